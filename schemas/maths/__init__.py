@@ -1,0 +1,1 @@
+"""Arithmetic that both sides compute and must agree on."""

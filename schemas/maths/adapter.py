@@ -1,0 +1,54 @@
+"""Names and shapes of adapter tensors. A layout is a mapping from tensor name to shape, sorted by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from math import prod
+
+Shape = tuple[int, ...]
+Layout = dict[str, Shape]
+
+SIGNATURE = "signature"
+
+
+def module_name(block: int, role: str) -> str:
+    """Name a (block, role): `b0.q`."""
+    return f"b{block}.{role}"
+
+
+def module_of(tensor: str) -> str:
+    """Give the (block, role) or (layer, role) that a tensor belongs to: `b0.q.P` -> `b0.q`."""
+    return tensor.rpartition(".")[0]
+
+
+def pq_layout(
+    blocks: int, roles: Iterable[str], rank: int, *, selected: Collection[str] | None = None
+) -> Layout:
+    """Lay out `P` (r, r) and `Q` (r,) of every (block, role), or of the `selected` ones only."""
+    modules = [module_name(block, role) for block in range(blocks) for role in roles]
+    shapes: Layout = {}
+    for module in modules:
+        if selected is None or module in selected:
+            shapes[f"{module}.P"] = (rank, rank)
+            shapes[f"{module}.Q"] = (rank,)
+    return in_order(shapes)
+
+
+def lora_layout(layers: int, shapes: Mapping[str, tuple[int, int]], rank: int) -> Layout:
+    """Lay out `A` (r, d_in), `B` (d_out, r) of every (layer, role); `shapes` gives (d_out, d_in) per role."""
+    tensors: Layout = {}
+    for layer in range(layers):
+        for role, (d_out, d_in) in shapes.items():
+            tensors[f"l{layer}.{role}.A"] = (rank, d_in)
+            tensors[f"l{layer}.{role}.B"] = (d_out, rank)
+    return in_order(tensors)
+
+
+def in_order(shapes: Mapping[str, Shape]) -> Layout:
+    """Sort a layout by tensor name: the order in which safetensors writes tensors of one dtype."""
+    return {name: shapes[name] for name in sorted(shapes)}
+
+
+def size(layout: Mapping[str, Shape]) -> int:
+    """Count the values of a layout."""
+    return sum(prod(shape) for shape in layout.values())

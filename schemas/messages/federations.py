@@ -1,0 +1,183 @@
+"""What a federation is: its plan with every default, and how it is shown. Knows no database."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from schemas.messages.strict import BaseModelSlug, Name, Strict, UtcTime
+
+Role = Literal["q", "k", "v", "o", "gate", "up", "down"]
+ALL_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+
+FederationState = Literal["open", "running", "paused", "finished"]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class StrategyPlan(Strict):
+    """Which strategy, and its options; the strategy's own file says which options there are."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=50)]
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class AdapterPlan(Strict):
+    """The trainable tensors of a client.
+
+    `pq`: `P` (rank, rank) and `Q` (rank,) per (block, role) between frozen frames; `lora`: ordinary
+    `A` (rank, d_in), `B` (d_out, rank) per (layer, role). `scale` multiplies the adapter's output.
+    """
+
+    kind: Literal["pq", "lora"] = "pq"
+    rank: Annotated[int, Field(ge=1, le=1024)] = 32
+    scale: Positive = 2.0
+    blocks: Annotated[int, Field(ge=1, le=64)] = 4
+    roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ALL_ROLES
+    private_rank: Literal[0] = 0
+    same_architecture_rank: Literal[0] = 0
+
+    @model_validator(mode="after")
+    def _roles_are_distinct(self) -> Self:
+        if len(set(self.roles)) != len(self.roles):
+            raise ValueError("roles must be distinct")
+        return self
+
+
+class RoundsPlan(Strict):
+    """How many rounds, who must be there, how long they wait, how absent clients fade."""
+
+    total: Count = 10
+    min_clients: Count = 2
+    quorum: Count | None = None
+    collect_seconds: Annotated[float, Field(gt=0, le=30 * 86400)] = 3600.0
+    max_staleness: Annotated[int, Field(ge=0)] = 3
+    staleness_decay: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+    @model_validator(mode="after")
+    def _quorum_is_reachable(self) -> Self:
+        if self.quorum is None:
+            object.__setattr__(self, "quorum", self.min_clients)
+        elif self.quorum > self.min_clients:
+            raise ValueError("quorum must not be larger than min_clients")
+        return self
+
+    @property
+    def needed_updates(self) -> int:
+        """The resolved quorum."""
+        return self.quorum if self.quorum is not None else self.min_clients
+
+
+class TrainingPlan(Strict):
+    """What every client does locally in one round."""
+
+    steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20
+    batch_size: Annotated[int, Field(ge=1, le=65536)] = 8
+    learning_rate: Positive = 0.01
+    max_length: Annotated[int, Field(ge=2, le=1_048_576)] = 512
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    accumulation: Annotated[int, Field(ge=1, le=65536)] = 1
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Positive | None = 1.0
+    gradient_checkpointing: bool = False
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+class SignaturePlan(Strict):
+    """How a client's sanitized gradient sketch is made (`dim` numbers, from `probe_examples` examples)."""
+
+    kind: Literal["gradient", "representation"] = "gradient"
+    dim: Annotated[int, Field(ge=2, le=65536)] = 256
+    probe_examples: Annotated[int, Field(ge=1, le=65536)] = 32
+    ema: Annotated[float, Field(gt=0, le=1)] = 0.5
+    clip: Positive = 1.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    model: BaseModelSlug | None = None
+
+
+class AlignmentPlan(Strict):
+    """How P and Q are made comparable across architectures; `pivot` names the base model all agents load."""
+
+    pivot: BaseModelSlug
+    anchors: Annotated[int, Field(ge=1, le=100_000)] = 1024
+    frames: Literal["pca-tok", "random"] = "pca-tok"
+    max_error: Positive = 0.85
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+class WirePlan(Strict):
+    """How updates travel: dense values in `dtype`, compressed with zstd or not."""
+
+    dtype: Literal["float32", "float16"] = "float32"
+    compression: Literal["zstd", "none"] = "zstd"
+
+
+class PrivacyPlan(Strict):
+    """Who may take part how."""
+
+    allow_bearer_clients: bool = True
+
+
+class LimitsPlan(Strict):
+    """What an update may cost and contain; norms are L2 over the adapter tensors together."""
+
+    max_update_bytes: Annotated[int, Field(ge=1024, le=2**40)] = 64 * 2**20
+    max_norm: Positive = 1e4
+    clip_norm: Positive | None = None
+
+
+class FederationPlan(Strict):
+    """One joint training effort; everything but `name` and `strategy.name` has a default."""
+
+    name: Name
+    strategy: StrategyPlan
+    adapter: AdapterPlan = AdapterPlan()
+    rounds: RoundsPlan = RoundsPlan()
+    training: TrainingPlan = TrainingPlan()
+    signature: SignaturePlan = SignaturePlan()
+    alignment: AlignmentPlan | None = None
+    wire: WirePlan = WirePlan()
+    privacy: PrivacyPlan = PrivacyPlan()
+    limits: LimitsPlan = LimitsPlan()
+
+    @model_validator(mode="after")
+    def _alignment_belongs_to_pq(self) -> Self:
+        if self.alignment is not None and self.adapter.kind != "pq":
+            raise ValueError("alignment needs adapter.kind pq: ordinary LoRA has no frames to align")
+        return self
+
+
+class RoundNumber(Strict):
+    """The current round, in short."""
+
+    number: int
+    state: str
+
+
+class ClientCounts(Strict):
+    """How many clients a federation has."""
+
+    enrolled: int
+    revoked: int
+
+
+class Federation(Strict):
+    """A federation as people see it; `plan` is the resolved one."""
+
+    id: str
+    name: str
+    state: FederationState
+    plan: FederationPlan
+    round: RoundNumber | None
+    clients: ClientCounts
+    claims: list[str]
+    created_at: UtcTime
+
+
+class FederationPage(Strict):
+    """Some federations, and where the next page starts."""
+
+    items: list[Federation]
+    next: str | None

@@ -1,0 +1,55 @@
+"""Tokens of people, and the coordinator's greeting."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from schemas.messages.strict import Name, Strict, UtcTime
+
+PersonRole = Literal["admin", "operator", "auditor"]
+
+
+class TokenRequest(Strict):
+    """Ask for a person's token."""
+
+    role: PersonRole
+    name: Name
+    expires_in_seconds: Annotated[int, Field(ge=1, le=10 * 365 * 86400)] | None = None
+
+
+class NewToken(Strict):
+    """A person's token, shown once."""
+
+    id: str
+    role: PersonRole
+    name: str
+    token: str
+    expires_at: UtcTime | None
+
+
+class TokenView(Strict):
+    """A person's token as it is listed: never the token itself."""
+
+    id: str
+    role: PersonRole
+    name: str
+    created_at: UtcTime
+    expires_at: UtcTime | None
+    revoked_at: UtcTime | None
+
+
+class TokenPage(Strict):
+    """Some tokens, and where the next page starts."""
+
+    items: list[TokenView]
+    next: str | None
+
+
+class Hello(Strict):
+    """Who answers here."""
+
+    name: str
+    protocol_version: int
+    server_time: UtcTime

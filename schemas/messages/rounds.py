@@ -1,0 +1,147 @@
+"""What clients are told to do in a round, and how a round is shown to people."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from schemas.messages.enrolment import Traffic
+from schemas.messages.federations import (
+    AdapterPlan,
+    AlignmentPlan,
+    SignaturePlan,
+    StrategyPlan,
+    TrainingPlan,
+    WirePlan,
+)
+from schemas.messages.strict import Digest, Strict, UtcTime
+
+RoundState = Literal["open", "collecting", "closing", "aggregating", "published", "abandoned"]
+ParticipationState = Literal["joined", "arrived", "late", "rejected", "revoked"]
+
+
+class WeightsReference(Strict):
+    """Which bytes a client is served."""
+
+    digest: Digest
+    bytes: int
+
+
+class RoundBrief(Strict):
+    """What a client has to do now; `weights.digest` is its base for the round."""
+
+    round: int
+    state: Literal["open", "collecting"]
+    deadline: UtcTime | None
+    strategy: StrategyPlan
+    adapter: AdapterPlan
+    training: TrainingPlan
+    signature: SignaturePlan
+    alignment: AlignmentPlan | None
+    wire: WirePlan
+    weights: WeightsReference
+    server_time: UtcTime
+
+
+class FinishedBrief(Strict):
+    """The federation is over; `weights` are this client's final ones, or null if it never took part."""
+
+    state: Literal["finished"]
+    round: int
+    weights: WeightsReference | None
+
+
+class Joined(Strict):
+    """The answer to a join."""
+
+    weights: WeightsReference
+
+
+class Metrics(Strict):
+    """How good a model is on a client's own held-out examples; loss in nats per answer token."""
+
+    loss: Annotated[float, Field(ge=0)]
+    perplexity: Annotated[float, Field(ge=0)]
+    exact_match: Annotated[float, Field(ge=0, le=1)]
+
+
+class Scores(Strict):
+    """Before and after the local steps of a round."""
+
+    before: Metrics
+    after: Metrics
+    examples: Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class ScoreSummary(Strict):
+    """Mean and worst over the clients' `after`; worst is the highest loss and the lowest exact match."""
+
+    mean: Metrics
+    worst: Metrics
+
+
+class RoundCounts(Strict):
+    """How many clients are where."""
+
+    joined: int
+    arrived: int
+    late: int
+    rejected: int
+
+
+class ParticipationView(Strict):
+    """One client in one round."""
+
+    client_id: str
+    name: str
+    state: ParticipationState
+    joined_at: UtcTime
+    received_at: UtcTime | None
+    bytes: Traffic
+    norm: float | None
+    staleness: int | None
+    scores: Scores | None
+    reject_reason: str | None
+
+
+class RoundSummary(Strict):
+    """A round as it is listed."""
+
+    round: int
+    state: RoundState
+    reason: str | None
+    deadline: UtcTime | None
+    opened_at: UtcTime
+    published_at: UtcTime | None
+    counts: RoundCounts
+    seconds: dict[str, float]
+    bytes: Traffic
+    scores: ScoreSummary | None
+
+
+class RoundView(RoundSummary):
+    """A round with its clients."""
+
+    clients: list[ParticipationView]
+
+
+class RoundPage(Strict):
+    """Some rounds, newest first, and where the next page starts."""
+
+    items: list[RoundSummary]
+    next: str | None
+
+
+class RelevanceView(Strict):
+    """Who listened to whom; row i of `relevance` sums to 1, `entropy` is in nats.
+
+    A client is shown its own row only: `clients` names the columns, `rows` the rows.
+    """
+
+    round: int
+    clients: list[str]
+    rows: list[str]
+    relevance: list[list[float]]
+    similarity: list[list[float | None]]
+    entropy: list[float]

@@ -1,0 +1,68 @@
+"""What is said about tensors: the manifest inside a tensor body, and the receipt of an update."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue, StrictInt, StrictStr
+
+from schemas.messages.strict import Digest, Lenient, Strict, UtcTime
+
+Count = Annotated[StrictInt, Field(ge=1, lt=2**31)]
+
+
+class Manifest(Lenient):
+    """The members that every tensor body's manifest has; unknown ones are ignored."""
+
+    version: Annotated[StrictInt, Field(ge=1, le=1)] = 1
+    federation: StrictStr
+    recipe: dict[str, JsonValue]
+
+
+class UpdateManifest(Manifest):
+    """A client's adapter and signature; `base` is the digest of the weights it was trained from."""
+
+    kind: Literal["update"] = "update"
+    round: Count
+    client: StrictStr
+    base: Digest
+    pack: Digest | None
+    examples: Count
+
+
+class SignatureManifest(Manifest):
+    """A newcomer's signature, sent with `join`."""
+
+    kind: Literal["signature"] = "signature"
+    round: Count
+    client: StrictStr
+    pack: Digest | None = None
+
+
+class WeightsManifest(Manifest):
+    """Personalised weights as they are served at the start of `round`."""
+
+    kind: Literal["weights"] = "weights"
+    round: Count
+    client: StrictStr
+    pack: Digest | None
+
+
+class AdapterStateManifest(Manifest):
+    """A client's stored adapter state after `round`."""
+
+    kind: Literal["adapter"] = "adapter"
+    round: Count
+    client: StrictStr
+    pack: Digest | None
+
+
+class Receipt(Strict):
+    """The coordinator has these bytes, for good."""
+
+    digest: Digest
+    received_at: UtcTime
+    bytes: int
+    round: int
+    client: str
+    clipped: bool

@@ -1,0 +1,165 @@
+"""The safetensors header, read and checked before anything is loaded. Knows no tensor library.
+
+Format: 8 bytes little-endian length, that many bytes of JSON {name: {dtype, shape, data_offsets}}, data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import BinaryIO, cast
+
+from schemas.wire.refusals import TensorDtype, TensorHeader, TensorLayout, TensorSchema
+from schemas.wire.strict_json import MalformedJson, loads
+
+HEADER_LIMIT = 64 * 1024
+_LENGTH_BYTES = 8
+_METADATA = "__metadata__"
+
+ITEM_BYTES = {"F32": 4, "F16": 2, "I32": 4}
+DENSE = frozenset({"F32", "F16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor that may come: its shape (None = any extent) and dtypes, and whether it must."""
+
+    shape: tuple[int | None, ...]
+    dtypes: Collection[str] = DENSE
+    optional: bool = False
+
+
+Expected = Mapping[str, Slot]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a checked header; `begin` and `end` are positions in the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A checked header: entries in the order of their data, and the free metadata."""
+
+    entries: tuple[Entry, ...]
+    metadata: Mapping[str, str]
+
+
+def write_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+    """Write the header of tensors {name: (dtype, shape)} whose data follow in this order."""
+    entries: dict[str, object] = {_METADATA: dict(metadata)}
+    position = 0
+    for name, (dtype, shape) in tensors.items():
+        end = position + prod(shape) * ITEM_BYTES[dtype]
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # data begin at a multiple of 8, as the format asks
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def read_header(source: BinaryIO, size: int, expected: Expected) -> Header:
+    """Read and check the header of a file of `size` bytes, positioned at its start.
+
+    Raises:
+        TensorHeader, TensorSchema, TensorDtype, TensorLayout: in this order of precedence.
+    """
+    raw, data_begin = _raw_entries(source, size)
+    metadata = _metadata(raw.pop(_METADATA, {}))
+    _check_names(raw, expected)
+    for name, entry in raw.items():
+        _check_shape(name, entry["shape"], expected[name])
+    for name, entry in raw.items():
+        if entry["dtype"] not in expected[name].dtypes or entry["dtype"] not in ITEM_BYTES:
+            raise TensorDtype(f"allowed here: {', '.join(sorted(expected[name].dtypes))}")
+    entries = sorted(
+        (_entry(name, entry, data_begin) for name, entry in raw.items()), key=lambda e: (e.begin, e.end)
+    )
+    _check_layout(entries, data_begin, size)
+    return Header(tuple(entries), metadata)
+
+
+def _raw_entries(source: BinaryIO, size: int) -> tuple[dict[str, dict[str, object]], int]:
+    length_field = source.read(_LENGTH_BYTES)
+    if len(length_field) < _LENGTH_BYTES:
+        raise TensorHeader("the body is shorter than a header")
+    length = int.from_bytes(length_field, "little")
+    if length > HEADER_LIMIT:
+        raise TensorHeader(f"the header is longer than {HEADER_LIMIT} bytes")
+    if _LENGTH_BYTES + length > size:
+        raise TensorHeader("the header is longer than the body")
+    text = source.read(length)
+    if not text.startswith(b"{"):
+        raise TensorHeader("the header does not begin with an opening brace")
+    try:
+        raw = loads(text)
+    except MalformedJson as error:
+        raise TensorHeader("the header is not strict JSON") from error
+    if not isinstance(raw, dict):
+        raise TensorHeader("the header is not an object")
+    for name, entry in raw.items():
+        if not isinstance(entry, dict):
+            raise TensorHeader("an entry is not an object")
+        if name != _METADATA and entry.keys() != {"dtype", "shape", "data_offsets"}:
+            raise TensorHeader("an entry has other members than dtype, shape and data_offsets")
+        if name != _METADATA and not isinstance(entry["dtype"], str):
+            raise TensorHeader("a dtype is not a string")
+    return raw, _LENGTH_BYTES + length
+
+
+def _metadata(raw: object) -> Mapping[str, str]:
+    if not isinstance(raw, dict) or not all(isinstance(value, str) for value in raw.values()):
+        raise TensorHeader("__metadata__ is not an object of strings")
+    return cast("dict[str, str]", raw)
+
+
+def _check_names(raw: Mapping[str, object], expected: Expected) -> None:
+    unknown = len(raw.keys() - expected.keys())
+    missing = sorted(name for name, slot in expected.items() if not slot.optional and name not in raw)
+    if unknown or missing:
+        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise TensorSchema(
+            f"{unknown} unknown tensors; {len(missing)} missing tensors{': ' if shown else ''}{shown}"
+        )
+
+
+def _check_shape(name: str, shape: object, slot: Slot) -> None:
+    fits = (
+        isinstance(shape, list)
+        and len(shape) == len(slot.shape)
+        and all(type(extent) is int and 0 <= extent < 2**40 for extent in shape)
+        and all(wanted is None or extent == wanted for extent, wanted in zip(shape, slot.shape, strict=True))
+    )
+    if not fits:
+        wanted = ["any" if extent is None else extent for extent in slot.shape]
+        raise TensorSchema(f"{name} must have the shape {wanted}")
+
+
+def _entry(name: str, raw: Mapping[str, object], data_begin: int) -> Entry:
+    offsets = raw["data_offsets"]
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(o) is int for o in offsets):
+        raise TensorLayout(f"{name} has malformed data_offsets")
+    begin, end = offsets
+    shape = tuple(cast("list[int]", raw["shape"]))
+    dtype = cast("str", raw["dtype"])
+    if begin < 0 or end - begin != prod(shape) * ITEM_BYTES[dtype]:
+        raise TensorLayout(f"{name}: its offsets do not fit its shape")
+    return Entry(name, dtype, shape, data_begin + begin, data_begin + end)
+
+
+def _check_layout(entries: list[Entry], data_begin: int, size: int) -> None:
+    position = data_begin
+    for entry in entries:
+        if entry.begin != position:
+            raise TensorLayout(f"{entry.name} overlaps its neighbour or leaves a hole")
+        position = entry.end
+    if position != size:
+        raise TensorLayout("the body does not end with its last tensor")
