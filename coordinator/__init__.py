@@ -1,0 +1,1 @@
+"""The service: FastAPI, SQLAlchemy, NumPy. No torch."""

@@ -178,7 +178,7 @@ class Envelope:
         while left:
             raw = self._file.read(min(_PIECE_BYTES, left))
             left -= len(raw)
-            values = np.frombuffer(raw, _DTYPES[entry.dtype])
+            values = cast("Array", np.frombuffer(raw, _DTYPES[entry.dtype]))
             wide = values.astype(np.float64)
             squares = float(np.dot(wide, wide))
             if not np.isfinite(squares):  # float64 holds the square of every finite float32

@@ -1,0 +1,130 @@
+"""Engines and transactions for SQLite and PostgreSQL; knows no table's meaning.
+
+Every write transaction says so when it begins: on SQLite it takes the write lock at once (a transaction that
+reads first and writes later loses updates silently), on PostgreSQL rows are locked by the statements.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from coordinator.errors import SettingsUnusable
+
+_BUSY_MILLISECONDS = 10_000
+# Before this version concurrent writers can corrupt a write-ahead log when it is reset.
+_FIRST_SAFE_WAL = (3, 51, 3)
+
+
+class Database:
+    """One database behind one URL: short read transactions, and write transactions that commit on exit."""
+
+    def __init__(self, url: str) -> None:
+        self.url = _checked(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._writing = self._engine()
+        # SQLite: BEGIN IMMEDIATE would make readers queue behind writers, so they get an engine of their own.
+        self._reading = self._engine() if self.is_sqlite else self._writing
+        if self.is_sqlite:
+            event.listen(self._writing, "begin", _begin_immediate)
+            event.listen(self._reading, "begin", _begin_deferred)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that writes; migrations use it."""
+        return self._writing
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """Look at one consistent state; nothing written here stays."""
+        with Session(self._reading, expire_on_commit=False) as session:
+            yield session
+            session.rollback()
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """Change things; committed when the block ends, rolled back when it raises."""
+        with Session(self._writing, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._writing.dispose()
+        self._reading.dispose()
+
+    def _engine(self) -> Engine:
+        if not self.is_sqlite:
+            return create_engine(
+                self.url,
+                pool_size=20,
+                max_overflow=20,
+                pool_pre_ping=True,
+                connect_args={
+                    "prepare_threshold": None,  # works behind a connection pooler
+                    "connect_timeout": 10,
+                    "options": "-c statement_timeout=60000 -c idle_in_transaction_session_timeout=60000"
+                    " -c synchronous_commit=on -c timezone=UTC",
+                },
+            )
+        engine = create_engine(self.url, pool_size=20, max_overflow=20)
+        event.listen(engine, "connect", _prepare_sqlite)
+        return engine
+
+
+def now(session: Session) -> datetime:
+    """Read the database's clock: replicas agree on it."""
+    if session.get_bind().dialect.name == "sqlite":
+        moment = session.scalar(text("SELECT strftime('%Y-%m-%dT%H:%M:%f', 'now')"))
+        return datetime.fromisoformat(str(moment)).replace(tzinfo=UTC)
+    moment = session.scalar(text("SELECT clock_timestamp()"))
+    if not isinstance(moment, datetime):
+        raise TypeError("the database did not tell the time")
+    return moment.astimezone(UTC)
+
+
+def _checked(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise SettingsUnusable(
+            "TESSERA_DATABASE_URL is not a database URL, like sqlite:///tessera.db"
+        ) from error
+    if parsed.drivername == "postgresql":
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
+        raise SettingsUnusable(f"TESSERA_DATABASE_URL: {parsed.drivername} is neither sqlite nor postgresql")
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise SettingsUnusable(
+            "TESSERA_DATABASE_URL: SQLite needs a file, an in-memory database forgets rounds"
+        )
+    return parsed
+
+
+def _prepare_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    if not isinstance(connection, sqlite3.Connection):
+        raise TypeError("not the standard SQLite driver")
+    connection.isolation_level = None  # the driver must not begin transactions of its own
+    journal = "WAL" if sqlite3.sqlite_version_info >= _FIRST_SAFE_WAL else "TRUNCATE"
+    for pragma in (
+        f"busy_timeout={_BUSY_MILLISECONDS}",
+        "foreign_keys=ON",
+        f"journal_mode={journal}",
+        "synchronous=FULL",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_immediate(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _begin_deferred(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")

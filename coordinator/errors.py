@@ -1,0 +1,137 @@
+"""Every error of the service on one screen: a class per fact, with its status and problem type."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import JsonValue
+
+
+class SettingsUnusable(Exception):
+    """The service cannot start with these settings; the message says which and what to do."""
+
+
+class Refused(Exception):
+    """A request that is answered with a problem document; `facts` become its extra members."""
+
+    status: ClassVar[int]
+    slug: ClassVar[str]
+    title: ClassVar[str]
+    headers: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, detail: str | None = None, **facts: JsonValue) -> None:
+        super().__init__(detail or self.title)
+        self.detail = detail
+        self.facts = facts
+
+
+class AuthMissing(Refused):
+    status, slug, title = 401, "auth-missing", "This request carries no credential"
+    headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": "Bearer"}
+
+
+class CredentialInvalid(Refused):
+    status, slug, title = 401, "credential-invalid", "The credential is unknown, expired or revoked"
+    headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
+
+
+class EnrolmentTokenInvalid(Refused):
+    status, slug, title = 401, "enrolment-token-invalid", "The enrolment token is not valid for this client"
+    headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": "Bearer"}
+
+
+class Forbidden(Refused):
+    status, slug, title = 403, "forbidden", "Your role does not allow this"
+
+
+class NotFound(Refused):
+    status, slug, title = 404, "not-found", "There is no such thing, or it is not yours"
+
+
+class FederationStateConflict(Refused):
+    status, slug, title = 409, "federation-state", "The federation is not in a state that allows this"
+
+
+class ClientNameTaken(Refused):
+    status, slug, title = 409, "client-name-taken", "A client of this name exists in the federation"
+
+
+class RoundClosed(Refused):
+    status, slug, title = 409, "round-closed", "The round no longer takes this"
+
+
+class NotJoined(Refused):
+    status, slug, title = 409, "not-joined", "Join the round first"
+
+
+class UploadConflict(Refused):
+    status, slug, title = 409, "upload-conflict", "Other bytes were accepted under this name before"
+
+
+class PackMissing(Refused):
+    status, slug, title = 409, "pack-missing", "The alignment pack of your base model is not stored yet"
+
+
+class BaseMismatch(Refused):
+    status, slug, title = 412, "base-mismatch", "Trained from other weights than those served for this round"
+
+
+class BodyTooLarge(Refused):
+    status, slug, title = 413, "body-too-large", "The body is larger than this route accepts"
+
+
+class MediaTypeRefused(Refused):
+    status, slug, title = 415, "media-type", "This route does not accept that media type"
+
+
+class ContentEncodingRefused(Refused):
+    status, slug, title = 415, "content-encoding", "Only zstd or no content encoding is accepted"
+
+
+class RangeUnsatisfiable(Refused):
+    status, slug, title = 416, "range", "The range lies outside the body"
+
+
+class DigestMissing(Refused):
+    status, slug, title = 400, "digest-missing", "Content-Digest with sha-256 is required"
+
+
+class DigestMismatch(Refused):
+    status, slug, title = 400, "digest-mismatch", "Content-Digest does not match the received bytes"
+
+
+class BodyIncomplete(Refused):
+    status, slug, title = 400, "body-incomplete", "The body ended before its announced length"
+
+
+class JsonMalformed(Refused):
+    status, slug, title = 400, "malformed-json", "The body is not strict JSON"
+
+
+class Invalid(Refused):
+    status, slug, title = 422, "validation", "A field is missing or wrong"
+
+
+class MetadataRefused(Refused):
+    status, slug, title = 422, "metadata", "The manifest does not fit this request"
+
+
+class NormExceeded(Refused):
+    status, slug, title = 422, "norm-exceeded", "The update's norm is over the federation's limit"
+
+
+class SignatureRefused(Refused):
+    status, slug, title = 422, "signature-vector", "The signature is not a usable vector"
+
+
+class ProtocolVersionUnsupported(Refused):
+    status, slug, title = 426, "protocol-version", "This protocol version is not spoken here"
+    headers: ClassVar[dict[str, str]] = {"Upgrade": "tessera/1"}
+
+
+class Busy(Refused):
+    status, slug, title = 503, "busy", "Too many uploads at once; try again"
+
+
+class Unavailable(Refused):
+    status, slug, title = 503, "unavailable", "The database does not answer; try again"

@@ -1,0 +1,321 @@
+"""Every table, and nothing that reads or writes one.
+
+Tensors are payloads: content-addressed bytes in chunk rows. All bytes of a payload before `head_bytes` are
+chunk 0 and the rest are chunks of CHUNK_BYTES, so that chunk borders fall on the values behind a header.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+CHUNK_BYTES = 2**20
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware time in UTC on every database: SQLite forgets the zone."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuse a naive time; store UTC."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a naive time has no place in the database")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Give the zone back."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Table(DeclarativeBase):
+    """All tables; constraint names follow one convention so that migrations can name them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(column_0_N_label)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        datetime: UtcDateTime,
+        dict[str, Any]: JSON,
+        list[Any]: JSON,
+        bytes: LargeBinary,
+        str: String(200),
+    }
+
+
+class PersonToken(Table):
+    """A person's bearer token, hashed."""
+
+    __tablename__ = "person_tokens"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    role: Mapped[str]
+    name: Mapped[str]
+    token_hash: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class FederationRow(Table):
+    """A federation with its resolved plan; its row is the lock under which its rounds change."""
+
+    __tablename__ = "federations"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    state: Mapped[str] = mapped_column(index=True)
+    plan: Mapped[dict[str, Any]]
+    events: Mapped[int] = mapped_column(default=0)  # number of the last event
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]
+
+
+class EnrolmentTokenRow(Table):
+    """A one-time token for one client name, hashed; `retry_key_hash` recognises a repeated request."""
+
+    __tablename__ = "enrolment_tokens"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"), index=True)
+    client_name: Mapped[str]
+    organisation: Mapped[str | None]
+    token_hash: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+    used_at: Mapped[datetime | None]
+    retry_key_hash: Mapped[str | None]
+    client_id: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
+
+
+class ClientRow(Table):
+    """One enrolled agent of one organisation."""
+
+    __tablename__ = "clients"
+    __table_args__ = (UniqueConstraint("federation_id", "name"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"), index=True)
+    name: Mapped[str]
+    organisation: Mapped[str | None]
+    base_model: Mapped[str]
+    profile: Mapped[dict[str, Any]]
+    state: Mapped[str]
+    credential_hash: Mapped[str] = mapped_column(unique=True)
+    enrolled_at: Mapped[datetime]
+    last_seen_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    bytes_up: Mapped[int] = mapped_column(default=0)
+    bytes_down: Mapped[int] = mapped_column(default=0)
+
+
+class RoundRow(Table):
+    """One round; `version` is what a transition compares and sets, `lease_token` fences an aggregation."""
+
+    __tablename__ = "rounds"
+    __table_args__ = (UniqueConstraint("federation_id", "number"), Index("ix_rounds_state", "state"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"), index=True)
+    number: Mapped[int]
+    state: Mapped[str]
+    version: Mapped[int] = mapped_column(default=0)
+    reason: Mapped[str | None]
+    opened_at: Mapped[datetime]
+    collecting_at: Mapped[datetime | None]
+    deadline: Mapped[datetime | None]
+    closing_at: Mapped[datetime | None]
+    aggregating_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]  # published or abandoned
+    lease_token: Mapped[str | None]
+    lease_expires_at: Mapped[datetime | None]
+
+
+class ParticipationRow(Table):
+    """One client in one round; `base_digest` names the weights it was told to start from."""
+
+    __tablename__ = "participations"
+
+    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"), primary_key=True)
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
+    state: Mapped[str]
+    joined_at: Mapped[datetime]
+    base_digest: Mapped[str]
+    bytes_up: Mapped[int] = mapped_column(default=0)
+    bytes_down: Mapped[int] = mapped_column(default=0)
+    reject_reason: Mapped[str | None]
+
+
+class PayloadRow(Table):
+    """Bytes under their digest; a payload without a digest is being written and nobody refers to it yet."""
+
+    __tablename__ = "payloads"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    digest: Mapped[str | None] = mapped_column(unique=True)
+    bytes: Mapped[int]
+    head_bytes: Mapped[int]
+    created_at: Mapped[datetime]
+
+
+class ChunkRow(Table):
+    """A piece of a payload: chunk 0 is the head (may be empty), the others CHUNK_BYTES each but the last."""
+
+    __tablename__ = "payload_chunks"
+
+    payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id", ondelete="CASCADE"), primary_key=True)
+    ordinal: Mapped[int] = mapped_column(primary_key=True)
+    data: Mapped[bytes]
+
+
+class UpdateRow(Table):
+    """A client's accepted adapter state of one round.
+
+    `payload_id` are the bytes as received. The state itself, float32 values in the order of `layout`
+    (a list of [tensor, shape]), are the bytes from `state_begin` on of `state_payload_id`: the same payload
+    when the client sent exactly that, else a decoded copy.
+    """
+
+    __tablename__ = "updates"
+    __table_args__ = (UniqueConstraint("round_id", "client_id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"))
+    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"))
+    round_number: Mapped[int]
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), index=True)
+    digest: Mapped[str]
+    bytes: Mapped[int]
+    payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)
+    state_payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)
+    state_begin: Mapped[int]
+    layout: Mapped[list[Any]]
+    norm: Mapped[float]
+    clipped: Mapped[bool]
+    examples: Mapped[int]
+    pack_digest: Mapped[str | None]
+    received_at: Mapped[datetime]
+    reject_reason: Mapped[str | None]
+
+
+class SignatureRow(Table):
+    """A client's sanitized sketch of one round: float32 little-endian bytes; `origin` is update or join."""
+
+    __tablename__ = "signatures"
+    __table_args__ = (UniqueConstraint("round_id", "client_id", "origin"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"))
+    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"))
+    round_number: Mapped[int]
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), index=True)
+    origin: Mapped[str]
+    vector: Mapped[bytes]
+
+
+class RelevanceRow(Table):
+    """Row i of a round's relevance: float64 little-endian over the round's `ordinal`s; NaN = not compared."""
+
+    __tablename__ = "relevance"
+
+    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"), primary_key=True)
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
+    ordinal: Mapped[int]
+    relevance: Mapped[bytes]
+    similarity: Mapped[bytes]
+    entropy: Mapped[float]
+
+
+class WeightsRow(Table):
+    """What a client is served from the start of `round_number` on, until there is a newer row."""
+
+    __tablename__ = "weights"
+    __table_args__ = (UniqueConstraint("federation_id", "client_id", "round_number"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"))
+    round_number: Mapped[int]
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), index=True)
+    payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)
+    digest: Mapped[str]
+    bytes: Mapped[int]
+    created_at: Mapped[datetime]
+
+
+class AnchorsRow(Table):
+    """A federation's public anchor texts: the JSON as one payload."""
+
+    __tablename__ = "anchors"
+
+    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"), primary_key=True)
+    payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)
+    digest: Mapped[str]
+    bytes: Mapped[int]
+    count: Mapped[int]
+
+
+class PackRow(Table):
+    """The alignment pack of one base model."""
+
+    __tablename__ = "alignment_packs"
+    __table_args__ = (UniqueConstraint("federation_id", "base_model"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"))
+    base_model: Mapped[str]
+    payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)
+    digest: Mapped[str]
+    bytes: Mapped[int]
+    alignment_set: Mapped[str]
+    selected: Mapped[list[Any]]
+    errors: Mapped[dict[str, Any]]
+    stored_by: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
+    stored_at: Mapped[datetime]
+
+
+class ScoresRow(Table):
+    """How good a client's model was before and after the local steps of a round."""
+
+    __tablename__ = "scores"
+
+    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"), primary_key=True)
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
+    scores: Mapped[dict[str, Any]]
+    received_at: Mapped[datetime]
+
+
+class EventRow(Table):
+    """What happened in a federation, in order; `client_id` names the client whose own event it is."""
+
+    __tablename__ = "events"
+
+    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    client_id: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
+    data: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
