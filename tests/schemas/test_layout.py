@@ -1,0 +1,80 @@
+"""Which layers end blocks, and what an adapter's tensors are called."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.maths.adapter import lora_layout, module_of, pq_layout, size
+from schemas.maths.blocks import block_ends
+from schemas.messages.federations import ALL_ROLES, FederationPlan
+
+
+@pytest.mark.parametrize(
+    ("layers", "ends"),
+    [
+        (16, (3, 7, 11, 15)),
+        (24, (5, 11, 17, 23)),
+        (28, (6, 13, 20, 27)),
+        (32, (7, 15, 23, 31)),
+        (36, (8, 17, 26, 35)),
+        (4, (0, 1, 2, 3)),
+    ],
+)
+def test_block_ends_are_those_of_the_design(layers: int, ends: tuple[int, ...]) -> None:
+    assert block_ends(layers, 4) == ends
+
+
+@given(st.integers(1, 200), st.integers(1, 16))
+def test_block_ends_are_distinct_and_the_last_layer_is_one(layers: int, blocks: int) -> None:
+    if layers < blocks:
+        with pytest.raises(ValueError, match="cannot be cut"):
+            block_ends(layers, blocks)
+        return
+    ends = block_ends(layers, blocks)
+    assert len(set(ends)) == blocks
+    assert list(ends) == sorted(ends)
+    assert ends[-1] == layers - 1
+
+
+def test_a_pq_payload_has_the_published_size() -> None:
+    assert size(pq_layout(4, ALL_ROLES, 16)) == 7_616
+    assert size(pq_layout(4, ALL_ROLES, 128)) == 462_336
+
+
+def test_a_lora_payload_has_the_published_size() -> None:
+    llama_3b = {"q": (3072, 3072), "v": (1024, 3072)}
+    assert size(lora_layout(28, llama_3b, 8)) == 2_293_760
+
+
+def test_a_layout_is_in_the_order_in_which_safetensors_writes() -> None:
+    layout = pq_layout(12, ALL_ROLES, 2, selected={"b10.q", "b2.v", "b0.down"})
+    assert list(layout) == sorted(layout)
+    assert {module_of(name) for name in layout} == {"b10.q", "b2.v", "b0.down"}
+
+
+def test_a_plan_of_two_fields_has_the_defaults_of_the_contract() -> None:
+    plan = FederationPlan.model_validate({"name": "n", "strategy": {"name": "fedmosaic"}})
+    assert (plan.adapter.kind, plan.adapter.rank, plan.adapter.scale, plan.adapter.blocks) == (
+        "pq",
+        32,
+        2.0,
+        4,
+    )
+    assert plan.adapter.roles == ALL_ROLES
+    assert (plan.rounds.total, plan.rounds.min_clients, plan.rounds.quorum) == (10, 2, 2)
+    assert (plan.rounds.collect_seconds, plan.rounds.max_staleness, plan.rounds.staleness_decay) == (
+        3600,
+        3,
+        0.5,
+    )
+    assert (plan.training.steps, plan.training.batch_size, plan.training.max_length) == (20, 8, 512)
+    assert (plan.training.learning_rate, plan.training.schedule) == (0.01, "constant")
+    assert (plan.signature.kind, plan.signature.dim, plan.signature.probe_examples) == ("gradient", 256, 32)
+    assert (plan.signature.ema, plan.signature.seed, plan.alignment) == (0.5, 0, None)
+    assert (plan.limits.max_update_bytes, plan.limits.max_norm, plan.limits.clip_norm) == (
+        64 * 2**20,
+        1e4,
+        None,
+    )
