@@ -1,0 +1,55 @@
+# Every command a newcomer needs; `make help` lists them.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SEED ?= 0
+# One thread per process: agents and test workers share the cores, and oversubscription costs more than it gives.
+RUN := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
+PYTEST := $(RUN) $(BIN)/python -m pytest -n 2
+
+.DEFAULT_GOAL := help
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(READY) ## Make .venv and install everything into it
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tessera needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[coordinator,postgres,agent,report,dev]'
+	touch $(READY)
+
+demo: setup ## Run the main job: seven silos, two base models, five methods compared (SEED=0)
+	$(RUN) $(BIN)/python -m examples.demo --seed $(SEED)
+
+test: setup lint ## Lint, types, dependency rules and the fast tests
+	$(PYTEST) -m "not slow and not gpu"
+
+test-slow: setup ## The tests that take longer: kills, memory, transfer between architectures
+	$(PYTEST) -m "slow and not gpu"
+
+test-gpu: setup ## The tests that need a CUDA device
+	$(PYTEST) -n 0 -m gpu
+
+lint: setup ## Style, types and dependency rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+models: setup ## Pretrain the two tiny models of examples/models anew (about 10 minutes)
+	$(RUN) $(BIN)/python -m examples.models.make_models
+
+openapi: setup ## Rewrite the OpenAPI snapshot that the tests compare with
+	$(BIN)/python -m tests.coordinator.openapi_snapshot
+
+clean: ## Remove what was built, not what was trained
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.PHONY: help setup demo test test-slow test-gpu lint format models openapi clean

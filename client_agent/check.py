@@ -1,0 +1,99 @@
+"""Look at everything a run needs, and say about each what was found. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from client_agent.coordinator_api import CoordinatorApi
+from client_agent.errors import AgentError, NotEnrolled
+from client_agent.membership import read_membership
+from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
+from client_agent.settings import AgentSettings, read_settings
+from client_agent.silo import device_of, dtype_of
+from client_agent.training.data import load_data
+from client_agent.training.evaluate import evaluate
+from schemas import PROTOCOL_VERSION
+
+_PROBE_EXAMPLES = 4
+_PROBE_LENGTH = 512
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    good: bool
+    found: str
+
+
+def findings(config: Path | None) -> list[Finding]:
+    """Look at settings, device, model, data and connection; a wrong one never hides the next."""
+    try:
+        settings = read_settings(config)
+    except AgentError as error:
+        return [Finding("configuration", False, str(error))]
+    results = [Finding("configuration", True, str(config) if config else "from the environment")]
+    for what, look in _LOOKS.items():
+        try:
+            results.append(Finding(what, True, look(settings)))
+        except AgentError as error:
+            results.append(Finding(what, False, str(error)))
+    return results
+
+
+def _device(settings: AgentSettings) -> str:
+    device = device_of(settings)
+    return f"{device}, {dtype_of(settings, device)}".replace("torch.", "")
+
+
+def _model(settings: AgentSettings) -> str:
+    base = _loaded(settings)
+    return f"{base.slug}: {base.architecture}, {base.layers} layers, {base.hidden_size} wide"
+
+
+def _shared_model(settings: AgentSettings) -> str:
+    return base_model_slug(settings.pivot_model) if settings.pivot_model else "none set: our own model is used"
+
+
+def _data(settings: AgentSettings) -> str:
+    data = load_data(settings.train, settings.test, test_share=settings.test_share)
+    probe = data.test[:_PROBE_EXAMPLES]
+    metrics = evaluate(_loaded(settings), probe, max_length=_PROBE_LENGTH)
+    return f"{len(data.train)} to train on, {len(data.test)} held out, loss now {metrics.loss:.2f}"
+
+
+def _connection(settings: AgentSettings) -> str:
+    # One short try: whoever runs a check is waiting for its answer.
+    with CoordinatorApi(str(settings.url), credential=None, deadline_seconds=0.0) as api:
+        hello = api.hello()
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise AgentError(f"it speaks protocol {hello.protocol_version}, this agent {PROTOCOL_VERSION}; update one")
+    return f"{hello.name} at {settings.url}, protocol {hello.protocol_version}"
+
+
+def _identity(settings: AgentSettings) -> str:
+    try:
+        membership = read_membership(settings.folder)
+    except NotEnrolled:
+        return "not enrolled yet: `tessera agent enrol` is the next step"
+    with CoordinatorApi(str(settings.url), credential=membership.credential, deadline_seconds=0.0) as api:
+        me = api.me()
+    return f"{me.name}, client {me.client_id} of federation {me.federation_id}, {me.state}"
+
+
+def _loaded(settings: AgentSettings) -> BaseModel:
+    device = device_of(settings)
+    return load_base_model(settings.model, device=device, dtype=dtype_of(settings, device))
+
+
+_LOOKS: dict[str, Callable[[AgentSettings], str]] = {
+    "device": _device,
+    "model": _model,
+    "shared model": _shared_model,
+    "data": _data,
+    "connection": _connection,
+    "identity": _identity,
+}

@@ -1,0 +1,247 @@
+"""The coordinator as the agent sees it: one method per call, retried until a deadline.
+
+Decides what is worth trying again and how long to wait. Knows no training. Proxies and certificate
+authorities are httpx's: HTTPS_PROXY, SSL_CERT_FILE and the like.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from client_agent.errors import (
+    AnswerUnreadable,
+    CoordinatorRefused,
+    CoordinatorUnreachable,
+    DownloadDamaged,
+)
+from schemas.messages.alignment import Anchors
+from schemas.messages.enrolment import Enrolment, EnrolmentRequest, Me
+from schemas.messages.people import Hello
+from schemas.messages.rounds import FinishedBrief, Joined, RoundBrief, Scores, WeightsReference
+from schemas.messages.updates import Receipt
+from schemas.problems import Problem
+from schemas.wire.digests import digest_of, from_field, to_field
+from schemas.wire.envelope import MEDIA_TYPE
+
+_TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
+_SHORTEST_CEILING, _LONGEST_CEILING = 1.0, 60.0
+_TIMEOUT = httpx.Timeout(60.0, connect=15.0)
+
+Message = TypeVar("Message", bound=BaseModel)
+_brief: TypeAdapter[RoundBrief | FinishedBrief] = TypeAdapter(RoundBrief | FinishedBrief)
+
+
+@dataclass(frozen=True, slots=True)
+class NothingYet:
+    """There is nothing to do now; ask again after `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBody:
+    """A downloaded tensor body as it was sent: `compressed` says whether it is a zstd frame."""
+
+    body: bytes
+    digest: str
+    compressed: bool
+
+
+class CoordinatorApi:
+    """A connection to one coordinator.
+
+    Args:
+        url: where it is.
+        credential: the client's bearer secret; None before enrolment.
+        deadline_seconds: how long one call is retried.
+        sleep: waits, and may raise Stopped; a test passes its own.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        credential: str | None,
+        deadline_seconds: float,
+        sleep: Callable[[float], None] = time.sleep,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        headers = {"Accept-Encoding": "identity"}
+        if credential is not None:
+            headers["Authorization"] = f"Bearer {credential}"
+        self._client = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, transport=transport)
+        self._deadline_seconds = deadline_seconds
+        self._sleep = sleep
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def hello(self) -> Hello:
+        """Ask who answers."""
+        return _read(Hello, self._call("GET", "/v1/hello"))
+
+    def enrol(self, request: EnrolmentRequest) -> Enrolment:
+        """Become a member; safe to repeat, because the request carries a retry key."""
+        return _read(Enrolment, self._call("POST", "/v1/enrolments", json=request.model_dump(mode="json")))
+
+    def me(self) -> Me:
+        """Ask who I am to the coordinator."""
+        return _read(Me, self._call("GET", "/v1/me"))
+
+    def current_round(self, federation: str) -> RoundBrief | FinishedBrief | NothingYet:
+        """Ask what to do now."""
+        answer = self._call("GET", f"/v1/federations/{federation}/rounds/current")
+        if answer.status_code == httpx.codes.NO_CONTENT:
+            return NothingYet(_retry_after(answer) or 5.0)
+        try:
+            return _brief.validate_json(answer.content)
+        except ValidationError as error:
+            raise AnswerUnreadable(answer.request.url.path, str(error)) from error
+
+    def join(self, federation: str, number: int, signature: bytes | None) -> WeightsReference:
+        """Take part in a round; `signature` lets a newcomer be weighed before its first update."""
+        path = f"/v1/federations/{federation}/rounds/{number}/join"
+        headers = _upload_headers(signature, compressed=False) if signature is not None else None
+        return _read(Joined, self._call("POST", path, content=signature, headers=headers)).weights
+
+    def weights(self, federation: str, number: int) -> TensorBody:
+        """Download my personalised weights of a round."""
+        return self._download(f"/v1/federations/{federation}/rounds/{number}/weights")
+
+    def push_update(self, federation: str, number: int, body: bytes, *, compressed: bool) -> Receipt:
+        """Deliver my update; the same bytes may be sent any number of times."""
+        path = f"/v1/federations/{federation}/rounds/{number}/update"
+        headers = _upload_headers(body, compressed=compressed)
+        return _read(Receipt, self._call("PUT", path, content=body, headers=headers))
+
+    def send_scores(self, federation: str, number: int, scores: Scores) -> None:
+        """Say how good the model was before and after the local steps."""
+        self._call("PUT", f"/v1/federations/{federation}/rounds/{number}/scores", json=scores.model_dump())
+
+    def anchors(self, federation: str) -> Anchors:
+        """Download the federation's public anchor texts."""
+        return _read(Anchors, self._call("GET", f"/v1/federations/{federation}/anchors"))
+
+    def pack(self, federation: str, base_model: str) -> TensorBody | None:
+        """Download a base model's alignment pack; None while nobody has made it."""
+        try:
+            return self._download(f"/v1/federations/{federation}/alignments/{base_model}")
+        except CoordinatorRefused as refusal:
+            if refusal.status == httpx.codes.NOT_FOUND:
+                return None
+            raise
+
+    def put_pack(self, federation: str, base_model: str, body: bytes) -> None:
+        """Deliver a base model's alignment pack."""
+        path = f"/v1/federations/{federation}/alignments/{base_model}"
+        self._call("PUT", path, content=body, headers=_upload_headers(body, compressed=False))
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | None = None,
+        json: object = None,
+        headers: dict[str, str] | None = None,
+    ) -> httpx.Response:
+        """Send until it is answered for good, or the deadline passes."""
+        return self._persist(
+            lambda: self._client.request(method, path, content=content, json=json, headers=headers)
+        )
+
+    def _persist(self, send: Callable[[], httpx.Response]) -> httpx.Response:
+        began, ceiling = time.monotonic(), _SHORTEST_CEILING
+        while True:
+            advised: float | None = None
+            try:
+                answer = send()
+            except httpx.TransportError as error:
+                trouble = f"{type(error).__name__}: {error}"
+            else:
+                if answer.status_code not in _TRY_AGAIN:
+                    return _accepted(answer)
+                trouble, advised = f"status {answer.status_code}", _retry_after(answer)
+            # Full jitter: agents that lost the same coordinator must not come back all at once.
+            wait = max(advised or 0.0, random.uniform(0.0, ceiling))
+            if time.monotonic() - began + wait > self._deadline_seconds:
+                raise CoordinatorUnreachable(str(self._client.base_url), trouble, self._deadline_seconds)
+            self._sleep(wait)
+            ceiling = min(2 * ceiling, _LONGEST_CEILING)
+
+    def _download(self, path: str) -> TensorBody:
+        """Fetch a body, going on where a broken connection left off, and check it against its digest."""
+        received = bytearray()
+        tag: str | None = None
+
+        def fetch() -> httpx.Response:
+            nonlocal tag
+            resume = {"Range": f"bytes={len(received)}-", "If-Range": tag} if received and tag else {}
+            with self._client.stream("GET", path, headers={"Accept": MEDIA_TYPE, **resume}) as answer:
+                if answer.status_code != httpx.codes.PARTIAL_CONTENT:
+                    received.clear()  # the whole body comes again, or an error does
+                    tag = answer.headers.get("ETag")
+                if not answer.is_success:
+                    answer.read()
+                for piece in answer.iter_raw() if answer.is_success else ():
+                    received.extend(piece)
+                return answer
+
+        answer = self._persist(fetch)
+        digest = digest_of(bytes(received))
+        if from_field(answer.headers.get("Repr-Digest", "")) != digest:
+            raise DownloadDamaged(path)
+        return TensorBody(bytes(received), digest, answer.headers.get("Content-Encoding") == "zstd")
+
+
+def _read(kind: type[Message], answer: httpx.Response) -> Message:
+    try:
+        return kind.model_validate_json(answer.content)
+    except ValidationError as error:
+        raise AnswerUnreadable(answer.request.url.path, str(error)) from error
+
+
+def _accepted(answer: httpx.Response) -> httpx.Response:
+    """Give a good answer back.
+
+    Raises:
+        CoordinatorRefused: it is a problem document, or an error without one.
+    """
+    if answer.is_success:
+        return answer
+    try:
+        problem = Problem.model_validate_json(answer.content)
+    except ValidationError:
+        raise CoordinatorRefused(
+            answer.status_code, "", answer.reason_phrase, answer.request.url.path
+        ) from None
+    detail = problem.detail or problem.title
+    raise CoordinatorRefused(answer.status_code, problem.slug, detail, answer.request.url.path)
+
+
+def _retry_after(answer: httpx.Response) -> float | None:
+    """Read Retry-After in seconds; a date, which our coordinator never sends, counts as none."""
+    try:
+        return max(0.0, float(answer.headers["Retry-After"]))
+    except (KeyError, ValueError):
+        return None
+
+
+def _upload_headers(body: bytes, *, compressed: bool) -> dict[str, str]:
+    headers = {"Content-Type": MEDIA_TYPE, "Content-Digest": to_field(digest_of(body))}
+    if compressed:
+        headers["Content-Encoding"] = "zstd"
+    return headers

@@ -1,0 +1,108 @@
+"""Keep taking part until the federation is over. Decides what stops the agent and what is only waited out."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from client_agent.coordinator_api import NothingYet
+from client_agent.errors import (
+    AgentError,
+    AnswerUnreadable,
+    CoordinatorRefused,
+    CoordinatorUnreachable,
+    DownloadDamaged,
+    FederationOver,
+    Stopped,
+)
+from client_agent.round import Participant, finish, frames_in_use, resume, take_part
+from schemas.messages.rounds import FinishedBrief, RoundBrief
+
+log = logging.getLogger("tessera.agent")
+
+_FATAL_STATUS = frozenset({401, 403, 404, 426})
+_PAUSE_AFTER_TROUBLE = 5.0
+
+
+class StopFlag:
+    """Set by SIGTERM or SIGINT; sleeping and training look at it, so that stopping is quick and loses nothing."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def listen(self) -> None:
+        """Take the signals of this process."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def set(self) -> None:
+        """Ask for a stop."""
+        self._event.set()
+
+    def is_set(self) -> bool:
+        """Say whether a stop was asked for."""
+        return self._event.is_set()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait.
+
+        Raises:
+            Stopped: a stop was asked for before or while waiting.
+        """
+        if self._event.wait(seconds):
+            raise Stopped
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._event.set()
+
+
+def run(participant: Participant, sleep: Callable[[float], None]) -> None:
+    """Poll, take part, repeat; returns when the federation is finished.
+
+    Raises:
+        Stopped: a stop was asked for.
+        AgentError: something only a person can mend: a revoked credential, a model or data that do not work.
+    """
+    resume(participant)
+    while True:
+        try:
+            answer = participant.api.current_round(participant.federation)
+            if isinstance(answer, NothingYet):
+                sleep(answer.seconds)
+                continue
+            if isinstance(answer, FinishedBrief):
+                finish(participant, answer)
+                return
+            if not take_part(participant, answer):
+                sleep(_PAUSE_AFTER_TROUBLE)
+        except (CoordinatorUnreachable, DownloadDamaged, AnswerUnreadable) as trouble:
+            _wait_out(trouble, sleep)
+        except CoordinatorRefused as refusal:
+            if refusal.status in _FATAL_STATUS:
+                raise
+            _wait_out(refusal, sleep)
+
+
+def prepare(participant: Participant, sleep: Callable[[float], None]) -> str | None:
+    """Wait for the federation to start, make the packs that are missing, and give the digest of ours.
+
+    Raises:
+        Stopped: a stop was asked for.
+        FederationOver: there is nothing to prepare for.
+    """
+    while True:
+        answer = participant.api.current_round(participant.federation)
+        if isinstance(answer, FinishedBrief):
+            raise FederationOver
+        if isinstance(answer, RoundBrief):
+            return frames_in_use(participant, answer).pack_digest
+        sleep(answer.seconds)
+
+
+def _wait_out(trouble: AgentError, sleep: Callable[[float], None]) -> None:
+    log.warning("%s; the agent goes on", trouble)
+    sleep(_PAUSE_AFTER_TROUBLE * random.uniform(0.5, 1.5))

@@ -1,0 +1,130 @@
+"""Say what can go wrong in an agent: every class is a fact, every message says what to do about it."""
+
+from __future__ import annotations
+
+
+class AgentError(Exception):
+    """Something that a person in the silo, or the daemon, has to react to."""
+
+
+class ModelNotFound(AgentError):
+    """There is no loadable base model at the given place."""
+
+
+class UnknownArchitecture(AgentError):
+    """No entry of `client_agent/model/roles.py` describes this kind of model."""
+
+
+class TokenizerUnfit(AgentError):
+    """The tokenizer lacks something that training needs: character offsets, an end token, a chat template."""
+
+
+class LayoutMismatch(AgentError):
+    """Tensors do not have the names and shapes that the adapter has."""
+
+
+class AdapterInPlace(AgentError):
+    """The bare base model is needed, and an adapter is wrapped around it, or the other way round."""
+
+
+class DataInvalid(AgentError):
+    """A data file cannot be read as examples; the message names the file and the line."""
+
+
+class MissingGradient(AgentError):
+    """A trainable parameter got no gradient from the first backward pass."""
+
+
+class LossNotFinite(AgentError):
+    """The loss or its gradient is NaN or infinite."""
+
+
+class SignatureUnusable(AgentError):
+    """The signature is zero or not finite, so that nobody's relevance could be computed from it."""
+
+
+class PivotMissing(AgentError):
+    """The federation's shared model is not on this machine."""
+
+
+class AlignmentImpossible(AgentError):
+    """No alignment pack can be made, or a stored one does not fit this base model."""
+
+
+class UnknownStrategy(AgentError):
+    """No file of `client_agent/strategies/` has this name."""
+
+
+class StrategyOptionsInvalid(AgentError):
+    """The plan's strategy options do not mean anything to this agent."""
+
+
+class SettingsUnusable(AgentError):
+    """The configuration file or the environment is missing an option or has a wrong one."""
+
+
+class PlanUnusable(AgentError):
+    """A plan file is missing or wrong."""
+
+
+class NotEnrolled(AgentError):
+    """The agent's folder holds no credential."""
+
+    def __init__(self, folder: object) -> None:
+        super().__init__(f"{folder} holds no credential: run `tessera agent enrol` first")
+
+
+class AlreadyEnrolled(AgentError):
+    """The agent's folder holds a credential already."""
+
+
+class FolderInUse(AgentError):
+    """Another process works on the same folder."""
+
+
+class Stopped(AgentError):
+    """The agent was asked to stop; what it was doing resumes at the next start."""
+
+    def __init__(self) -> None:
+        super().__init__("stopped; what was under way resumes at the next start")
+
+
+class FederationOver(AgentError):
+    """The federation is finished."""
+
+    def __init__(self) -> None:
+        super().__init__("the federation is finished; there is nothing left to prepare")
+
+
+class CoordinatorUnreachable(AgentError):
+    """No answer within the deadline; the daemon goes on trying."""
+
+    def __init__(self, url: str, trouble: str, seconds: float) -> None:
+        super().__init__(
+            f"{url} did not answer for {seconds:.0f} s ({trouble}); check the URL, proxy and network"
+        )
+
+
+class CoordinatorRefused(AgentError):
+    """The coordinator answered with a problem; `slug` is the last part of its type, or empty."""
+
+    def __init__(self, status: int, slug: str, detail: str, path: str) -> None:
+        super().__init__(f"the coordinator refused {path}: {detail} ({status} {slug})".replace(" )", ")"))
+        self.status = status
+        self.slug = slug
+
+
+class AnswerUnreadable(AgentError):
+    """The coordinator's answer is not what the protocol says: different versions, or something in between."""
+
+    def __init__(self, path: str, trouble: str) -> None:
+        super().__init__(
+            f"the answer to {path} is not understood; is the URL a Tessera coordinator? {trouble}"
+        )
+
+
+class DownloadDamaged(AgentError):
+    """Downloaded bytes do not match their digest."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} arrived damaged: its digest does not match; it will be fetched again")

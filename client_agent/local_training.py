@@ -1,0 +1,108 @@
+"""One round's local work: score, train, score; and its result as one file. Knows no coordinator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from client_agent.errors import Stopped
+from client_agent.model.adapter import Adapter, State
+from client_agent.silo import Silo
+from client_agent.training.evaluate import evaluate
+from client_agent.training.loop import train
+from client_agent.training.progress import TrainingProgress
+from schemas.messages.federations import TrainingPlan
+from schemas.messages.rounds import Metrics, Scores
+
+Arrays = dict[str, NDArray[np.float32]]
+_PARTS = ("adapter", "private", "optimiser")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a round leaves at the client: adapter, gates and optimiser belong together, so they are one file."""
+
+    adapter: Arrays
+    private: Arrays
+    optimiser: Arrays
+    scores: Scores
+
+    def to_bytes(self) -> bytes:
+        """Write it as safetensors, the scores in the metadata."""
+        tensors = {
+            f"{part}/{name}": values for part in _PARTS for name, values in getattr(self, part).items()
+        }
+        return safetensors.numpy.save(tensors, metadata={"scores": self.scores.model_dump_json()})
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Trained:
+        """Read what `to_bytes` wrote."""
+        parts: dict[str, Arrays] = {part: {} for part in _PARTS}
+        for key, values in safetensors.numpy.load(content).items():
+            part, _, name = key.partition("/")
+            parts[part][name] = values
+        return cls(**parts, scores=Scores.model_validate_json(_metadata(content)["scores"]))
+
+
+def train_locally(
+    silo: Silo,
+    adapter: Adapter,
+    plan: TrainingPlan,
+    *,
+    round_number: int,
+    start: State,
+    earlier: Trained | None,
+    stop: Callable[[], bool],
+    title: str,
+) -> Trained:
+    """Train the injected adapter from `start`, going on with the gates and the optimiser of `earlier`.
+
+    Raises:
+        Stopped: `stop` said so; nothing is kept of the round's training.
+    """
+    adapter.load(start)
+    if earlier is not None:
+        adapter.load_private(earlier.private)
+    before = _score(silo, plan)
+    with TrainingProgress(title) as progress:
+        outcome = train(
+            silo.base,
+            adapter,
+            silo.data.train,
+            plan,
+            seed=plan.seed,
+            round_number=round_number,
+            optimiser_state=earlier.optimiser if earlier is not None else None,
+            on_step=progress,
+            stop=stop,
+        )
+    if len(outcome.losses) < plan.steps:
+        raise Stopped
+    after = _score(silo, plan)
+    return Trained(
+        adapter.state(),
+        adapter.private_state(),
+        outcome.optimiser_state,
+        Scores(before=before, after=after, examples=len(silo.data.test)),
+    )
+
+
+def zeros_like(adapter: Adapter) -> Mapping[str, NDArray[np.float32]]:
+    """Give the state from which everybody starts."""
+    return {name: np.zeros(shape, np.float32) for name, shape in adapter.layout.items()}
+
+
+def _score(silo: Silo, plan: TrainingPlan) -> Metrics:
+    return evaluate(silo.base, silo.data.test, max_length=plan.max_length)
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """Read the metadata of a safetensors file: the public NumPy reader leaves it out."""
+    length = int.from_bytes(content[:8], "little")
+    header: dict[str, dict[str, str]] = json.loads(content[8 : 8 + length])
+    return header["__metadata__"]

@@ -1,0 +1,271 @@
+"""One client in one round: a list of steps whose results are files. Resuming is running it again.
+
+A step is done when its file is there; what was sent once is sent again byte for byte, never made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_agent.coordinator_api import CoordinatorApi
+from client_agent.errors import CoordinatorRefused, DownloadDamaged
+from client_agent.frames_in_use import FramesInUse, frames_for
+from client_agent.local_training import Trained, train_locally
+from client_agent.model.inject import inject_lora, inject_pq
+from client_agent.round_folder import (
+    BRIEF,
+    CLOSED,
+    RECEIPT,
+    SCORES_SENT,
+    SIGNATURE,
+    TRAINED,
+    UPDATE,
+    WEIGHTS,
+    RoundFolder,
+    RoundFolders,
+    write_durably,
+)
+from client_agent.signature import ema, sketch_of
+from client_agent.silo import Silo
+from client_agent.strategies.base import load_strategy
+from schemas.maths.adapter import SIGNATURE as SIGNATURE_TENSOR
+from schemas.maths.adapter import Layout
+from schemas.messages.rounds import FinishedBrief, RoundBrief
+from schemas.messages.updates import SignatureManifest, UpdateManifest
+from schemas.wire.compress import is_frame
+from schemas.wire.digests import digest_of
+from schemas.wire.envelope import Array, Encoding, Envelope, pack, slots, unpack
+
+log = logging.getLogger(__name__)
+
+# What the coordinator says when an update can no longer count; the local adapter goes on all the same.
+_ROUND_LOST: Final = frozenset({"round-closed", "not-joined", "base-mismatch", "upload-conflict"})
+_LARGEST_BODY: Final = 2**33
+
+
+@dataclass(slots=True)
+class Participant:
+    """Who takes part: a silo, its connection, its identity, its folders; and the frames once they are there."""
+
+    silo: Silo
+    api: CoordinatorApi
+    federation: str
+    client: str
+    folder: Path
+    keep_rounds: int
+    stop: Callable[[], bool]
+    frames: FramesInUse | None = None
+
+    @property
+    def rounds(self) -> RoundFolders:
+        """The rounds on disk."""
+        return RoundFolders(self.folder / self.federation / "rounds")
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A round under way."""
+
+    who: Participant
+    brief: RoundBrief
+    folder: RoundFolder
+
+
+def take_part(who: Participant, brief: RoundBrief) -> bool:
+    """Do what is left to do of a round; False when nothing was.
+
+    Raises:
+        Stopped: a stop was asked for; run again to resume.
+        CoordinatorUnreachable, CoordinatorRefused: as the connection says.
+        AgentError: model, data or plan do not work.
+    """
+    folder = who.rounds.open(brief.round)
+    if folder.finished:
+        return False
+    if not folder.has(WEIGHTS):  # until then a newer brief may name other weights
+        folder.write(BRIEF, brief.model_dump_json().encode())
+    _run(_Work(who, RoundBrief.model_validate_json(folder.read(BRIEF)), folder))
+    who.rounds.forget_old(who.keep_rounds)
+    return True
+
+
+def resume(who: Participant) -> None:
+    """Deliver what the last run of this agent made and perhaps did not deliver."""
+    folder = next(who.rounds.newest_first(), None)
+    if folder is not None and folder.has(UPDATE) and not folder.finished:
+        log.info("resuming round %d", folder.number)
+        _run(_Work(who, RoundBrief.model_validate_json(folder.read(BRIEF)), folder))
+
+
+def frames_in_use(who: Participant, brief: RoundBrief) -> FramesInUse:
+    """Give the federation's frames, made or fetched once; after this the coordinator has our pack."""
+    if who.frames is None:
+        who.frames = frames_for(brief, who.silo, who.api, who.federation, who.folder / who.federation)
+    return who.frames
+
+
+def finish(who: Participant, brief: FinishedBrief) -> None:
+    """Keep the final personalised weights."""
+    if brief.weights is None:
+        log.info("the federation is finished; this client never took part")
+        return
+    body = who.api.weights(who.federation, brief.round)
+    if body.digest != brief.weights.digest:
+        raise DownloadDamaged("the final weights")
+    write_durably(who.folder / who.federation / "final_weights.safetensors", body.body)
+    log.info("the federation is finished after %d rounds", brief.round - 1)
+
+
+def _run(work: _Work) -> None:
+    for file, step in _STEPS:
+        if work.folder.finished:
+            return
+        if work.folder.has(file):
+            continue
+        try:
+            work.folder.write(file, step(work))
+        except CoordinatorRefused as refusal:
+            if refusal.slug not in _ROUND_LOST:
+                raise
+            log.warning("round %d goes on without this update: %s", work.brief.round, refusal)
+            work.folder.write(CLOSED, json.dumps({"reason": refusal.slug}).encode())
+
+
+def _pull(work: _Work) -> bytes:
+    """Join, and download the personalised weights."""
+    who, number = work.who, work.brief.round
+    # A join needs the pack to be stored, since it decides which tensors this client has.
+    in_use = frames_in_use(work.who, work.brief)
+    newcomer = who.rounds.newest_with(TRAINED, before=number) is None
+    signature = _join_signature(work, in_use.pack_digest) if newcomer and number > 1 else None
+    reference = who.api.join(who.federation, number, signature)
+    body = who.api.weights(who.federation, number)
+    if body.digest != reference.digest:
+        raise DownloadDamaged(f"round {number}'s weights")
+    return body.body
+
+
+def _train(work: _Work) -> bytes:
+    """Mix what was served with what is here, train, score before and after."""
+    who, brief = work.who, work.brief
+    strategy = load_strategy(brief.strategy.name, brief.strategy.options)
+    earlier = _earlier(work)
+    if brief.adapter.kind == "lora":
+        adapter = inject_lora(who.silo.base, brief.adapter, seed=brief.training.seed)
+    else:
+        frames = frames_in_use(work.who, work.brief).frames
+        adapter = inject_pq(who.silo.base, brief.adapter, frames, gated=strategy.gated)
+    with adapter:
+        with _opened(work.folder.read(WEIGHTS), adapter.layout) as served:
+            g = {name: served.read_float32(name) for name in adapter.layout}
+        if strategy.gated:
+            adapter.load_global(g)
+        local = earlier.adapter if earlier is not None else None
+        return train_locally(
+            who.silo,
+            adapter,
+            brief.training,
+            round_number=brief.round,
+            start=strategy.start(local, g, newcomer=earlier is None),
+            earlier=earlier,
+            stop=who.stop,
+            title=f"round {brief.round}",
+        ).to_bytes()
+
+
+def _sign(work: _Work) -> bytes:
+    """Sketch the gradient of the shared model on the probe set, smoothed over rounds."""
+    previous = work.who.rounds.newest_with(SIGNATURE, before=work.brief.round)
+    sketch = _sketch(work)
+    if previous is not None:
+        earlier = np.frombuffer(previous.read(SIGNATURE), "<f4")
+        sketch = ema(earlier, sketch, work.brief.signature.ema)
+    return sketch.astype("<f4").tobytes()
+
+
+def _pack(work: _Work) -> bytes:
+    """Write the body of the update."""
+    trained = Trained.from_bytes(work.folder.read(TRAINED))
+    half = work.brief.wire.dtype == "float16"
+    tensors: dict[str, Array] = {
+        name: values.astype(np.float16) if half else values for name, values in trained.adapter.items()
+    }
+    tensors[SIGNATURE_TENSOR] = np.frombuffer(work.folder.read(SIGNATURE), "<f4").astype(np.float32)
+    manifest = UpdateManifest(
+        federation=work.who.federation,
+        recipe={},
+        round=work.brief.round,
+        client=work.who.client,
+        base=digest_of(work.folder.read(WEIGHTS)),
+        pack=frames_in_use(work.who, work.brief).pack_digest,
+        examples=len(work.who.silo.data.train),
+    )
+    return pack(tensors, manifest, compress=work.brief.wire.compression == "zstd")
+
+
+def _push(work: _Work) -> bytes:
+    """Deliver the update."""
+    body = work.folder.read(UPDATE)
+    receipt = work.who.api.push_update(
+        work.who.federation, work.brief.round, body, compressed=is_frame(body)
+    )
+    log.info("round %d: update of %d bytes delivered", work.brief.round, len(body))
+    return receipt.model_dump_json().encode()
+
+
+def _send_scores(work: _Work) -> bytes:
+    """Tell how good the model is."""
+    scores = Trained.from_bytes(work.folder.read(TRAINED)).scores
+    work.who.api.send_scores(work.who.federation, work.brief.round, scores)
+    log.info(
+        "round %d: exact match %.3f -> %.3f, loss %.3f -> %.3f on %d held-out examples",
+        *(work.brief.round, scores.before.exact_match, scores.after.exact_match),
+        *(scores.before.loss, scores.after.loss, scores.examples),
+    )
+    return scores.model_dump_json().encode()
+
+
+def _earlier(work: _Work) -> Trained | None:
+    folder = work.who.rounds.newest_with(TRAINED, before=work.brief.round)
+    return Trained.from_bytes(folder.read(TRAINED)) if folder is not None else None
+
+
+def _sketch(work: _Work) -> NDArray[np.float32]:
+    """Sketch with the model that the plan names, else the pivot, else our own; it never carries an adapter."""
+    brief, silo = work.brief, work.who.silo
+    pivot = brief.alignment.pivot if brief.alignment is not None else silo.base.slug
+    return sketch_of(silo.model_named(brief.signature.model or pivot), silo.data.train, brief.signature)
+
+
+def _join_signature(work: _Work, pack_digest: str | None) -> bytes:
+    manifest = SignatureManifest(
+        federation=work.who.federation,
+        recipe={},
+        round=work.brief.round,
+        client=work.who.client,
+        pack=pack_digest,
+    )
+    return pack({SIGNATURE_TENSOR: _sketch(work)}, manifest)
+
+
+def _opened(body: bytes, layout: Layout) -> Envelope:
+    encoding: Encoding | None = "zstd" if is_frame(body) else None
+    return unpack(body, encoding=encoding, expected=slots(layout), max_bytes=_LARGEST_BODY)
+
+
+_STEPS: Final[tuple[tuple[str, Callable[[_Work], bytes]], ...]] = (
+    (WEIGHTS, _pull),
+    (TRAINED, _train),
+    (SIGNATURE, _sign),
+    (UPDATE, _pack),
+    (RECEIPT, _push),
+    (SCORES_SENT, _send_scores),
+)

@@ -1,0 +1,108 @@
+"""Where a client keeps what it did: one folder per round, one file per finished step, and its credential.
+
+A file is there whole or not at all, so the first missing file of a round is where the round resumes.
+Knows neither what is in the files nor who asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROUND = re.compile(r"^\d{6}$")
+
+BRIEF = "brief.json"
+JOIN_SIGNATURE = "join_signature.safetensors"
+WEIGHTS = "weights.safetensors"
+TRAINED = "trained.safetensors"
+SIGNATURE = "signature.safetensors"
+UPDATE = "update.body"
+RECEIPT = "receipt.json"
+SCORES_SENT = "scores_sent.json"
+CLOSED = "closed.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFolder:
+    """The files of one round."""
+
+    path: Path
+    number: int
+
+    def has(self, name: str) -> bool:
+        """Say whether a step's result is there."""
+        return (self.path / name).is_file()
+
+    def read(self, name: str) -> bytes:
+        """Read a step's result."""
+        return (self.path / name).read_bytes()
+
+    def write(self, name: str, content: bytes) -> None:
+        """Keep a step's result: after this returns it survives a crash, and never half of it is there."""
+        write_durably(self.path / name, content)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do in this round."""
+        return self.has(SCORES_SENT) or self.has(CLOSED)
+
+
+class RoundFolders:
+    """All rounds of one federation, below one folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def open(self, number: int) -> RoundFolder:
+        """Give a round's folder, making it if needed."""
+        path = self._path / f"{number:06d}"
+        path.mkdir(parents=True, exist_ok=True)
+        return RoundFolder(path, number)
+
+    def newest_first(self) -> Iterator[RoundFolder]:
+        """Give the rounds on disk, newest first."""
+        if not self._path.is_dir():
+            return
+        for path in sorted((p for p in self._path.iterdir() if _ROUND.match(p.name)), reverse=True):
+            yield RoundFolder(path, int(path.name))
+
+    def newest_with(self, name: str, *, before: int) -> RoundFolder | None:
+        """Find the last earlier round that got as far as this file."""
+        return next((f for f in self.newest_first() if f.number < before and f.has(name)), None)
+
+    def forget_old(self, keep: int) -> None:
+        """Delete finished rounds but the newest `keep` that hold a trained adapter, and all newer ones."""
+        trained = [folder.number for folder in self.newest_first() if folder.has(TRAINED)]
+        if len(trained) <= keep:
+            return
+        for folder in self.newest_first():
+            if folder.number < trained[keep - 1]:
+                shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def write_durably(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """Write a file so that after a crash it is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, mode)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

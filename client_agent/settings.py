@@ -1,0 +1,95 @@
+"""What a silo's engineer may set: a TOML file, and every option also as TESSERA_AGENT_<OPTION>."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, HttpUrl, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from client_agent.errors import SettingsUnusable
+
+_PREFIX = "TESSERA_AGENT_"
+
+
+class AgentSettings(BaseSettings):
+    """One silo: where the coordinator is, which model, which data, and where the agent keeps its state."""
+
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
+        env_prefix=_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True
+    )
+
+    url: HttpUrl
+    """The coordinator, like https://tessera.example.org."""
+    folder: Path = Path("tessera-agent")
+    """Where the credential, the rounds and the trained adapters are kept; back it up."""
+    model: str
+    """The base model: a local path or a hub id."""
+    pivot_model: str | None = None
+    """The model all silos share for signatures and alignment: needed when it is not `model`."""
+    train: Path
+    """Training examples, JSONL with prompt/completion or messages."""
+    test: Path | None = None
+    """Held-out examples for scores; without it a share of `train` is held out by a stable hash."""
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The share of `train` that is held out when there is no `test`."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:<n>."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """The base model's type: auto is bfloat16 on a GPU and float32 on a CPU. Adapters are always float32."""
+    threads: Annotated[int, Field(ge=1)] | None = None
+    """CPU threads; set it to 1 when several agents share a machine."""
+    request_deadline_seconds: Annotated[float, Field(gt=0)] = 900.0
+    """How long one request is retried before the agent reports it and polls again later."""
+    keep_rounds: Annotated[int, Field(ge=1)] = 2
+    """How many finished rounds stay on disk."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Let the environment win over the file, whose values arrive as arguments."""
+        return env_settings, init_settings
+
+
+def read_settings(file: Path | None) -> AgentSettings:
+    """Read silo.toml and the environment; relative paths in the file are relative to the file.
+
+    Raises:
+        SettingsUnusable: the file cannot be read, or an option is missing, unknown or wrong.
+    """
+    options = _from_file(file) if file is not None else {}
+    try:
+        return AgentSettings(**options)
+    except ValidationError as error:
+        lines = [f"  {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        source = str(file) if file is not None else "the environment"
+        raise SettingsUnusable(
+            f"{source} is not usable:\n"
+            + "\n".join(lines)
+            + f"\nEvery option can also be set as {_PREFIX}<OPTION>."
+        ) from error
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        options = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise SettingsUnusable(f"{file} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsUnusable(f"{file} is not TOML: {error}") from error
+    for option in ("folder", "train", "test"):
+        if isinstance(options.get(option), str):
+            options[option] = file.parent / options[option]
+    for option in ("model", "pivot_model"):
+        value = options.get(option)
+        if isinstance(value, str) and (file.parent / value).is_dir():
+            options[option] = str(file.parent / value)
+    return options

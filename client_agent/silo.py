@@ -1,0 +1,106 @@
+"""What an agent holds as long as it runs: its base model, the shared small model, its examples."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from dataclasses import dataclass
+
+import torch
+
+from client_agent import __version__
+from client_agent.errors import PivotMissing, SettingsUnusable
+from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
+from client_agent.settings import AgentSettings
+from client_agent.training.data import SiloData, load_data
+from schemas import PROTOCOL_VERSION
+from schemas.messages.enrolment import Profile
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Silo:
+    """A silo's model and data, loaded once."""
+
+    base: BaseModel
+    data: SiloData
+    pivot_source: str | None
+    _pivot: BaseModel | None = None
+
+    def model_named(self, slug: str) -> BaseModel:
+        """Give the base model with exactly these weights: our own, or the one `pivot_model` points at.
+
+        Raises:
+            PivotMissing: neither is it.
+        """
+        if slug == self.base.slug:
+            return self.base
+        if self._pivot is None:
+            if self.pivot_source is None:
+                raise PivotMissing(f"the federation shares the model {slug}: set pivot_model to a copy of it")
+            found = base_model_slug(self.pivot_source)
+            if found.rpartition("-")[2] != slug.rpartition("-")[2]:
+                raise PivotMissing(
+                    f"the federation shares the model {slug}, and pivot_model is {found}: other weights"
+                )
+            log.info("loading the shared model %s", slug)
+            self._pivot = load_base_model(self.pivot_source, device=self.base.device)
+        return self._pivot
+
+    @property
+    def profile(self) -> Profile:
+        """What the coordinator is told about this silo's model."""
+        return Profile(
+            architecture=self.base.architecture,
+            base_model=self.base.slug,
+            hidden_size=self.base.hidden_size,
+            layers=self.base.layers,
+            roles=tuple(self.base.shapes),
+            shapes=dict(self.base.shapes),
+            agent_version=__version__,
+            protocol_version=PROTOCOL_VERSION,
+        )
+
+
+def open_silo(settings: AgentSettings) -> Silo:
+    """Load model and data as the settings say.
+
+    Raises:
+        SettingsUnusable: the device does not exist.
+        ModelNotFound, UnknownArchitecture, TokenizerUnfit, DataInvalid: see there.
+    """
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    device = device_of(settings)
+    data = load_data(settings.train, settings.test, test_share=settings.test_share)
+    base = load_base_model(settings.model, device=device, dtype=dtype_of(settings, device))
+    log.info(
+        "%s on %s, %d examples to train on, %d held out", base.slug, device, len(data.train), len(data.test)
+    )
+    return Silo(base, data, settings.pivot_model)
+
+
+def device_of(settings: AgentSettings) -> torch.device:
+    """Choose the device.
+
+    Raises:
+        SettingsUnusable: it does not exist here.
+    """
+    if settings.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(settings.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise SettingsUnusable(
+            f"device {settings.device} is not usable on {platform.node()}: {error}"
+        ) from error
+    return device
+
+
+def dtype_of(settings: AgentSettings, device: torch.device) -> torch.dtype:
+    """Choose the base model's type."""
+    if settings.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[settings.dtype]

@@ -1,0 +1,83 @@
+"""The two baselines without a federation: the same adapters alone, and an ordinary LoRA alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from examples.demo.coordinator import Answer, DemoFailed
+from examples.demo.silos import SILOS, SiloSetup, start_agent, write_config
+
+# Ordinary LoRA at the rank and rate that served it best on these silos; see examples/models/README.md.
+LORA = {"adapter": {"kind": "lora", "rank": 16}, "training": {"learning_rate": 0.003, "max_length": 64}}
+_AT_ONCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    silo: SiloSetup
+    folder: Path
+    arguments: list[str]
+
+
+def local_plan(rounds: int) -> Answer:
+    """Train P and Q alone: the federation's own plan, without a federation."""
+    return {
+        "name": "local",
+        "strategy": {"name": "fedavg"},
+        "rounds": {"total": rounds},
+        "training": {"max_length": 64},
+    }
+
+
+def local_lora_plan(rounds: int) -> Answer:
+    """Train an ordinary LoRA alone."""
+    return {"name": "local_lora", "strategy": {"name": "fedavg"}, "rounds": {"total": rounds}, **LORA}
+
+
+def run_alone(
+    plan: Answer,
+    data: Path,
+    folder: Path,
+    pack_of: Callable[[SiloSetup], Path | None],
+    report: Callable[[str], None],
+) -> dict[str, list[Answer]]:
+    """Train every silo alone with `tessera agent train`, and give its scores per round.
+
+    Raises:
+        DemoFailed: a training failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    plan_file = folder / "plan.json"
+    plan_file.write_text(json.dumps(plan))
+    jobs = [_job(silo, plan_file, data, folder, pack_of(silo)) for silo in SILOS]
+    scores: dict[str, list[Answer]] = {}
+    for job, printed in _run(jobs):
+        scores[job.silo.name] = json.loads(printed)
+        report(f"{len(scores)} of {len(SILOS)} silos trained alone")
+    return scores
+
+
+def _job(silo: SiloSetup, plan_file: Path, data: Path, folder: Path, pack: Path | None) -> _Job:
+    mine = folder / silo.name
+    config = write_config(silo, data, mine, "http://127.0.0.1:1")
+    arguments = ["train", "--json", "--config", str(config), "--plan", str(plan_file)]
+    return _Job(silo, mine, [*arguments, "--pack", str(pack)] if pack is not None else arguments)
+
+
+def _run(jobs: list[_Job]) -> Iterator[tuple[_Job, bytes]]:
+    """Run the jobs, a few at a time, in order."""
+    waiting = list(jobs)
+    running: list[tuple[_Job, subprocess.Popen[bytes]]] = []
+    while waiting or running:
+        while waiting and len(running) < _AT_ONCE:
+            job = waiting.pop(0)
+            running.append((job, start_agent(job.arguments, job.folder)))
+        job, process = running.pop(0)
+        printed, _ = process.communicate()
+        if process.returncode != 0:
+            raise DemoFailed(f"training {job.silo.name} alone failed: see {job.folder / 'agent.log'}")
+        yield job, printed
