@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from client_agent.errors import PlanUnusable
 from client_agent.local_training import Trained, train_locally, zeros_like
 from client_agent.model.adapter import Adapter
@@ -12,7 +14,6 @@ from client_agent.model.frames import random_frames
 from client_agent.model.inject import inject_lora, inject_pq
 from client_agent.model.pack import Pack
 from client_agent.silo import Silo
-from pydantic import ValidationError
 from schemas.messages.federations import FederationPlan
 
 

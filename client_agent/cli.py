@@ -170,7 +170,9 @@ def _settings(config: Path | None) -> Iterator[AgentSettings]:
 
 
 @contextmanager
-def _connection(settings: AgentSettings, credential: str | None, stop: StopFlag | None = None) -> Iterator[CoordinatorApi]:
+def _connection(
+    settings: AgentSettings, credential: str | None, stop: StopFlag | None = None
+) -> Iterator[CoordinatorApi]:
     import time
 
     from client_agent.coordinator_api import CoordinatorApi

@@ -28,6 +28,7 @@ from schemas.messages.people import Hello
 from schemas.messages.rounds import FinishedBrief, Joined, RoundBrief, Scores, WeightsReference
 from schemas.messages.updates import Receipt
 from schemas.problems import Problem
+from schemas.wire.compress import is_frame
 from schemas.wire.digests import digest_of, from_field, to_field
 from schemas.wire.envelope import MEDIA_TYPE
 
@@ -48,11 +49,10 @@ class NothingYet:
 
 @dataclass(frozen=True, slots=True)
 class TensorBody:
-    """A downloaded tensor body as it was sent: `compressed` says whether it is a zstd frame."""
+    """A downloaded tensor body as it was sent, and its digest."""
 
     body: bytes
     digest: str
-    compressed: bool
 
 
 class CoordinatorApi:
@@ -114,17 +114,17 @@ class CoordinatorApi:
     def join(self, federation: str, number: int, signature: bytes | None) -> WeightsReference:
         """Take part in a round; `signature` lets a newcomer be weighed before its first update."""
         path = f"/v1/federations/{federation}/rounds/{number}/join"
-        headers = _upload_headers(signature, compressed=False) if signature is not None else None
+        headers = _upload_headers(signature) if signature is not None else None
         return _read(Joined, self._call("POST", path, content=signature, headers=headers)).weights
 
     def weights(self, federation: str, number: int) -> TensorBody:
         """Download my personalised weights of a round."""
         return self._download(f"/v1/federations/{federation}/rounds/{number}/weights")
 
-    def push_update(self, federation: str, number: int, body: bytes, *, compressed: bool) -> Receipt:
+    def push_update(self, federation: str, number: int, body: bytes) -> Receipt:
         """Deliver my update; the same bytes may be sent any number of times."""
         path = f"/v1/federations/{federation}/rounds/{number}/update"
-        headers = _upload_headers(body, compressed=compressed)
+        headers = _upload_headers(body)
         return _read(Receipt, self._call("PUT", path, content=body, headers=headers))
 
     def send_scores(self, federation: str, number: int, scores: Scores) -> None:
@@ -147,7 +147,7 @@ class CoordinatorApi:
     def put_pack(self, federation: str, base_model: str, body: bytes) -> None:
         """Deliver a base model's alignment pack."""
         path = f"/v1/federations/{federation}/alignments/{base_model}"
-        self._call("PUT", path, content=body, headers=_upload_headers(body, compressed=False))
+        self._call("PUT", path, content=body, headers=_upload_headers(body))
 
     def _call(
         self,
@@ -204,7 +204,7 @@ class CoordinatorApi:
         digest = digest_of(bytes(received))
         if from_field(answer.headers.get("Repr-Digest", "")) != digest:
             raise DownloadDamaged(path)
-        return TensorBody(bytes(received), digest, answer.headers.get("Content-Encoding") == "zstd")
+        return TensorBody(bytes(received), digest)
 
 
 def _read(kind: type[Message], answer: httpx.Response) -> Message:
@@ -240,8 +240,8 @@ def _retry_after(answer: httpx.Response) -> float | None:
         return None
 
 
-def _upload_headers(body: bytes, *, compressed: bool) -> dict[str, str]:
+def _upload_headers(body: bytes) -> dict[str, str]:
     headers = {"Content-Type": MEDIA_TYPE, "Content-Digest": to_field(digest_of(body))}
-    if compressed:
+    if is_frame(body):
         headers["Content-Encoding"] = "zstd"
     return headers

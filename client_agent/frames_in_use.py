@@ -28,7 +28,9 @@ class FramesInUse:
     pack_digest: str | None
 
 
-def frames_for(brief: RoundBrief, silo: Silo, api: CoordinatorApi, federation: str, folder: Path) -> FramesInUse:
+def frames_for(
+    brief: RoundBrief, silo: Silo, api: CoordinatorApi, federation: str, folder: Path
+) -> FramesInUse:
     """Give the frames of the federation; after this returns the coordinator has our base model's pack.
 
     Raises:
@@ -54,7 +56,9 @@ def _stored_pack(
         return stored.body
     anchors = api.anchors(federation).anchors[: alignment.anchors]
     if alignment.frames == "random":
-        return _delivered(random_pack(silo.base, adapter, alignment, federation), silo.base.slug, api, federation)
+        return _delivered(
+            random_pack(silo.base, adapter, alignment, federation), silo.base.slug, api, federation
+        )
     pivot = silo.model_named(alignment.pivot)
     of_pivot = api.pack(federation, alignment.pivot)
     if of_pivot is None:

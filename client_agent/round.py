@@ -19,6 +19,8 @@ from client_agent.coordinator_api import CoordinatorApi
 from client_agent.errors import CoordinatorRefused, DownloadDamaged
 from client_agent.frames_in_use import FramesInUse, frames_for
 from client_agent.local_training import Trained, train_locally
+from client_agent.model.adapter import Adapter
+from client_agent.model.examples import Example
 from client_agent.model.inject import inject_lora, inject_pq
 from client_agent.round_folder import (
     BRIEF,
@@ -158,12 +160,7 @@ def _train(work: _Work) -> bytes:
     who, brief = work.who, work.brief
     strategy = load_strategy(brief.strategy.name, brief.strategy.options)
     earlier = _earlier(work)
-    if brief.adapter.kind == "lora":
-        adapter = inject_lora(who.silo.base, brief.adapter, seed=brief.training.seed)
-    else:
-        frames = frames_in_use(work.who, work.brief).frames
-        adapter = inject_pq(who.silo.base, brief.adapter, frames, gated=strategy.gated)
-    with adapter:
+    with _injected(work) as adapter:
         with _opened(work.folder.read(WEIGHTS), adapter.layout) as served:
             g = {name: served.read_float32(name) for name in adapter.layout}
         if strategy.gated:
@@ -214,9 +211,7 @@ def _pack(work: _Work) -> bytes:
 def _push(work: _Work) -> bytes:
     """Deliver the update."""
     body = work.folder.read(UPDATE)
-    receipt = work.who.api.push_update(
-        work.who.federation, work.brief.round, body, compressed=is_frame(body)
-    )
+    receipt = work.who.api.push_update(work.who.federation, work.brief.round, body, compressed=is_frame(body))
     log.info("round %d: update of %d bytes delivered", work.brief.round, len(body))
     return receipt.model_dump_json().encode()
 
@@ -239,10 +234,29 @@ def _earlier(work: _Work) -> Trained | None:
 
 
 def _sketch(work: _Work) -> NDArray[np.float32]:
-    """Sketch with the model that the plan names, else the pivot, else our own; it never carries an adapter."""
-    brief, silo = work.brief, work.who.silo
-    pivot = brief.alignment.pivot if brief.alignment is not None else silo.base.slug
-    return sketch_of(silo.model_named(brief.signature.model or pivot), silo.data.train, brief.signature)
+    """Sketch what the plan's `signature.kind` says.
+
+    `gradient`: that of the model that the plan names, else the pivot, else our own, without any adapter, on our
+    probe set. `representation`: our own model's, with its adapter, on the federation's anchors.
+    """
+    who, plan = work.who, work.brief.signature
+    if plan.kind == "gradient":
+        pivot = work.brief.alignment.pivot if work.brief.alignment is not None else who.silo.base.slug
+        return sketch_of(who.silo.model_named(plan.model or pivot), who.silo.data.train, plan)
+    anchors = who.api.anchors(who.federation).anchors
+    examples = [Example(anchor.prompt, anchor.answer) for anchor in anchors]
+    with _injected(work) as adapter:
+        if work.folder.has(TRAINED):
+            adapter.load(Trained.from_bytes(work.folder.read(TRAINED)).adapter)
+        return sketch_of(who.silo.base, examples, plan)
+
+
+def _injected(work: _Work) -> Adapter:
+    brief, base = work.brief, work.who.silo.base
+    if brief.adapter.kind == "lora":
+        return inject_lora(base, brief.adapter, seed=brief.training.seed)
+    gated = load_strategy(brief.strategy.name, brief.strategy.options).gated
+    return inject_pq(base, brief.adapter, frames_in_use(work.who, brief).frames, gated=gated)
 
 
 def _join_signature(work: _Work, pack_digest: str | None) -> bytes:
