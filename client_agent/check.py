@@ -55,9 +55,7 @@ def _model(settings: AgentSettings) -> str:
 
 
 def _shared_model(settings: AgentSettings) -> str:
-    return (
-        base_model_slug(settings.pivot_model) if settings.pivot_model else "none set: our own model is used"
-    )
+    return base_model_slug(settings.pivot_model) if settings.pivot_model else "our own model"
 
 
 def _data(settings: AgentSettings) -> str:
@@ -72,9 +70,8 @@ def _connection(settings: AgentSettings) -> str:
     with CoordinatorApi(str(settings.url), credential=None, deadline_seconds=0.0) as api:
         hello = api.hello()
     if hello.protocol_version != PROTOCOL_VERSION:
-        raise AgentError(
-            f"it speaks protocol {hello.protocol_version}, this agent {PROTOCOL_VERSION}; update one"
-        )
+        theirs = hello.protocol_version
+        raise AgentError(f"it speaks protocol {theirs}, this agent {PROTOCOL_VERSION}; update one of them")
     return f"{hello.name} at {settings.url}, protocol {hello.protocol_version}"
 
 

@@ -69,7 +69,7 @@ def enrol(
 
 @agent.command()
 def check(config: _Config = None, as_json: _Json = False) -> None:
-    """Look at configuration, device, model, data and connection before a run; exit 1 if something is wrong."""
+    """Look at configuration, device, model, data and connection; exit 1 if something is wrong."""
     from client_agent.check import findings
 
     results = findings(config)

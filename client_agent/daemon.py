@@ -29,7 +29,7 @@ _PAUSE_AFTER_TROUBLE = 5.0
 
 
 class StopFlag:
-    """Set by SIGTERM or SIGINT; sleeping and training look at it, so that stopping is quick and loses nothing."""
+    """Set by SIGTERM or SIGINT; sleeping and training look at it, so that stopping is quick."""
 
     def __init__(self) -> None:
         self._event = threading.Event()

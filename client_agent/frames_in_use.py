@@ -1,4 +1,4 @@
-"""Get the frames of this federation: from disk, from the coordinator, or by making the pack nobody made yet."""
+"""Get a federation's frames: from disk, from the coordinator, or by making the pack nobody made yet."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _PARTS = ("adapter", "private", "optimiser")
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a round leaves at the client: adapter, gates and optimiser belong together, so they are one file."""
+    """What a round leaves at the client: adapter, gates and optimiser belong together: one file."""
 
     adapter: Arrays
     private: Arrays

@@ -55,7 +55,7 @@ _LARGEST_BODY: Final = 2**33
 
 @dataclass(slots=True)
 class Participant:
-    """Who takes part: a silo, its connection, its identity, its folders; and the frames once they are there."""
+    """Who takes part: a silo, its connection, identity and folders; and the frames once they are there."""
 
     silo: Silo
     api: CoordinatorApi
@@ -211,7 +211,7 @@ def _pack(work: _Work) -> bytes:
 def _push(work: _Work) -> bytes:
     """Deliver the update."""
     body = work.folder.read(UPDATE)
-    receipt = work.who.api.push_update(work.who.federation, work.brief.round, body, compressed=is_frame(body))
+    receipt = work.who.api.push_update(work.who.federation, work.brief.round, body)
     log.info("round %d: update of %d bytes delivered", work.brief.round, len(body))
     return receipt.model_dump_json().encode()
 
@@ -236,8 +236,8 @@ def _earlier(work: _Work) -> Trained | None:
 def _sketch(work: _Work) -> NDArray[np.float32]:
     """Sketch what the plan's `signature.kind` says.
 
-    `gradient`: that of the model that the plan names, else the pivot, else our own, without any adapter, on our
-    probe set. `representation`: our own model's, with its adapter, on the federation's anchors.
+    `gradient`: that of the model that the plan names, else the pivot, else our own, without any adapter,
+    on our probe set. `representation`: our own model's, with its adapter, on the federation's anchors.
     """
     who, plan = work.who, work.brief.signature
     if plan.kind == "gradient":
