@@ -48,6 +48,10 @@ class NotFound(Refused):
     status, slug, title = 404, "not-found", "There is no such thing, or it is not yours"
 
 
+class MethodNotAllowed(Refused):
+    status, slug, title = 405, "method-not-allowed", "This path does not take that method"
+
+
 class FederationStateConflict(Refused):
     status, slug, title = 409, "federation-state", "The federation is not in a state that allows this"
 
@@ -78,6 +82,11 @@ class BaseMismatch(Refused):
 
 class BodyTooLarge(Refused):
     status, slug, title = 413, "body-too-large", "The body is larger than this route accepts"
+
+
+class BodyOverran(BodyTooLarge):
+    # The rest is never read, so the connection cannot carry another request.
+    headers: ClassVar[dict[str, str]] = {"Connection": "close"}
 
 
 class MediaTypeRefused(Refused):
@@ -135,3 +144,8 @@ class Busy(Refused):
 
 class Unavailable(Refused):
     status, slug, title = 503, "unavailable", "The database does not answer; try again"
+    headers: ClassVar[dict[str, str]] = {"Retry-After": "5"}
+
+
+class Internal(Refused):
+    status, slug, title = 500, "internal", "Something went wrong here; the log has this incident"

@@ -1,7 +1,7 @@
 """Every table, and nothing that reads or writes one.
 
-Tensors are payloads: content-addressed bytes in chunk rows. All bytes of a payload before `head_bytes` are
-chunk 0 and the rest are chunks of CHUNK_BYTES, so that chunk borders fall on the values behind a header.
+Tensors are payloads: content-addressed bytes in chunk rows. A chunk says where in its payload it begins and
+has at most CHUNK_BYTES, so that who writes many payloads side by side can write small ones.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     DateTime,
     Dialect,
     ForeignKey,
@@ -129,8 +130,8 @@ class ClientRow(Table):
     enrolled_at: Mapped[datetime]
     last_seen_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
-    bytes_up: Mapped[int] = mapped_column(default=0)
-    bytes_down: Mapped[int] = mapped_column(default=0)
+    bytes_up: Mapped[int] = mapped_column(BigInteger, default=0)
+    bytes_down: Mapped[int] = mapped_column(BigInteger, default=0)
 
 
 class RoundRow(Table):
@@ -165,8 +166,8 @@ class ParticipationRow(Table):
     state: Mapped[str]
     joined_at: Mapped[datetime]
     base_digest: Mapped[str]
-    bytes_up: Mapped[int] = mapped_column(default=0)
-    bytes_down: Mapped[int] = mapped_column(default=0)
+    bytes_up: Mapped[int] = mapped_column(BigInteger, default=0)
+    bytes_down: Mapped[int] = mapped_column(BigInteger, default=0)
     reject_reason: Mapped[str | None]
 
 
@@ -177,18 +178,17 @@ class PayloadRow(Table):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str | None] = mapped_column(unique=True)
-    bytes: Mapped[int]
-    head_bytes: Mapped[int]
+    bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
 
 
 class ChunkRow(Table):
-    """A piece of a payload: chunk 0 is the head (may be empty), the others CHUNK_BYTES each but the last."""
+    """A piece of a payload, at most CHUNK_BYTES; `begin` is the position of its first byte in the payload."""
 
     __tablename__ = "payload_chunks"
 
     payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id", ondelete="CASCADE"), primary_key=True)
-    ordinal: Mapped[int] = mapped_column(primary_key=True)
+    begin: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     data: Mapped[bytes]
 
 
@@ -209,10 +209,10 @@ class UpdateRow(Table):
     round_number: Mapped[int]
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), index=True)
     digest: Mapped[str]
-    bytes: Mapped[int]
+    bytes: Mapped[int] = mapped_column(BigInteger)
     payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)
     state_payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)
-    state_begin: Mapped[int]
+    state_begin: Mapped[int] = mapped_column(BigInteger)
     layout: Mapped[list[Any]]
     norm: Mapped[float]
     clipped: Mapped[bool]
@@ -262,7 +262,7 @@ class WeightsRow(Table):
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), index=True)
     payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)
     digest: Mapped[str]
-    bytes: Mapped[int]
+    bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
 
 
@@ -274,7 +274,7 @@ class AnchorsRow(Table):
     federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"), primary_key=True)
     payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)
     digest: Mapped[str]
-    bytes: Mapped[int]
+    bytes: Mapped[int] = mapped_column(BigInteger)
     count: Mapped[int]
 
 
@@ -289,7 +289,7 @@ class PackRow(Table):
     base_model: Mapped[str]
     payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)
     digest: Mapped[str]
-    bytes: Mapped[int]
+    bytes: Mapped[int] = mapped_column(BigInteger)
     alignment_set: Mapped[str]
     selected: Mapped[list[Any]]
     errors: Mapped[dict[str, Any]]

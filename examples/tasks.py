@@ -11,23 +11,21 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
-LETTERS: Final = string.ascii_lowercase
-VOCABULARY: Final = LETTERS + " ="
+LETTERS: Final = string.ascii_lowercase[:16]
+VOCABULARY: Final = string.ascii_lowercase + " ="
 MAX_TOKENS: Final = 24  # bos + prompt + completion + eos of every task fits
 
-_KEYBOARD: Final = "qwertyuiopasdfghjklzxcvbnm"
+_KEYBOARD: Final = "dfinkbpmgheojcla"
 _VOWELS: Final = frozenset("aeiou")
 
 # A few examples must not determine a client task, several silos' examples together nearly must.
 # Twelve examples of four letters show 85 % of the alphabet on average (each string is wholly covered
 # with probability one half), twenty-four show 98 %.
-_CIPHER: Final = dict(zip(LETTERS, "yzjgwomabcfrqksvtxuhlnedpi", strict=True))
-_CIPHER_B: Final = dict(zip(LETTERS, "wjisqkvpzmucothfyagxnblrde", strict=True))
-_LABEL_LETTERS: Final = "abcdefghijkl"
-_LABELS: Final = ("kor", "vun", "dax", "mip", "zeb", "tolu")
-_LABEL: Final = dict(
-    zip(_LABEL_LETTERS, (_LABELS[k] for k in (3, 0, 5, 1, 4, 2, 5, 3, 2, 0, 1, 4)), strict=True)
-)
+_CIPHER: Final = dict(zip(LETTERS, "eklhcjbdmpongafi", strict=True))
+_CIPHER_B: Final = dict(zip(LETTERS, "klojgacebmhfpdin", strict=True))
+_LABEL_LETTERS: Final = "abcdefgh"
+_LABELS: Final = ("ko", "nu", "da", "mi")
+_LABEL: Final = dict(zip(_LABEL_LETTERS, (_LABELS[k] for k in (3, 0, 1, 3, 2, 0, 1, 2)), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,11 @@ def _swap_pairs(text: str) -> str:
 
 
 def _part(text: str) -> str:
-    return "low" if text[0] < "j" else "mid" if text[0] < "s" else "top"
+    return "low" if text[0] < "f" else "mid" if text[0] < "k" else "top"
+
+
+def _kind(text: str) -> str:
+    return ("sun", "sea", "sky", "ice")[LETTERS.index(text[-1]) % 4]
 
 
 PUBLIC_TASKS: Final[tuple[Task, ...]] = (
@@ -73,7 +75,7 @@ PUBLIC_TASKS: Final[tuple[Task, ...]] = (
     Task("rev", lambda text: text[::-1]),
     Task("next", _shift(1)),
     Task("prev", _shift(-1)),
-    Task("rot", _shift(13)),
+    Task("rot", _shift(8)),
     Task("flip", _substitute(dict(zip(LETTERS, reversed(LETTERS), strict=True)))),
     Task("keys", _substitute(dict(zip(LETTERS, _KEYBOARD, strict=True)))),
     Task("sort", lambda text: "".join(sorted(text))),
@@ -81,15 +83,15 @@ PUBLIC_TASKS: Final[tuple[Task, ...]] = (
     Task("right", lambda text: text[-1] + text[:-1]),
     Task("swap", _swap_pairs),
     Task("dup", lambda text: "".join(a + a for a in text)),
-    Task("odd", lambda text: text[::2]),
+    Task("kind", _kind),
     Task("ends", lambda text: text[0] + text[-1]),
     Task("vowel", lambda text: "".join("v" if a in _VOWELS else "c" for a in text)),
     Task("part", _part),
 )
 
 CLIENT_TASKS: Final[tuple[Task, ...]] = (
-    Task("cipher", _substitute(_CIPHER), lengths=(4,)),
-    Task("cipher_b", _substitute(_CIPHER_B), tag="cipher", lengths=(4,)),
+    Task("cipher", _substitute(_CIPHER), lengths=(3,)),
+    Task("cipher_b", _substitute(_CIPHER_B), tag="cipher", lengths=(3,)),
     Task("label", lambda text: _LABEL[text[0]], letters=_LABEL_LETTERS, lengths=(4,)),
 )
 

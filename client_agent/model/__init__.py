@@ -1,0 +1,1 @@
+"""Base models, the adapters around them, and what makes adapters comparable."""

@@ -1,0 +1,1 @@
+"""One file per federated method: what the agent does with the weights it is served."""

@@ -1,0 +1,1 @@
+"""Examples, the training loop, and scores."""

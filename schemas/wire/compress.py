@@ -33,6 +33,11 @@ def compress(body: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=1, write_checksum=True, write_content_size=True).compress(body)
 
 
+def is_frame(body: bytes) -> bool:
+    """Say whether bytes begin as a zstd frame does; no tensor body does, since its header would be too long."""
+    return body.startswith(_FRAME_MAGIC)
+
+
 def decompress(source: BinaryIO, sink: BinaryIO, *, max_bytes: int) -> int:
     """Decode one frame from `source` into `sink` and give the number of bytes written.
 

@@ -133,9 +133,9 @@ def test_an_error_page_of_something_in_between_is_a_refusal_without_a_slug() -> 
 
 
 def test_something_that_is_no_coordinator_is_noticed() -> None:
-    with answering(status(200, {"welcome": "to nginx"})) as (url, _), api_for(url, []) as api:
-        with pytest.raises(AnswerUnreadable, match="is the URL a Tessera coordinator"):
-            api.hello()
+    trouble = pytest.raises(AnswerUnreadable, match="is the URL a Tessera coordinator")
+    with answering(status(200, {"welcome": "to nginx"})) as (url, _), api_for(url, []) as api, trouble:
+        api.hello()
 
 
 def test_nothing_to_do_says_when_to_ask_again() -> None:
@@ -159,9 +159,9 @@ def test_a_download_that_starts_over_is_not_glued_to_its_first_try() -> None:
 
 
 def test_a_damaged_download_is_noticed() -> None:
-    with answering(part_of(b"weights", digest=digest_of(b"other"))) as (url, _), api_for(url, []) as api:
-        with pytest.raises(DownloadDamaged):
-            api.weights("fed", 1)
+    damaged = part_of(b"weights", digest=digest_of(b"other"))
+    with answering(damaged) as (url, _), api_for(url, []) as api, pytest.raises(DownloadDamaged):
+        api.weights("fed", 1)
 
 
 def test_a_missing_pack_is_none_and_no_error() -> None:
