@@ -73,7 +73,8 @@ def running_coordinator(folder: Path) -> Iterator[Operator]:
         **os.environ,
         "TESSERA_DATABASE_URL": f"sqlite:///{folder / 'tessera.db'}",
         "TESSERA_ADMIN_TOKEN": token,
-        "TESSERA_POLL_SECONDS": "1",
+        "TESSERA_RETRY_SECONDS": "1",
+        "TESSERA_TICK_SECONDS": "0.2",
     }
     log = folder / "coordinator.log"
     with log.open("wb") as output:

@@ -1,0 +1,179 @@
+"use strict";
+// Reads the API every few seconds with the reader's token, which stays in this tab.
+
+const REFRESH_MS = 3000;
+const at = (id) => document.getElementById(id);
+const token = {
+  get: () => sessionStorage.getItem("token"),
+  set: (value) => sessionStorage.setItem("token", value),
+  forget: () => sessionStorage.removeItem("token"),
+};
+
+async function ask(path) {
+  const answer = await fetch(path, { headers: { Authorization: `Bearer ${token.get()}` } });
+  if (answer.status === 404) return null;
+  if (!answer.ok) throw new Error((await answer.json()).title || answer.statusText);
+  return answer.json();
+}
+
+function element(name, text, attributes = {}) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
+}
+
+function table(target, head, rows) {
+  const top = element("tr");
+  head.forEach((text) => top.append(element("th", text, { scope: "col" })));
+  const body = rows.map((cells) => {
+    const row = element("tr");
+    cells.forEach((text) => row.append(element("td", text)));
+    return row;
+  });
+  target.replaceChildren(top, ...body);
+}
+
+const share = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
+const time = (text) => (text ? new Date(text).toLocaleTimeString() : "–");
+const seconds = (value) => (value >= 90 ? `${Math.round(value / 60)} min` : `${Math.round(value)} s`);
+
+function size(bytes) {
+  const unit = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]].find(([, base]) => bytes >= base);
+  return unit ? `${(bytes / unit[1]).toFixed(1)} ${unit[0]}` : `${bytes} B`;
+}
+
+function headline(federation, round) {
+  const total = federation.plan.rounds.total;
+  if (!round) return `${federation.name} is ${federation.state}: no round yet, ${federation.clients.enrolled} clients enrolled.`;
+  const since = (Date.now() - new Date(round.opened_at)) / 1000;
+  const now = federation.state === "finished" ? "finished" : `${round.state} for ${seconds(since)}`;
+  const left = round.state === "collecting" && round.deadline
+    ? `, deadline in ${seconds(Math.max(0, (new Date(round.deadline) - Date.now()) / 1000))}` : "";
+  return `${federation.name}, strategy ${federation.plan.strategy.name}: round ${round.round} of ${total}, ${now}${left}.`;
+}
+
+function facts(federation, round) {
+  const pairs = [[federation.clients.enrolled, "clients enrolled"]];
+  if (round) {
+    const { counts, bytes, scores } = round;
+    pairs.push([`${counts.arrived} of ${counts.joined}`, "updates of this round"], [counts.late + counts.rejected, "late or rejected"],
+      [size(bytes.up), "up in this round"], [size(bytes.down), "down in this round"]);
+    if (scores) pairs.push([share(scores.mean.exact_match), "mean exact match"], [share(scores.worst.exact_match), "worst exact match"]);
+  }
+  at("facts").replaceChildren(...pairs.map(([value, name]) => {
+    const box = element("div", undefined, { class: "fact" });
+    box.append(element("b", value), element("span", name));
+    return box;
+  }));
+}
+
+function curve(rounds) {
+  const scored = rounds.filter((round) => round.scores).sort((a, b) => a.round - b.round);
+  if (!scored.length) {
+    at("curve").replaceChildren(element("p", "No scores yet.", { class: "empty" }));
+    return;
+  }
+  const [width, height, edge] = [640, 220, 34];
+  const last = Math.max(2, scored.at(-1).round);
+  const x = (round) => edge + ((width - edge - 12) * (round - 1)) / (last - 1);
+  const y = (value) => height - edge + 8 - (height - edge - 4) * value;
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.setAttribute("width", width);
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", "mean and worst exact match by round");
+  const draw = (name, attributes, text) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    if (text !== undefined) made.textContent = text;
+    svg.append(made);
+  };
+  for (const value of [0, 0.25, 0.5, 0.75, 1]) {
+    draw("line", { class: "grid", x1: edge, x2: width - 12, y1: y(value), y2: y(value) });
+    draw("text", { x: edge - 6, y: y(value) + 4, "text-anchor": "end" }, value);
+  }
+  for (const kind of ["mean", "worst"]) {
+    const points = scored.map((round) => `${x(round.round)},${y(round.scores[kind].exact_match)}`);
+    draw("path", { class: kind, d: `M${points.join("L")}` });
+  }
+  scored.forEach((round) => {
+    draw("circle", { cx: x(round.round), cy: y(round.scores.mean.exact_match), r: 3 });
+    draw("text", { x: x(round.round), y: height - 6, "text-anchor": "middle" }, round.round);
+  });
+  at("curve").replaceChildren(svg, element("p", "Solid: mean of the clients; dashed: the worst.", { class: "empty" }));
+}
+
+function relevance(view, names) {
+  if (!view || !view.clients.length) {
+    at("relevance-note").textContent = "Nothing has been aggregated yet.";
+    at("relevance").replaceChildren();
+    return;
+  }
+  at("relevance-note").textContent = `After round ${view.round}: a row listens to its columns.`;
+  const label = (client) => names[client] || client;
+  table(at("relevance"), ["", ...view.clients.map(label)], view.relevance.map((row, i) =>
+    [label(view.rows[i]), ...row.map((value) => value.toFixed(2))]));
+  const cells = at("relevance").querySelectorAll("td:not(:first-child)");
+  view.relevance.flat().forEach((value, i) => { cells[i].style.background = `rgba(var(--brand), ${0.75 * value})`; });
+}
+
+async function show() {
+  const federations = (await ask("/v1/federations?limit=100")).items;
+  const chosen = at("federation").value || (federations.at(-1) || {}).id;
+  at("federation").replaceChildren(...federations.map((f) => element("option", `${f.name} (${f.state})`, { value: f.id })));
+  if (!chosen) {
+    at("headline").textContent = "No federation yet: tessera federation create makes one.";
+    return;
+  }
+  at("federation").value = chosen;
+  const path = `/v1/federations/${encodeURIComponent(chosen)}`;
+  const federation = federations.find((f) => f.id === chosen) || await ask(path);
+  const rounds = (await ask(`${path}/rounds?limit=100`)).items;
+  const round = rounds.length ? await ask(`${path}/rounds/${rounds[0].round}`) : null;
+  const done = rounds.find((r) => r.state === "published");
+  const clients = (await ask(`${path}/clients?limit=100`)).items;
+  const names = Object.fromEntries(clients.map((client) => [client.client_id, client.name]));
+  at("headline").textContent = headline(federation, round);
+  facts(federation, round);
+  curve(rounds);
+  table(at("clients"), ["client", "state", "received", "up", "down", "norm", "loss", "exact match before", "after"],
+    (round ? round.clients : []).map((c) => [c.name, c.reject_reason ? `${c.state}: ${c.reject_reason}` : c.state, time(c.received_at),
+      size(c.bytes.up), size(c.bytes.down), share(c.norm), share(c.scores && c.scores.after.loss),
+      share(c.scores && c.scores.before.exact_match), share(c.scores && c.scores.after.exact_match)]));
+  relevance(done ? await ask(`${path}/rounds/${done.round}/relevance`) : null, names);
+  table(at("rounds"), ["round", "state", "opened", "updates", "up", "down", "mean exact match", "worst"],
+    rounds.map((r) => [r.round, r.reason ? `${r.state}: ${r.reason}` : r.state, time(r.opened_at), `${r.counts.arrived} of ${r.counts.joined}`,
+      size(r.bytes.up), size(r.bytes.down), share(r.scores && r.scores.mean.exact_match), share(r.scores && r.scores.worst.exact_match)]));
+  at("claims").replaceChildren(...federation.claims.map((claim) => element("li", claim)));
+}
+
+async function refresh() {
+  const known = Boolean(token.get());
+  at("entry").hidden = known;
+  at("view").hidden = at("leave").hidden = !known;
+  if (!known) return;
+  try {
+    await show();
+    at("updated").textContent = `as of ${new Date().toLocaleTimeString()}`;
+  } catch (error) {
+    at("updated").textContent = `${error.message}; trying again`;
+    if (/credential|role/i.test(error.message)) {
+      token.forget();
+      at("trouble").textContent = error.message;
+      at("entry").hidden = false;
+      at("view").hidden = true;
+    }
+  }
+}
+
+at("entry").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token.set(at("token").value.trim());
+  at("token").value = at("trouble").textContent = "";
+  refresh();
+});
+at("leave").addEventListener("click", () => { token.forget(); refresh(); });
+at("federation").addEventListener("change", refresh);
+refresh();
+setInterval(() => document.hidden || refresh(), REFRESH_MS);
