@@ -1,0 +1,92 @@
+"""Say what training, scoring and rounds may ask of an adapter, whatever kind it is; and swap modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from client_agent.errors import LayoutMismatch
+from schemas.maths.adapter import Layout
+
+State = Mapping[str, NDArray[np.float32]]
+
+
+class Adapter(Protocol):
+    """Trainable tensors in place around a frozen base; leaving its context takes them away again."""
+
+    @property
+    def layout(self) -> Layout:
+        """Names and shapes of the tensors that travel."""
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Everything that trains, by name; private ones included."""
+
+    def parameter_groups(self, learning_rate: float) -> list[dict[str, Any]]:
+        """Give an optimiser the parameters with the learning rate that each needs."""
+
+    def state(self) -> dict[str, NDArray[np.float32]]:
+        """Copy the tensors that travel."""
+
+    def load(self, state: State) -> None:
+        """Set the tensors that travel; `LayoutMismatch` when names or shapes differ."""
+
+    def load_global(self, state: State) -> None:
+        """Set the frozen global branch of a gated adapter; `AdapterInPlace` when there is none."""
+
+    def private_state(self) -> dict[str, NDArray[np.float32]]:
+        """Copy the tensors that never leave the client: the gates."""
+
+    def load_private(self, state: State) -> None:
+        """Set the tensors that never leave the client."""
+
+    def merged_state(self) -> dict[str, NDArray[np.float32]]:
+        """Give the one adapter that acts: local and global branch mixed by the gates."""
+
+    def remove(self) -> None:
+        """Put the original modules back. Twice is as good as once."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Put `module` in the place of the one at `path`."""
+    parent, _, child = path.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+def copy_in(targets: Mapping[str, torch.Tensor], state: State) -> None:
+    """Copy arrays into tensors of the same names and shapes.
+
+    Raises:
+        LayoutMismatch: a name is missing or too many, or a shape differs; nothing was copied.
+    """
+    if targets.keys() != state.keys():
+        missing, unknown = sorted(targets.keys() - state.keys()), sorted(state.keys() - targets.keys())
+        raise LayoutMismatch(
+            f"the adapter and the tensors for it differ: missing {missing[:3]}, unknown {unknown[:3]}; "
+            "check that plan and alignment pack are those the tensors were made under"
+        )
+    for name, target in targets.items():
+        if tuple(target.shape) != state[name].shape:
+            raise LayoutMismatch(
+                f"{name} has shape {state[name].shape} and the adapter needs {tuple(target.shape)}; "
+                "check that rank and base model are those the tensors were made for"
+            )
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(torch.from_numpy(np.array(state[name], dtype=np.float32)))
+
+
+def copy_out(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[np.float32]]:
+    """Copy tensors to arrays, by name in order."""
+    return {name: np.array(tensors[name].detach().float().cpu().numpy()) for name in sorted(tensors)}

@@ -1,0 +1,49 @@
+"""Draw the numbers that every machine must draw alike: frames, targets, sketches, orders of examples.
+
+Only the raw words of a counter-based generator and integer arithmetic are used: distributions of
+numerical libraries may change between their versions, these do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+Key = int | str
+
+
+def stream(*key: Key) -> np.random.Philox:
+    """Open the stream of 64-bit words that belongs to `key`, the same on every machine."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in key)
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return np.random.Philox(key=int.from_bytes(digest[:16], "little"))
+
+
+def words(count: int, *key: Key) -> NDArray[np.uint64]:
+    """Give the first `count` words of the stream of `key`: (count,) uint64."""
+    return np.asarray(stream(*key).random_raw(count), dtype=np.uint64)
+
+
+def signs(shape: tuple[int, ...], *key: Key) -> NDArray[np.float32]:
+    """Draw +1 and -1 with equal probability: `shape` float32."""
+    bits = words(prod(shape), *key) >> np.uint64(63)
+    return (bits.astype(np.float32) * 2 - 1).reshape(shape)
+
+
+def uniform(shape: tuple[int, ...], bound: float, *key: Key) -> NDArray[np.float32]:
+    """Draw evenly from [-bound, bound): `shape` float32."""
+    unit = (words(prod(shape), *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return ((unit * 2 - 1) * bound).astype(np.float32).reshape(shape)
+
+
+def below(limit: int, count: int, *key: Key) -> list[int]:
+    """Draw `count` integers from 0..limit-1, with repetition."""
+    return [int(word) for word in words(count, *key) % np.uint64(limit)]
+
+
+def permutation(count: int, *key: Key) -> list[int]:
+    """Draw an order of 0..count-1."""
+    return [int(i) for i in np.argsort(words(count, *key), kind="stable")]

@@ -1,0 +1,79 @@
+"""Say what an example is: its text, its name for all time, and how it is tokenised for a model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerFast
+
+from client_agent.errors import TokenizerUnfit
+from client_agent.model.tokens import Encoded, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of a chat."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What the model reads, a prompt or the `turns` of a chat so far, and the answer it must write."""
+
+    prompt: str
+    completion: str
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """A digest of the text: the same wherever and whenever the example turns up."""
+        turns = [[turn.role, turn.content] for turn in self.turns]
+        return hashlib.sha256(json.dumps([self.prompt, turns, self.completion]).encode()).hexdigest()
+
+
+def probe_set(examples: Sequence[Example], count: int) -> list[Example]:
+    """Choose the `count` examples with the smallest digests: the same ones every round, in the same order."""
+    return sorted({e.key: e for e in examples}.values(), key=lambda e: e.key)[:count]
+
+
+def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast, max_length: int) -> Encoded:
+    """Tokenise an example; the answer with its end-of-sequence token carries the loss.
+
+    Raises:
+        TokenizerUnfit: a chat example meets a tokenizer without a chat template.
+    """
+    if not example.turns:
+        return encode(tokenizer, example.prompt, example.completion, max_length=max_length)
+    prompt, answer = _render(example, tokenizer)
+    return encode(tokenizer, prompt, answer, max_length=max_length, special=False)
+
+
+def encode_all(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, max_length: int
+) -> list[Encoded]:
+    """Tokenise examples in order."""
+    return [encode_example(example, tokenizer, max_length) for example in examples]
+
+
+def _render(example: Example, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str]:
+    """Write a chat out with the tokenizer's template: the text before the answer, and the answer's."""
+    if tokenizer.chat_template is None:
+        raise TokenizerUnfit(
+            "the data are chats and this model's tokenizer has no chat template; use a chat model, "
+            "or give prompt and completion"
+        )
+    turns = [{"role": turn.role, "content": turn.content} for turn in example.turns]
+    answer = {"role": "assistant", "content": example.completion}
+    before = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    whole = str(tokenizer.apply_chat_template([*turns, answer], tokenize=False)).rstrip()
+    if not whole.startswith(before) or len(whole) == len(before):
+        raise TokenizerUnfit(
+            "this model's chat template changes earlier turns when an answer follows, so that the answer "
+            "cannot be told apart; give prompt and completion instead"
+        )
+    return before, whole[len(before) :]

@@ -1,0 +1,66 @@
+"""Hold the frozen A, B between which P and Q live, and make the ones that mean nothing: random frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_agent.model.draws import signs
+from client_agent.model.loading import BaseModel
+from schemas.maths.adapter import module_name
+from schemas.messages.federations import AdapterPlan, Role
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The frozen A (r, d_in) and B (d_out, r) of one (block, role), float32.
+
+    `rate` multiplies the learning rate of P and Q.
+    """
+
+    A: Array
+    B: Array
+    rate: float
+
+
+Frames = Mapping[str, Frame]
+"""Frames by module name (`b0.q`); a (block, role) without one carries no adapter."""
+
+
+def frame_of(a: NDArray[Any], b: NDArray[Any]) -> Frame:
+    """Pair A and B with their rate, r / (|A| |B|) in Frobenius norms.
+
+    A step of P moves the output in proportion to |A| |B|, which differs between base models (fedmosaic.md
+    section 3); a pivot's frames are orthonormal, so that their rate is 1.
+    """
+    a, b = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
+    size = float(np.linalg.norm(a.astype(np.float64)) * np.linalg.norm(b.astype(np.float64)))
+    return Frame(a, b, rate=a.shape[0] / size if size else 1.0)
+
+
+def random_frames(base: BaseModel, plan: AdapterPlan, seed: int) -> dict[str, Frame]:
+    """Draw A and B of every (block, role) from the seed: entries +-1/sqrt(d), so that the rate is 1.
+
+    Agents of one base model draw the same frames; those of different ones have nothing in common.
+    """
+    frames: dict[str, Frame] = {}
+    for role in present_roles(base, plan):
+        d_out, d_in = base.shapes[role]
+        for block in range(plan.blocks):
+            name = module_name(block, role)
+            a = signs((plan.rank, d_in), "frame", seed, name, "A") * np.float32(1 / sqrt(d_in))
+            b = signs((d_out, plan.rank), "frame", seed, name, "B") * np.float32(1 / sqrt(d_out))
+            frames[name] = Frame(a, b, rate=1.0)
+    return frames
+
+
+def present_roles(base: BaseModel, plan: AdapterPlan) -> list[Role]:
+    """Give the plan's roles that this architecture has, in the plan's order."""
+    return [role for role in plan.roles if role in base.shapes]

@@ -1,0 +1,195 @@
+"""Load a base model, frozen, and name its exact weights. Knows no adapter and no federation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+
+from client_agent.errors import ModelNotFound, TokenizerUnfit
+from client_agent.model.roles import Architecture, architecture_of
+from schemas.messages.federations import Role
+
+_CHUNK = 1 << 20
+_HEADER_LIMIT = 100 * 2**20  # as public safetensors readers have it
+_NOT_THE_FUNCTION = frozenset(
+    {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
+)
+_FILES = ["*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja"]
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """A frozen base model. `shapes` gives (d_out, d_in) of every role's linear layer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    slug: str
+    architecture: str
+    hidden_size: int
+    layers: int
+    shapes: Mapping[Role, tuple[int, int]]
+    device: torch.device
+
+    @property
+    def parts(self) -> Architecture:
+        """Where the parts of this model are."""
+        return architecture_of(self.architecture)
+
+
+def load_base_model(source: str, *, device: torch.device, dtype: torch.dtype = torch.float32) -> BaseModel:
+    """Load a causal language model from a folder or from the hub's cache or the hub; nothing in it trains.
+
+    Raises:
+        ModelNotFound: there is no config.json with safetensors weights, or they cannot be loaded.
+        UnknownArchitecture: `client_agent/model/roles.py` does not describe it.
+        TokenizerUnfit: the tokenizer gives no character offsets or has no end-of-sequence token.
+    """
+    folder = _folder_of(source)
+    parts = architecture_of(str(_config_of(folder).get("model_type")))
+    slug = base_model_slug(source)
+    try:
+        model = cast(
+            PreTrainedModel, AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        )
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelNotFound(f"{source}: cannot be loaded ({error}); download the model again") from error
+    _check(tokenizer, source)
+    cast(nn.Module, model).to(device)
+    model.requires_grad_(False)
+    cast(Any, model).eval()
+    return BaseModel(
+        model=model,
+        tokenizer=tokenizer,
+        slug=slug,
+        architecture=str(model.config.model_type),
+        hidden_size=int(model.config.hidden_size),
+        layers=int(model.config.num_hidden_layers),
+        shapes={role: _shape(parts.linear(model, 0, role)) for role in parts.roles},
+        device=device,
+    )
+
+
+def base_model_slug(source: str) -> str:
+    """Name exact weights: `<folder or model name>-<12 hex digits>`.
+
+    The digits are a SHA-256 over config.json, without what does not change the function (names, dtypes,
+    versions), and over every tensor's name, dtype, shape and bytes in the order of their names: the same
+    for one file and for shards.
+
+    Raises:
+        ModelNotFound: config.json or safetensors weights are missing or damaged.
+    """
+    folder = _folder_of(source)
+    digest = hashlib.sha256()
+    config = {key: value for key, value in _config_of(folder).items() if key not in _NOT_THE_FUNCTION}
+    digest.update(json.dumps(config, sort_keys=True).encode())
+    for facts, chunks in _stored_tensors(folder):
+        digest.update(facts.encode())
+        for chunk in chunks:
+            digest.update(chunk)
+    name = Path(os.path.abspath(source)).name if Path(source).is_dir() else source.rpartition("/")[2]
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-")[:100] or "model"
+    return f"{slug}-{digest.hexdigest()[:12]}"
+
+
+def _folder_of(source: str) -> Path:
+    if Path(source).is_dir():
+        return Path(source)
+    if source.startswith((".", "/", "~")):
+        raise ModelNotFound(f"{source}: no such folder; give the folder that holds the model's config.json")
+    from huggingface_hub import snapshot_download  # heavy, and only needed for hub ids
+
+    try:
+        return Path(snapshot_download(source, allow_patterns=_FILES))
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(
+            f"{source}: neither a folder here nor a model that the hub gives out ({error}); "
+            "check the name, or download the model and give its folder"
+        ) from error
+
+
+def _config_of(folder: Path) -> dict[str, object]:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"{folder}: no readable config.json ({error}); give a model's folder") from error
+    return cast(dict[str, object], config)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    else:
+        names = {"model.safetensors"}
+    files = [folder / name for name in sorted(names)]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ModelNotFound(
+            f"{folder}: {missing[0]} is missing; only safetensors weights are loaded, "
+            "convert others with save_pretrained()"
+        )
+    return files
+
+
+def _stored_tensors(folder: Path) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """Yield (name, dtype, shape as text; bytes in chunks) of every stored tensor, by name."""
+    places: dict[str, tuple[Path, int, dict[str, Any]]] = {}
+    for file in _weight_files(folder):
+        with file.open("rb") as stream:
+            start, header = _header(stream, file)
+        places.update({name: (file, start, entry) for name, entry in header.items()})
+    for name in sorted(places):
+        file, start, entry = places[name]
+        begin, end = entry["data_offsets"]
+        yield f"{name} {entry['dtype']} {entry['shape']}", _bytes(file, start + begin, end - begin)
+
+
+def _header(stream: BinaryIO, file: Path) -> tuple[int, dict[str, dict[str, Any]]]:
+    try:
+        (size,) = struct.unpack("<Q", stream.read(8))
+        if size > _HEADER_LIMIT:
+            raise ValueError(f"a header of {size} bytes")
+        header = json.loads(stream.read(size))
+    except (struct.error, ValueError) as error:
+        raise ModelNotFound(f"{file}: damaged safetensors file ({error}); download it again") from error
+    header.pop("__metadata__", None)
+    return 8 + size, header
+
+
+def _bytes(file: Path, start: int, count: int) -> Iterator[bytes]:
+    with file.open("rb") as stream:
+        stream.seek(start)
+        while count:
+            chunk = stream.read(min(count, _CHUNK))
+            if not chunk:
+                raise ModelNotFound(f"{file}: shorter than its header says; download it again")
+            count -= len(chunk)
+            yield chunk
+
+
+def _shape(linear: nn.Module) -> tuple[int, int]:
+    return int(cast(int, linear.out_features)), int(cast(int, linear.in_features))
+
+
+def _check(tokenizer: object, source: str) -> None:
+    if not getattr(tokenizer, "is_fast", False):
+        raise TokenizerUnfit(
+            f"{source}: its tokenizer gives no character offsets; save it as a fast one (tokenizer.json)"
+        )
+    if getattr(tokenizer, "eos_token_id", None) is None:
+        raise TokenizerUnfit(
+            f"{source}: its tokenizer has no eos token; set eos_token in tokenizer_config.json"
+        )

@@ -1,0 +1,58 @@
+"""Say what a strategy is to an agent, and find it by its file's name. Knows no model and no torch.
+
+To add one, add `client_agent/strategies/<name>.py` with `Options` (a pydantic model of what the agent needs;
+other options of the plan are ignored) and `Strategy` (a class made from Options).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import JsonValue, ValidationError
+
+from client_agent.errors import StrategyOptionsInvalid, UnknownStrategy
+
+State = Mapping[str, NDArray[np.float32]]
+
+
+class AgentStrategy(Protocol):
+    """How a client uses what it is served."""
+
+    @property
+    def gated(self) -> bool:
+        """Whether the served weights act as a frozen global branch beside the local one."""
+
+    def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
+        """Give the adapter from which a round's training starts; `local` is None before the first one."""
+
+
+def strategy_names() -> list[str]:
+    """List the strategies of this agent: the files beside this one."""
+    found = pkgutil.iter_modules([str(Path(__file__).parent)])
+    return sorted(module.name for module in found if module.name != "base")
+
+
+def load_strategy(name: str, options: Mapping[str, JsonValue] | None = None) -> AgentStrategy:
+    """Make the strategy of the file `<name>.py` with the plan's options.
+
+    Raises:
+        UnknownStrategy: there is no such file.
+        StrategyOptionsInvalid: an option that the agent needs has no meaning.
+    """
+    if name not in strategy_names():
+        known = ", ".join(strategy_names())
+        raise UnknownStrategy(f"this agent has no strategy {name!r}, only {known}; update the agent")
+    module = importlib.import_module(f"client_agent.strategies.{name}")
+    try:
+        return cast(AgentStrategy, module.Strategy(module.Options.model_validate(dict(options or {}))))
+    except ValidationError as error:
+        facts = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise StrategyOptionsInvalid(
+            f"options of strategy {name} that this agent does not understand ({facts}); update the agent"
+        ) from error

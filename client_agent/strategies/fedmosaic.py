@@ -1,0 +1,52 @@
+"""FedMosaic (arXiv 2506.11024), in the agent: how the personalised global adapter G meets the local L.
+
+fedmosaic.md section 3, "Beside P and Q, and how the received weights are used".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from client_agent.errors import LayoutMismatch
+from client_agent.strategies.base import State
+
+
+class Options(BaseModel):
+    """`mix`: go on from L (`init`), from the mean of L and G (`average`), or from L beside G (`gate`)."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    mix: Literal["init", "average", "gate"] = "average"
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A newcomer starts from what it is served; an established client as `mix` says."""
+
+    options: Options
+
+    @property
+    def gated(self) -> bool:
+        """Whether G acts beside L, mixed by a gate per layer."""
+        return self.options.mix == "gate"
+
+    def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
+        """L <- G for a newcomer; else L <- (L + G) / 2 with `average`, L with `init` and `gate`.
+
+        Raises:
+            LayoutMismatch: L and G do not have the same tensors.
+        """
+        if newcomer or local is None:
+            return served
+        if self.options.mix != "average":
+            return local
+        if local.keys() != served.keys():
+            raise LayoutMismatch(
+                "the local adapter and the served one have different tensors; was the alignment pack "
+                "changed? Remove the local adapter to start from the served one"
+            )
+        return {name: (local[name] + served[name]) * np.float32(0.5) for name in local}

@@ -1,0 +1,46 @@
+"""Score a model on a client's held-out examples: one forward pass per batch, nothing is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, isfinite
+
+import torch
+from torch.nn import functional as nnf
+
+from client_agent.errors import LossNotFinite
+from client_agent.model.examples import Example, encode_all
+from client_agent.model.loading import BaseModel
+from client_agent.model.tokens import NO_TARGET, answer_logits, collate, pad_id
+from schemas.messages.rounds import Metrics
+
+_LARGEST_EXPONENT = 700.0
+
+
+@torch.inference_mode()
+def evaluate(
+    base: BaseModel, examples: Sequence[Example], *, max_length: int, batch_size: int = 32
+) -> Metrics:
+    """Give loss (nats per answer token, end-of-sequence included), its exponential, and exact match.
+
+    An example matches when the argmax equals the answer at every answer token while the true answer is fed.
+    That is exactly when greedy decoding writes the answer and stops: up to the first mistake both see the
+    same text, and after a mistake neither matches.
+
+    Raises:
+        LossNotFinite: the model's output is NaN or infinite.
+    """
+    texts = encode_all(examples, base.tokenizer, max_length)
+    loss, answers, matches = 0.0, 0, 0
+    for start in range(0, len(texts), batch_size):
+        batch = collate(texts[start : start + batch_size], pad=pad_id(base.tokenizer)).to(base.device)
+        logits, targets = answer_logits(base.model, base.parts, batch)
+        loss += float(nnf.cross_entropy(logits, targets, reduction="sum"))
+        right = torch.ones_like(batch.targets, dtype=torch.bool)  # (n, t)
+        right[batch.targets != NO_TARGET] = logits.argmax(-1) == targets
+        answers += batch.answers
+        matches += int(right.all(dim=1).sum())
+    mean = loss / answers
+    if not isfinite(mean):
+        raise LossNotFinite(f"the score's loss is {mean}; load the base model in float32 or bfloat16")
+    return Metrics(loss=mean, perplexity=exp(min(mean, _LARGEST_EXPONENT)), exact_match=matches / len(texts))

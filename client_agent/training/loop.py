@@ -1,0 +1,200 @@
+"""Train an adapter for the steps of one round. Decides how; the plan decides what. Seeded throughout."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import cos, inf, isfinite, pi
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from client_agent.errors import LayoutMismatch, LossNotFinite, MissingGradient
+from client_agent.model.adapter import Adapter
+from client_agent.model.draws import words
+from client_agent.model.examples import Example, encode_all
+from client_agent.model.loading import BaseModel
+from client_agent.model.tokens import Batch, Encoded, answer_logits, collate, pad_id
+from client_agent.training.data import deal
+from schemas.messages.federations import TrainingPlan
+
+OptimiserState = dict[str, NDArray[np.float32]]
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One finished step: its ordinal from 1, the mean loss per answer token, the totals so far."""
+
+    number: int
+    total: int
+    loss: float
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOutcome:
+    """What training left: a loss per step (fewer than planned if stopped), tokens read, AdamW's state."""
+
+    losses: list[float]
+    tokens: int
+    seconds: float
+    optimiser_state: OptimiserState
+
+
+def train(
+    base: BaseModel,
+    adapter: Adapter,
+    examples: Sequence[Example],
+    plan: TrainingPlan,
+    *,
+    seed: int,
+    round_number: int,
+    optimiser_state: Mapping[str, NDArray[np.float32]] | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> TrainingOutcome:
+    """Train the adapter in place for `plan.steps` steps of AdamW on the answers' tokens.
+
+    `seed` and `round_number` alone decide the order of examples. `optimiser_state` is an earlier outcome's:
+    training goes on as if it had never paused. `stop` is asked before each step.
+
+    Raises:
+        MissingGradient: a trainable parameter had no gradient after the first backward pass.
+        LossNotFinite: the loss or the gradient is NaN or infinite.
+        LayoutMismatch: `optimiser_state` belongs to another adapter.
+    """
+    texts = encode_all(examples, base.tokenizer, plan.max_length)
+    batches = deal(texts, plan.batch_size, seed=seed, round_number=round_number)
+    parameters = adapter.named_parameters()
+    optimiser = torch.optim.AdamW(
+        adapter.parameter_groups(plan.learning_rate), lr=plan.learning_rate, weight_decay=plan.weight_decay
+    )
+    if optimiser_state is not None:
+        _restore(optimiser, parameters, optimiser_state)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate_at(step, plan))
+    losses: list[float] = []
+    tokens = 0
+    started = time.monotonic()
+    with _training(base, plan, seed, round_number):
+        while len(losses) < plan.steps and not (stop is not None and stop()):
+            step = [_on_device(base, next(batches)) for _ in range(plan.accumulation)]
+            loss = _backward(base, step)
+            _check_gradients(parameters, loss, first=not losses)
+            norm = nn.utils.clip_grad_norm_(parameters.values(), plan.max_grad_norm or inf)
+            if not isfinite(norm.item()):
+                raise LossNotFinite(
+                    f"step {len(losses) + 1}: the gradient is not finite; lower learning_rate"
+                )
+            optimiser.step()
+            schedule.step()
+            optimiser.zero_grad(set_to_none=True)
+            losses.append(loss)
+            tokens += sum(batch.tokens for batch in step)
+            if on_step is not None:
+                on_step(Step(len(losses), plan.steps, loss, tokens, time.monotonic() - started))
+    return TrainingOutcome(losses, tokens, time.monotonic() - started, _moments(optimiser, parameters))
+
+
+def rate_at(step: int, plan: TrainingPlan) -> float:
+    """Give the share of the learning rate at a step (from 0): linear warm-up, then the schedule down to 0."""
+    warm = min(1.0, (step + 1) / (plan.warmup_steps + 1))
+    left = max(0.0, (plan.steps - step) / max(1, plan.steps - plan.warmup_steps))
+    match plan.schedule:
+        case "constant":
+            return warm
+        case "linear":
+            return min(warm, left)
+        case "cosine":
+            return warm * (1 - cos(pi * min(1.0, left))) / 2
+
+
+def answer_loss(base: BaseModel, batch: Batch) -> Tensor:
+    """Sum the cross-entropy over the answer tokens of a batch, in nats: () float32."""
+    logits, targets = answer_logits(base.model, base.parts, batch)
+    return nnf.cross_entropy(logits, targets, reduction="sum")
+
+
+def _backward(base: BaseModel, step: Sequence[Batch]) -> float:
+    """Add the gradient of the mean loss per answer token over all batches of a step; return that mean."""
+    answers = sum(batch.answers for batch in step)
+    total = 0.0
+    for batch in step:
+        with torch.autocast(base.device.type, dtype=torch.bfloat16, enabled=base.device.type == "cuda"):
+            loss = answer_loss(base, batch) / answers
+        torch.autograd.backward(loss)
+        total += loss.item()
+    return total
+
+
+def _check_gradients(parameters: Mapping[str, nn.Parameter], loss: float, *, first: bool) -> None:
+    if not isfinite(loss):
+        raise LossNotFinite(
+            f"the loss became {loss}; lower learning_rate, or load the base model in float32 or bfloat16"
+        )
+    without = [name for name, parameter in parameters.items() if parameter.grad is None]
+    if first and (without or not parameters):
+        raise MissingGradient(
+            f"no gradient reaches {', '.join(without[:3]) or 'anything'} ({len(without)} of "
+            f"{len(parameters)} parameters); is the adapter still in place, and can the base model be "
+            "differentiated?"
+        )
+
+
+def _on_device(base: BaseModel, texts: Sequence[Encoded]) -> Batch:
+    return collate(texts, pad=pad_id(base.tokenizer)).to(base.device)
+
+
+@contextmanager
+def _training(base: BaseModel, plan: TrainingPlan, seed: int, round_number: int) -> Iterator[None]:
+    """Switch the base to training (dropout seeded, layers recomputed if planned) and back."""
+    model = cast(Any, base.model)
+    devices = [base.device] if base.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(int(words(1, "training", seed, round_number)[0] >> np.uint64(1)))
+        model.train()
+        if plan.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        try:
+            yield
+        finally:
+            if plan.gradient_checkpointing:
+                model.gradient_checkpointing_disable()
+            model.eval()
+
+
+def _moments(optimiser: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> OptimiserState:
+    """Copy AdamW's state: `<parameter>.step`, `.exp_avg`, `.exp_avg_sq`."""
+    return {
+        f"{name}.{moment}": np.array(optimiser.state[parameter][moment].cpu().numpy(), dtype=np.float32)
+        for name, parameter in parameters.items()
+        if parameter in optimiser.state
+        for moment in _MOMENTS
+    }
+
+
+def _restore(
+    optimiser: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    state: Mapping[str, NDArray[np.float32]],
+) -> None:
+    wanted = {f"{name}.{moment}" for name in parameters for moment in _MOMENTS}
+    if state and wanted != state.keys():
+        raise LayoutMismatch("the optimiser's state belongs to another adapter; delete it to start it afresh")
+    for name, parameter in parameters.items() if state else ():
+        tensors = {moment: torch.from_numpy(np.array(state[f"{name}.{moment}"])) for moment in _MOMENTS}
+        if tensors["exp_avg"].shape != parameter.shape:
+            raise LayoutMismatch(
+                f"the optimiser's state of {name} has another shape; delete it to start it afresh"
+            )
+        optimiser.state[parameter] = {
+            "step": tensors["step"],
+            **{moment: tensors[moment].to(parameter.device) for moment in _MOMENTS[1:]},
+        }

@@ -1,0 +1,123 @@
+"""Tiny random models of every supported architecture, and tokenizers that disagree about tokens."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+
+import random
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from client_agent.model.examples import Example
+from client_agent.model.loading import BaseModel, load_base_model
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+CHARACTERS = string.ascii_lowercase + string.digits + " =<>/|_\n"
+SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>"]
+
+
+def character_tokenizer(pairs: bool = False) -> PreTrainedTokenizerFast:
+    """One token per character, or with `pairs` one per two letters where there are two."""
+    pieces = list(CHARACTERS)
+    if pairs:
+        pieces += [a + b for a in string.ascii_lowercase for b in string.ascii_lowercase]
+    ids = {token: i for i, token in enumerate([*SPECIAL, *pieces])}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    pattern = r"[a-z]{2}|[\s\S]" if pairs else r"[\s\S]"
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", ids["<bos>"])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def random_model(model_type: str, tokenizer: PreTrainedTokenizerFast, seed: int, **changes: Any) -> Any:
+    width = changes.pop("hidden_size", 32)
+    settings = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": width,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": width // 4,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "initializer_range": 0.1,
+        **changes,
+    }
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings))
+    with torch.no_grad():  # norms of trained models are not all ones
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
+    return model
+
+
+def save_model(
+    folder: Path, model_type: str = "llama", *, pairs: bool = False, seed: int = 0, **changes: Any
+) -> str:
+    tokenizer = character_tokenizer(pairs)
+    random_model(model_type, tokenizer, seed, **changes).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Write a tiny random model to a folder of its own and give the folder."""
+
+    def save(model_type: str = "llama", *, name: str = "tiny", **changes: Any) -> str:
+        return save_model(tmp_path_factory.mktemp("models") / name, model_type, **changes)
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def tiny(saved_model: Callable[..., str]) -> Callable[..., BaseModel]:
+    """Load a tiny random model."""
+
+    def load(model_type: str = "llama", *, dtype: torch.dtype = torch.float32, **changes: Any) -> BaseModel:
+        return load_base_model(saved_model(model_type, **changes), device=torch.device("cpu"), dtype=dtype)
+
+    return load
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def each_architecture(request: pytest.FixtureRequest, tiny: Callable[..., BaseModel]) -> BaseModel:
+    return tiny(request.param)
+
+
+@pytest.fixture
+def examples() -> list[Example]:
+    """Strings to be written backwards, of different lengths."""
+    rng = random.Random(0)
+    texts = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))) for _ in range(24)]
+    return [Example(f"rev {text}=", text[::-1]) for text in texts]
