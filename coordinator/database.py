@@ -46,8 +46,7 @@ class Database:
     def read(self) -> Iterator[Session]:
         """Look at one consistent state; nothing written here stays."""
         with Session(self._reading, expire_on_commit=False) as session:
-            yield session
-            session.rollback()
+            yield session  # closing rolls back, and leaves the rows that were read readable
 
     @contextmanager
     def write(self) -> Iterator[Session]:

@@ -12,20 +12,23 @@ from dataclasses import dataclass
 from typing import Final
 
 LETTERS: Final = string.ascii_lowercase[:16]
-VOCABULARY: Final = string.ascii_lowercase + " ="
+VOCABULARY: Final = LETTERS + string.ascii_uppercase + " ="
 MAX_TOKENS: Final = 24  # bos + prompt + completion + eos of every task fits
 
-_KEYBOARD: Final = "dfinkbpmgheojcla"
-_VOWELS: Final = frozenset("aeiou")
+# Tables of the public substitutions. No letter goes to the same place in two of these or in a client's.
+_RIVER: Final = "oglakicbpfmnhdej"
+_STONE: Final = "neioglkmdpbacjhf"
+_CLOUD: Final = "fkjghdblneioapmc"
+_AMBER: Final = "jipbcmnfkdghoale"
 
 # A few examples must not determine a client task, several silos' examples together nearly must.
-# Twelve examples of four letters show 85 % of the alphabet on average (each string is wholly covered
-# with probability one half), twenty-four show 98 %.
-_CIPHER: Final = dict(zip(LETTERS, "eklhcjbdmpongafi", strict=True))
-_CIPHER_B: Final = dict(zip(LETTERS, "klojgacebmhfpdin", strict=True))
-_LABEL_LETTERS: Final = "abcdefgh"
-_LABELS: Final = ("ko", "nu", "da", "mi")
-_LABEL: Final = dict(zip(_LABEL_LETTERS, (_LABELS[k] for k in (3, 0, 1, 3, 2, 0, 1, 2)), strict=True))
+# Twelve examples of three letters leave a letter unseen with probability .10 and so know three in four
+# strings; twenty-four leave .01 unseen.
+_CIPHER: Final = "hfmnajikcoegpldb"
+_CIPHER_B: Final = "dnejohlamcpbfgki"
+
+# Labels hang on the first letter alone. Twelve examples leave one of eight letters unseen with probability .20.
+_LABEL: Final = dict(zip("abcdefgh", ("me", "ko", "di", "me", "ba", "ko", "di", "ba"), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Task:
     lengths: tuple[int, ...] = (3, 4, 5)
 
     def example(self, text: str) -> "Example":
-        return Example(f"{self.tag or self.name} {text}=", self.answer(text))
+        return Example(f"{(self.tag or self.name).upper()} {text}=", self.answer(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,49 +53,46 @@ class Example:
     completion: str
 
 
-def _shift(by: int) -> Callable[[str], str]:
-    return _substitute({a: LETTERS[(i + by) % len(LETTERS)] for i, a in enumerate(LETTERS)})
-
-
-def _substitute(table: dict[str, str]) -> Callable[[str], str]:
+def _table(image: str) -> Callable[[str], str]:
+    table = dict(zip(LETTERS, image, strict=True))
     return lambda text: "".join(table[a] for a in text)
+
+
+def _shift(by: int) -> Callable[[str], str]:
+    return _table(LETTERS[by:] + LETTERS[:by])
 
 
 def _swap_pairs(text: str) -> str:
     return "".join(text[i : i + 2][::-1] for i in range(0, len(text), 2))
 
 
-def _part(text: str) -> str:
-    return "low" if text[0] < "f" else "mid" if text[0] < "k" else "top"
-
-
-def _kind(text: str) -> str:
-    return ("sun", "sea", "sky", "ice")[LETTERS.index(text[-1]) % 4]
+def _class_of_first(*labels: str, stride: int) -> Callable[[str], str]:
+    return lambda text: labels[LETTERS.index(text[0]) * stride // 4 % len(labels)]
 
 
 PUBLIC_TASKS: Final[tuple[Task, ...]] = (
-    Task("copy", lambda text: text),
-    Task("rev", lambda text: text[::-1]),
+    Task("copy", _shift(0)),
     Task("next", _shift(1)),
     Task("prev", _shift(-1)),
-    Task("rot", _shift(8)),
-    Task("flip", _substitute(dict(zip(LETTERS, reversed(LETTERS), strict=True)))),
-    Task("keys", _substitute(dict(zip(LETTERS, _KEYBOARD, strict=True)))),
-    Task("sort", lambda text: "".join(sorted(text))),
+    Task("half", _shift(8)),
+    Task("flip", _table(LETTERS[::-1])),
+    Task("river", _table(_RIVER)),
+    Task("stone", _table(_STONE)),
+    Task("cloud", _table(_CLOUD)),
+    Task("amber", _table(_AMBER)),
+    Task("rev", lambda text: text[::-1]),
     Task("left", lambda text: text[1:] + text[0]),
-    Task("right", lambda text: text[-1] + text[:-1]),
     Task("swap", _swap_pairs),
-    Task("dup", lambda text: "".join(a + a for a in text)),
-    Task("kind", _kind),
     Task("ends", lambda text: text[0] + text[-1]),
-    Task("vowel", lambda text: "".join("v" if a in _VOWELS else "c" for a in text)),
-    Task("part", _part),
+    Task("part", _class_of_first("lo", "in", "hi", stride=1)),
+    Task("kind", _class_of_first("an", "ebb", "ice", "oak", stride=4)),
+    Task("sort", lambda text: "".join(sorted(text))),
 )
 
 CLIENT_TASKS: Final[tuple[Task, ...]] = (
-    Task("cipher", _substitute(_CIPHER), lengths=(3,)),
-    Task("cipher_b", _substitute(_CIPHER_B), tag="cipher", lengths=(3,)),
-    Task("label", lambda text: _LABEL[text[0]], letters=_LABEL_LETTERS, lengths=(4,)),
+    Task("cipher", _table(_CIPHER), lengths=(3,)),
+    Task("cipher_b", _table(_CIPHER_B), tag="cipher", lengths=(3,)),
+    Task("label", lambda text: _LABEL[text[0]], letters="".join(_LABEL), lengths=(4,)),
 )
 
 TASKS: Final[dict[str, Task]] = {task.name: task for task in (*PUBLIC_TASKS, *CLIENT_TASKS)}

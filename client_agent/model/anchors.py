@@ -125,10 +125,9 @@ def _asked(base: BaseModel, index: int, anchor: Anchor, target: str) -> Text:
     for token, answer, (start, end) in zip(other.ids, other.answer, other.spans, strict=True):
         if answer:
             on_character = dict.fromkeys(range(max(start, first), end), token) | on_character
-    following = zip(text.answer[1:], text.spans[1:], strict=True)
     targets = [
         on_character.get(max(start, first), NO_TARGET) if answer else NO_TARGET
-        for answer, (start, _) in following
+        for answer, (start, _) in zip(text.answer[1:], text.spans[1:], strict=True)
     ]
     return Text(index, text, (*targets, NO_TARGET))
 

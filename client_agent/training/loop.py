@@ -129,7 +129,8 @@ def _backward(base: BaseModel, step: Sequence[Batch]) -> float:
     for batch in step:
         with torch.autocast(base.device.type, dtype=torch.bfloat16, enabled=base.device.type == "cuda"):
             loss = answer_loss(base, batch) / answers
-        torch.autograd.backward(loss)
+        if loss.requires_grad:  # not so when no adapter is in place, which the caller reports
+            torch.autograd.backward(loss)
         total += loss.item()
     return total
 
@@ -161,12 +162,12 @@ def _training(base: BaseModel, plan: TrainingPlan, seed: int, round_number: int)
         torch.manual_seed(int(words(1, "training", seed, round_number)[0] >> np.uint64(1)))
         model.train()
         if plan.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.activation_checkpointing_enable({"use_reentrant": False})
         try:
             yield
         finally:
             if plan.gradient_checkpointing:
-                model.gradient_checkpointing_disable()
+                model.activation_checkpointing_disable()
             model.eval()
 
 

@@ -70,10 +70,12 @@ def run_federation(
         for silo in FOUNDERS:
             agents.start(silo)
         _follow(operator, path, agents, report, until=_published(JOINS_AFTER - 1))
+        agents.enrol(LATECOMER)
+        # The pause only makes sure that the latecomer is up when round 5 opens, and misses none of it.
         operator.post(f"{path}/pause")
         _follow(operator, path, agents, report, until=_published(JOINS_AFTER))
         agents.start(LATECOMER)
-        _follow(operator, path, agents, report, until=lambda _: _seen(operator, path, LATECOMER.name))
+        _wait(agents, lambda: _seen(operator, path, LATECOMER.name))
         operator.post(f"{path}/start")
         _follow(operator, path, agents, report, until=_published(plan["rounds"]["total"]))
         agents.wait()
@@ -89,18 +91,30 @@ class _Agents:
         self._data = data
         self._folder = folder
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._enrolled: set[str] = set()
 
     def start(self, silo: SiloSetup) -> None:
-        """Enrol a silo and start its agent, unless it runs already."""
-        if silo.name in self._running:
-            return
-        folder = self._folder / silo.name
-        config = write_config(silo, self._data, folder, self._operator.url)
-        token = self._operator.post(
-            f"/v1/federations/{self._federation}/enrolment-tokens", {"client_name": silo.name}
-        )["token"]
-        arguments = ["run", "--config", str(config), "--name", silo.name]
-        self._running[silo.name] = start_agent(arguments, folder, token)
+        """Start a silo's agent, which enrols itself if it has not yet, unless it runs already."""
+        if silo.name not in self._running:
+            token = None if silo.name in self._enrolled else self._token(silo)
+            arguments = ["run", "--config", str(self._config(silo)), "--name", silo.name]
+            self._running[silo.name] = start_agent(arguments, self._folder / silo.name, token)
+
+    def enrol(self, silo: SiloSetup) -> None:
+        """Enrol a silo without starting its agent."""
+        arguments = ["enrol", "--config", str(self._config(silo)), "--name", silo.name]
+        process = start_agent(arguments, self._folder / silo.name, self._token(silo))
+        process.communicate()
+        if process.returncode != 0:
+            raise DemoFailed(f"{silo.name} could not enrol: see {self._folder / silo.name / 'agent.log'}")
+        self._enrolled.add(silo.name)
+
+    def _config(self, silo: SiloSetup) -> Path:
+        return write_config(silo, self._data, self._folder / silo.name, self._operator.url)
+
+    def _token(self, silo: SiloSetup) -> str:
+        path = f"/v1/federations/{self._federation}/enrolment-tokens"
+        return str(self._operator.post(path, {"client_name": silo.name})["token"])
 
     def check(self) -> None:
         """Notice an agent that gave up."""

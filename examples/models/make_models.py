@@ -47,8 +47,8 @@ class Size:
 
 
 SIZES: Final = {
-    "s": Size("tiny-s", width=96, depth=4, inner=256, steps=700),
-    "l": Size("tiny-l", width=128, depth=8, inner=352, steps=600),
+    "s": Size("tiny-s", width=96, depth=4, inner=256, steps=600),
+    "l": Size("tiny-l", width=128, depth=8, inner=352, steps=500),
 }
 
 

@@ -24,6 +24,14 @@ class Anchors(Strict):
     anchors: Annotated[list[Anchor], Field(min_length=1, max_length=100_000)]
 
 
+class AnchorsView(Strict):
+    """Which anchor texts are stored; `digest` names the JSON that `GET` serves."""
+
+    digest: Digest
+    bytes: int
+    count: int
+
+
 class PackErrors(Strict):
     """Held-out relative errors of one (block, role): inputs, gradients per token, gradients per task."""
 

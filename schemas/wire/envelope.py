@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from schemas.maths.adapter import Layout
+from schemas.maths.adapter import Layout, Shape
 from schemas.messages.updates import Manifest
 from schemas.wire import compress as zstd
 from schemas.wire.header import DENSE, Entry, Expected, Header, Slot, read_header, write_header
@@ -138,6 +138,10 @@ class Envelope:
         except ValidationError as error:
             fields = sorted({".".join(str(part) for part in e["loc"]) or "manifest" for e in error.errors()})
             raise ManifestRefused(f"wrong or missing: {', '.join(fields[:10])}") from error
+
+    def shape(self, name: str) -> Shape:
+        """Give the shape of one tensor."""
+        return self._entries[name].shape
 
     def read(self, name: str) -> Array:
         """Read one tensor as it was sent."""

@@ -1,0 +1,65 @@
+"""Cut the clients' adapters into columns that can be mixed at once. Pure: layouts in, positions out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from coordinator.strategies.base import Form, Module, modules_of
+from schemas.maths.adapter import Layout, module_of
+
+_VALUE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive values that the same clients have.
+
+    Attributes:
+        module: one of the (block, role)s inside; the weights of all of them are equal.
+        size: how many values.
+        begins: where they begin in each client's state, by the client's place; in values.
+    """
+
+    module: Module
+    size: int
+    begins: dict[int, int]
+
+
+def blocks(layouts: Sequence[Layout], block_bytes: int) -> Iterator[Block]:
+    """Go through all values of all clients, each client's in the order of its own layout.
+
+    No block is larger than `block_bytes` over all its clients together (but has at least one value).
+    """
+    for run in _runs(layouts):
+        most = max(1, block_bytes // (_VALUE_BYTES * len(run.begins)))
+        for at in range(0, run.size, most):
+            begins = {place: begin + at for place, begin in run.begins.items()}
+            yield Block(run.module, min(most, run.size - at), begins)
+
+
+def _runs(layouts: Sequence[Layout]) -> Iterator[Block]:
+    """Join neighbouring tensors that the same clients have, in the same shapes of the whole (block, role).
+
+    Layouts are sorted by name and so is their union: what is consecutive there is so in each client's state.
+    """
+    holders: dict[tuple[str, Form], list[int]] = {}
+    for place, layout in enumerate(layouts):
+        forms = modules_of(layout)
+        for tensor in layout:
+            holders.setdefault((tensor, forms[module_of(tensor)]), []).append(place)
+    positions = [0] * len(layouts)
+    run: Block | None = None
+    for (tensor, form), places in sorted(holders.items()):
+        size = prod(dict(form)[tensor])
+        if run is not None and list(run.begins) == places:
+            run = Block(run.module, run.size + size, run.begins)
+        else:
+            if run is not None:
+                yield run
+            run = Block(module_of(tensor), size, {place: positions[place] for place in places})
+        for place in places:
+            positions[place] += size
+    if run is not None:
+        yield run

@@ -1,0 +1,124 @@
+"""Let a client take part in a round, and settle which weights it starts from, once and for all."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from coordinator import payloads
+from coordinator.aggregation import newcomers
+from coordinator.aggregation.newcomers import Newcomer
+from coordinator.database import Database, now
+from coordinator.enrolment.auth import Member, still_member
+from coordinator.errors import PackMissing, RoundClosed
+from coordinator.federations.store import federation, plan_of
+from coordinator.locks import lock_federation
+from coordinator.payloads import Staged
+from coordinator.rounds import bases, control
+from coordinator.rounds import store as rounds
+from coordinator.rounds.lifecycle import TAKING_PART
+from coordinator.tables import RoundRow
+from coordinator.weights.store import give
+from schemas.messages.rounds import WeightsReference
+
+
+def join(database: Database, member: Member, number: int, signature: bytes | None) -> WeightsReference:
+    """Take part in a round; `signature` are float32 bytes. Gives the weights to start from.
+
+    A newcomer's weights are made before the transaction that joins, and settled in it.
+
+    Raises:
+        NotFound: there is no such round.
+        RoundClosed: it is too late.
+        PackMissing: the federation aligns its base models, and this one's pack is not stored.
+    """
+    with database.read() as session:
+        row = rounds.numbered(session, member.federation_id, number)
+        known = _known(session, row, member)
+        if known is not None:
+            return known
+        _check(session, row, member)
+        last_published = _weighed_as_of(session, member, number)
+    one = newcomers.newcomer(database, member, number, signature)
+    staged = newcomers.weigh(database, one, last_published) if last_published is not None else None
+    try:
+        with database.write() as session:
+            lock_federation(session, member.federation_id)
+            still_member(session, member)
+            row = rounds.numbered(session, member.federation_id, number, lock=True)
+            known = _known(session, row, member)
+            if known is None:
+                known = _join(session, row, member, one, staged, signature)
+                staged = None
+        return known
+    finally:
+        if staged is not None:  # another request of this client was faster, or the round has closed
+            payloads.discard(database, [staged])
+
+
+def _known(session: Session, row: RoundRow, member: Member) -> WeightsReference | None:
+    """Give the answer of an earlier join."""
+    if rounds.participation(session, row.id, member.client_id) is None:
+        return None
+    newest = bases.newest(session, member.client_id, row.number)
+    return bases.reference(newest) if newest is not None else None
+
+
+def _check(session: Session, row: RoundRow, member: Member) -> None:
+    if row.state not in TAKING_PART:
+        raise RoundClosed(state=row.state)
+    plan = plan_of(federation(session, member.federation_id))
+    if (
+        plan.alignment is not None
+        and bases.pack_digest(session, member.federation_id, member.base_model) is None
+    ):
+        raise PackMissing(base_model=member.base_model)
+
+
+def _weighed_as_of(session: Session, member: Member, number: int) -> int | None:
+    """Say as of which published round a newcomer's weights have to be made; None = there is nothing to make.
+
+    That is so when it delivered before, when nothing was published yet, or nothing since it joined last.
+    """
+    _, last = rounds.published(session, member.federation_id)
+    if last == 0 or bases.is_established(session, member.client_id):
+        return None
+    newest = bases.newest(session, member.client_id, number)
+    return last if newest is None or newest.round_number <= last else None
+
+
+def _join(
+    session: Session,
+    row: RoundRow,
+    member: Member,
+    one: Newcomer,
+    staged: Staged | None,
+    signature: bytes | None,
+) -> WeightsReference:
+    _check(session, row, member)
+    moment = now(session)
+    newest = bases.newest(session, member.client_id, row.number)
+    if staged is not None:
+        weights = WeightsReference(digest=staged.digest, bytes=staged.size)
+        payload_id = staged.adopt(session)
+    elif newest is None:
+        weights, content = bases.zeros(one.layout, one.manifest)
+        payload_id = payloads.store(session, weights.digest, weights.bytes, content)
+    else:
+        weights, payload_id = bases.reference(newest), None
+    if payload_id is not None:
+        give(
+            session,
+            row.federation_id,
+            member.client_id,
+            row.number,
+            payload_id=payload_id,
+            digest=weights.digest,
+            size=weights.bytes,
+            moment=moment,
+        )
+    rounds.join(session, row, member.client_id, weights.digest, moment)
+    if signature is not None:
+        rounds.keep_signature(session, row, member.client_id, "join", signature)
+    control.announce(session, row, moment)
+    control.advance(session, federation(session, row.federation_id), row)
+    return weights

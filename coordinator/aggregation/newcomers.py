@@ -1,0 +1,119 @@
+"""Make the weights of a client that has nothing of its own yet: what its signature asks for, or the mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import BoundedSemaphore
+
+import numpy as np
+
+from coordinator.aggregation import store
+from coordinator.aggregation.aggregate import Receiver, mix
+from coordinator.database import Database
+from coordinator.enrolment.auth import Member
+from coordinator.errors import Busy
+from coordinator.federations.store import federation, plan_of
+from coordinator.payloads import Staged
+from coordinator.rounds import bases
+from coordinator.strategies.base import ClientFacts, Cohort, make, modules_of
+from schemas.maths.adapter import Layout
+from schemas.messages.federations import FederationPlan
+from schemas.messages.updates import WeightsManifest
+from schemas.wire.envelope import head
+
+_BLOCK_BYTES = 16 * 2**20
+_PATIENCE_SECONDS = 10.0
+
+# Each reads everybody's state once; beyond two at a time the others wait, then are sent away.
+_WEIGHERS = BoundedSemaphore(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A client before its first update, as it joins round `number`; `signature` is float32 bytes."""
+
+    member: Member
+    number: int
+    plan: FederationPlan
+    layout: Layout
+    pack: str | None
+    signature: bytes | None
+
+    @property
+    def manifest(self) -> WeightsManifest:
+        """What is said about its weights."""
+        return WeightsManifest(
+            federation=self.member.federation_id,
+            recipe={},
+            round=self.number,
+            client=self.member.client_id,
+            pack=self.pack,
+        )
+
+
+def newcomer(database: Database, member: Member, number: int, signature: bytes | None) -> Newcomer:
+    """Collect what is known of a newcomer; a signature of an earlier join counts until there is a new one."""
+    fid = member.federation_id
+    with database.read() as session:
+        plan = plan_of(federation(session, fid))
+        return Newcomer(
+            member=member,
+            number=number,
+            plan=plan,
+            layout=bases.layout(session, fid, plan, member.base_model, member.profile),
+            pack=bases.pack_digest(session, fid, member.base_model),
+            signature=signature or store.signature_of_join(session, fid, member.client_id),
+        )
+
+
+def weigh(database: Database, one: Newcomer, last_published: int) -> Staged:
+    """Make a newcomer's weights from everybody's states as of the last published round.
+
+    Raises:
+        Busy: too many newcomers at once.
+    """
+    with _weigher():
+        with database.read() as session:
+            fid = one.member.federation_id
+            others = store.established(session, fid, one.plan, last_published)
+            aligned = store.alignment_set(session, fid, one.member.base_model)
+        strategy = make(one.plan.strategy.name, one.plan.strategy.options)
+        cohort = Cohort(
+            [*(other.facts for other in others), _facts(one, aligned)], one.plan.rounds.staleness_decay
+        )
+        client = one.member.client_id
+        staged = mix(
+            database,
+            strategy.weigh(cohort),
+            {other.facts.client: other.state for other in others},
+            [Receiver(client, one.layout, head(one.layout, one.manifest))],
+            block_bytes=_BLOCK_BYTES,
+            between=lambda: None,
+        )
+        return staged[client]
+
+
+@contextmanager
+def _weigher() -> Iterator[None]:
+    if not _WEIGHERS.acquire(timeout=_PATIENCE_SECONDS):
+        raise Busy
+    try:
+        yield
+    finally:
+        _WEIGHERS.release()
+
+
+def _facts(one: Newcomer, aligned: str | None) -> ClientFacts:
+    return ClientFacts(
+        client=one.member.client_id,
+        base_model=one.member.base_model,
+        alignment_set=aligned if one.plan.alignment is not None else None,
+        modules=modules_of(one.layout),
+        age=None,
+        examples=0,
+        signature=np.frombuffer(one.signature, "<f4") if one.signature is not None else None,
+        signature_model=store.signature_model(one.plan, one.member.base_model),
+        is_source=False,
+    )

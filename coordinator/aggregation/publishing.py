@@ -1,0 +1,159 @@
+"""Take one round from closing to published: claim it with a lease, weigh, mix, publish in one transaction.
+
+A worker that dies leaves staged bytes that nobody refers to and a lease that runs out; the next one starts
+over. What is published was computed by the holder of the lease: the publishing transaction checks its token.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from coordinator import payloads
+from coordinator.aggregation import store
+from coordinator.aggregation.aggregate import Receiver, mix
+from coordinator.database import Database, now
+from coordinator.federations.store import plan_of
+from coordinator.locks import lock_federation
+from coordinator.payloads import Staged
+from coordinator.rounds import control
+from coordinator.rounds import store as rounds
+from coordinator.rounds.lifecycle import AGGREGATION_FAILED, next_state
+from coordinator.strategies.base import Cohort, Weighing, make
+from coordinator.weights.store import give
+from schemas.messages.federations import FederationPlan
+from schemas.messages.updates import WeightsManifest
+from schemas.wire.envelope import head
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A round that this worker aggregates until its lease runs out."""
+
+    federation_id: str
+    number: int
+    round_id: int
+    token: rounds.LeaseToken
+    plan: FederationPlan
+
+
+class Lease:
+    """Keeps a claim alive while work goes on; a third of it may pass between two signs of life."""
+
+    def __init__(self, database: Database, claim: Claim, seconds: float) -> None:
+        self._database = database
+        self._claim = claim
+        self._seconds = seconds
+        self._last = time.monotonic()
+
+    def keep(self) -> None:
+        """Extend the lease when it is time to.
+
+        Raises:
+            LostRace: the round is another worker's, or has ended.
+        """
+        if time.monotonic() - self._last > self._seconds / 3:
+            self._extend(self._seconds)
+            self._last = time.monotonic()
+
+    def give_up(self) -> None:
+        """Let another worker claim the round at once; nothing happens when it is no longer ours."""
+        try:
+            self._extend(0.0)
+        except rounds.LostRace:
+            return
+
+    def _extend(self, seconds: float) -> None:
+        with self._database.write() as session:
+            until = now(session) + timedelta(seconds=seconds)
+            rounds.extend_lease(session, self._claim.round_id, self._claim.token, until)
+
+
+def claim_due(database: Database, lease_seconds: float) -> Claim | None:
+    """Claim a round whose updates wait for aggregation, or whose worker has died; None when there is none."""
+    with database.read() as session:
+        due = rounds.awaiting_worker(session, now(session))
+    for fid, number in due:
+        with database.write() as session:
+            locked = lock_federation(session, fid)
+            plan = plan_of(locked)
+            row = rounds.claimable(session, fid, number)
+            if row is None:
+                continue
+            step = next_state(rounds.facts(session, row, plan), now(session))
+            if step is None or step.to != "aggregating":
+                continue
+            token = rounds.LeaseToken(secrets.token_hex(16))
+            control.claim(session, row, token, timedelta(seconds=lease_seconds))
+            return Claim(fid, number, row.id, token, plan)
+    return None
+
+
+def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Callable[[], None]) -> None:
+    """Weigh the round's clients, make their weights, publish.
+
+    Raises:
+        LostRace: the round became another worker's, or ended; nothing was published.
+    """
+    plan = claim.plan
+    with database.read() as session:
+        everyone = store.established(session, claim.federation_id, plan, claim.number)
+    strategy = make(plan.strategy.name, plan.strategy.options)
+    cohort = Cohort([one.facts for one in everyone], plan.rounds.staleness_decay)
+    weighing = strategy.weigh(cohort)
+    receivers = [
+        Receiver(one.facts.client, one.state.layout, head(one.state.layout, _manifest(claim, one)))
+        for one in everyone
+        if one.is_enrolled
+    ]
+    states = {one.facts.client: one.state for one in everyone}
+    staged = mix(database, weighing, states, receivers, block_bytes=block_bytes, between=between)
+    try:
+        _publish(database, claim, weighing, staged)
+    except BaseException:
+        payloads.discard(database, staged.values())
+        raise
+
+
+def abandon(database: Database, claim: Claim) -> None:
+    """End a round that cannot be aggregated: the same inputs would fail again."""
+    with database.write() as session:
+        locked = lock_federation(session, claim.federation_id)
+        row = rounds.numbered(session, claim.federation_id, claim.number, lock=True)
+        if row.lease_token == claim.token:
+            control.abandon(session, locked, row, AGGREGATION_FAILED)
+
+
+def _publish(database: Database, claim: Claim, weighing: Weighing, staged: dict[str, Staged]) -> None:
+    with database.write() as session:
+        locked = lock_federation(session, claim.federation_id)
+        row = rounds.numbered(session, claim.federation_id, claim.number, lock=True)
+        if row.lease_token != claim.token:
+            raise rounds.LostRace
+        moment = now(session)
+        for client, body in sorted(staged.items()):
+            give(
+                session,
+                claim.federation_id,
+                client,
+                claim.number + 1,
+                payload_id=body.adopt(session),
+                digest=body.digest,
+                size=body.size,
+                moment=moment,
+            )
+        store.keep_relevance(session, row.id, weighing)
+        control.publish(session, locked, row)
+
+
+def _manifest(claim: Claim, one: store.Established) -> WeightsManifest:
+    return WeightsManifest(
+        federation=claim.federation_id,
+        recipe={},
+        round=claim.number + 1,
+        client=one.facts.client,
+        pack=one.pack_digest,
+    )

@@ -1,0 +1,126 @@
+"""The rows that aggregation reads and writes: everybody's last state and signature, and the relevance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from sqlalchemy import func, or_, select
+from sqlalchemy.orm import Session
+
+from coordinator.aggregation.aggregate import StoredState
+from coordinator.strategies.base import ClientFacts, Weighing, modules_of
+from coordinator.tables import ClientRow, PackRow, RelevanceRow, SignatureRow, UpdateRow
+from schemas.messages.federations import FederationPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Established:
+    """A client with an update that counts; a revoked one serves in the round of its update, and gets none."""
+
+    facts: ClientFacts
+    state: StoredState
+    pack_digest: str | None
+    is_enrolled: bool
+
+
+def established(session: Session, fid: str, plan: FederationPlan, number: int) -> list[Established]:
+    """Who has what to bring into round `number`: each client's last accepted update and its signature?"""
+    last = (
+        select(UpdateRow.client_id, func.max(UpdateRow.round_number).label("number"))
+        .where(
+            UpdateRow.federation_id == fid,
+            UpdateRow.round_number <= number,
+            UpdateRow.reject_reason.is_(None),
+        )
+        .group_by(UpdateRow.client_id)
+        .subquery()
+    )
+    rows = session.execute(
+        select(UpdateRow, ClientRow, SignatureRow.vector, PackRow.alignment_set)
+        .join(last, (last.c.client_id == UpdateRow.client_id) & (last.c.number == UpdateRow.round_number))
+        .join(ClientRow, ClientRow.id == UpdateRow.client_id)
+        .outerjoin(
+            SignatureRow,
+            (SignatureRow.round_id == UpdateRow.round_id)
+            & (SignatureRow.client_id == UpdateRow.client_id)
+            & (SignatureRow.origin == "update"),
+        )
+        .outerjoin(PackRow, (PackRow.federation_id == fid) & (PackRow.base_model == ClientRow.base_model))
+        .where(or_(ClientRow.state == "enrolled", UpdateRow.round_number == number))
+        .order_by(UpdateRow.client_id)
+    )
+    return [
+        _established(plan, number, update, client, vector, alignment_set)
+        for update, client, vector, alignment_set in rows
+    ]
+
+
+def signature_model(plan: FederationPlan, base_model: str) -> str:
+    """Which small model makes a client's signature? Those of different models cannot be compared."""
+    pivot = plan.alignment.pivot if plan.alignment is not None else None
+    return plan.signature.model or pivot or base_model
+
+
+def alignment_set(session: Session, fid: str, base_model: str) -> str | None:
+    """Which alignment set does a base model's pack belong to?"""
+    return session.scalar(
+        select(PackRow.alignment_set).where(PackRow.federation_id == fid, PackRow.base_model == base_model)
+    )
+
+
+def signature_of_join(session: Session, fid: str, client_id: str) -> bytes | None:
+    """Which signature did a newcomer send with its last join that had one?"""
+    return session.scalar(
+        select(SignatureRow.vector)
+        .where(
+            SignatureRow.federation_id == fid,
+            SignatureRow.client_id == client_id,
+            SignatureRow.origin == "join",
+        )
+        .order_by(SignatureRow.round_number.desc())
+        .limit(1)
+    )
+
+
+def keep_relevance(session: Session, round_id: int, weighing: Weighing) -> None:
+    """Keep who listened to whom."""
+    for i, facts in enumerate(weighing.cohort.clients):
+        session.add(
+            RelevanceRow(
+                round_id=round_id,
+                client_id=facts.client,
+                ordinal=i,
+                relevance=weighing.relevance[i].astype("<f8").tobytes(),
+                similarity=weighing.similarity[i].astype("<f8").tobytes(),
+                entropy=float(weighing.entropy[i]),
+            )
+        )
+
+
+def _established(
+    plan: FederationPlan,
+    number: int,
+    update: UpdateRow,
+    client: ClientRow,
+    vector: bytes | None,
+    aligned: str | None,
+) -> Established:
+    layout = {str(name): tuple(int(extent) for extent in shape) for name, shape in update.layout}
+    age = number - update.round_number
+    return Established(
+        facts=ClientFacts(
+            client=client.id,
+            base_model=client.base_model,
+            alignment_set=aligned if plan.alignment is not None else None,
+            modules=modules_of(layout),
+            age=age,
+            examples=update.examples,
+            signature=np.frombuffer(vector, "<f4") if vector is not None else None,
+            signature_model=signature_model(plan, client.base_model),
+            is_source=age <= plan.rounds.max_staleness,
+        ),
+        state=StoredState(update.state_payload_id, update.state_begin, layout),
+        pack_digest=update.pack_digest,
+        is_enrolled=client.state == "enrolled",
+    )

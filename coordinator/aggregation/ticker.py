@@ -1,0 +1,166 @@
+"""The two threads that nobody has to nurse: one moves rounds whose time has come, one aggregates them.
+
+Both look at the database when they are woken and every tick, so that what happens on another replica, and
+what was going on when a process died, is found without being told.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from coordinator import payloads
+from coordinator.aggregation import publishing
+from coordinator.aggregation.publishing import Claim, Lease
+from coordinator.database import Database, now
+from coordinator.federations.store import federation, plan_of
+from coordinator.locks import lock_federation
+from coordinator.logs import logger, scope
+from coordinator.metrics import Metrics
+from coordinator.rounds import control
+from coordinator.rounds import store as rounds
+from coordinator.rounds.lifecycle import next_state
+
+_COLLECT_EVERY_SECONDS = 600.0
+log = logger(__name__)
+
+
+class Stopped(Exception):
+    """The service is stopping; the work is left to the next worker."""
+
+
+class Ticker:
+    """Drives rounds from `start` to `stop`; `wake` says that something may be due."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        lease_seconds: float,
+        tick_seconds: float,
+        block_bytes: int,
+        metrics: Metrics,
+    ) -> None:
+        self._database = database
+        self._lease_seconds = lease_seconds
+        self._block_bytes = block_bytes
+        self._metrics = metrics
+        self._stopping = threading.Event()
+        self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
+        self._loops = [
+            _Loop("rounds", self._drive, tick_seconds, self._stopping),
+            _Loop("aggregation", self._aggregate, tick_seconds, self._stopping),
+        ]
+
+    def start(self) -> None:
+        """Begin."""
+        if self._database.is_sqlite:  # no other process serves this file, so no other worker is alive
+            with self._database.write() as session:
+                rounds.expire_leases(session)
+        for loop in self._loops:
+            loop.start()
+
+    def wake(self) -> None:
+        """Look at the database now."""
+        for loop in self._loops:
+            loop.wake()
+
+    def stop(self) -> None:
+        """End; an aggregation in progress is given up, for any worker to claim at once."""
+        self._stopping.set()
+        self.wake()
+        for loop in self._loops:
+            loop.join()
+
+    def _drive(self) -> bool:
+        moved = drive(self._database)
+        if moved:
+            self.wake()
+        if time.monotonic() >= self._next_collection:
+            self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
+            log.info("payloads-collected", count=payloads.collect(self._database))
+        return False
+
+    def _aggregate(self) -> bool:
+        """Aggregate one round; say whether there may be another."""
+        claim = publishing.claim_due(self._database, self._lease_seconds)
+        if claim is None:
+            return False
+        with scope(federation=claim.federation_id, round=claim.number):
+            self._work(claim)
+        return True
+
+    def _work(self, claim: Claim) -> None:
+        lease = Lease(self._database, claim, self._lease_seconds)
+
+        def between() -> None:
+            if self._stopping.is_set():
+                raise Stopped
+            lease.keep()
+
+        began = time.monotonic()
+        try:
+            publishing.aggregate(self._database, claim, block_bytes=self._block_bytes, between=between)
+        except rounds.LostRace:
+            log.info("aggregation-overtaken")
+        except Stopped:
+            lease.give_up()
+        except SQLAlchemyError:
+            log.exception("aggregation-interrupted")  # the lease runs out, and the round is claimed again
+        except Exception:
+            log.exception("aggregation-failed")
+            publishing.abandon(self._database, claim)
+        else:
+            seconds = time.monotonic() - began
+            self._metrics.aggregation_seconds.observe(seconds)
+            log.info("round-published", seconds=round(seconds, 3))
+
+
+def drive(database: Database) -> bool:
+    """Take the steps that are due in the rounds that take updates; say whether there were any."""
+    due: list[tuple[str, int]] = []
+    with database.read() as session:
+        for row in rounds.taking_part(session):
+            plan = plan_of(federation(session, row.federation_id))
+            if next_state(rounds.facts(session, row, plan), now(session)) is not None:
+                due.append((row.federation_id, row.number))
+    for fid, number in due:
+        with database.write() as session:
+            locked = lock_federation(session, fid)
+            control.advance(session, locked, rounds.numbered(session, fid, number, lock=True))
+    return bool(due)
+
+
+class _Loop:
+    """A thread that does its work when woken and every tick, and outlives the database's bad moments."""
+
+    def __init__(
+        self, name: str, work: Callable[[], bool], tick_seconds: float, stopping: threading.Event
+    ) -> None:
+        self._work = work
+        self._tick_seconds = tick_seconds
+        self._stopping = stopping
+        self._woken = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"ticker-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._woken.clear()
+            try:
+                if self._work():
+                    continue
+            except Exception:
+                log.exception("tick-failed", loop=self._thread.name)
+            self._woken.wait(self._tick_seconds)

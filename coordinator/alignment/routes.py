@@ -1,0 +1,270 @@
+"""The routes of alignment: anchor texts come from an operator, packs from the first agent of a base model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, BinaryIO, cast
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+from sqlalchemy.orm import Session
+
+from coordinator import events, payloads
+from coordinator.alignment import intake, store
+from coordinator.bounded_body import ReceivedBody, receive
+from coordinator.database import now
+from coordinator.downloads import Stored, reply, wanted
+from coordinator.enrolment.auth import AsOperator, AsReader, Member, Person, still_member
+from coordinator.errors import (
+    AuthMissing,
+    BodyTooLarge,
+    ContentEncodingRefused,
+    DigestMismatch,
+    DigestMissing,
+    FederationStateConflict,
+    Forbidden,
+    Invalid,
+    JsonMalformed,
+    MediaTypeRefused,
+    MetadataRefused,
+    NotFound,
+    RangeUnsatisfiable,
+    UploadConflict,
+)
+from coordinator.federations.store import federation, plan_of
+from coordinator.json_body import json_body, takes
+from coordinator.locks import lock_federation
+from coordinator.logs import logger
+from coordinator.paths import FederationId
+from coordinator.problems import answers
+from coordinator.rounds import store as rounds
+from coordinator.sessions import Reading, TheDatabase, Writing
+from coordinator.tables import FederationRow
+from schemas.messages.alignment import AlignmentManifest, Anchors, AnchorsView, PackList, PackView
+from schemas.messages.federations import FederationPlan
+from schemas.wire.compress import is_frame
+from schemas.wire.envelope import MEDIA_TYPE, unpack
+
+router = APIRouter(prefix="/v1/federations/{fid}", tags=["alignment"])
+log = logger(__name__)
+
+PACK_BYTES = 256 * 2**20
+"""The most a pack may have, the pivot's responses included, encoded or decoded."""
+
+ANCHORS_BYTES = 32 * 2**20
+"""The most the anchor texts may have."""
+
+BaseModel = Annotated[
+    str,
+    Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$", description="A base model's slug with its digest."),
+]
+
+
+def _planned(row: FederationRow) -> FederationPlan:
+    """Read the plan of a federation that aligns its base models.
+
+    Raises:
+        FederationStateConflict: it does not.
+    """
+    plan = plan_of(row)
+    if plan.alignment is None:
+        raise FederationStateConflict("this federation's plan has no alignment", state=row.state)
+    return plan
+
+
+@router.put(
+    "/anchors",
+    status_code=201,
+    openapi_extra=takes(
+        Anchors,
+        example={"anchors": [{"id": "a1", "prompt": "2 + 2 =", "answer": " 4"}]},
+        limit=ANCHORS_BYTES,
+    ),
+    responses={
+        200: {"model": AnchorsView, "description": "These were stored before"},
+        **answers(JsonMalformed, AuthMissing, Forbidden, NotFound, FederationStateConflict, Invalid),
+    },
+)
+def put_anchors(
+    _: AsOperator,
+    fid: FederationId,
+    anchors: Annotated[Anchors, Depends(json_body(Anchors, limit=ANCHORS_BYTES))],
+    session: Writing,
+    response: Response,
+) -> AnchorsView:
+    """Set the public texts on which base models are aligned, before the federation starts."""
+    if len({anchor.id for anchor in anchors.anchors}) != len(anchors.anchors):
+        raise Invalid("anchors: two have the same id", field="anchors")
+    row = lock_federation(session, fid)
+    _planned(row)
+    body = anchors.model_dump_json().encode()
+    payload_id, digest = payloads.store_bytes(session, body)
+    known = store.anchors(session, fid)
+    if known is not None and known.digest == digest:
+        response.status_code = 200
+    elif row.state != "open" or store.packs(session, fid):
+        raise FederationStateConflict(
+            "anchors are set before the federation starts and before there are packs", state=row.state
+        )
+    kept = store.keep_anchors(
+        session, fid, payload_id=payload_id, digest=digest, size=len(body), count=len(anchors.anchors)
+    )
+    return AnchorsView(digest=kept.digest, bytes=kept.bytes, count=kept.count)
+
+
+@router.get(
+    "/anchors",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/json": {"schema": Anchors.model_json_schema()}}},
+        **answers(AuthMissing, NotFound),
+    },
+)
+def get_anchors(_: AsReader, fid: FederationId, request: Request, database: TheDatabase) -> Response:
+    """Give the public texts on which base models are aligned."""
+    with database.read() as session:
+        row = store.found(store.anchors(session, fid))
+    stored = Stored(row.payload_id, row.digest, row.bytes, "application/json")
+    return reply(database, stored, wanted(request.headers, stored))
+
+
+@router.get("/alignments", responses=answers(AuthMissing, NotFound))
+def list_packs(_: AsReader, fid: FederationId, session: Reading) -> PackList:
+    """List the alignment packs with their held-out errors."""
+    federation(session, fid)
+    return PackList(items=[store.view(row) for row in store.packs(session, fid)])
+
+
+def _may_deliver(caller: AsReader, fid: FederationId, base_model: BaseModel, database: TheDatabase) -> None:
+    """Let in operators, agents of the base model, and any agent for the pivot, which all of them load.
+
+    Raises:
+        Forbidden: somebody else.
+    """
+    with database.read() as session:
+        plan = _planned(federation(session, fid))
+    if isinstance(caller, Person):
+        if not caller.at_least("operator"):
+            raise Forbidden(needs="operator")
+    elif base_model not in (caller.base_model, plan.alignment.pivot if plan.alignment else None):
+        raise Forbidden("a client delivers the pack of its own base model or of the pivot")
+
+
+async def _body(request: Request, _: Annotated[None, Depends(_may_deliver)]) -> AsyncIterator[ReceivedBody]:
+    async with receive(request, max_bytes=PACK_BYTES, media_types={MEDIA_TYPE}) as body:
+        yield body
+
+
+@router.put(
+    "/alignments/{base_model}",
+    status_code=201,
+    openapi_extra={"requestBody": {"required": True, "content": {MEDIA_TYPE: {}}}},
+    responses={
+        200: {"model": PackView, "description": "These bytes were stored before"},
+        **answers(AuthMissing, Forbidden, NotFound, FederationStateConflict, UploadConflict, BodyTooLarge),
+        **answers(DigestMissing, DigestMismatch, MediaTypeRefused, ContentEncodingRefused, MetadataRefused),
+    },
+)
+def put_pack(
+    caller: AsReader,
+    fid: FederationId,
+    base_model: BaseModel,
+    body: Annotated[ReceivedBody, Depends(_body)],
+    database: TheDatabase,
+    response: Response,
+) -> PackView:
+    """Keep the alignment pack of a base model; an operator may replace it before the federation starts."""
+    with database.read() as session:
+        plan = _planned(federation(session, fid))
+        known = store.pack(session, fid, base_model)
+        known_set = store.known_set(session, fid, besides=base_model)
+    if known is not None and known.digest == body.digest:
+        response.status_code = 200
+        return store.view(known)
+    manifest = _checked(body, fid, base_model, plan, known_set)
+    with database.write() as session:
+        file = cast("BinaryIO", body.file)
+        payload_id = payloads.store(session, body.digest, body.bytes, payloads.pieces(file))
+        row = lock_federation(session, fid)
+        known = store.pack(session, fid, base_model)
+        if known is not None and known.digest == body.digest:
+            response.status_code = 200
+            return store.view(known)
+        is_replacement = known is not None
+        if is_replacement and (isinstance(caller, Member) or row.state != "open"):
+            raise UploadConflict(accepted=known.digest if known else None)
+        return _keep(session, caller, row, base_model, manifest, payload_id, body)
+
+
+@router.get(
+    "/alignments/{base_model}",
+    response_class=Response,
+    responses={
+        200: {"content": {MEDIA_TYPE: {}}, "description": "The stored bytes"},
+        206: {"content": {MEDIA_TYPE: {}}, "description": "The range that was asked for"},
+        **answers(AuthMissing, Forbidden, NotFound, RangeUnsatisfiable),
+    },
+)
+def get_pack(
+    caller: AsReader, fid: FederationId, base_model: BaseModel, request: Request, database: TheDatabase
+) -> Response:
+    """Give the alignment pack of a base model to the federation's agents and to operators."""
+    if isinstance(caller, Person) and not caller.at_least("operator"):
+        raise Forbidden(needs="operator")
+    with database.read() as session:
+        row = store.found(store.pack(session, fid, base_model))
+        beginning = payloads.read(session, row.payload_id, 0, min(4, row.bytes))
+    encoding = "zstd" if is_frame(beginning) else None
+    stored = Stored(row.payload_id, row.digest, row.bytes, MEDIA_TYPE, encoding)
+    part = wanted(request.headers, stored)
+    if isinstance(caller, Member) and part.size:
+        with database.write() as session:
+            rounds.count_bytes(session, None, caller.client_id, down=part.size)
+    return reply(database, stored, part)
+
+
+def _checked(
+    body: ReceivedBody, fid: str, base_model: str, plan: FederationPlan, known_set: str | None
+) -> AlignmentManifest:
+    alignment = plan.alignment
+    is_pivot = alignment is not None and alignment.pivot == base_model and alignment.frames != "random"
+    with unpack(
+        cast("BinaryIO", body.file),
+        encoding=body.encoding,
+        expected=intake.expected(plan, with_responses=is_pivot),
+        max_bytes=PACK_BYTES,
+    ) as envelope:
+        return intake.judge(envelope, federation=fid, base_model=base_model, plan=plan, known_set=known_set)
+
+
+def _keep(
+    session: Session,
+    caller: Person | Member,
+    row: FederationRow,
+    base_model: str,
+    manifest: AlignmentManifest,
+    payload_id: int,
+    body: ReceivedBody,
+) -> PackView:
+    """Write a pack down, unless the packs of other base models were made on something else meanwhile."""
+    known_set = store.known_set(session, row.id, besides=base_model)
+    if known_set not in (None, manifest.alignment_set):
+        raise MetadataRefused("the manifest's alignment_set does not fit", field="alignment_set")
+    stored_by = None
+    if isinstance(caller, Member):
+        still_member(session, caller)
+        rounds.count_bytes(session, None, caller.client_id, up=body.bytes)
+        stored_by = caller.client_id
+    kept = store.keep_pack(
+        session,
+        row.id,
+        base_model,
+        manifest=manifest,
+        payload_id=payload_id,
+        digest=body.digest,
+        size=body.bytes,
+        stored_by=stored_by,
+        moment=now(session),
+    )
+    events.append(session, row.id, "alignment", {"base_model": base_model, "digest": body.digest})
+    log.info("pack-stored", federation=row.id, base_model=base_model, selected=len(manifest.selected))
+    return store.view(kept)

@@ -1,0 +1,85 @@
+"""Put the service together: settings in, an ASGI application out. Decides nothing by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from importlib.metadata import version
+
+from anyio import to_thread
+from fastapi import FastAPI
+
+from coordinator import health, migrate, openapi, problems
+from coordinator.aggregation import routes as aggregation
+from coordinator.aggregation.ticker import Ticker
+from coordinator.alignment import routes as alignment
+from coordinator.dashboard import routes as dashboard
+from coordinator.database import Database
+from coordinator.enrolment import routes as enrolment
+from coordinator.federations import events, members
+from coordinator.federations import routes as federations
+from coordinator.metrics import Metrics
+from coordinator.observed import Observed
+from coordinator.replica import only_replica
+from coordinator.rounds import routes as rounds
+from coordinator.settings import Settings
+from coordinator.updates import routes as updates
+from coordinator.weights import routes as weights
+
+_ROUTERS = (
+    health.router,
+    enrolment.router,
+    federations.router,
+    members.router,
+    events.router,
+    rounds.router,
+    aggregation.router,
+    weights.router,
+    updates.router,
+    alignment.router,
+    dashboard.router,
+)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Make the service; it connects to its database when it is started."""
+    app = FastAPI(
+        title="Tessera",
+        summary="Personalised federated fine-tuning across organisations and architectures",
+        version=version("tessera-fl"),
+        lifespan=_lifespan,
+        redirect_slashes=False,
+        separate_input_output_schemas=False,
+    )
+    app.state.settings = settings
+    app.state.metrics = Metrics()
+    app.state.stopping = threading.Event()
+    problems.install(app)
+    for router in _ROUTERS:
+        app.include_router(router)
+    openapi.install(app)
+    app.add_middleware(Observed, metrics=app.state.metrics)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    settings: Settings = app.state.settings
+    with ExitStack() as stack:
+        database = Database(settings.database_url)
+        stack.callback(database.close)
+        stack.enter_context(only_replica(database))
+        await to_thread.run_sync(migrate.prepare, database)
+        ticker = Ticker(
+            database,
+            lease_seconds=settings.lease_seconds,
+            tick_seconds=settings.tick_seconds,
+            block_bytes=settings.block_bytes,
+            metrics=app.state.metrics,
+        )
+        app.state.database = database
+        app.state.ticker = ticker
+        ticker.start()
+        stack.callback(ticker.stop)
+        yield

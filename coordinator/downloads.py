@@ -1,0 +1,108 @@
+"""Serve stored bytes as they are: whole, a range of them (RFC 9110, section 14), or "you have them".
+
+Refuses to know what they are and who may have them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.responses import Response, StreamingResponse
+
+from coordinator import payloads
+from coordinator.database import Database
+from coordinator.errors import RangeUnsatisfiable
+from schemas.wire.digests import to_field
+
+_SINGLE = re.compile(r"bytes\s*=\s*(\d{0,18})-(\d{0,18})\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Bytes in the database, and what is said about them."""
+
+    payload_id: int
+    digest: str
+    size: int
+    media_type: str
+    encoding: str | None = None
+
+    @property
+    def etag(self) -> str:
+        """The entity tag: equal bytes, equal tag."""
+        return f'"{self.digest}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request asks for: bytes from `begin` up to `end`, with this status."""
+
+    status: int
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """How many bytes will be sent."""
+        return self.end - self.begin
+
+
+def wanted(headers: Headers, stored: Stored) -> Wanted:
+    """Read what a request asks for.
+
+    Raises:
+        RangeUnsatisfiable: a range none of whose bytes exist.
+    """
+    if _names(headers.get("if-none-match"), stored.etag):
+        return Wanted(304, 0, 0)
+    if headers.get("if-range", stored.etag) == stored.etag:
+        part = _range(headers.get("range"), stored.size)
+        if part is not None:
+            return Wanted(206, *part)
+    return Wanted(200, 0, stored.size)
+
+
+def reply(database: Database, stored: Stored, part: Wanted) -> Response:
+    """Make the answer; the bytes are read while they are sent."""
+    headers = {
+        "ETag": stored.etag,
+        "Repr-Digest": to_field(stored.digest),
+        "Accept-Ranges": "bytes",
+        "Cache-Control": "private, no-cache",
+    }
+    if part.status == 304:
+        return Response(status_code=304, headers=headers)
+    if stored.encoding is not None:
+        headers["Content-Encoding"] = stored.encoding
+    if part.status == 206:
+        headers["Content-Range"] = f"bytes {part.begin}-{part.end - 1}/{stored.size}"
+    headers["Content-Length"] = str(part.size)
+    content = payloads.stream(database, stored.payload_id, part.begin, part.end)
+    return StreamingResponse(content, part.status, headers, stored.media_type)
+
+
+def _range(field: str | None, size: int) -> tuple[int, int] | None:
+    """Read a Range field; None for everything, as for anything but one range of bytes."""
+    found = _SINGLE.fullmatch(field) if field is not None else None
+    if found is None or found.group(1) == found.group(2) == "":
+        return None
+    first, last = found.groups()
+    if not first:  # the last so many bytes
+        begin, end = max(0, size - int(last)), size
+    else:
+        begin, end = int(first), min(size, int(last) + 1) if last else size
+        if last and int(last) < begin:
+            return None
+    if begin >= end:
+        raise RangeUnsatisfiable(size=size)
+    return begin, end
+
+
+def _names(field: str | None, etag: str) -> bool:
+    """Say whether an If-None-Match field names this entity tag."""
+    if field is None:
+        return False
+    tags = [one.strip().removeprefix("W/") for one in field.split(",")]
+    return "*" in tags or etag in tags

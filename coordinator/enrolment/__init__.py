@@ -1,0 +1,1 @@
+"""How clients and people get their credentials, and how these are recognised."""

@@ -1,0 +1,213 @@
+"""Decide who is calling. Refuses to know what a caller may see beyond its role and its federation.
+
+A credential is 256 random bits, so its SHA-256 is stored and looked up: nothing can be learnt from the time
+a lookup takes. Every route names who it is for by one of the aliases at the end of this file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPBearer
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from coordinator.database import Database, now
+from coordinator.enrolment import store
+from coordinator.errors import AuthMissing, CredentialInvalid, Forbidden, NotFound
+from coordinator.logs import bind
+from coordinator.paths import FederationId
+from coordinator.sessions import TheDatabase, TheSettings
+from coordinator.settings import Settings
+from schemas.messages.enrolment import Profile
+from schemas.messages.people import PersonRole
+
+CLIENT_PREFIX = "tsr_cl_"
+_RANKS: dict[PersonRole, int] = {"auditor": 1, "operator": 2, "admin": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Someone with a person's token."""
+
+    id: str
+    role: PersonRole
+    name: str
+
+    def at_least(self, role: PersonRole) -> bool:
+        """Say whether this person's role includes `role`."""
+        return _RANKS[self.role] >= _RANKS[role]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An enrolled client."""
+
+    client_id: str
+    name: str
+    federation_id: str
+    base_model: str
+    profile: Profile
+
+
+def hash_of(token: str) -> str:
+    """Hash a token of high entropy as it is stored."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def authenticate(session: Session, authorization: str | None, *, admin_token: str | None) -> Person | Member:
+    """Recognise a caller by the Authorization header.
+
+    Raises:
+        AuthMissing: there is no header.
+        CredentialInvalid: it is not the bearer token of anyone; unknown, expired and revoked look the same.
+    """
+    if authorization is None:
+        raise AuthMissing
+    scheme, _, token = authorization.partition(" ")
+    token = token.strip()
+    if scheme.lower() != "bearer" or not token:
+        raise CredentialInvalid
+    digest = hash_of(token)
+    if token.startswith(CLIENT_PREFIX):
+        return _member(session, digest)
+    if admin_token is not None and hmac.compare_digest(digest, hash_of(admin_token)):
+        return Person(id="settings", role="admin", name="TESSERA_ADMIN_TOKEN")
+    return _person(session, digest)
+
+
+def still_member(session: Session, member: Member) -> None:
+    """Check in a later transaction that a client was not revoked since it was recognised.
+
+    Raises:
+        CredentialInvalid: it was.
+    """
+    if not store.is_enrolled(session, member.client_id):
+        raise CredentialInvalid
+
+
+def _person(session: Session, digest: str) -> Person:
+    row = store.person_token_by_hash(session, digest)
+    if row is None or row.revoked_at is not None:
+        raise CredentialInvalid
+    if row.expires_at is not None and row.expires_at <= now(session):
+        raise CredentialInvalid
+    for role in _RANKS:
+        if role == row.role:
+            return Person(id=row.id, role=role, name=row.name)
+    raise CredentialInvalid
+
+
+def _member(session: Session, digest: str) -> Member:
+    row = store.client_by_hash(session, digest)
+    if row is None or row.state != "enrolled":
+        raise CredentialInvalid
+    return Member(
+        client_id=row.id,
+        name=row.name,
+        federation_id=row.federation_id,
+        base_model=row.base_model,
+        profile=Profile.model_validate(row.profile),
+    )
+
+
+def _note_seen(database: Database, member: Member) -> None:
+    """Remember that a client was here, in a short write of its own."""
+    try:
+        with database.write() as session:
+            store.note_seen(session, member.client_id)
+    except OperationalError:
+        # A busy database must not cost the client its request: it is seen again with the next one.
+        return
+
+
+_documented = HTTPBearer(
+    auto_error=False, scheme_name="bearer", description="A person's token or a client's credential."
+)
+
+
+def authenticated(request: Request, database: Database, settings: Settings) -> Person | Member:
+    """Recognise who sent a request, in a short read of its own, before any of its body is read."""
+    admin_token = settings.admin_token.get_secret_value() if settings.admin_token else None
+    with database.read() as session:
+        caller = authenticate(session, request.headers.get("authorization"), admin_token=admin_token)
+        unseen = isinstance(caller, Member) and store.is_unseen(session, caller.client_id)
+    if isinstance(caller, Member):
+        bind(client=caller.client_id)
+        if unseen:
+            _note_seen(database, caller)
+    else:
+        bind(person=caller.id)
+    return caller
+
+
+def _caller(
+    request: Request,
+    database: TheDatabase,
+    settings: TheSettings,
+    _: Annotated[object, Security(_documented)],
+) -> Person | Member:
+    return authenticated(request, database, settings)
+
+
+Caller = Annotated[Person | Member, Depends(_caller)]
+"""Whoever it is."""
+
+
+def _person_of(caller: Person | Member, role: PersonRole) -> Person:
+    if not isinstance(caller, Person) or not caller.at_least(role):
+        raise Forbidden(needs=role)
+    return caller
+
+
+def _admin(caller: Caller) -> Person:
+    return _person_of(caller, "admin")
+
+
+def _operator(caller: Caller) -> Person:
+    return _person_of(caller, "operator")
+
+
+def _auditor(caller: Caller) -> Person:
+    return _person_of(caller, "auditor")
+
+
+def _any_member(caller: Caller) -> Member:
+    if not isinstance(caller, Member):
+        raise Forbidden(needs="client")
+    return caller
+
+
+def _member_of(fid: FederationId, member: Annotated[Member, Depends(_any_member)]) -> Member:
+    if member.federation_id != fid:
+        raise NotFound
+    return member
+
+
+def _reader(fid: FederationId, caller: Caller) -> Person | Member:
+    if isinstance(caller, Member) and caller.federation_id != fid:
+        raise NotFound
+    return caller
+
+
+AsAdmin = Annotated[Person, Depends(_admin)]
+"""An admin."""
+
+AsOperator = Annotated[Person, Depends(_operator)]
+"""An operator or an admin."""
+
+AsAuditor = Annotated[Person, Depends(_auditor)]
+"""Any person."""
+
+AnyMember = Annotated[Member, Depends(_any_member)]
+"""A client, of whichever federation."""
+
+AsMember = Annotated[Member, Depends(_member_of)]
+"""A client of the federation in the path; another's is not found."""
+
+AsReader = Annotated[Person | Member, Depends(_reader)]
+"""Any person, or a client of the federation in the path."""

@@ -1,0 +1,182 @@
+"""The routes that hand out credentials: enrolment tokens, enrolments, tokens of people."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Response
+from sqlalchemy.orm import Session
+
+from coordinator import events
+from coordinator.enrolment import store, tokens
+from coordinator.enrolment.admission import admit
+from coordinator.enrolment.auth import AsAdmin, AsOperator, hash_of
+from coordinator.errors import (
+    AuthMissing,
+    ClientNameTaken,
+    EnrolmentTokenInvalid,
+    FederationStateConflict,
+    Forbidden,
+    Invalid,
+    JsonMalformed,
+    NotFound,
+    ProtocolVersionUnsupported,
+)
+from coordinator.json_body import json_body, takes
+from coordinator.locks import lock_federation
+from coordinator.logs import bind, logger
+from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, TokenId
+from coordinator.problems import answers
+from coordinator.sessions import Reading, Writing
+from coordinator.tables import ClientRow, EnrolmentTokenRow
+from schemas import PROTOCOL_VERSION
+from schemas.messages.enrolment import (
+    Enrolment,
+    EnrolmentRequest,
+    EnrolmentToken,
+    EnrolmentTokenRequest,
+)
+from schemas.messages.federations import FederationPlan
+from schemas.messages.people import NewToken, TokenPage, TokenRequest, TokenView
+
+router = APIRouter(tags=["enrolment"])
+log = logger(__name__)
+
+_EXAMPLE_ENROLMENT = {
+    "token": "tsr1_...",
+    "name": "hospital-a",
+    "profile": {
+        "architecture": "LlamaForCausalLM",
+        "base_model": "tiny-s-3f0c9a1b2c3d",
+        "hidden_size": 96,
+        "layers": 4,
+        "agent_version": "0.1.0",
+        "protocol_version": PROTOCOL_VERSION,
+    },
+}
+
+
+@router.post(
+    "/v1/federations/{fid}/enrolment-tokens",
+    status_code=201,
+    openapi_extra=takes(EnrolmentTokenRequest, example={"client_name": "hospital-a"}),
+    responses=answers(JsonMalformed, NotFound, FederationStateConflict, ClientNameTaken, Invalid),
+)
+def make_enrolment_token(
+    _: AsOperator,
+    fid: FederationId,
+    request: Annotated[EnrolmentTokenRequest, Depends(json_body(EnrolmentTokenRequest))],
+    session: Writing,
+) -> EnrolmentToken:
+    """Make a one-time token for one client; it is shown once."""
+    federation = lock_federation(session, fid)
+    if federation.state == "finished":
+        raise FederationStateConflict(state=federation.state)
+    if store.is_name_taken(session, fid, request.client_name):
+        raise ClientNameTaken
+    token = tokens.new_enrolment_token()
+    row = store.add_enrolment_token(session, fid, request, hash_of(token))
+    return EnrolmentToken(token=token, expires_at=row.expires_at)
+
+
+@router.post(
+    "/v1/enrolments",
+    status_code=201,
+    openapi_extra=takes(EnrolmentRequest, example=_EXAMPLE_ENROLMENT),
+    responses=answers(
+        JsonMalformed,
+        EnrolmentTokenInvalid,
+        Forbidden,
+        FederationStateConflict,
+        Invalid,
+        ProtocolVersionUnsupported,
+    )
+    | {200: {"model": Enrolment, "description": "The same answer again to a repeated request"}},
+)
+def enrol(
+    request: Annotated[EnrolmentRequest, Depends(json_body(EnrolmentRequest))],
+    session: Writing,
+    response: Response,
+) -> Enrolment:
+    """Become a member with a one-time token."""
+    if request.profile.protocol_version != PROTOCOL_VERSION:
+        raise ProtocolVersionUnsupported(supported=[PROTOCOL_VERSION])
+    token = _usable_token(session, request)
+    credential, repeat = tokens.credential_for(request), tokens.fingerprint(request)
+    if token.client_id is not None:
+        if repeat is None or repeat != token.retry_key_hash:
+            raise EnrolmentTokenInvalid
+        response.status_code = 200
+        return _enrolment(token.client_id, token.federation_id, credential)
+    client = _new_member(session, token, request, hash_of(credential), repeat)
+    return _enrolment(client.id, client.federation_id, credential)
+
+
+def _usable_token(session: Session, request: EnrolmentRequest) -> EnrolmentTokenRow:
+    """Find the token and lock its federation, so that two requests cannot both use it."""
+    digest = hash_of(request.token)
+    found = store.enrolment_token_by_hash(session, digest)
+    if found is None:
+        raise EnrolmentTokenInvalid
+    lock_federation(session, found.federation_id)
+    token = store.enrolment_token_by_hash(session, digest)
+    if token is None or token.client_name != request.name or store.is_expired(session, token):
+        raise EnrolmentTokenInvalid
+    return token
+
+
+def _new_member(
+    session: Session, token: EnrolmentTokenRow, request: EnrolmentRequest, digest: str, repeat: str | None
+) -> ClientRow:
+    federation = lock_federation(session, token.federation_id)
+    admit(FederationPlan.model_validate(federation.plan), federation.state, request.profile)
+    client = store.consume(session, token, request, digest, repeat)
+    shown = store.client_view(client, rounds=0)
+    events.append(session, client.federation_id, "client", shown.model_dump(mode="json"), client.id)
+    bind(client=client.id)
+    log.info("client-enrolled", federation=client.federation_id)
+    return client
+
+
+def _enrolment(client_id: str, federation_id: str, credential: str) -> Enrolment:
+    return Enrolment(
+        client_id=client_id,
+        federation_id=federation_id,
+        credential=credential,
+        protocol_version=PROTOCOL_VERSION,
+    )
+
+
+@router.post(
+    "/v1/tokens",
+    status_code=201,
+    openapi_extra=takes(TokenRequest, example={"role": "auditor", "name": "dpo@hospital-a"}),
+    responses=answers(JsonMalformed, AuthMissing, Forbidden, Invalid),
+)
+def make_token(
+    _: AsAdmin,
+    request: Annotated[TokenRequest, Depends(json_body(TokenRequest))],
+    session: Writing,
+) -> NewToken:
+    """Make a person's token; it is shown once."""
+    token = tokens.new_person_token(request.role)
+    row = store.add_person_token(session, request, hash_of(token))
+    return NewToken(id=row.id, role=request.role, name=row.name, token=token, expires_at=row.expires_at)
+
+
+@router.get("/v1/tokens", responses=answers(AuthMissing, Forbidden))
+def list_tokens(_: AsAdmin, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT) -> TokenPage:
+    """List people's tokens, oldest first, without the tokens."""
+    return store.person_tokens(session, after=after, limit=limit)
+
+
+@router.get("/v1/tokens/{token_id}", responses=answers(AuthMissing, Forbidden, NotFound))
+def show_token(_: AsAdmin, token_id: TokenId, session: Reading) -> TokenView:
+    """Show a person's token, without the token."""
+    return store.token_view(store.person_token(session, token_id))
+
+
+@router.delete("/v1/tokens/{token_id}", status_code=204, responses=answers(AuthMissing, Forbidden, NotFound))
+def revoke_token(_: AsAdmin, token_id: TokenId, session: Writing) -> None:
+    """Revoke a person's token, effective at once."""
+    store.revoke_person_token(session, token_id)

@@ -1,0 +1,53 @@
+"""Make and derive secrets. Knows no table: a secret is shown once, and only its hash is ever stored."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+
+from coordinator.enrolment.auth import CLIENT_PREFIX
+from schemas.messages.enrolment import EnrolmentRequest
+from schemas.messages.people import PersonRole
+
+_PERSON_PREFIXES: dict[PersonRole, str] = {
+    "admin": "tsr_adm_",
+    "operator": "tsr_op_",
+    "auditor": "tsr_aud_",
+}
+_PURPOSE = b"tessera client credential v1\0"
+
+
+def new_person_token(role: PersonRole) -> str:
+    """Make a person's token: 256 random bits behind a prefix that secret scanners can find."""
+    return _PERSON_PREFIXES[role] + secrets.token_urlsafe(32)
+
+
+def new_enrolment_token() -> str:
+    """Make a one-time token."""
+    return "tsr1_" + secrets.token_urlsafe(32)
+
+
+def credential_for(request: EnrolmentRequest) -> str:
+    """Make a client's credential: derived when the client can prove a repeated request, else random.
+
+    The derivation needs the one-time token and the client's own 32 bytes; neither is stored, so a copy of
+    the database derives nothing, and the same request gets the same answer.
+    """
+    if request.retry_key is None:
+        return CLIENT_PREFIX + secrets.token_urlsafe(32)
+    key = hmac.digest(request.token.encode(), _PURPOSE + _retry_key(request.retry_key), hashlib.sha256)
+    return CLIENT_PREFIX + base64.urlsafe_b64encode(key).decode().rstrip("=")
+
+
+def fingerprint(request: EnrolmentRequest) -> str | None:
+    """Recognise a repeated request: same retry_key, same name, same profile. None without a retry_key."""
+    if request.retry_key is None:
+        return None
+    said = f"{request.name}\0{request.profile.model_dump_json()}".encode()
+    return hmac.new(_retry_key(request.retry_key), said, hashlib.sha256).hexdigest()
+
+
+def _retry_key(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text.rstrip("=") + "=")

@@ -1,0 +1,69 @@
+"""What happened in a federation, in an order that everyone agrees on.
+
+Numbers are given under the federation's row lock, which is held until the commit: an event with a smaller
+number is never seen after one with a larger number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import or_, select, update
+from sqlalchemy.orm import Session
+
+from coordinator.database import now
+from coordinator.tables import EventRow, FederationRow
+
+Kind = Literal["round", "client", "alignment"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened."""
+
+    number: int
+    kind: str
+    data: dict[str, Any]
+
+
+def append(
+    session: Session, federation_id: str, kind: Kind, data: dict[str, Any], client_id: str | None = None
+) -> int:
+    """Write down an event; with `client_id` it is that client's own, and other clients never see it."""
+    number: int | None = session.scalar(
+        update(FederationRow)
+        .where(FederationRow.id == federation_id)
+        .values(events=FederationRow.events + 1)
+        .returning(FederationRow.events)
+    )
+    if number is None:
+        raise LookupError("an event of a federation that does not exist")
+    session.add(
+        EventRow(
+            federation_id=federation_id,
+            number=number,
+            kind=kind,
+            client_id=client_id,
+            data=data,
+            created_at=now(session),
+        )
+    )
+    session.flush()
+    return number
+
+
+def since(
+    session: Session, federation_id: str, number: int, *, seen_by: str | None = None, limit: int = 100
+) -> list[Event]:
+    """Give the events after `number` in order; `seen_by` is the client that asks, None for a person."""
+    query = select(EventRow).where(EventRow.federation_id == federation_id, EventRow.number > number)
+    if seen_by is not None:
+        query = query.where(or_(EventRow.client_id.is_(None), EventRow.client_id == seen_by))
+    rows = session.scalars(query.order_by(EventRow.number).limit(limit))
+    return [Event(row.number, row.kind, row.data) for row in rows]
+
+
+def last(session: Session, federation_id: str) -> int:
+    """Give the number of the last event, 0 before the first."""
+    return session.scalar(select(FederationRow.events).where(FederationRow.id == federation_id)) or 0

@@ -1,0 +1,1 @@
+"""Federations: their plans, their members, what happens in them."""

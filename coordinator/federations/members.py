@@ -1,0 +1,67 @@
+"""The routes about a federation's clients: who they are, what one is told of itself, how one is revoked."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from coordinator import events
+from coordinator.enrolment.auth import AnyMember, AsAdmin, AsAuditor
+from coordinator.errors import AuthMissing, Forbidden, NotFound
+from coordinator.federations import store
+from coordinator.federations.layouts import layout_of
+from coordinator.locks import lock_federation
+from coordinator.logs import logger
+from coordinator.paths import DEFAULT_LIMIT, After, ClientId, FederationId, Limit
+from coordinator.problems import answers
+from coordinator.sessions import Reading, Writing
+from schemas.messages.enrolment import Client, ClientPage, Me
+
+router = APIRouter(tags=["clients"])
+log = logger(__name__)
+
+
+@router.get("/v1/me", responses=answers(AuthMissing, Forbidden))
+def who_am_i(member: AnyMember, session: Reading) -> Me:
+    """Tell a client who it is and which tensors it has."""
+    row = store.client(session, member.federation_id, member.client_id)
+    plan = store.plan_of(store.federation(session, member.federation_id))
+    selected = store.pack_selected(session, member.federation_id, member.base_model)
+    return Me.model_validate(
+        {
+            "client_id": row.id,
+            "name": row.name,
+            "organisation": row.organisation,
+            "federation_id": row.federation_id,
+            "state": row.state,
+            "layout": layout_of(plan, member.profile, selected),
+        }
+    )
+
+
+@router.get("/v1/federations/{fid}/clients", responses=answers(AuthMissing, Forbidden, NotFound))
+def list_clients(
+    _: AsAuditor, fid: FederationId, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT
+) -> ClientPage:
+    """List a federation's clients in order of enrolment."""
+    store.federation(session, fid)
+    return store.clients(session, fid, after=after, limit=limit)
+
+
+@router.get("/v1/federations/{fid}/clients/{cid}", responses=answers(AuthMissing, Forbidden, NotFound))
+def show_client(_: AsAuditor, fid: FederationId, cid: ClientId, session: Reading) -> Client:
+    """Show one client."""
+    return store.one_client(session, fid, cid)
+
+
+@router.delete(
+    "/v1/federations/{fid}/clients/{cid}",
+    status_code=204,
+    responses=answers(AuthMissing, Forbidden, NotFound),
+)
+def revoke_client(_: AsAdmin, fid: FederationId, cid: ClientId, session: Writing) -> None:
+    """Shut a client out, effective at once; an update that was accepted before is kept."""
+    lock_federation(session, fid)
+    if store.revoke(session, fid, cid):
+        shown = store.one_client(session, fid, cid)
+        events.append(session, fid, "client", shown.model_dump(mode="json"), cid)
+        log.info("client-revoked", federation=fid, client=cid)

@@ -1,0 +1,74 @@
+"""The routes of federations: make one, show them. Starting and ending rounds is `coordinator.rounds`'."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from pydantic import ValidationError
+
+from coordinator.enrolment.auth import AsAuditor, AsOperator
+from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound
+from coordinator.federations import store
+from coordinator.json_body import invalid, json_body, takes
+from coordinator.logs import logger
+from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit
+from coordinator.problems import answers
+from coordinator.sessions import Reading, Writing
+from coordinator.strategies.base import UnknownStrategy, load, names
+from schemas.messages.federations import Federation, FederationPage, FederationPlan, StrategyPlan
+
+router = APIRouter(prefix="/v1/federations", tags=["federations"])
+log = logger(__name__)
+
+
+@router.post(
+    "",
+    status_code=201,
+    openapi_extra=takes(
+        FederationPlan,
+        example={"name": "clinics", "strategy": {"name": "fedmosaic", "options": {}}, "rounds": {"total": 6}},
+    ),
+    responses=answers(JsonMalformed, AuthMissing, Forbidden, Invalid),
+)
+def create_federation(
+    _: AsOperator,
+    plan: Annotated[FederationPlan, Depends(json_body(FederationPlan))],
+    session: Writing,
+) -> Federation:
+    """Create a federation; what the plan leaves out gets its default, and the resolved plan is kept."""
+    row = store.create(session, _resolved(plan))
+    log.info("federation-created", federation=row.id, strategy=plan.strategy.name)
+    return store.view(session, row)
+
+
+@router.get("", responses=answers(AuthMissing, Forbidden))
+def list_federations(
+    _: AsAuditor, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT
+) -> FederationPage:
+    """List federations, oldest first."""
+    return store.page(session, after=after, limit=limit)
+
+
+@router.get("/{fid}", responses=answers(AuthMissing, Forbidden, NotFound))
+def show_federation(_: AsAuditor, fid: FederationId, session: Reading) -> Federation:
+    """Show a federation with its resolved plan, its round and its claims."""
+    return store.view(session, store.federation(session, fid))
+
+
+def _resolved(plan: FederationPlan) -> FederationPlan:
+    """Write the strategy's own defaults into the plan.
+
+    Raises:
+        Invalid: no such strategy, or no such options.
+    """
+    try:
+        options = load(plan.strategy.name).Options.model_validate(plan.strategy.options)
+    except UnknownStrategy as error:
+        raise Invalid(
+            "strategy.name: there is no such strategy", field="strategy.name", known=[*names()]
+        ) from error
+    except ValidationError as error:
+        raise invalid(error.errors(), under="strategy.options") from None
+    resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
+    return plan.model_copy(update={"strategy": resolved})

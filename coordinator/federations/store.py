@@ -1,0 +1,193 @@
+"""The rows of federations, and how they are shown. What changes a federation's rounds locks its row."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from coordinator.database import now
+from coordinator.enrolment.store import client_view
+from coordinator.errors import NotFound
+from coordinator.ids import new_id
+from coordinator.locks import lock_federation as lock_federation
+from coordinator.tables import (
+    ClientRow,
+    FederationRow,
+    PackRow,
+    ParticipationRow,
+    RoundRow,
+    UpdateRow,
+)
+from schemas.messages.enrolment import Client, ClientPage
+from schemas.messages.federations import (
+    ClientCounts,
+    Federation,
+    FederationPage,
+    FederationPlan,
+    RoundNumber,
+)
+
+_TRUSTED_OPERATOR = (
+    "The server operator is trusted; what clients send is confidential in transit and from other clients."
+)
+_BEARER = "Clients identify themselves with bearer credentials: who reads decrypted requests can act as one."
+
+
+def create(session: Session, plan: FederationPlan) -> FederationRow:
+    """Keep a new federation with its resolved plan."""
+    row = FederationRow(
+        id=new_id("fed"),
+        name=plan.name,
+        state="open",
+        plan=plan.model_dump(mode="json"),
+        events=0,
+        created_at=now(session),
+        finished_at=None,
+    )
+    session.add(row)
+    session.flush()
+    return row
+
+
+def federation(session: Session, fid: str) -> FederationRow:
+    """Which federation is this?
+
+    Raises:
+        NotFound: none.
+    """
+    row = session.get(FederationRow, fid)
+    if row is None:
+        raise NotFound
+    return row
+
+
+def plan_of(row: FederationRow) -> FederationPlan:
+    """Read a federation's resolved plan."""
+    return FederationPlan.model_validate(row.plan)
+
+
+def page(session: Session, *, after: str | None, limit: int) -> FederationPage:
+    """Which federations are there, oldest first?"""
+    query = select(FederationRow).order_by(FederationRow.id).limit(limit + 1)
+    if after is not None:
+        query = query.where(FederationRow.id > after)
+    rows = list(session.scalars(query))
+    return FederationPage(
+        items=[view(session, row) for row in rows[:limit]],
+        next=rows[limit - 1].id if len(rows) > limit else None,
+    )
+
+
+def view(session: Session, row: FederationRow) -> Federation:
+    """Show a federation with its current round and the number of its clients."""
+    plan = plan_of(row)
+    return Federation.model_validate(
+        {
+            "id": row.id,
+            "name": row.name,
+            "state": row.state,
+            "plan": plan,
+            "round": _current_round(session, row.id),
+            "clients": _client_counts(session, row.id),
+            "claims": claims(plan),
+            "created_at": row.created_at,
+        }
+    )
+
+
+def claims(plan: FederationPlan) -> list[str]:
+    """Say what may honestly be claimed about privacy under this plan."""
+    return [_TRUSTED_OPERATOR, *([_BEARER] if plan.privacy.allow_bearer_clients else [])]
+
+
+def pack_selected(session: Session, fid: str, base_model: str) -> list[str] | None:
+    """Which (block, role)s does the alignment pack of a base model share? None while there is no pack."""
+    return session.scalar(
+        select(PackRow.selected).where(PackRow.federation_id == fid, PackRow.base_model == base_model)
+    )
+
+
+def client(session: Session, fid: str, cid: str) -> ClientRow:
+    """Which client of this federation is this?
+
+    Raises:
+        NotFound: none.
+    """
+    row = session.scalar(select(ClientRow).where(ClientRow.federation_id == fid, ClientRow.id == cid))
+    if row is None:
+        raise NotFound
+    return row
+
+
+def clients(session: Session, fid: str, *, after: str | None, limit: int) -> ClientPage:
+    """Which clients does a federation have, in order of enrolment?"""
+    query = select(ClientRow).where(ClientRow.federation_id == fid).order_by(ClientRow.id).limit(limit + 1)
+    if after is not None:
+        query = query.where(ClientRow.id > after)
+    rows = list(session.scalars(query))
+    shown = rows[:limit]
+    rounds = _rounds_of(session, [row.id for row in shown])
+    return ClientPage(
+        items=[client_view(row, rounds=rounds.get(row.id, 0)) for row in shown],
+        next=shown[-1].id if len(rows) > limit else None,
+    )
+
+
+def one_client(session: Session, fid: str, cid: str) -> Client:
+    """Show one client of a federation."""
+    row = client(session, fid, cid)
+    return client_view(row, rounds=_rounds_of(session, [row.id]).get(row.id, 0))
+
+
+def revoke(session: Session, fid: str, cid: str) -> bool:
+    """End a membership, now and in the rounds that still take updates; False when it had ended before.
+
+    What the client delivered before is kept. The caller holds the federation's lock.
+    """
+    row = client(session, fid, cid)
+    if row.state == "revoked":
+        return False
+    row.state, row.revoked_at = "revoked", now(session)
+    taking = select(RoundRow.id).where(
+        RoundRow.federation_id == fid, RoundRow.state.in_(("open", "collecting"))
+    )
+    session.execute(
+        update(ParticipationRow)
+        .where(ParticipationRow.client_id == cid, ParticipationRow.round_id.in_(taking))
+        .values(state="revoked")
+    )
+    return True
+
+
+def rounds_by_state(session: Session) -> dict[str, int]:
+    """How many rounds of all federations are in each state?"""
+    rows = session.execute(select(RoundRow.state, func.count()).group_by(RoundRow.state))
+    return {state: count for state, count in rows}
+
+
+def _rounds_of(session: Session, cids: list[str]) -> dict[str, int]:
+    """In how many rounds did each of these clients deliver an update?"""
+    rows = session.execute(
+        select(UpdateRow.client_id, func.count())
+        .where(UpdateRow.client_id.in_(cids))
+        .group_by(UpdateRow.client_id)
+    )
+    return {cid: count for cid, count in rows}
+
+
+def _current_round(session: Session, fid: str) -> RoundNumber | None:
+    row = session.execute(
+        select(RoundRow.number, RoundRow.state)
+        .where(RoundRow.federation_id == fid)
+        .order_by(RoundRow.number.desc())
+        .limit(1)
+    ).first()
+    return RoundNumber(number=row.number, state=row.state) if row is not None else None
+
+
+def _client_counts(session: Session, fid: str) -> ClientCounts:
+    rows = session.execute(
+        select(ClientRow.state, func.count()).where(ClientRow.federation_id == fid).group_by(ClientRow.state)
+    )
+    counts = {state: count for state, count in rows}
+    return ClientCounts(enrolled=counts.get("enrolled", 0), revoked=counts.get("revoked", 0))

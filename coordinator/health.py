@@ -1,0 +1,50 @@
+"""The routes that need no identity: is it alive, is it ready, who is it, what has it counted."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import PlainTextResponse, Response
+
+from coordinator import migrate
+from coordinator.database import now
+from coordinator.enrolment.auth import Person, authenticated
+from coordinator.errors import Forbidden, Unavailable
+from coordinator.federations.store import rounds_by_state
+from coordinator.metrics import CONTENT_TYPE
+from coordinator.problems import answers
+from coordinator.sessions import Reading, TheDatabase, TheMetrics, TheSettings
+from schemas import PROTOCOL_VERSION
+from schemas.messages.people import Hello
+
+router = APIRouter(tags=["about"])
+
+
+@router.get("/healthz", response_class=PlainTextResponse)
+def is_alive() -> str:
+    """Say that the process answers."""
+    return "ok\n"
+
+
+@router.get("/readyz", response_class=PlainTextResponse, responses=answers(Unavailable))
+def is_ready(database: TheDatabase) -> str:
+    """Say whether the database answers and its migrations are current."""
+    if not migrate.is_current(database):
+        raise Unavailable("the database is not migrated: run `tessera migrate`")
+    return "ready\n"
+
+
+@router.get("/v1/hello")
+def hello(session: Reading, settings: TheSettings) -> Hello:
+    """Introduce this coordinator."""
+    return Hello(name=settings.name, protocol_version=PROTOCOL_VERSION, server_time=now(session))
+
+
+def _may_see_metrics(request: Request, database: TheDatabase, settings: TheSettings) -> None:
+    if not settings.public_metrics and not isinstance(authenticated(request, database, settings), Person):
+        raise Forbidden(needs="auditor")
+
+
+@router.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(_may_see_metrics)])
+def metrics(session: Reading, counted: TheMetrics) -> Response:
+    """Give this process' counters, and the rounds of all, in Prometheus' text format."""
+    return Response(counted.render(rounds_by_state(session)), media_type=CONTENT_TYPE)

@@ -1,0 +1,114 @@
+"""Read a JSON body: after the caller is known, in bounded memory, strictly parsed, into a message.
+
+A body that is not JSON is 400, one that is JSON but not the message is 422 with the name of the field. What
+was sent is never repeated in an answer.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, JsonValue, ValidationError
+
+from coordinator.errors import (
+    BodyOverran,
+    BodyTooLarge,
+    ContentEncodingRefused,
+    Invalid,
+    JsonMalformed,
+    MediaTypeRefused,
+)
+from schemas.wire.strict_json import MalformedJson, loads
+
+LIMIT_BYTES = 2**20
+MEDIA_TYPE = "application/json"
+
+Message = TypeVar("Message", bound=BaseModel)
+_OWN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def json_body(
+    message: type[Message], *, limit: int = LIMIT_BYTES
+) -> Callable[[Request], Awaitable[Message]]:
+    """Make the dependency that reads a message; it stands behind the caller in a route's signature."""
+
+    async def read(request: Request) -> Message:
+        return parse(message, await _received(request, limit))
+
+    return read
+
+
+def parse(message: type[Message], body: bytes) -> Message:
+    """Turn hostile bytes into a message.
+
+    Raises:
+        JsonMalformed: they are not strict JSON.
+        Invalid: they are JSON, but not this message.
+    """
+    try:
+        value = loads(body)
+    except MalformedJson as error:
+        raise JsonMalformed from error
+    return validated(message, value)
+
+
+def validated(message: type[Message], value: object, *, under: str = "") -> Message:
+    """Turn a JSON value into a message; `under` is where the value stands in what the caller sent.
+
+    Raises:
+        Invalid: `field` names the first wrong member, `errors` all of them.
+    """
+    try:
+        return message.model_validate(value)
+    except ValidationError as error:
+        raise invalid(error.errors(), under=under) from None
+
+
+def invalid(faults: Sequence[Mapping[str, Any]], *, under: str = "") -> Invalid:
+    """Describe pydantic's faults without repeating any input."""
+    named: list[JsonValue] = [
+        {"field": _field(fault["loc"], under), "message": str(fault["msg"])} for fault in faults[:20]
+    ]
+    field, message = _field(faults[0]["loc"], under), str(faults[0]["msg"])
+    return Invalid(f"{field}: {message}" if field else message, field=field, errors=named)
+
+
+def takes(
+    message: type[BaseModel], *, example: Mapping[str, Any], limit: int = LIMIT_BYTES
+) -> dict[str, Any]:
+    """Describe such a body in the OpenAPI document: `openapi_extra=takes(FederationPlan, example=...)`."""
+    return {
+        "requestBody": {
+            "required": True,
+            "description": f"At most {limit} bytes of strict JSON.",
+            "content": {
+                MEDIA_TYPE: {
+                    "schema": message.model_json_schema(ref_template="#/components/schemas/{model}"),
+                    "example": dict(example),
+                }
+            },
+        }
+    }
+
+
+async def _received(request: Request, limit: int) -> bytes:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != MEDIA_TYPE:
+        raise MediaTypeRefused(accepts=[MEDIA_TYPE])
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ContentEncodingRefused(accepts=["identity"])
+    announced = request.headers.get("content-length", "0")
+    if announced.isdigit() and int(announced) > limit:
+        raise BodyTooLarge(limit=limit)
+    received = bytearray()
+    async for piece in request.stream():
+        received += piece
+        if len(received) > limit:
+            raise BodyOverran(limit=limit)
+    return bytes(received)
+
+
+def _field(location: Sequence[int | str], under: str) -> str:
+    """Name a member as a path, leaving out names that the caller made up beyond recognition."""
+    parts = [str(part) for part in location if _OWN_NAME.fullmatch(str(part))]
+    return ".".join([under, *parts] if under else parts)

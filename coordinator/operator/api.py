@@ -1,0 +1,104 @@
+"""Talk to a coordinator for one command: JSON in and out; a refusal ends the command with a readable line."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    import httpx
+
+Url = Annotated[str, typer.Option("--url", envvar="TESSERA_URL", help="Where the coordinator is.")]
+Token = Annotated[
+    str,
+    typer.Option(
+        "--token",
+        envvar=["TESSERA_TOKEN", "TESSERA_ADMIN_TOKEN"],
+        show_envvar=True,
+        help="A person's token.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+_SECONDS = 30.0
+
+
+class Coordinator:
+    """The coordinator at a URL, as one person sees it; connections end with the command."""
+
+    def __init__(self, url: str, token: str) -> None:
+        import httpx
+
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            self._client = httpx.Client(base_url=url, headers=headers, timeout=_SECONDS)
+        except (httpx.InvalidURL, ValueError):
+            give_up(f"{url} is not a URL")
+        weakref.finalize(self, self._client.close)
+
+    def get(self, path: str, **query: str | int) -> Any:
+        """Read something."""
+        return self._call("GET", path, params=query)
+
+    def post(self, path: str, message: Mapping[str, Any] | None = None) -> Any:
+        """Make or start something."""
+        return self._call("POST", path, json=message)
+
+    def delete(self, path: str) -> None:
+        """End something."""
+        self._call("DELETE", path)
+
+    def put(self, path: str, body: bytes, headers: Mapping[str, str]) -> Any:
+        """Store a body as it is."""
+        return self._call("PUT", path, content=body, headers=dict(headers))
+
+    def pages(self, path: str) -> Iterator[Any]:
+        """Read all items of a list, page by page."""
+        page = self.get(path)
+        while True:
+            yield from page["items"]
+            if page["next"] is None:
+                return
+            page = self.get(path, after=page["next"])
+
+    def _call(self, method: str, path: str, **options: Any) -> Any:
+        import httpx
+
+        try:
+            answer = self._client.request(method, path, **options)
+        except httpx.TransportError as error:
+            give_up(f"{self._client.base_url} does not answer ({type(error).__name__}): {error}")
+        except httpx.InvalidURL:
+            give_up(f"{path!r} cannot be part of a URL")
+        if answer.is_success:
+            return answer.json() if answer.content else None
+        give_up(_explained(answer))
+
+
+def give_up(reason: str) -> NoReturn:
+    """End the command with a reason."""
+    typer.echo(f"tessera: {reason}", err=True)
+    raise typer.Exit(1)
+
+
+def print_json(value: object) -> None:
+    """Print for machines."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _explained(answer: httpx.Response) -> str:
+    """Put a problem document into one line: title, detail, slug."""
+    try:
+        problem = answer.json()
+        title, kind = problem["title"], problem["type"].rpartition(":")[2]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{answer.status_code} {answer.reason_phrase}: this is not a Tessera coordinator's answer"
+    known = {"type", "title", "status", "detail", "errors", "field"}
+    facts = ", ".join(f"{name}={value}" for name, value in problem.items() if name not in known)
+    detail = f": {problem['detail']}" if problem.get("detail") else ""
+    return f"{title}{detail} [{kind}{'; ' + facts if facts else ''}]"

@@ -1,0 +1,182 @@
+"""Rounds as they happen, and what rounds across architectures need: anchors and alignment packs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.operator.api import DEFAULT_URL, AsJson, Coordinator, Token, Url, give_up, print_json
+from coordinator.operator.show import ago, print_facts, print_table, size, table, traffic, until
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+app = typer.Typer(help="The rounds of a federation.", no_args_is_help=True)
+anchors = typer.Typer(help="The public texts on which base models are aligned.", no_args_is_help=True)
+alignments = typer.Typer(help="Alignment packs, one per base model.", no_args_is_help=True)
+
+Federation = Annotated[str, typer.Argument(help="The federation's id.")]
+
+
+@app.command("list")
+def list_rounds(
+    federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
+) -> None:
+    """List rounds, newest first."""
+    found = list(Coordinator(url, token).pages(f"/v1/federations/{federation}/rounds"))
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["round", "state", "opened", "joined", "arrived", "rejected", "bytes", "mean loss", "mean exact"],
+        [
+            (
+                r["round"],
+                _state(r),
+                ago(r["opened_at"]),
+                r["counts"]["joined"],
+                r["counts"]["arrived"],
+                r["counts"]["rejected"],
+                traffic(r["bytes"]),
+                *_scores(r["scores"] and r["scores"]["mean"]),
+            )
+            for r in found
+        ],
+    )
+
+
+@app.command("show")
+def show(
+    federation: Federation,
+    number: Annotated[int, typer.Argument(min=1, help="The round's number.")],
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show who is in a round, how far, since when, with how many bytes and what score."""
+    found = Coordinator(url, token).get(f"/v1/federations/{federation}/rounds/{number}")
+    if as_json:
+        print_json(found)
+        return
+    from rich.console import Console
+
+    Console().print(_round(found))
+
+
+@app.command("watch")
+def watch(
+    federation: Federation,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """Watch the current round live until the federation is finished; with --json a line per change."""
+    seen = _current_rounds(Coordinator(url, token), federation, interval)
+    if as_json:
+        last = None
+        for found in seen:
+            if found is not None and found != last:
+                typer.echo(json.dumps(found, ensure_ascii=False))
+            last = found
+        return
+    from rich.live import Live
+
+    with Live(refresh_per_second=4) as live:
+        for found in seen:
+            live.update(_round(found) if found is not None else "No round yet.")
+
+
+@anchors.command("put")
+def put_anchors(
+    federation: Federation,
+    file: Annotated[Path, typer.Argument(help='JSON: {"anchors": [{"id", "prompt", "answer"}, ...]}.')],
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """Store a federation's anchor texts."""
+    try:
+        body = file.read_bytes()
+    except OSError as error:
+        give_up(f"{file}: {error.strerror}")
+    digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
+    headers = {"Content-Type": "application/json", "Content-Digest": f"sha-256=:{digest}:"}
+    stored = Coordinator(url, token).put(f"/v1/federations/{federation}/anchors", body, headers)
+    if as_json or stored is not None:
+        print_json(stored) if as_json else print_facts(stored)
+    else:
+        typer.echo("Stored.")
+
+
+@alignments.command("list")
+def list_alignments(
+    federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
+) -> None:
+    """List the alignment packs of a federation."""
+    found = list(Coordinator(url, token).pages(f"/v1/federations/{federation}/alignments"))
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["base model", "modules", "size", "digest", "stored"],
+        [
+            (p["base_model"], len(p["selected"]), size(p["bytes"]), p["digest"][:19], ago(p["stored_at"]))
+            for p in found
+        ],
+    )
+
+
+def _current_rounds(coordinator: Coordinator, federation: str, interval: float) -> Iterator[Any]:
+    """Look at the current round again and again; None before the first; ends with the federation."""
+    while True:
+        state = coordinator.get(f"/v1/federations/{federation}")
+        current = state["round"]
+        yield current and coordinator.get(f"/v1/federations/{federation}/rounds/{current['number']}")
+        if state["state"] == "finished":
+            return
+        time.sleep(interval)
+
+
+def _round(found: dict[str, Any]) -> RenderableType:
+    counts = found["counts"]
+    title = (
+        f"round {found['round']}: {_state(found)}, opened {ago(found['opened_at'])}, "
+        f"deadline {until(found['deadline'])}\n"
+        f"{counts['joined']} joined, {counts['arrived']} arrived, {counts['late']} late, "
+        f"{counts['rejected']} rejected; {traffic(found['bytes'])}"
+    )
+    columns = ["client", "state", "joined", "received", "bytes", "norm", "age", "loss", "exact", "why"]
+    return table(
+        columns,
+        [
+            (
+                c["name"],
+                c["state"],
+                ago(c["joined_at"]),
+                ago(c["received_at"]) if c["received_at"] else "-",
+                traffic(c["bytes"]),
+                c["norm"],
+                c["staleness"],
+                *_scores(c["scores"] and c["scores"]["after"]),
+                c["reject_reason"],
+            )
+            for c in found["clients"]
+        ],
+        title=title,
+    )
+
+
+def _scores(metrics: dict[str, float] | None) -> tuple[float | None, float | None]:
+    return (metrics["loss"], metrics["exact_match"]) if metrics else (None, None)
+
+
+def _state(found: dict[str, Any]) -> str:
+    return f"{found['state']} ({found['reason']})" if found["reason"] else str(found["state"])

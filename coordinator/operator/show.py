@@ -1,0 +1,90 @@
+"""Show things to people: tables, times, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows under columns."""
+    from rich.console import Console
+
+    Console().print(table(columns, rows))
+
+
+def print_facts(facts: Mapping[str, object]) -> None:
+    """Print one thing, a fact a line."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        grid.add_row(f"[bold]{name}", text(value))
+    Console().print(grid)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:
+    """Lay out rows under columns."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0))
+    for position, column in enumerate(columns):
+        made.add_column(column, no_wrap=position == 0)  # ids and names are there to be copied
+    for row in rows:
+        made.add_row(*(text(value) for value in row))
+    return made
+
+
+def text(value: object) -> str:
+    """Write a value as people read it."""
+    from rich.markup import escape
+
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return escape(str(value))
+
+
+def ago(moment: str | None) -> str:
+    """Say how long ago a time was."""
+    if moment is None:
+        return "never"
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+    return f"{span(max(0.0, seconds))} ago"
+
+
+def until(moment: str | None) -> str:
+    """Say how long it is until a time."""
+    if moment is None:
+        return "-"
+    seconds = (datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds()
+    return f"in {span(seconds)}" if seconds > 0 else "passed"
+
+
+def span(seconds: float) -> str:
+    """Write a duration."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def size(count: float) -> str:
+    """Write a number of bytes."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def traffic(value: Mapping[str, Any]) -> str:
+    """Write bytes up and down."""
+    return f"{size(value['up'])} up, {size(value['down'])} down"

@@ -1,0 +1,49 @@
+"""The names that stand in paths and queries: ids, round numbers, pages. A malformed one names nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path, Query
+
+FederationId = Annotated[
+    str,
+    Path(
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description="A federation's id.",
+        examples=["fed_0199b3a1c2d4a1b2c3d4e5f6"],
+    ),
+]
+"""`{fid}`"""
+
+ClientId = Annotated[
+    str,
+    Path(
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description="A client's id.",
+        examples=["cli_0199b3a1c2d4a1b2c3d4e5f6"],
+    ),
+]
+"""`{cid}`"""
+
+TokenId = Annotated[
+    str,
+    Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The id of a person's token, never the token."),
+]
+"""`{id}`"""
+
+RoundNumber = Annotated[int, Path(ge=1, lt=2**31, description="A round's number, from 1.", examples=[1])]
+"""`{n}`"""
+
+After = Annotated[
+    str | None,
+    Query(
+        pattern=r"^[A-Za-z0-9_-]{1,64}$", description="`next` of the page before; nothing for the first page."
+    ),
+]
+"""Where a page starts; the default is None."""
+
+Limit = Annotated[int, Query(ge=1, le=500, description="How many items at most.")]
+"""The length of a page; the default is DEFAULT_LIMIT."""
+
+DEFAULT_LIMIT = 100

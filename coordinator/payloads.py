@@ -1,0 +1,206 @@
+"""Content-addressed bytes in chunk rows: written once, read in pieces, collected when nobody refers to them.
+
+Refuses to know what the bytes are. There are two ways in: `store` puts known bytes down inside the caller's
+transaction; a `Staged` payload grows over many short transactions, has no digest until it is adopted, and is
+collected when it never is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import BinaryIO
+
+from sqlalchemy import Integer, Select, cast, delete, exists, func, insert, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from coordinator.database import Database, now
+from coordinator.tables import (
+    CHUNK_BYTES,
+    AnchorsRow,
+    ChunkRow,
+    PackRow,
+    PayloadRow,
+    UpdateRow,
+    WeightsRow,
+)
+from schemas.wire.digests import digest_from_hash, digest_of
+
+GRACE = timedelta(hours=1)
+"""How long a payload that nobody refers to is left alone: it may be in the making."""
+
+_REFERENCES = (
+    UpdateRow.payload_id,
+    UpdateRow.state_payload_id,
+    WeightsRow.payload_id,
+    AnchorsRow.payload_id,
+    PackRow.payload_id,
+)
+
+
+def pieces(file: BinaryIO) -> Iterator[bytes]:
+    """Read a file from its beginning in chunks."""
+    file.seek(0)
+    while piece := file.read(CHUNK_BYTES):
+        yield piece
+
+
+def store(session: Session, digest: str, size: int, content: Iterable[bytes]) -> int:
+    """Put down `size` bytes whose digest is known, unless they are there already; give the payload's id.
+
+    Whoever refers to it must do so in the same transaction. `content` are pieces of CHUNK_BYTES at most.
+    """
+    while True:
+        created = _insert(session, digest, size)
+        if created is not None:
+            _append(session, created, 0, content)
+            return created
+        # Locked against collection until the reference is there; gone again if the collector was first.
+        there = session.scalar(_with_digest(digest).with_for_update(read=True, key_share=True))
+        if there is not None:
+            return there
+
+
+def read(session: Session, payload_id: int, begin: int, end: int) -> bytes:
+    """Read the bytes from `begin` up to `end`; a short range does not fetch whole chunks.
+
+    Raises:
+        LookupError: the payload does not reach that far.
+    """
+    larger_of = func.max if _is_sqlite(session) else func.greatest
+    first = cast(larger_of(begin - ChunkRow.begin, 0) + 1, Integer)
+    part = func.substr(ChunkRow.data, first, cast(end - begin, Integer))
+    rows = session.execute(
+        select(ChunkRow.begin, part)
+        .where(
+            ChunkRow.payload_id == payload_id,
+            ChunkRow.begin < end,
+            ChunkRow.begin > begin - CHUNK_BYTES,
+        )
+        .order_by(ChunkRow.begin)
+    )
+    found = b"".join(bytes(data)[: end - max(begin, start)] for start, data in rows)
+    if len(found) != end - begin:
+        raise LookupError(f"payload {payload_id} has no bytes {begin} to {end}")
+    return found
+
+
+def stream(database: Database, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
+    """Read a range piece by piece, each in a transaction of its own: none is open while bytes travel."""
+    for at in range(begin, end, CHUNK_BYTES):
+        with database.read() as session:
+            piece = read(session, payload_id, at, min(end, at + CHUNK_BYTES))
+        yield piece
+
+
+@dataclass(slots=True)
+class Staged:
+    """A payload in the making: `append` in short transactions, `adopt` in the one that refers to it."""
+
+    payload_id: int
+    size: int = 0
+    _seen: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    @property
+    def digest(self) -> str:
+        """The digest of what was written so far."""
+        return digest_from_hash(self._seen.hexdigest())
+
+    def append(self, session: Session, content: bytes | memoryview) -> None:
+        """Write further bytes."""
+        view = memoryview(content)
+        cuts = (bytes(view[at : at + CHUNK_BYTES]) for at in range(0, len(view), CHUNK_BYTES))
+        _append(session, self.payload_id, self.size, cuts)
+        self._seen.update(view)
+        self.size += len(view)
+
+    def adopt(self, session: Session) -> int:
+        """Finish: give the id of the payload with these bytes, this one or an older equal one."""
+        older = session.scalar(_with_digest(self.digest).with_for_update(read=True, key_share=True))
+        if older is None:
+            try:
+                with session.begin_nested():
+                    session.execute(
+                        update(PayloadRow)
+                        .where(PayloadRow.id == self.payload_id)
+                        .values(digest=self.digest, bytes=self.size)
+                    )
+            except IntegrityError:  # somebody else finished the same bytes meanwhile
+                older = session.scalars(_with_digest(self.digest)).one()
+        if older is None:
+            return self.payload_id
+        session.execute(delete(PayloadRow).where(PayloadRow.id == self.payload_id))
+        return older
+
+
+def stage(session: Session) -> Staged:
+    """Begin a payload whose bytes are not known yet."""
+    row = PayloadRow(digest=None, bytes=0, created_at=now(session))
+    session.add(row)
+    session.flush()
+    return Staged(row.id)
+
+
+def discard(database: Database, staged: Iterable[Staged]) -> None:
+    """Forget payloads that will not be finished."""
+    with database.write() as session:
+        ids = [one.payload_id for one in staged]
+        session.execute(delete(PayloadRow).where(PayloadRow.id.in_(ids), PayloadRow.digest.is_(None)))
+
+
+def collect(database: Database, *, grace: timedelta = GRACE) -> int:
+    """Delete the payloads that nobody refers to and that are older than `grace`; give their number."""
+    with database.read() as session:
+        old = _unreferenced().where(PayloadRow.created_at < now(session) - grace)
+        candidates = list(session.scalars(old.limit(1000)))
+    collected = 0
+    for payload_id in candidates:
+        with database.write() as session:
+            # The lock waits for who is about to refer to it, and the second look then sees the reference.
+            session.scalar(select(PayloadRow.id).where(PayloadRow.id == payload_id).with_for_update())
+            if session.scalar(_unreferenced().where(PayloadRow.id == payload_id)) is not None:
+                session.execute(delete(PayloadRow).where(PayloadRow.id == payload_id))
+                collected += 1
+    return collected
+
+
+def store_bytes(session: Session, body: bytes) -> tuple[int, str]:
+    """Put down bytes that are in memory; give the payload's id and digest."""
+    digest = digest_of(body)
+    cuts = (body[at : at + CHUNK_BYTES] for at in range(0, len(body), CHUNK_BYTES))
+    return store(session, digest, len(body), cuts), digest
+
+
+def _unreferenced() -> Select[int]:
+    referred = or_(*(exists().where(column == PayloadRow.id) for column in _REFERENCES))
+    return select(PayloadRow.id).where(~referred)
+
+
+def _insert(session: Session, digest: str, size: int) -> int | None:
+    insert_unless_there = sqlite.insert if _is_sqlite(session) else postgresql.insert
+    return session.scalar(
+        insert_unless_there(PayloadRow)
+        .values(digest=digest, bytes=size, created_at=now(session))
+        .on_conflict_do_nothing(index_elements=["digest"])
+        .returning(PayloadRow.id)
+    )
+
+
+def _append(session: Session, payload_id: int, begin: int, content: Iterable[bytes]) -> None:
+    for piece in content:
+        if len(piece) > CHUNK_BYTES:
+            raise ValueError(f"a chunk has at most {CHUNK_BYTES} bytes")
+        session.execute(insert(ChunkRow).values(payload_id=payload_id, begin=begin, data=piece))
+        begin += len(piece)
+
+
+def _with_digest(digest: str) -> Select[int]:
+    return select(PayloadRow.id).where(PayloadRow.digest == digest)
+
+
+def _is_sqlite(session: Session) -> bool:
+    return session.get_bind().dialect.name == "sqlite"

@@ -1,0 +1,1 @@
+"""Rounds: their states, who takes part, and how they are shown."""

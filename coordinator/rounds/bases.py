@@ -1,0 +1,96 @@
+"""Which weights a client starts a round from: the newest it was given, or zeros. Refuses to aggregate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from hashlib import sha256
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.federations.layouts import layout_of
+from coordinator.federations.store import pack_selected
+from coordinator.tables import CHUNK_BYTES, PackRow, UpdateRow, WeightsRow
+from schemas.maths.adapter import Layout, size
+from schemas.messages.enrolment import Profile
+from schemas.messages.federations import FederationPlan
+from schemas.messages.rounds import WeightsReference
+from schemas.messages.updates import WeightsManifest
+from schemas.wire.digests import digest_from_hash
+from schemas.wire.envelope import head
+
+_FLOAT32_BYTES = 4
+
+
+def newest(session: Session, client_id: str, number: int | None = None) -> WeightsRow | None:
+    """Which weights was a client given last, for round `number` or before?"""
+    query = select(WeightsRow).where(WeightsRow.client_id == client_id)
+    if number is not None:
+        query = query.where(WeightsRow.round_number <= number)
+    return session.scalar(query.order_by(WeightsRow.round_number.desc()).limit(1))
+
+
+def reference(row: WeightsRow) -> WeightsReference:
+    """Name weights."""
+    return WeightsReference(digest=row.digest, bytes=row.bytes)
+
+
+def is_established(session: Session, client_id: str) -> bool:
+    """Has a client an update that counts? One of an abandoned round does not."""
+    found = session.scalar(
+        select(UpdateRow.id)
+        .where(UpdateRow.client_id == client_id, UpdateRow.reject_reason.is_(None))
+        .limit(1)
+    )
+    return found is not None
+
+
+def pack_digest(session: Session, fid: str, base_model: str) -> str | None:
+    """Which alignment pack does a base model have? None = none is stored."""
+    return session.scalar(
+        select(PackRow.digest).where(PackRow.federation_id == fid, PackRow.base_model == base_model)
+    )
+
+
+def layout(session: Session, fid: str, plan: FederationPlan, base_model: str, profile: Profile) -> Layout:
+    """Which tensors does a client have? {} while its alignment pack is missing."""
+    selected = pack_selected(session, fid, base_model) if plan.alignment is not None else None
+    return layout_of(plan, profile, selected)
+
+
+def zeros(tensors: Layout, manifest: WeightsManifest) -> tuple[WeightsReference, Iterator[bytes]]:
+    """Make a body of zeros: its name, and its bytes in pieces of a chunk at most."""
+    beginning = head(tensors, manifest)
+    length = size(tensors) * _FLOAT32_BYTES
+    name = _Zeros(beginning, length)
+    return WeightsReference(digest=_digest(name), bytes=len(beginning) + length), name.pieces()
+
+
+class _Zeros:
+    """A head and zeros; two of them are equal when their bytes are."""
+
+    def __init__(self, beginning: bytes, length: int) -> None:
+        self._beginning = beginning
+        self._length = length
+        self._key = (sha256(beginning).digest(), length)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Zeros) and other._key == self._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def pieces(self) -> Iterator[bytes]:
+        yield self._beginning
+        for at in range(0, self._length, CHUNK_BYTES):
+            yield bytes(min(CHUNK_BYTES, self._length - at))
+
+
+# A client asks for its round again and again until the round begins, and the answer is a hash of megabytes.
+@lru_cache(maxsize=4096)
+def _digest(zeros: _Zeros) -> str:
+    seen = sha256()
+    for piece in zeros.pieces():
+        seen.update(piece)
+    return digest_from_hash(seen.hexdigest())

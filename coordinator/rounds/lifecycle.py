@@ -1,0 +1,111 @@
+"""Decide which state a round belongs in. Pure: no clock, no database, no network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from schemas.messages.federations import FederationState
+from schemas.messages.rounds import RoundState
+
+TAKING_PART: frozenset[RoundState] = frozenset({"open", "collecting"})
+"""States in which clients join and deliver."""
+
+ENDED: frozenset[RoundState] = frozenset({"published", "abandoned"})
+"""States that a round never leaves."""
+
+TRANSITIONS: frozenset[tuple[RoundState, RoundState]] = frozenset(
+    {
+        ("open", "collecting"),
+        ("open", "abandoned"),
+        ("collecting", "closing"),
+        ("collecting", "abandoned"),
+        ("closing", "aggregating"),
+        ("closing", "abandoned"),
+        ("aggregating", "aggregating"),  # another worker takes over when the lease has run out
+        ("aggregating", "published"),
+        ("aggregating", "abandoned"),
+    }
+)
+
+TOO_FEW_UPDATES = "too-few-updates"
+FEDERATION_FINISHED = "finished"
+AGGREGATION_FAILED = "aggregation-failed"
+
+
+class IllegalTransition(Exception):
+    """Somebody asked for a transition that is not in TRANSITIONS: a fault of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFacts:
+    """What a round's next state depends on.
+
+    Attributes:
+        expected: clients that joined and are not revoked.
+        waiting: those of them that have not delivered.
+        delivered: accepted updates, those of clients revoked since included.
+        needed: how many clients make a round begin, and close it early.
+        quorum: how many updates are enough at the deadline.
+        collect_seconds: how long updates are collected.
+        deadline: when collecting ends; None before it began.
+        lease_expires_at: until when an aggregating worker is trusted to be alive.
+    """
+
+    state: RoundState
+    expected: int
+    waiting: int
+    delivered: int
+    needed: int
+    quorum: int
+    collect_seconds: float
+    deadline: datetime | None
+    lease_expires_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A transition that is due; `aggregating` is taken by a worker that claims the round with a lease."""
+
+    to: RoundState
+    deadline: datetime | None = None
+    reason: str | None = None
+
+
+def next_state(facts: RoundFacts, now: datetime) -> Step | None:
+    """Say which transition is due at `now`; None = none."""
+    match facts.state:
+        case "open":
+            if facts.expected >= facts.needed:
+                return Step("collecting", deadline=now + timedelta(seconds=facts.collect_seconds))
+        case "collecting":
+            return _collecting(facts, now)
+        case "closing":
+            return Step("aggregating")
+        case "aggregating":
+            if facts.lease_expires_at is None or now >= facts.lease_expires_at:
+                return Step("aggregating")
+        case "published" | "abandoned":
+            pass
+    return None
+
+
+def _collecting(facts: RoundFacts, now: datetime) -> Step | None:
+    """Close when everybody expected is in, or at the deadline with a quorum."""
+    if facts.waiting == 0 and facts.delivered >= facts.needed:
+        return Step("closing")
+    if facts.deadline is None or now < facts.deadline:
+        return None
+    if facts.delivered >= facts.quorum:
+        return Step("closing")
+    return Step("abandoned", reason=TOO_FEW_UPDATES)
+
+
+def after_round(
+    state: FederationState, *, published: int, total: int
+) -> Literal["finish", "open-next", "wait"]:
+    """Say what follows a round that has ended, or an order to start."""
+    if state != "running":
+        return "wait"
+    return "finish" if published >= total else "open-next"

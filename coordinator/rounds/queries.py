@@ -1,0 +1,140 @@
+"""What is asked of the database to show a round; nothing here changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from coordinator.tables import (
+    ClientRow,
+    ParticipationRow,
+    RelevanceRow,
+    RoundRow,
+    ScoresRow,
+    UpdateRow,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The participations of a round in one state, and their encoded bytes."""
+
+    clients: int
+    up: int
+    down: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartRow:
+    """One client in one round; what is None has not happened."""
+
+    client_id: str
+    name: str
+    state: str
+    joined_at: datetime
+    up: int
+    down: int
+    reject_reason: str | None
+    revoked_at: datetime | None
+    received_at: datetime | None
+    norm: float | None
+    scores: dict[str, Any] | None
+
+
+def tallies(session: Session, round_id: int) -> dict[str, Tally]:
+    """How many clients are in which state, and how many bytes did they send and get?"""
+    rows = session.execute(
+        select(
+            ParticipationRow.state,
+            func.count(),
+            func.coalesce(func.sum(ParticipationRow.bytes_up), 0),
+            func.coalesce(func.sum(ParticipationRow.bytes_down), 0),
+        )
+        .where(ParticipationRow.round_id == round_id)
+        .group_by(ParticipationRow.state)
+    )
+    return {state: Tally(count, int(up), int(down)) for state, count, up, down in rows}
+
+
+def scores(session: Session, round_id: int) -> list[dict[str, Any]]:
+    """Which scores were sent in, in the order of client ids?"""
+    return list(
+        session.scalars(
+            select(ScoresRow.scores).where(ScoresRow.round_id == round_id).order_by(ScoresRow.client_id)
+        )
+    )
+
+
+def parts(session: Session, round_id: int, client_id: str | None) -> list[PartRow]:
+    """Who took part, and how did it go? With `client_id` that client only."""
+    query = (
+        select(
+            ParticipationRow.client_id,
+            ClientRow.name,
+            ParticipationRow.state,
+            ParticipationRow.joined_at,
+            ParticipationRow.bytes_up,
+            ParticipationRow.bytes_down,
+            ParticipationRow.reject_reason,
+            ClientRow.revoked_at,
+            UpdateRow.received_at,
+            UpdateRow.norm,
+            ScoresRow.scores,
+        )
+        .join_from(ParticipationRow, ClientRow, ClientRow.id == ParticipationRow.client_id)
+        .outerjoin(
+            UpdateRow,
+            (UpdateRow.round_id == round_id) & (UpdateRow.client_id == ParticipationRow.client_id),
+        )
+        .outerjoin(
+            ScoresRow,
+            (ScoresRow.round_id == round_id) & (ScoresRow.client_id == ParticipationRow.client_id),
+        )
+        .where(ParticipationRow.round_id == round_id)
+        .order_by(ParticipationRow.client_id)
+    )
+    if client_id is not None:
+        query = query.where(ParticipationRow.client_id == client_id)
+    return [PartRow(*row) for row in session.execute(query)]
+
+
+def last_updates(session: Session, fid: str, number: int) -> dict[str, int]:
+    """In which round, up to this one, was each client's last update that counts?"""
+    rows = session.execute(
+        select(UpdateRow.client_id, func.max(UpdateRow.round_number))
+        .where(
+            UpdateRow.federation_id == fid,
+            UpdateRow.round_number <= number,
+            UpdateRow.reject_reason.is_(None),
+        )
+        .group_by(UpdateRow.client_id)
+    )
+    return {client_id: last for client_id, last in rows}
+
+
+def page(session: Session, fid: str, *, before: int | None, limit: int) -> list[RoundRow]:
+    """Which rounds are there, newest first?"""
+    query = select(RoundRow).where(RoundRow.federation_id == fid)
+    if before is not None:
+        query = query.where(RoundRow.number < before)
+    return list(session.scalars(query.order_by(RoundRow.number.desc()).limit(limit)))
+
+
+def relevance(session: Session, round_id: int, client_id: str | None) -> list[RelevanceRow]:
+    """Who listened to whom? With `client_id` that client's row only."""
+    query = select(RelevanceRow).where(RelevanceRow.round_id == round_id).order_by(RelevanceRow.ordinal)
+    if client_id is not None:
+        query = query.where(RelevanceRow.client_id == client_id)
+    return list(session.scalars(query))
+
+
+def compared(session: Session, round_id: int) -> Iterable[str]:
+    """Which clients do the columns of a round's relevance stand for?"""
+    return session.scalars(
+        select(RelevanceRow.client_id).where(RelevanceRow.round_id == round_id).order_by(RelevanceRow.ordinal)
+    )

@@ -1,0 +1,203 @@
+"""The routes of rounds: what a client has to do, its scores, how rounds are ordered and shown."""
+
+from __future__ import annotations
+
+import random
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Response
+from sqlalchemy.orm import Session
+
+from coordinator.database import now
+from coordinator.enrolment.auth import AsMember, AsOperator, AsReader, Member, Person
+from coordinator.errors import (
+    AuthMissing,
+    FederationStateConflict,
+    Forbidden,
+    Invalid,
+    JsonMalformed,
+    NotFound,
+    NotJoined,
+)
+from coordinator.federations.store import federation, plan_of
+from coordinator.federations.store import view as federation_view
+from coordinator.json_body import json_body, takes
+from coordinator.locks import lock_federation
+from coordinator.logs import logger
+from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, RoundNumber
+from coordinator.problems import answers
+from coordinator.rounds import bases, control, queries, store, views
+from coordinator.rounds.selection import advice, retry_after
+from coordinator.sessions import Reading, TheSettings, Writing
+from coordinator.tables import FederationRow, ParticipationRow, RoundRow
+from schemas.messages.federations import Federation
+from schemas.messages.rounds import (
+    FinishedBrief,
+    RelevanceView,
+    RoundBrief,
+    RoundPage,
+    RoundView,
+    Scores,
+    WeightsReference,
+)
+from schemas.messages.updates import WeightsManifest
+
+router = APIRouter(prefix="/v1/federations/{fid}", tags=["rounds"])
+log = logger(__name__)
+
+_NOTHING_TO_DO: dict[int | str, dict[str, Any]] = {
+    204: {
+        "description": "Nothing to do for now; ask again after `Retry-After` seconds",
+        "headers": {"Retry-After": {"schema": {"type": "integer"}}},
+    }
+}
+_METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
+
+
+@router.post("/start", responses=answers(AuthMissing, Forbidden, NotFound, FederationStateConflict))
+def start_federation(_: AsOperator, fid: FederationId, session: Writing) -> Federation:
+    """Open the first round, or go on after a pause."""
+    row = lock_federation(session, fid)
+    control.start(session, row)
+    log.info("federation-started", federation=fid)
+    return federation_view(session, row)
+
+
+@router.post("/pause", responses=answers(AuthMissing, Forbidden, NotFound, FederationStateConflict))
+def pause_federation(_: AsOperator, fid: FederationId, session: Writing) -> Federation:
+    """Let the current round complete and open no other."""
+    row = lock_federation(session, fid)
+    control.pause(session, row)
+    log.info("federation-paused", federation=fid)
+    return federation_view(session, row)
+
+
+@router.post("/finish", responses=answers(AuthMissing, Forbidden, NotFound))
+def finish_federation(_: AsOperator, fid: FederationId, session: Writing) -> Federation:
+    """End the federation for good; the current round is abandoned."""
+    row = lock_federation(session, fid)
+    control.finish(session, row)
+    log.info("federation-finished", federation=fid)
+    return federation_view(session, row)
+
+
+@router.get(
+    "/rounds/current",
+    response_model=RoundBrief | FinishedBrief,
+    responses={**_NOTHING_TO_DO, **answers(AuthMissing, Forbidden, NotFound)},
+)
+def current_round(
+    member: AsMember, session: Reading, settings: TheSettings
+) -> RoundBrief | FinishedBrief | Response:
+    """Tell a client what it has to do now."""
+    row = federation(session, member.federation_id)
+    current = store.latest(session, row.id)
+    part = store.participation(session, current.id, member.client_id) if current is not None else None
+    delivered = part is not None and part.state == "arrived"
+    match advice(
+        control.federation_state(row), store.state_of(current) if current else None, delivered=delivered
+    ):
+        case "finished":
+            return _finished(session, row, member)
+        case "take-part" if current is not None:
+            return _brief(session, row, current, part, member)
+    seconds = retry_after(settings.retry_seconds, random.random())
+    return Response(status_code=204, headers={"Retry-After": str(seconds)})
+
+
+@router.put(
+    "/rounds/{n}/scores",
+    status_code=204,
+    openapi_extra=takes(Scores, example={"before": _METRICS, "after": _METRICS, "examples": 96}),
+    responses=answers(JsonMalformed, AuthMissing, Forbidden, NotFound, NotJoined, Invalid),
+)
+def put_scores(
+    member: AsMember,
+    n: RoundNumber,
+    scores: Annotated[Scores, Depends(json_body(Scores))],
+    session: Writing,
+) -> None:
+    """Keep how good a client's model was before and after the round's local steps; the last ones win."""
+    row = store.numbered(session, member.federation_id, n)
+    if store.participation(session, row.id, member.client_id) is None:
+        raise NotJoined
+    store.keep_scores(session, row.id, member.client_id, scores.model_dump(mode="json"), now(session))
+
+
+@router.get("/rounds", responses=answers(AuthMissing, NotFound, Invalid))
+def list_rounds(
+    _: AsReader, fid: FederationId, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT
+) -> RoundPage:
+    """List rounds, newest first."""
+    federation(session, fid)
+    if after is not None and not after.isdecimal():
+        raise Invalid("after: not where a page of rounds ends", field="after")
+    rows = queries.page(session, fid, before=int(after) if after else None, limit=limit + 1)
+    moment = now(session)
+    return RoundPage(
+        items=[views.summary(session, row, moment) for row in rows[:limit]],
+        next=str(rows[limit - 1].number) if len(rows) > limit else None,
+    )
+
+
+@router.get("/rounds/{n}", responses=answers(AuthMissing, NotFound))
+def show_round(reader: AsReader, fid: FederationId, n: RoundNumber, session: Reading) -> RoundView:
+    """Show a round with its clients; a client sees itself only."""
+    return views.view(session, store.numbered(session, fid, n), only=_self(reader))
+
+
+@router.get("/rounds/{n}/relevance", responses=answers(AuthMissing, NotFound))
+def show_relevance(reader: AsReader, fid: FederationId, n: RoundNumber, session: Reading) -> RelevanceView:
+    """Show who listened to whom in a published round; a client sees its own row only."""
+    return views.relevance(session, store.numbered(session, fid, n), only=_self(reader))
+
+
+def _self(reader: Person | Member) -> str | None:
+    return reader.client_id if isinstance(reader, Member) else None
+
+
+def _brief(
+    session: Session, row: FederationRow, current: RoundRow, part: ParticipationRow | None, member: Member
+) -> RoundBrief:
+    plan = plan_of(row)
+    return RoundBrief.model_validate(
+        {
+            "round": current.number,
+            "state": current.state,
+            "deadline": current.deadline,
+            "strategy": plan.strategy,
+            "adapter": plan.adapter,
+            "training": plan.training,
+            "signature": plan.signature,
+            "alignment": plan.alignment,
+            "wire": plan.wire,
+            "weights": _base(session, row, current.number, member),
+            "server_time": now(session),
+        }
+    )
+
+
+def _base(session: Session, row: FederationRow, number: int, member: Member) -> WeightsReference:
+    """Name the weights a client starts from; before it has joined, a newcomer is told of zeros."""
+    newest = bases.newest(session, member.client_id, number)
+    if newest is not None:
+        return bases.reference(newest)
+    layout = bases.layout(session, row.id, plan_of(row), member.base_model, member.profile)
+    manifest = WeightsManifest(
+        federation=row.id,
+        recipe={},
+        round=number,
+        client=member.client_id,
+        pack=bases.pack_digest(session, row.id, member.base_model),
+    )
+    return bases.zeros(layout, manifest)[0]
+
+
+def _finished(session: Session, row: FederationRow, member: Member) -> FinishedBrief:
+    _, last = store.published(session, row.id)
+    newest = bases.newest(session, member.client_id)
+    return FinishedBrief(
+        state="finished",
+        round=last + 1,
+        weights=bases.reference(newest) if newest is not None else None,
+    )

@@ -1,0 +1,275 @@
+"""The rows of rounds and of who takes part. One function per question; transitions compare and set."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, NewType
+
+from sqlalchemy import CursorResult, case, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from coordinator.database import now
+from coordinator.errors import NotFound
+from coordinator.rounds.lifecycle import TAKING_PART, TRANSITIONS, IllegalTransition, RoundFacts
+from coordinator.tables import (
+    ClientRow,
+    ParticipationRow,
+    RoundRow,
+    ScoresRow,
+    SignatureRow,
+    UpdateRow,
+)
+from schemas.messages.federations import FederationPlan
+from schemas.messages.rounds import RoundState
+
+LeaseToken = NewType("LeaseToken", str)
+
+
+class LostRace(Exception):
+    """Another transaction moved the round first; look again."""
+
+
+def latest(session: Session, fid: str) -> RoundRow | None:
+    """Which round is the federation in?"""
+    return session.scalar(
+        select(RoundRow).where(RoundRow.federation_id == fid).order_by(RoundRow.number.desc()).limit(1)
+    )
+
+
+def numbered(session: Session, fid: str, number: int, *, lock: bool = False) -> RoundRow:
+    """Which round has this number? With `lock` nobody else changes it until the transaction ends.
+
+    Raises:
+        NotFound: none.
+    """
+    query = select(RoundRow).where(RoundRow.federation_id == fid, RoundRow.number == number)
+    row = session.scalar(query.with_for_update() if lock else query)
+    if row is None:
+        raise NotFound
+    return row
+
+
+def taking_part(session: Session) -> list[RoundRow]:
+    """Which rounds of all federations are joined and delivered to?"""
+    return list(
+        session.scalars(select(RoundRow).where(RoundRow.state.in_(TAKING_PART)).order_by(RoundRow.id))
+    )
+
+
+def awaiting_worker(session: Session, moment: datetime) -> list[tuple[str, int]]:
+    """Which rounds wait for somebody to aggregate them: (federation, number), the oldest first?"""
+    orphaned = (RoundRow.state == "aggregating") & (RoundRow.lease_expires_at <= moment)
+    rows = session.execute(
+        select(RoundRow.federation_id, RoundRow.number)
+        .where(or_(RoundRow.state == "closing", orphaned))
+        .order_by(RoundRow.closing_at)
+    )
+    return [(fid, number) for fid, number in rows]
+
+
+def expire_leases(session: Session) -> None:
+    """Forget all workers: for a service that knows it is the only one, when it starts."""
+    session.execute(
+        update(RoundRow)
+        .where(RoundRow.state == "aggregating")
+        .values(lease_expires_at=now(session))
+        .execution_options(synchronize_session=False)
+    )
+
+
+def published(session: Session, fid: str) -> tuple[int, int]:
+    """How many rounds were published, and which was the last (0 = none)?"""
+    count, last = session.execute(
+        select(func.count(), func.max(RoundRow.number)).where(
+            RoundRow.federation_id == fid, RoundRow.state == "published"
+        )
+    ).one()
+    return count, last or 0
+
+
+def facts(session: Session, row: RoundRow, plan: FederationPlan) -> RoundFacts:
+    """What does the round's next state depend on?"""
+    expected = waiting = delivered = 0
+    if row.state in TAKING_PART:
+        here = ClientRow.state == "enrolled"
+        arrived = ParticipationRow.state == "arrived"
+        expected, waiting, delivered = session.execute(
+            select(
+                func.coalesce(func.sum(case((here, 1), else_=0)), 0),
+                func.coalesce(func.sum(case((here & ~arrived, 1), else_=0)), 0),
+                func.coalesce(func.sum(case((arrived, 1), else_=0)), 0),
+            )
+            .join_from(ParticipationRow, ClientRow, ParticipationRow.client_id == ClientRow.id)
+            .where(ParticipationRow.round_id == row.id)
+        ).one()
+    return RoundFacts(
+        state=state_of(row),
+        expected=expected,
+        waiting=waiting,
+        delivered=delivered,
+        needed=plan.rounds.min_clients,
+        quorum=plan.rounds.needed_updates,
+        collect_seconds=plan.rounds.collect_seconds,
+        deadline=row.deadline,
+        lease_expires_at=row.lease_expires_at,
+    )
+
+
+def state_of(row: RoundRow) -> RoundState:
+    """Read a row's state.
+
+    Raises:
+        IllegalTransition: it is none that exists.
+    """
+    for state in {state for pair in TRANSITIONS for state in pair}:
+        if state == row.state:
+            return state
+    raise IllegalTransition(f"round {row.id} is {row.state}")
+
+
+def open_round(session: Session, fid: str, number: int, moment: datetime) -> RoundRow:
+    """Open a round."""
+    row = RoundRow(federation_id=fid, number=number, state="open", version=0, opened_at=moment)
+    session.add(row)
+    session.flush()
+    return row
+
+
+def transition(session: Session, row: RoundRow, to: RoundState, **changes: Any) -> None:
+    """Move a round, if it still is what `row` says: state, version and lease.
+
+    Raises:
+        LostRace: it is not.
+        IllegalTransition: there is no such transition.
+    """
+    if (row.state, to) not in TRANSITIONS:
+        raise IllegalTransition(f"from {row.state} to {to}")
+    same_lease = (
+        RoundRow.lease_token.is_(None) if row.lease_token is None else RoundRow.lease_token == row.lease_token
+    )
+    moved = session.execute(
+        update(RoundRow)
+        .where(
+            RoundRow.id == row.id, RoundRow.state == row.state, RoundRow.version == row.version, same_lease
+        )
+        .values(state=to, version=row.version + 1, **changes)
+        .execution_options(synchronize_session=False)
+    )
+    _expect_one(moved)
+    session.refresh(row)
+
+
+def extend_lease(session: Session, round_id: int, token: LeaseToken, until: datetime) -> None:
+    """Stay the aggregating worker of a round for longer.
+
+    Raises:
+        LostRace: another worker has it, or it has ended.
+    """
+    kept = session.execute(
+        update(RoundRow)
+        .where(RoundRow.id == round_id, RoundRow.state == "aggregating", RoundRow.lease_token == token)
+        .values(lease_expires_at=until)
+        .execution_options(synchronize_session=False)
+    )
+    _expect_one(kept)
+
+
+def claimable(session: Session, fid: str, number: int) -> RoundRow | None:
+    """Which round of this number may be claimed? None when another worker is at it this moment."""
+    return session.scalar(
+        select(RoundRow)
+        .where(RoundRow.federation_id == fid, RoundRow.number == number)
+        .with_for_update(skip_locked=True)
+    )
+
+
+def participation(session: Session, round_id: int, client_id: str) -> ParticipationRow | None:
+    """Did this client join?"""
+    return session.get(ParticipationRow, (round_id, client_id))
+
+
+def join(session: Session, row: RoundRow, client_id: str, base_digest: str, moment: datetime) -> None:
+    """Let a client take part."""
+    session.add(
+        ParticipationRow(
+            round_id=row.id,
+            client_id=client_id,
+            state="joined",
+            joined_at=moment,
+            base_digest=base_digest,
+            bytes_up=0,
+            bytes_down=0,
+            reject_reason=None,
+        )
+    )
+    session.flush()
+
+
+def keep_signature(session: Session, row: RoundRow, client_id: str, origin: str, vector: bytes) -> None:
+    """Keep a client's signature; `origin` is `join` or `update`."""
+    session.add(
+        SignatureRow(
+            federation_id=row.federation_id,
+            round_id=row.id,
+            round_number=row.number,
+            client_id=client_id,
+            origin=origin,
+            vector=vector,
+        )
+    )
+
+
+def count_bytes(
+    session: Session, round_id: int | None, client_id: str, *, up: int = 0, down: int = 0
+) -> None:
+    """Add encoded bytes to what a client sent and was sent, altogether and in a round it takes part in."""
+    session.execute(
+        update(ParticipationRow)
+        .where(ParticipationRow.round_id == round_id, ParticipationRow.client_id == client_id)
+        .values(bytes_up=ParticipationRow.bytes_up + up, bytes_down=ParticipationRow.bytes_down + down)
+        .execution_options(synchronize_session=False)
+    )
+    session.execute(
+        update(ClientRow)
+        .where(ClientRow.id == client_id)
+        .values(bytes_up=ClientRow.bytes_up + up, bytes_down=ClientRow.bytes_down + down)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def mark(session: Session, round_id: int, client_id: str, state: str) -> None:
+    """Say how a client's part in a round went."""
+    session.execute(
+        update(ParticipationRow)
+        .where(ParticipationRow.round_id == round_id, ParticipationRow.client_id == client_id)
+        .values(state=state)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def reject_updates(session: Session, round_id: int, reason: str) -> None:
+    """List all updates of a round as rejected."""
+    session.execute(
+        update(UpdateRow)
+        .where(UpdateRow.round_id == round_id)
+        .values(reject_reason=reason)
+        .execution_options(synchronize_session=False)
+    )
+    session.execute(
+        update(ParticipationRow)
+        .where(ParticipationRow.round_id == round_id, ParticipationRow.state == "arrived")
+        .values(state="rejected", reject_reason=reason)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def keep_scores(
+    session: Session, round_id: int, client_id: str, scores: dict[str, Any], moment: datetime
+) -> None:
+    """Keep a client's scores; the last ones win."""
+    session.merge(ScoresRow(round_id=round_id, client_id=client_id, scores=scores, received_at=moment))
+
+
+def _expect_one(result: Any) -> None:
+    if not isinstance(result, CursorResult) or result.rowcount != 1:
+        raise LostRace

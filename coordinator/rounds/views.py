@@ -1,0 +1,139 @@
+"""Show rounds to people and to their clients. Decides nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+
+import numpy as np
+from sqlalchemy.orm import Session
+
+from coordinator.database import now
+from coordinator.errors import NotFound
+from coordinator.rounds import queries
+from coordinator.rounds.selection import Part, shown_state
+from coordinator.rounds.store import state_of
+from coordinator.tables import RoundRow
+from schemas.messages.enrolment import Traffic
+from schemas.messages.rounds import (
+    Metrics,
+    ParticipationState,
+    ParticipationView,
+    RelevanceView,
+    RoundCounts,
+    RoundSummary,
+    RoundView,
+    Scores,
+    ScoreSummary,
+)
+
+_STATES: tuple[ParticipationState, ...] = ("joined", "arrived", "late", "rejected", "revoked")
+
+
+def summary(session: Session, row: RoundRow, moment: datetime) -> RoundSummary:
+    """Show a round as it stands at `moment`, without its clients."""
+    tallies = queries.tallies(session, row.id)
+    none = queries.Tally(0, 0, 0)
+    return RoundSummary(
+        round=row.number,
+        state=state_of(row),
+        reason=row.reason,
+        deadline=row.deadline,
+        opened_at=row.opened_at,
+        published_at=row.ended_at if row.state == "published" else None,
+        counts=RoundCounts(
+            joined=sum(tally.clients for tally in tallies.values()),
+            arrived=tallies.get("arrived", none).clients,
+            late=tallies.get("late", none).clients,
+            rejected=tallies.get("rejected", none).clients,
+        ),
+        seconds=_seconds(row, moment),
+        bytes=Traffic(
+            up=sum(tally.up for tally in tallies.values()), down=sum(tally.down for tally in tallies.values())
+        ),
+        scores=summarise([Scores.model_validate(one) for one in queries.scores(session, row.id)]),
+    )
+
+
+def view(session: Session, row: RoundRow, *, only: str | None) -> RoundView:
+    """Show a round with its clients, or with one of them only."""
+    last = queries.last_updates(session, row.federation_id, row.number)
+    clients = [
+        ParticipationView(
+            client_id=part.client_id,
+            name=part.name,
+            state=shown_state(Part(_state(part.state), part.revoked_at, row.ended_at)),
+            joined_at=part.joined_at,
+            received_at=part.received_at,
+            bytes=Traffic(up=part.up, down=part.down),
+            norm=part.norm,
+            staleness=row.number - last[part.client_id] if part.client_id in last else None,
+            scores=Scores.model_validate(part.scores) if part.scores else None,
+            reject_reason=part.reject_reason,
+        )
+        for part in queries.parts(session, row.id, only)
+    ]
+    shown = summary(session, row, now(session))
+    return RoundView(**{name: getattr(shown, name) for name in RoundSummary.model_fields}, clients=clients)
+
+
+def relevance(session: Session, row: RoundRow, *, only: str | None) -> RelevanceView:
+    """Show who listened to whom in a published round; with `only` that client's row.
+
+    Raises:
+        NotFound: the round has no relevance, or none of this client.
+    """
+    rows = queries.relevance(session, row.id, only)
+    if not rows:
+        raise NotFound
+    return RelevanceView(
+        round=row.number,
+        clients=list(queries.compared(session, row.id)),
+        rows=[one.client_id for one in rows],
+        relevance=[np.frombuffer(one.relevance, "<f8").tolist() for one in rows],
+        similarity=[
+            [None if math.isnan(value) else value for value in np.frombuffer(one.similarity, "<f8").tolist()]
+            for one in rows
+        ],
+        entropy=[one.entropy for one in rows],
+    )
+
+
+def summarise(scores: Sequence[Scores]) -> ScoreSummary | None:
+    """Give mean and worst of the clients' `after`; None before any."""
+    after = [one.after for one in scores]
+    if not after:
+        return None
+    return ScoreSummary(
+        mean=Metrics(
+            loss=math.fsum(one.loss for one in after) / len(after),
+            perplexity=math.fsum(one.perplexity for one in after) / len(after),
+            exact_match=min(1.0, math.fsum(one.exact_match for one in after) / len(after)),
+        ),
+        worst=Metrics(
+            loss=max(one.loss for one in after),
+            perplexity=max(one.perplexity for one in after),
+            exact_match=min(one.exact_match for one in after),
+        ),
+    )
+
+
+def _seconds(row: RoundRow, moment: datetime) -> dict[str, float]:
+    """Say how long each phase took, or has taken so far."""
+    begins = {
+        "open": row.opened_at,
+        "collecting": row.collecting_at,
+        "closing": row.closing_at,
+        "aggregating": row.aggregating_at,
+    }
+    reached = [(phase, begin) for phase, begin in begins.items() if begin is not None]
+    ends = [begin for _, begin in reached[1:]] + [row.ended_at or moment]
+    return {
+        phase: max(0.0, (end - begin).total_seconds())
+        for (phase, begin), end in zip(reached, ends, strict=True)
+    }
+
+
+def _state(stored: str) -> ParticipationState:
+    return next(state for state in _STATES if state == stored)

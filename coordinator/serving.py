@@ -1,0 +1,136 @@
+"""Run the service in this process: check that it can start, say where it listens, stop gracefully."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from socket import socket
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import ValidationError
+from sqlalchemy.exc import OperationalError
+
+from coordinator import logs
+from coordinator import migrate as migrations
+from coordinator.app import create_app
+from coordinator.database import Database
+from coordinator.enrolment import store, tokens
+from coordinator.enrolment.auth import hash_of
+from coordinator.errors import SettingsUnusable
+from coordinator.replica import only_replica
+from coordinator.settings import PREFIX, Settings
+from schemas.messages.people import TokenRequest
+
+_GRACE_SECONDS = 10
+
+
+def serve(*, host: str | None = None, port: int | None = None) -> None:
+    """Serve until told to stop.
+
+    Raises:
+        SettingsUnusable: the settings or the database do not allow it.
+    """
+    settings = load_settings(host=host, port=port)
+    logs.configure(settings.log_level, settings.log_format)
+    with _database(settings) as database, only_replica(database):
+        migrations.prepare(database)
+        token = _first_admin_token(database) if settings.admin_token is None else None
+    if token is not None:
+        print(f"First admin token, shown only now: {token}", flush=True)
+    server = Server(create_app(settings), settings)
+    try:
+        server.run()
+    except SystemExit as error:
+        at = f"{settings.host}:{settings.port}"
+        raise SettingsUnusable(f"cannot listen on {at}; the log says more") from error
+
+
+def migrate() -> None:
+    """Bring the database to this version.
+
+    Raises:
+        SettingsUnusable: there is no such database.
+    """
+    with _database(load_settings()) as database:
+        migrations.upgrade(database)
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Read the environment; `overrides` come from the command line.
+
+    Raises:
+        SettingsUnusable: a variable has an unusable value; the message names it and never shows it.
+    """
+    try:
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})
+    except ValidationError as error:
+        faults = "; ".join(f"{PREFIX}{_variable(e['loc'])}: {e['msg']}" for e in error.errors())
+        raise SettingsUnusable(faults) from None
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that says where it listens, and ends event streams when it is told to stop."""
+
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+            )
+        )
+        self._app = app
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Start, then say so."""
+        await super().startup(sockets)
+        if self.started:
+            print(f"Tessera listens on {self.url}", flush=True)
+
+    @property
+    def url(self) -> str:
+        """Where the service is reached."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to stop: requests finish, streams end."""
+        self._app.state.stopping.set()
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+
+@contextmanager
+def _database(settings: Settings) -> Iterator[Database]:
+    database = Database(settings.database_url)
+    try:
+        yield database
+    except OperationalError as error:
+        # The driver's words may hold the password; the variable's name is enough to find out.
+        raise SettingsUnusable(
+            f"TESSERA_DATABASE_URL: {database.url.render_as_string()} does not answer"
+        ) from error
+    finally:
+        database.close()
+
+
+def _first_admin_token(database: Database) -> str | None:
+    """Make a token for the first admin, if nobody ever had one."""
+    with database.write() as session:
+        if store.any_person_token(session):
+            return None
+        token = tokens.new_person_token("admin")
+        store.add_person_token(session, TokenRequest(role="admin", name="first admin"), hash_of(token))
+    return token
+
+
+def _variable(location: tuple[int | str, ...]) -> str:
+    return "_".join(str(part) for part in location).upper()

@@ -1,0 +1,60 @@
+"""What a route is handed: the database, a session of one transaction, the metrics. Knows no table.
+
+`Reading` and `Writing` end before the reply leaves (`scope="function"`): a commit that fails is an error the
+caller sees, and no transaction is open while bytes travel. A parameter that reads a body must stand before
+them in a route's signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from fastapi import Depends, Request
+from sqlalchemy.orm import Session
+
+from coordinator.database import Database
+from coordinator.metrics import Metrics
+from coordinator.settings import Settings
+
+
+def _database(request: Request) -> Database:
+    database: Database = request.app.state.database
+    return database
+
+
+def _metrics(request: Request) -> Metrics:
+    metrics: Metrics = request.app.state.metrics
+    return metrics
+
+
+def _settings(request: Request) -> Settings:
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+TheDatabase = Annotated[Database, Depends(_database)]
+"""The service's database, for routes with more than one transaction."""
+
+TheMetrics = Annotated[Metrics, Depends(_metrics)]
+"""The counters of this process."""
+
+TheSettings = Annotated[Settings, Depends(_settings)]
+"""How this process was configured."""
+
+
+def _reading(database: TheDatabase) -> Iterator[Session]:
+    with database.read() as session:
+        yield session
+
+
+def _writing(database: TheDatabase) -> Iterator[Session]:
+    with database.write() as session:
+        yield session
+
+
+Reading = Annotated[Session, Depends(_reading, scope="function")]
+"""A session that looks at one consistent state; nothing written in it stays."""
+
+Writing = Annotated[Session, Depends(_writing, scope="function")]
+"""A session whose transaction is committed before the reply leaves, and rolled back when the route raises."""

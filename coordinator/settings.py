@@ -1,0 +1,47 @@
+"""How one process of the coordinator is configured: `TESSERA_*` environment variables and nothing else."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+PREFIX = "TESSERA_"
+
+
+class Settings(BaseSettings):
+    """Everything that differs between two coordinators; a federation's own choices are in its plan."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
+
+    database_url: Annotated[
+        str, Field(description="sqlite:///file.db or postgresql://user:password@host/name")
+    ] = "sqlite:///tessera.db"
+    admin_token: Annotated[SecretStr | None, Field(min_length=16, description="always accepted as admin")] = (
+        None
+    )
+    host: Annotated[str, Field(description="the address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="the port to listen on")] = 8000
+    name: Annotated[str, Field(min_length=1, max_length=100, description="what /v1/hello says")] = "Tessera"
+    public_metrics: Annotated[bool, Field(description="/metrics answers without a token")] = True
+    dashboard: Annotated[bool, Field(description="/ shows the dashboard")] = True
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Field(description="the least that is logged")
+    ] = "info"
+    log_format: Annotated[Literal["json", "console"], Field(description="for machines or for eyes")] = "json"
+    aggregation_block_mib: Annotated[
+        int, Field(ge=1, le=65536, description="memory for the clients' columns while aggregating")
+    ] = 64
+    lease_seconds: Annotated[
+        float, Field(gt=0, description="how long an aggregating process may be silent")
+    ] = 60.0
+    tick_seconds: Annotated[float, Field(gt=0, description="how often rounds are looked at")] = 1.0
+    retry_seconds: Annotated[
+        float, Field(gt=0, description="how long clients with nothing to do are told to wait")
+    ] = 5.0
+
+    @property
+    def block_bytes(self) -> int:
+        """The aggregation block in bytes."""
+        return self.aggregation_block_mib * 2**20

@@ -1,0 +1,233 @@
+"""Say what a strategy is, and find it by its file's name. Pure: no database, no network, no clock.
+
+To add one, add `coordinator/strategies/<name>.py` with `Options` (a pydantic model that forbids extra
+members) and `Strategy` (a class made from Options); nothing else changes. A strategy says whom each client
+listens to; it never sees an adapter.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, JsonValue
+
+from schemas.maths.adapter import Layout, Shape, module_of
+
+Module = str
+Form = tuple[tuple[str, Shape], ...]
+Floats = NDArray[np.float64]
+
+
+class UnknownStrategy(Exception):
+    """There is no strategy of this name; the message lists those there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFacts:
+    """What is known of one client when a round is weighed.
+
+    Attributes:
+        client: its id.
+        base_model: the slug of its exact weights.
+        alignment_set: the set its alignment pack belongs to; None without a pack.
+        modules: the (block, role)s it has, each with the names and shapes of its tensors.
+        age: rounds since its last accepted update, 0 = this round; None = it never had one (a newcomer).
+        examples: how many examples its last update was trained on.
+        signature: (dim,) float32; None = it sent none.
+        signature_model: which small model made the signature; only those of one model are comparable.
+        is_source: whether its update may serve others and itself: recent enough, and the client not revoked.
+    """
+
+    client: str
+    base_model: str
+    alignment_set: str | None
+    modules: Mapping[Module, Form]
+    age: int | None
+    examples: int
+    signature: NDArray[np.float32] | None
+    signature_model: str
+    is_source: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """All clients that take part in one weighing, sorted by id, and how absent ones fade.
+
+    `decay` is the factor per round of age. Equal inputs give equal weights whatever the order they came in.
+    """
+
+    clients: Sequence[ClientFacts]
+    decay: float
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(self.clients, key=lambda facts: facts.client))
+        if len({facts.client for facts in ordered}) != len(ordered):
+            raise ValueError("a client is weighed twice")
+        object.__setattr__(self, "clients", ordered)
+
+    def sources(self) -> NDArray[np.bool_]:
+        """Say who has an update that serves, (N,)."""
+        return np.array([facts.is_source for facts in self.clients], bool)
+
+    def kin(self) -> NDArray[np.bool_]:
+        """Say whose P and Q mean the same: identical base model, or packs of one alignment set; (N, N)."""
+        same_model = same([facts.base_model for facts in self.clients])
+        return same_model | same([facts.alignment_set for facts in self.clients])
+
+    def shares(self, module: Module) -> NDArray[np.bool_]:
+        """Say who shares a (block, role) with whom: kin that both have it in the same shapes; (N, N)."""
+        return self.kin() & same([facts.modules.get(module) for facts in self.clients])
+
+    def shares_any(self) -> NDArray[np.bool_]:
+        """Say who shares at least one (block, role) with whom; (N, N)."""
+        shared = np.zeros((len(self.clients),) * 2, bool)
+        # Most (block, role)s are held by the same clients: one of each kind is enough.
+        for module in {self._holders(module): module for module in self._modules()}.values():
+            shared |= self.shares(module)
+        return shared
+
+    def _modules(self) -> Iterator[Module]:
+        yield from sorted({module for facts in self.clients for module in facts.modules})
+
+    def _holders(self, module: Module) -> tuple[int, ...]:
+        return tuple(numbered([facts.modules.get(module) for facts in self.clients]))
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """Whom each client listens to.
+
+    Attributes:
+        cohort: who was weighed; its order is that of rows and columns.
+        relevance: (N, N), rows sum to 1; the row of a newcomer without any source is zero.
+        similarity: (N, N), as used; NaN = not compared.
+    """
+
+    cohort: Cohort
+    relevance: Floats
+    similarity: Floats
+    entropy: Floats = field(init=False)  # (N,), nats
+
+    def __post_init__(self) -> None:
+        logs = np.log(self.relevance, out=np.zeros_like(self.relevance), where=self.relevance > 0)
+        object.__setattr__(self, "entropy", np.abs(np.sum(self.relevance * logs, axis=1)))
+
+    def of_module(self, module: Module) -> Floats:
+        """Give the weights for one (block, role), (N, N): each row renormalised over those who share it.
+
+        A client none of whose sources shares it keeps its own value; a newcomer, having none, gets zeros.
+        Rows of clients without this (block, role) are zero.
+        """
+        weights = np.where(self.cohort.shares(module), self.relevance, 0.0)
+        total = weights.sum(axis=1)
+        has_sources = total > 0
+        weights[has_sources] /= total[has_sources, None]
+        for i, facts in enumerate(self.cohort.clients):
+            if not has_sources[i] and facts.age is not None and module in facts.modules:
+                weights[i, i] = 1.0
+        return weights
+
+
+class Strategy(Protocol):
+    """A federated method: a class made from its Options."""
+
+    needs_signature: ClassVar[bool]
+    """Whether every update must carry a signature."""
+
+    def weigh(self, cohort: Cohort) -> Weighing:
+        """Decide whom each client listens to; the same cohort gives the same answer."""
+
+
+class StrategyFile(Protocol):
+    """What a file in this folder exports."""
+
+    Options: type[BaseModel]
+
+    def Strategy(self, options: BaseModel) -> Strategy:
+        """Make the strategy."""
+
+
+def names() -> list[str]:
+    """List the strategies there are: the files beside this one."""
+    found = pkgutil.iter_modules([str(Path(__file__).parent)])
+    return sorted(module.name for module in found if module.name != "base")
+
+
+def load(name: str) -> StrategyFile:
+    """Find a strategy's file by its name.
+
+    Raises:
+        UnknownStrategy: there is none.
+    """
+    if name not in names():
+        raise UnknownStrategy(f"there is no strategy {name!r}; there are {', '.join(names())}")
+    return cast("StrategyFile", importlib.import_module(f"coordinator.strategies.{name}"))
+
+
+def make(name: str, options: Mapping[str, JsonValue]) -> Strategy:
+    """Make a strategy with a plan's options.
+
+    Raises:
+        UnknownStrategy: there is none of this name.
+        pydantic.ValidationError: it has no such options.
+    """
+    file = load(name)
+    return file.Strategy(file.Options.model_validate(dict(options)))
+
+
+def modules_of(layout: Layout) -> dict[Module, Form]:
+    """Group a layout's tensors by (block, role)."""
+    grouped: dict[Module, list[tuple[str, Shape]]] = {}
+    for tensor, shape in layout.items():
+        grouped.setdefault(module_of(tensor), []).append((tensor, shape))
+    return {module: tuple(sorted(tensors)) for module, tensors in grouped.items()}
+
+
+def numbered(values: Sequence[object]) -> list[int]:
+    """Number values by first occurrence; None is -1 and equals nothing."""
+    seen: dict[object, int] = {}
+    return [-1 if value is None else seen.setdefault(value, len(seen)) for value in values]
+
+
+def same(values: Sequence[object]) -> NDArray[np.bool_]:
+    """Say which values are equal to which, (N, N); None equals nothing, itself neither."""
+    numbers = np.array(numbered(values), int)
+    equal: NDArray[np.bool_] = (numbers[:, None] == numbers[None, :]) & (numbers >= 0)[:, None]
+    return equal
+
+
+def normalised(scores: Floats, eligible: NDArray[np.bool_]) -> Floats:
+    """Turn log weights (N, N) into rows that sum to 1 over the eligible; a row without any is zero."""
+    logits = np.where(eligible, scores, -np.inf)
+    top = logits.max(axis=1, keepdims=True, initial=-np.inf)
+    weights = np.exp(logits - np.where(np.isfinite(top), top, 0.0))
+    total = weights.sum(axis=1, keepdims=True)
+    rows: Floats = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+    return rows
+
+
+def keep_own(relevance: Floats, cohort: Cohort) -> Floats:
+    """Let a client without any source listen to itself, if it has something of its own."""
+    alone = relevance.sum(axis=1) == 0
+    for i, facts in enumerate(cohort.clients):
+        if alone[i] and facts.age is not None:
+            relevance[i, i] = 1.0
+    return relevance
+
+
+def fading(cohort: Cohort) -> Floats:
+    """Give the log of d^age per client, (N,): how much an absent client still counts."""
+    return np.array([facts.age or 0 for facts in cohort.clients], np.float64) * math.log(cohort.decay)
+
+
+def log_examples(cohort: Cohort) -> Floats:
+    """Give the log of the number of examples per client, (N,)."""
+    return np.array([math.log(max(1, facts.examples)) for facts in cohort.clients], np.float64)

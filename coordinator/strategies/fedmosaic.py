@@ -1,0 +1,123 @@
+"""FedMosaic (arXiv 2506.11024): each client listens to those whose gradients resemble its own.
+
+S_ij = cos(s_i, s_j); w_i = softmax_j(S_ij / temperature) over the eligible j. What differs from the published
+code (centring, a floor, fading, newcomers) and why is told in docs/; knows no adapter and no byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from coordinator.strategies.base import (
+    Cohort,
+    Floats,
+    Weighing,
+    fading,
+    keep_own,
+    log_examples,
+    normalised,
+    same,
+)
+
+_SMALLEST_CENTRED = 3
+"""With two clients the centred signatures always point away from each other."""
+
+_NO_DIVISION_BY_ZERO = 1e-9
+
+
+class Options(BaseModel):
+    """How relevance is computed, and how clients use what they are served.
+
+    `sources` holds for established clients under `mix` average and gate: peers of the identical base model,
+    or all; with `mix` init, and for newcomers, it is always all. `min_relevance` is a floor on the cosine.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    temperature: Annotated[float, Field(ge=1e-6)] = 0.1
+    include_self: bool = False
+    centre: bool = True
+    top_k: Annotated[int, Field(ge=1)] | None = None
+    mix: Literal["init", "average", "gate"] = "average"
+    sources: Literal["same_architecture", "all"] = "same_architecture"
+    min_relevance: Annotated[float, Field(ge=-1, le=1)] | None = 0.1
+    weight_by_examples: bool = False
+    guard: Literal["off"] = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Relevance-guided aggregation."""
+
+    needs_signature: ClassVar[bool] = True
+
+    options: Options
+
+    def weigh(self, cohort: Cohort) -> Weighing:
+        """w_ij = d^age_j n_j^e exp(S_ij / temperature) / the sum over the eligible j.
+
+        A newcomer without a signature gets the uniform mean of those it shares something with.
+        """
+        options = self.options
+        similarity = _similarity(cohort, centre=options.centre)
+        scores = np.nan_to_num(similarity) / options.temperature + fading(cohort)
+        if options.weight_by_examples:
+            scores = scores + log_examples(cohort)
+        reachable = self._reachable(cohort)
+        relevance = normalised(scores, self._eligible(reachable, similarity))
+        for i, facts in enumerate(cohort.clients):
+            if facts.age is None and facts.signature is None:
+                relevance[i] = reachable[i] / max(1, np.count_nonzero(reachable[i]))
+        return Weighing(cohort=cohort, relevance=keep_own(relevance, cohort), similarity=similarity)
+
+    def _reachable(self, cohort: Cohort) -> NDArray[np.bool_]:
+        """Say whose update i may be given at all, before looking at relevance."""
+        reachable = cohort.shares_any() & cohort.sources()[None, :]
+        if self.options.mix != "init" and self.options.sources == "same_architecture":
+            newcomer = np.array([facts.age is None for facts in cohort.clients], bool)
+            reachable &= newcomer[:, None] | same([facts.base_model for facts in cohort.clients])
+        if not self.options.include_self:
+            np.fill_diagonal(reachable, False)
+        return reachable
+
+    def _eligible(self, reachable: NDArray[np.bool_], similarity: Floats) -> NDArray[np.bool_]:
+        """Keep those who were compared, above the floor, and the `top_k` of them (ties: the smaller id)."""
+        eligible = reachable & ~np.isnan(similarity)
+        if self.options.min_relevance is not None:
+            eligible &= np.nan_to_num(similarity, nan=-np.inf) > self.options.min_relevance
+        if self.options.top_k is not None:
+            ranked = np.argsort(np.where(eligible, -similarity, np.inf), axis=1, kind="stable")
+            best = np.zeros_like(eligible)
+            np.put_along_axis(best, ranked[:, : self.options.top_k], True, axis=1)
+            eligible &= best
+        return eligible
+
+
+def _similarity(cohort: Cohort, *, centre: bool) -> Floats:
+    """Compare the signatures of each small model among themselves: S (N, N), NaN = not compared."""
+    clients = cohort.clients
+    similarity = np.full((len(clients), len(clients)), np.nan)
+    groups: dict[tuple[str, int], list[int]] = {}
+    for i, facts in enumerate(clients):
+        if facts.signature is not None:
+            groups.setdefault((facts.signature_model, facts.signature.size), []).append(i)
+    for members in groups.values():
+        signatures = np.stack([np.asarray(clients[i].signature, np.float64) for i in members])  # (n, dim)
+        # Whoever is long gone is still compared, but no longer moves the mean of those who are here.
+        present = np.array([clients[i].is_source or clients[i].age is None for i in members])
+        if centre and np.count_nonzero(present) >= _SMALLEST_CENTRED:
+            signatures = signatures - signatures[present].mean(axis=0)
+        similarity[np.ix_(members, members)] = _cosines(signatures)
+    return similarity
+
+
+def _cosines(vectors: Floats) -> Floats:
+    """cos(a, b) = a.b / (|a| |b| + 1e-9) for all pairs of rows."""
+    norms = np.linalg.norm(vectors, axis=1)
+    cosines: Floats = (vectors @ vectors.T) / (norms[:, None] * norms[None, :] + _NO_DIVISION_BY_ZERO)
+    return cosines

@@ -1,0 +1,1 @@
+"""Updates: what clients push, checked and kept."""

@@ -1,0 +1,197 @@
+"""Take one update in: what it must fit, decoding with no transaction open, one write transaction at the end.
+
+The database arbitrates: of two deliveries at once the first commit wins, and the same bytes get its receipt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from tempfile import SpooledTemporaryFile
+from threading import BoundedSemaphore
+from typing import BinaryIO, cast
+
+from sqlalchemy.orm import Session
+
+from coordinator import payloads
+from coordinator.bounded_body import ReceivedBody
+from coordinator.database import Database, now
+from coordinator.enrolment.auth import Member, still_member
+from coordinator.errors import Busy, NotJoined, RoundClosed, UploadConflict
+from coordinator.federations.store import federation, plan_of
+from coordinator.locks import lock_federation
+from coordinator.rounds import bases, control
+from coordinator.rounds import store as rounds
+from coordinator.rounds.lifecycle import TAKING_PART
+from coordinator.strategies.base import make
+from coordinator.tables import RoundRow, UpdateRow
+from coordinator.updates import store
+from coordinator.updates.intake import Address, Terms, Verdict, expected, judge, state
+from schemas.messages.updates import Receipt
+from schemas.wire.digests import digest_from_hash
+from schemas.wire.envelope import Envelope, unpack
+
+_SPOOL_BYTES = 4 * 2**20
+_PATIENCE_SECONDS = 5.0
+
+# Decoding is what costs memory and processor time; beyond two at a time the others wait, then are sent away.
+_DECODERS = BoundedSemaphore(2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """A judged update and its state: a decoded copy, or where it begins in the received bytes."""
+
+    verdict: Verdict
+    state: store.Content | int
+
+
+def deliver(database: Database, member: Member, number: int, body: ReceivedBody) -> tuple[Receipt, bool]:
+    """Take an update in; give its receipt and whether it is new.
+
+    Raises:
+        Refused, BodyRefused: the subclass says why; nothing of it was kept but that its client was late.
+    """
+    try:
+        with database.read() as session:
+            row = rounds.numbered(session, member.federation_id, number)
+            known = _known(session, row, member)
+            if known is not None and known.digest == body.digest:
+                return _receipt(known), False
+            terms = _terms(session, row, member, delivered=known is not None)
+        with _decoder(), _decoded(body, terms) as decoded:
+            return _keep(database, member, terms, body, decoded)
+    except RoundClosed:
+        _mark_late(database, member, number)
+        raise
+
+
+@contextmanager
+def _decoder() -> Iterator[None]:
+    if not _DECODERS.acquire(timeout=_PATIENCE_SECONDS):
+        raise Busy
+    try:
+        yield
+    finally:
+        _DECODERS.release()
+
+
+def _known(session: Session, row: RoundRow, member: Member) -> UpdateRow | None:
+    return store.of(session, row.id, member.client_id)
+
+
+def _terms(session: Session, row: RoundRow, member: Member, *, delivered: bool) -> Terms:
+    """Say what this client's update of this round must fit.
+
+    Raises:
+        RoundClosed: it comes too late.
+        NotJoined: the client does not take part.
+    """
+    if not delivered and row.state not in TAKING_PART:
+        raise RoundClosed(state=row.state)
+    part = rounds.participation(session, row.id, member.client_id)
+    if part is None:
+        raise NotJoined
+    plan = plan_of(federation(session, member.federation_id))
+    return Terms(
+        address=Address(
+            federation=member.federation_id,
+            round=row.number,
+            client=member.client_id,
+            pack=bases.pack_digest(session, member.federation_id, member.base_model),
+        ),
+        base=part.base_digest,
+        layout=bases.layout(session, member.federation_id, plan, member.base_model, member.profile),
+        dim=plan.signature.dim,
+        needs_signature=make(plan.strategy.name, plan.strategy.options).needs_signature,
+        limits=plan.limits,
+    )
+
+
+@contextmanager
+def _decoded(body: ReceivedBody, terms: Terms) -> Iterator[_Decoded]:
+    """Decode and judge an update; what was sent as plain float32 in order is not copied."""
+    file = cast("BinaryIO", body.file)
+    file.seek(0)
+    with unpack(
+        file,
+        encoding=body.encoding,
+        expected=expected(terms.layout, needs_signature=terms.needs_signature),
+        max_bytes=terms.limits.max_update_bytes,
+    ) as envelope:
+        verdict = judge(envelope, terms)
+        run = envelope.float32_run(list(terms.layout))
+        if body.encoding is None and run is not None and not verdict.clipped:
+            yield _Decoded(verdict, run[0])
+            return
+        with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as copy:
+            yield _Decoded(verdict, _copied(envelope, terms, verdict, cast("BinaryIO", copy)))
+
+
+def _copied(envelope: Envelope, terms: Terms, verdict: Verdict, copy: BinaryIO) -> store.Content:
+    seen, size = sha256(), 0
+    for piece in state(envelope, terms.layout, verdict.scale):
+        seen.update(piece)
+        size += copy.write(piece)
+    return store.Content(digest_from_hash(seen.hexdigest()), size, payloads.pieces(copy))
+
+
+def _keep(
+    database: Database, member: Member, terms: Terms, body: ReceivedBody, decoded: _Decoded
+) -> tuple[Receipt, bool]:
+    """Keep an update in one transaction: the bytes first, then, with the round locked, what refers to them.
+
+    Raises:
+        UploadConflict, RoundClosed: what the round has become meanwhile; nothing is kept.
+    """
+    received = store.Content(body.digest, body.bytes, payloads.pieces(cast("BinaryIO", body.file)))
+    with database.write() as session:
+        kept = store.keep_payloads(session, received, decoded.state)
+        locked = lock_federation(session, member.federation_id)
+        still_member(session, member)
+        row = rounds.numbered(session, locked.id, terms.address.round, lock=True)
+        known = _known(session, row, member)
+        if known is not None:
+            if known.digest != body.digest:
+                raise UploadConflict(accepted=known.digest)
+            return _receipt(known), False
+        if row.state not in TAKING_PART:
+            raise RoundClosed(state=row.state)
+        moment = now(session)
+        update = store.keep(
+            session,
+            row,
+            member.client_id,
+            received=received,
+            kept=kept,
+            verdict=decoded.verdict,
+            layout=terms.layout,
+            pack=terms.address.pack,
+            moment=moment,
+        )
+        control.announce(session, row, moment)
+        control.advance(session, locked, row)
+        return _receipt(update), True
+
+
+def _mark_late(database: Database, member: Member, number: int) -> None:
+    """Remember that a client that had joined delivered after the end."""
+    with database.write() as session:
+        lock_federation(session, member.federation_id)
+        row = rounds.numbered(session, member.federation_id, number, lock=True)
+        part = rounds.participation(session, row.id, member.client_id)
+        if part is not None and part.state == "joined":
+            rounds.mark(session, row.id, member.client_id, "late")
+
+
+def _receipt(row: UpdateRow) -> Receipt:
+    return Receipt(
+        digest=row.digest,
+        received_at=row.received_at,
+        bytes=row.bytes,
+        round=row.round_number,
+        client=row.client_id,
+        clipped=row.clipped,
+    )

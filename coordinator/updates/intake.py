@@ -1,0 +1,136 @@
+"""Decide whether a decoded update is one to keep. Pure: a checked body and the round's terms in, facts out.
+
+The order of the questions is the order in which faults are told: norm, signature, manifest, base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.errors import BaseMismatch, MetadataRefused, NormExceeded, SignatureRefused
+from schemas.maths.adapter import SIGNATURE, Layout
+from schemas.messages.federations import LimitsPlan
+from schemas.messages.updates import SignatureManifest, UpdateManifest
+from schemas.wire.envelope import Envelope, slots
+from schemas.wire.header import Expected, Slot
+
+_PIECE_VALUES = 2**18
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Whom a body is from, for which round; `pack` is the digest of the client's alignment pack or None."""
+
+    federation: str
+    round: int
+    client: str
+    pack: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What an update must fit.
+
+    Attributes:
+        base: the digest of the weights that the client was served for the round.
+        dim: how many numbers a signature has.
+    """
+
+    address: Address
+    base: str
+    layout: Layout
+    dim: int
+    needs_signature: bool
+    limits: LimitsPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found; the adapter state is the sent one times `scale`.
+
+    Attributes:
+        norm: L2 over the adapter tensors together, as sent.
+        scale: 1, or what brings the norm down to `limits.clip_norm`.
+        signature: (dim,) float32.
+    """
+
+    norm: float
+    scale: float
+    signature: NDArray[np.float32] | None
+    examples: int
+
+    @property
+    def clipped(self) -> bool:
+        """Whether the state was scaled down."""
+        return self.scale != 1.0
+
+
+def expected(layout: Layout, *, needs_signature: bool) -> Expected:
+    """Say which tensors an update has; the length of the signature is judged with its values."""
+    return {**slots(layout), SIGNATURE: Slot((None,), frozenset({"F32"}), optional=not needs_signature)}
+
+
+def judge(envelope: Envelope, terms: Terms) -> Verdict:
+    """Take a decoded update apart.
+
+    Raises:
+        NormExceeded, SignatureRefused, ManifestRefused, MetadataRefused, BaseMismatch: in this order.
+    """
+    norm = envelope.norm(terms.layout)
+    if norm > terms.limits.max_norm:
+        raise NormExceeded(norm=norm, limit=terms.limits.max_norm)
+    signature = signature_of(envelope, terms.dim)
+    manifest = envelope.manifest(UpdateManifest)
+    check_address(manifest, terms.address)
+    if manifest.base != terms.base:
+        raise BaseMismatch(expected=terms.base)
+    clip = terms.limits.clip_norm
+    scale = clip / norm if clip is not None and norm > clip else 1.0
+    return Verdict(norm=norm, scale=scale, signature=signature, examples=manifest.examples)
+
+
+def signature_of(envelope: Envelope, dim: int) -> NDArray[np.float32] | None:
+    """Read the signature, (dim,) float32; None when there is none.
+
+    Raises:
+        SignatureRefused: another length, or all zeros, with which nothing can be compared.
+    """
+    if SIGNATURE not in envelope.names:
+        return None
+    signature = envelope.read_float32(SIGNATURE)
+    if signature.shape != (dim,):
+        raise SignatureRefused(f"a signature has {dim} numbers here", dim=dim)
+    if not signature.any():
+        raise SignatureRefused("a signature of zeros resembles nothing")
+    return signature
+
+
+def check_address(manifest: UpdateManifest | SignatureManifest, wanted: Address) -> None:
+    """Check that a manifest speaks of this federation, round, client and pack, and of no other recipe.
+
+    Raises:
+        MetadataRefused: `field` names the first member that does not.
+    """
+    pairs = {
+        "federation": (manifest.federation, wanted.federation),
+        "round": (manifest.round, wanted.round),
+        "client": (manifest.client, wanted.client),
+        "pack": (manifest.pack, wanted.pack),
+        "recipe": (manifest.recipe, {}),
+    }
+    for field, (said, meant) in pairs.items():
+        if said != meant:
+            raise MetadataRefused(f"the manifest's {field} is not that of this request", field=field)
+
+
+def state(envelope: Envelope, layout: Layout, scale: float) -> Iterator[bytes]:
+    """Give the adapter state, float32 in the order of the layout, in pieces of a mebibyte at most."""
+    for name in layout:
+        values = envelope.read_float32(name).reshape(-1)
+        for at in range(0, values.size, _PIECE_VALUES):
+            piece = values[at : at + _PIECE_VALUES]
+            yield (piece if scale == 1.0 else piece * np.float32(scale)).astype("<f4").tobytes()

@@ -1,0 +1,139 @@
+"""The routes of updates: one goes in, and a client's stored state comes out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from coordinator import payloads
+from coordinator.bounded_body import ReceivedBody, receive
+from coordinator.enrolment.auth import AsMember, AsReader, Member
+from coordinator.errors import (
+    AuthMissing,
+    BaseMismatch,
+    BodyTooLarge,
+    Busy,
+    ContentEncodingRefused,
+    DigestMismatch,
+    DigestMissing,
+    Forbidden,
+    MediaTypeRefused,
+    MetadataRefused,
+    NormExceeded,
+    NotFound,
+    NotJoined,
+    Refused,
+    RoundClosed,
+    SignatureRefused,
+    UploadConflict,
+)
+from coordinator.federations.store import federation, plan_of
+from coordinator.logs import bind, logger
+from coordinator.paths import ClientId, FederationId, RoundNumber
+from coordinator.problems import answers
+from coordinator.rounds import store as rounds
+from coordinator.rounds.waking import Wake
+from coordinator.sessions import TheDatabase, TheMetrics
+from coordinator.updates import store
+from coordinator.updates.delivery import deliver
+from schemas.maths.adapter import size as values_of
+from schemas.messages.updates import AdapterStateManifest, Receipt
+from schemas.wire.envelope import MEDIA_TYPE, head
+from schemas.wire.refusals import BodyRefused
+
+router = APIRouter(prefix="/v1/federations/{fid}", tags=["updates"])
+log = logger(__name__)
+
+
+def _cap(member: AsMember, n: RoundNumber, database: TheDatabase) -> int:
+    """How many bytes an update may have, once it is clear that there is such a round."""
+    with database.read() as session:
+        rounds.numbered(session, member.federation_id, n)
+        return plan_of(federation(session, member.federation_id)).limits.max_update_bytes
+
+
+async def _received(
+    request: Request, max_bytes: Annotated[int, Depends(_cap)], metrics: TheMetrics
+) -> AsyncIterator[ReceivedBody]:
+    """Receive an update; refusals are counted here, those of the route included."""
+    try:
+        async with receive(request, max_bytes=max_bytes, media_types={MEDIA_TYPE}) as body:
+            yield body
+    except (Refused, BodyRefused) as refused:
+        metrics.updates_refused.labels(refused.slug).inc()
+        log.info("update-refused", reason=refused.slug)
+        raise
+
+
+@router.put(
+    "/rounds/{n}/update",
+    status_code=201,
+    openapi_extra={"requestBody": {"required": True, "content": {MEDIA_TYPE: {}}}},
+    responses={
+        200: {"model": Receipt, "description": "These bytes were accepted before"},
+        **answers(AuthMissing, NotFound, DigestMissing, DigestMismatch, MediaTypeRefused, Busy),
+        **answers(ContentEncodingRefused, BodyTooLarge, RoundClosed, NotJoined, UploadConflict, BaseMismatch),
+        **answers(NormExceeded, SignatureRefused, MetadataRefused),
+    },
+)
+def put_update(
+    member: AsMember,
+    n: RoundNumber,
+    body: Annotated[ReceivedBody, Depends(_received)],
+    database: TheDatabase,
+    metrics: TheMetrics,
+    wake: Wake,
+    response: Response,
+) -> Receipt:
+    """Take a client's adapter and signature: 201, or 200 with the same receipt when it was taken before."""
+    bind(round=n)
+    receipt, is_new = deliver(database, member, n, body)
+    if not is_new:
+        response.status_code = 200
+        return receipt
+    wake()
+    metrics.updates_accepted.inc()
+    metrics.bytes_up.inc(body.bytes)
+    log.info("update-accepted", bytes=body.bytes, digest=body.digest, clipped=receipt.clipped)
+    return receipt
+
+
+@router.get(
+    "/clients/{cid}/adapter",
+    response_class=StreamingResponse,
+    responses={200: {"content": {MEDIA_TYPE: {}}}, **answers(AuthMissing, Forbidden, NotFound)},
+)
+def get_adapter(
+    reader: AsReader,
+    fid: FederationId,
+    cid: ClientId,
+    database: TheDatabase,
+    number: Annotated[int | None, Query(alias="round", ge=1, lt=2**31)] = None,
+) -> StreamingResponse:
+    """Give a client's stored adapter state of a round, or its last one, to itself or to an operator."""
+    if isinstance(reader, Member):
+        if reader.client_id != cid:
+            raise NotFound
+    elif not reader.at_least("operator"):
+        raise Forbidden(needs="operator")
+    with database.read() as session:
+        row = store.newest(session, cid, number)
+        if row is None or row.federation_id != fid:
+            raise NotFound
+    layout = store.layout_of(row)
+    manifest = AdapterStateManifest(
+        federation=fid, recipe={}, round=row.round_number, client=cid, pack=row.pack_digest
+    )
+    beginning = head(layout, manifest)
+    size = 4 * values_of(layout)
+
+    def content() -> Iterator[bytes]:
+        yield beginning
+        yield from payloads.stream(database, row.state_payload_id, row.state_begin, row.state_begin + size)
+
+    return StreamingResponse(
+        content(), media_type=MEDIA_TYPE, headers={"Content-Length": str(len(beginning) + size)}
+    )

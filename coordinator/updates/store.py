@@ -1,0 +1,106 @@
+"""The rows of updates: accepted adapter states, and what is asked about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator import payloads
+from coordinator.rounds import store as rounds
+from coordinator.tables import RoundRow, UpdateRow
+from coordinator.updates.intake import Verdict
+from schemas.maths.adapter import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Bytes whose digest is known, in pieces."""
+
+    digest: str
+    size: int
+    pieces: Iterable[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Where an update's bytes are: as received, and as float32 state from `state_begin` on."""
+
+    payload_id: int
+    state_payload_id: int
+    state_begin: int
+
+
+def of(session: Session, round_id: int, client_id: str) -> UpdateRow | None:
+    """Which update did a client deliver in a round?"""
+    return session.scalar(
+        select(UpdateRow).where(UpdateRow.round_id == round_id, UpdateRow.client_id == client_id)
+    )
+
+
+def newest(session: Session, client_id: str, number: int | None) -> UpdateRow | None:
+    """Which is a client's last update that counts, or that of round `number`?"""
+    query = select(UpdateRow).where(UpdateRow.client_id == client_id)
+    if number is None:
+        query = query.where(UpdateRow.reject_reason.is_(None))
+    else:
+        query = query.where(UpdateRow.round_number == number)
+    return session.scalar(query.order_by(UpdateRow.round_number.desc()).limit(1))
+
+
+def keep(
+    session: Session,
+    row: RoundRow,
+    client_id: str,
+    *,
+    received: Content,
+    kept: Kept,
+    verdict: Verdict,
+    layout: Layout,
+    pack: str | None,
+    moment: datetime,
+) -> UpdateRow:
+    """Write down an accepted update and its signature, and that its client has arrived."""
+    update = UpdateRow(
+        federation_id=row.federation_id,
+        round_id=row.id,
+        round_number=row.number,
+        client_id=client_id,
+        digest=received.digest,
+        bytes=received.size,
+        payload_id=kept.payload_id,
+        state_payload_id=kept.state_payload_id,
+        state_begin=kept.state_begin,
+        layout=[[name, list(shape)] for name, shape in layout.items()],
+        norm=verdict.norm,
+        clipped=verdict.clipped,
+        examples=verdict.examples,
+        pack_digest=pack,
+        received_at=moment,
+        reject_reason=None,
+    )
+    session.add(update)
+    if verdict.signature is not None:
+        vector = verdict.signature.astype(np.dtype("<f4")).tobytes()
+        rounds.keep_signature(session, row, client_id, "update", vector)
+    rounds.mark(session, row.id, client_id, "arrived")
+    rounds.count_bytes(session, row.id, client_id, up=received.size)
+    session.flush()
+    return update
+
+
+def keep_payloads(session: Session, received: Content, state: Content | int) -> Kept:
+    """Keep the received bytes; `state` is the decoded copy, or where the state begins in them."""
+    payload_id = payloads.store(session, received.digest, received.size, received.pieces)
+    if isinstance(state, int):
+        return Kept(payload_id, payload_id, state)
+    return Kept(payload_id, payloads.store(session, state.digest, state.size, state.pieces), 0)
+
+
+def layout_of(row: UpdateRow) -> Layout:
+    """Read the layout that an update's state was stored in."""
+    return {str(name): tuple(int(extent) for extent in shape) for name, shape in row.layout}

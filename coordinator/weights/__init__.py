@@ -1,0 +1,1 @@
+"""Weights: what clients are served."""

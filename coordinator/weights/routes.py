@@ -1,0 +1,44 @@
+"""The route of weights: stored bytes as they are, whole or a range of them."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from coordinator.downloads import Stored, reply, wanted
+from coordinator.enrolment.auth import AsMember
+from coordinator.errors import AuthMissing, NotFound, NotJoined, RangeUnsatisfiable
+from coordinator.paths import RoundNumber
+from coordinator.problems import answers
+from coordinator.rounds import store as rounds
+from coordinator.sessions import TheDatabase, TheMetrics
+from coordinator.weights import store
+from schemas.wire.envelope import MEDIA_TYPE
+
+router = APIRouter(prefix="/v1/federations/{fid}", tags=["weights"])
+
+
+@router.get(
+    "/rounds/{n}/weights",
+    response_class=Response,
+    responses={
+        200: {"content": {MEDIA_TYPE: {}}, "description": "The stored bytes"},
+        206: {"content": {MEDIA_TYPE: {}}, "description": "The range that was asked for"},
+        304: {"description": "You have them"},
+        **answers(AuthMissing, NotFound, NotJoined, RangeUnsatisfiable),
+    },
+)
+def get_weights(
+    member: AsMember, n: RoundNumber, request: Request, database: TheDatabase, metrics: TheMetrics
+) -> Response:
+    """Serve a client its weights of a round it has joined, or its final ones after the last round."""
+    with database.read() as session:
+        served = store.served(session, member.federation_id, member.client_id, n)
+    weights = served.weights
+    stored = Stored(weights.payload_id, weights.digest, weights.bytes, MEDIA_TYPE)
+    part = wanted(request.headers, stored)
+    if part.size:
+        # Counted before they leave, so that who has read the last byte already finds it counted.
+        with database.write() as session:
+            rounds.count_bytes(session, served.round_id, member.client_id, down=part.size)
+        metrics.bytes_down.inc(part.size)
+    return reply(database, stored, part)

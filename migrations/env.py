@@ -1,0 +1,44 @@
+"""Run migrations on the connection that `coordinator.migrate` hands over, or on TESSERA_DATABASE_URL."""
+
+from __future__ import annotations
+
+from alembic import context
+from sqlalchemy import Connection, text
+
+from coordinator.database import Database
+from coordinator.settings import Settings
+from coordinator.tables import Table
+
+# Any number will do, as long as all replicas take the same one.
+_LOCK = 0x7E55E2A
+
+
+def run(connection: Connection) -> None:
+    """Migrate inside one transaction; on PostgreSQL one process at a time."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+    context.configure(
+        connection=connection,
+        target_metadata=Table.metadata,
+        render_as_batch=connection.dialect.name == "sqlite",
+        transactional_ddl=True,
+        compare_server_default=True,
+    )
+    context.run_migrations()
+
+
+def main() -> None:
+    """Find the connection."""
+    given = context.config.attributes.get("connection")
+    if isinstance(given, Connection):
+        run(given)
+        return
+    database = Database(Settings().database_url)
+    try:
+        with database.engine.begin() as connection:
+            run(connection)
+    finally:
+        database.close()
+
+
+main()

@@ -1,0 +1,54 @@
+"""The one command line, `tessera`: finds the groups of commands that are installed, imports the rest lazily.
+
+Each side adds its commands through the entry-point group `tessera.commands`; a command imports what it needs
+when it runs, so that help is quick and needs no extra.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import entry_points, requires
+
+import typer
+
+_DISTRIBUTION = "tessera-fl"
+
+
+def main() -> None:
+    """Run `tessera`."""
+    app = typer.Typer(
+        name="tessera",
+        help="Personalised federated fine-tuning of language models, across organisations and architectures.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_root)
+    for entry in sorted(entry_points(group="tessera.commands"), key=lambda entry: entry.name, reverse=True):
+        entry.load()(app)
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        extra = _extra_with((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        typer.echo(
+            f"tessera: this needs {error.name}, which is not installed: "
+            f"pip install '{_DISTRIBUTION}[{extra}]'",
+            err=True,
+        )
+        raise SystemExit(1) from None
+
+
+def _root() -> None:
+    """Make `tessera` a group even when a single command is installed."""
+
+
+def _extra_with(module: str) -> str | None:
+    """Find the extra of this distribution that brings a module."""
+    for requirement in requires(_DISTRIBUTION) or []:
+        name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].replace("-", "_").lower()
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
+        if extra and name == module.lower():
+            return extra.group(1)
+    return None

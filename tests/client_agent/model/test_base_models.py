@@ -1,0 +1,93 @@
+"""Loading base models, and naming their exact weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from client_agent.errors import ModelNotFound, TokenizerUnfit, UnknownArchitecture
+from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
+
+CPU = torch.device("cpu")
+
+
+def test_a_loaded_model_is_frozen_and_described(each_architecture: BaseModel) -> None:
+    base = each_architecture
+    assert not any(parameter.requires_grad for parameter in base.model.parameters())
+    assert not base.model.training
+    assert (base.hidden_size, base.layers) == (32, 4)
+    assert base.shapes["k"] == (16, 32)
+    assert base.shapes["down"] == (32, 48)
+
+
+def test_the_slug_names_folder_and_weights(saved_model: Callable[..., str]) -> None:
+    folder = saved_model(name="My Model!")
+    name, _, digits = base_model_slug(folder).rpartition("-")
+    assert name == "My-Model-"
+    assert len(digits) == 12
+    assert base_model_slug(folder + "/") == base_model_slug(folder)
+    assert load_base_model(folder, device=CPU).slug == base_model_slug(folder)
+
+
+def test_other_weights_or_another_function_have_another_slug(saved_model: Callable[..., str]) -> None:
+    slugs = {
+        base_model_slug(saved_model(**changes))
+        for changes in ({}, {"seed": 1}, {"rms_norm_eps": 1e-4}, {"model_type": "mistral"})
+    }
+    assert len(slugs) == 4
+
+
+def test_shards_dtypes_of_loading_and_versions_do_not_change_the_slug(
+    saved_model: Callable[..., str], tmp_path: Path
+) -> None:
+    folder = Path(saved_model())
+    sharded = tmp_path / "tiny"
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(sharded, max_shard_size="40KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+    config = json.loads((sharded / "config.json").read_text())
+    (sharded / "config.json").write_text(
+        json.dumps({**config, "transformers_version": "9.9", "torch_dtype": "bfloat16", "_name_or_path": "x"})
+    )
+    assert base_model_slug(str(sharded)) == base_model_slug(str(folder))
+
+
+def test_an_unknown_architecture_says_what_to_add_and_where(saved_model: Callable[..., str]) -> None:
+    folder = Path(saved_model())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "gpt_neox"}))
+    with pytest.raises(UnknownArchitecture, match=r"gpt_neox.*client_agent/model/roles.py.*q, k, v, o"):
+        load_base_model(str(folder), device=CPU)
+
+
+def test_what_is_no_model_is_said_so(saved_model: Callable[..., str], tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="no such folder"):
+        load_base_model("/nowhere/at/all", device=CPU)
+    with pytest.raises(ModelNotFound, match=r"config\.json"):
+        load_base_model(str(tmp_path), device=CPU)
+    with pytest.raises(ModelNotFound, match="neither a folder here nor"):
+        load_base_model("nobody/nothing", device=CPU)
+    folder = Path(saved_model())
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-10])
+    with pytest.raises(ModelNotFound, match="download it again"):
+        base_model_slug(str(folder))
+    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(ModelNotFound, match="damaged"):
+        base_model_slug(str(folder))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelNotFound, match="safetensors"):
+        base_model_slug(str(folder))
+
+
+def test_a_tokenizer_without_an_end_is_refused(saved_model: Callable[..., str]) -> None:
+    folder = Path(saved_model())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("eos_token")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(TokenizerUnfit, match="eos"):
+        load_base_model(str(folder), device=CPU)

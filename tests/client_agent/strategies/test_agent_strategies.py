@@ -1,0 +1,80 @@
+"""What an agent does with the weights it is served, strategy by strategy."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from client_agent.errors import LayoutMismatch, StrategyOptionsInvalid, UnknownStrategy
+from client_agent.strategies.base import load_strategy, strategy_names
+
+LOCAL = {"b0.q.P": np.full((2, 2), 4.0, np.float32), "b0.q.Q": np.zeros(2, np.float32)}
+SERVED = {"b0.q.P": np.full((2, 2), 1.0, np.float32), "b0.q.Q": np.ones(2, np.float32)}
+
+
+@pytest.mark.parametrize("name", strategy_names())
+def test_a_newcomer_starts_from_what_it_is_served(name: str) -> None:
+    strategy = load_strategy(name)
+    for newcomer in (True, False):
+        start = strategy.start(None, SERVED, newcomer=newcomer)
+        np.testing.assert_array_equal(start["b0.q.P"], SERVED["b0.q.P"])
+
+
+@pytest.mark.parametrize("name", strategy_names())
+def test_options_that_only_the_coordinator_needs_are_ignored(name: str) -> None:
+    load_strategy(name, {"temperature": 0.1, "sources": "all", "something_new": None})
+
+
+@pytest.mark.parametrize("name", strategy_names())
+def test_starting_changes_neither_state(name: str) -> None:
+    local, served = ({n: v.copy() for n, v in state.items()} for state in (LOCAL, SERVED))
+    load_strategy(name).start(local, served, newcomer=False)
+    assert all(np.array_equal(local[n], LOCAL[n]) and np.array_equal(served[n], SERVED[n]) for n in LOCAL)
+
+
+def test_fedavg_replaces_what_is_here() -> None:
+    strategy = load_strategy("fedavg")
+    assert strategy.start(LOCAL, SERVED, newcomer=False) == SERVED
+    assert not strategy.gated
+
+
+def test_fedmosaic_averages_by_default() -> None:
+    strategy = load_strategy("fedmosaic")
+    start = strategy.start(LOCAL, SERVED, newcomer=False)
+    np.testing.assert_array_equal(start["b0.q.P"], np.full((2, 2), 2.5))
+    assert start["b0.q.Q"].dtype == np.float32
+    assert not strategy.gated
+    with pytest.raises(LayoutMismatch):
+        strategy.start({"b0.q.P": LOCAL["b0.q.P"]}, SERVED, newcomer=False)
+
+
+def test_fedmosaic_goes_on_from_its_own_with_init_and_gate() -> None:
+    for mix, gated in (("init", False), ("gate", True)):
+        strategy = load_strategy("fedmosaic", {"mix": mix})
+        assert strategy.start(LOCAL, SERVED, newcomer=False) == LOCAL
+        assert strategy.gated is gated
+
+
+def test_an_unknown_strategy_is_answered_with_those_there_are() -> None:
+    with pytest.raises(UnknownStrategy, match="fedavg, fedmosaic"):
+        load_strategy("base")
+    with pytest.raises(UnknownStrategy, match="update the agent"):
+        load_strategy("../errors")
+
+
+def test_an_option_without_a_meaning_is_named() -> None:
+    with pytest.raises(StrategyOptionsInvalid, match="mix"):
+        load_strategy("fedmosaic", {"mix": "blend"})
+
+
+def test_strategies_need_no_torch() -> None:
+    import subprocess
+
+    code = (
+        "import sys; from client_agent.strategies.base import load_strategy, strategy_names\n"
+        "[load_strategy(n) for n in strategy_names()]\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,109 @@
+"""A silo's files: what is read, what is refused and where, and who is held out."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from client_agent.errors import DataInvalid
+from client_agent.model.examples import Example, Turn
+from client_agent.model.tokens import Encoded
+from client_agent.training.data import deal, load_data, read_examples
+
+
+def written(path: Path, *records: object) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def rows(count: int) -> list[dict[str, str]]:
+    return [{"prompt": f"p{i}", "completion": f"c{i}"} for i in range(count)]
+
+
+def test_prompts_and_chats_are_read(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    file = written(tmp_path / "a.jsonl", {"prompt": "é", "completion": "b", "more": 1}, {"messages": chat})
+    file.write_text(file.read_text(encoding="utf-8") + "\n  \n", encoding="utf-8")
+    assert read_examples(file) == [Example("é", "b"), Example("", "yes", (Turn("user", "hi"),))]
+
+
+@pytest.mark.parametrize(
+    ("line", "trouble"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "not a JSON object"),
+        ('{"prompt": "a"}', "completion is missing"),
+        ('{"prompt": "", "completion": "b"}', "prompt is missing, empty"),
+        ('{"prompt": "a", "completion": 3}', "completion is missing, empty or no string"),
+        ('{"messages": []}', "two or more"),
+        ('{"messages": [1, 2]}', "two or more"),
+        ('{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}', "user's"),
+        ('{"messages": [{"role": "user"}, {"role": "assistant", "content": "b"}]}', "content is missing"),
+    ],
+)
+def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, trouble: str) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text('{"prompt": "a", "completion": "b"}\n\n' + line + "\n", encoding="utf-8")
+    with pytest.raises(DataInvalid, match=rf"bad\.jsonl line 3: .*{trouble}"):
+        read_examples(file)
+
+
+def test_unreadable_and_empty_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataInvalid, match="cannot be read"):
+        read_examples(tmp_path / "none.jsonl")
+    with pytest.raises(DataInvalid, match="no example"):
+        read_examples(written(tmp_path / "empty.jsonl"))
+    (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}')
+    with pytest.raises(DataInvalid, match="UTF-8"):
+        read_examples(tmp_path / "latin.jsonl")
+
+
+def test_an_example_stays_on_its_side_when_others_come(tmp_path: Path) -> None:
+    few = load_data(written(tmp_path / "few.jsonl", *rows(60)))
+    many = load_data(written(tmp_path / "many.jsonl", *reversed(rows(300))))
+    assert set(few.train) <= set(many.train)
+    assert set(few.test) <= set(many.test)
+    assert 30 <= len(many.test) <= 90
+
+
+def test_a_repeated_example_is_never_on_both_sides(tmp_path: Path) -> None:
+    data = load_data(written(tmp_path / "twice.jsonl", *rows(60), *rows(60)))
+    assert not set(data.train) & set(data.test)
+    assert len(data.train) + len(data.test) == 120
+
+
+def test_a_test_file_or_a_folder_with_one_is_taken_as_it_is(tmp_path: Path) -> None:
+    train, test = written(tmp_path / "train.jsonl", *rows(5)), written(tmp_path / "test.jsonl", *rows(2))
+    for data in (load_data(train, test), load_data(tmp_path)):
+        assert (len(data.train), len(data.test)) == (5, 2)
+
+
+def test_too_few_examples_to_hold_one_out_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataInvalid, match="too few"):
+        load_data(written(tmp_path / "one.jsonl", *rows(1)))
+
+
+def texts(count: int) -> list[Encoded]:
+    return [Encoded((i, i), (False, True), ((0, 1), (1, 2))) for i in range(count)]
+
+
+def test_batches_are_dealt_in_whole_shuffled_passes() -> None:
+    dealt = [text.ids[0] for batch in islice(deal(texts(10), 4, seed=0, round_number=1), 5) for text in batch]
+    assert sorted(dealt[:10]) == sorted(dealt[10:]) == list(range(10))
+    assert dealt[:10] != dealt[10:]
+
+
+def test_the_order_follows_from_seed_and_round() -> None:
+    def order(seed: int, number: int) -> list[int]:
+        batches = islice(deal(texts(10), 4, seed=seed, round_number=number), 4)
+        return [text.ids[0] for batch in batches for text in batch]
+
+    assert order(0, 1) == order(0, 1)
+    assert order(0, 1) != order(0, 2) != order(1, 2)
+
+
+def test_with_few_examples_a_batch_is_one_pass() -> None:
+    assert [len(batch) for batch in islice(deal(texts(3), 8, seed=0, round_number=1), 3)] == [3, 3, 3]

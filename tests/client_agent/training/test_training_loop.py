@@ -1,0 +1,219 @@
+"""The training loop: it learns, it is reproducible, it resumes exactly, and it stops on what cannot train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from client_agent.errors import LayoutMismatch, LossNotFinite, MissingGradient
+from client_agent.model.adapter import Adapter
+from client_agent.model.examples import Example
+from client_agent.model.frames import Frame, random_frames
+from client_agent.model.inject import inject_lora, inject_pq
+from client_agent.model.loading import BaseModel
+from client_agent.training.loop import Step, TrainingOutcome, rate_at, train
+from schemas.messages.federations import AdapterPlan, TrainingPlan
+
+ADAPTER = AdapterPlan(rank=8, blocks=2)
+PLAN = TrainingPlan(steps=6, batch_size=4, max_length=64)
+
+
+def injected(base: BaseModel, *, gated: bool = False) -> Adapter:
+    return inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=gated)
+
+
+def run(
+    base: BaseModel, examples: Sequence[Example], plan: TrainingPlan = PLAN, *, number: int = 1
+) -> tuple[TrainingOutcome, dict[str, np.ndarray]]:
+    with injected(base) as adapter:
+        outcome = train(base, adapter, examples, plan, seed=0, round_number=number)
+        return outcome, adapter.state()
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_both_kinds_of_adapter_learn(each_architecture: BaseModel, examples: list[Example]) -> None:
+    base = each_architecture
+    plan = PLAN.model_copy(update={"steps": 15})
+    for make in (injected, lambda model: inject_lora(model, ADAPTER)):
+        with make(base) as adapter:
+            losses = train(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
+        assert losses[-1] < losses[0] - 0.5
+
+
+def test_training_is_reproducible_and_rounds_differ(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny(attention_dropout=0.2)
+    one, again, other = run(base, examples), run(base, examples), run(base, examples, number=2)
+    assert one[0].losses == again[0].losses
+    assert same(one[1], again[1])
+    assert not same(one[1], other[1])
+
+
+def test_training_leaves_everybody_elses_random_numbers_alone(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    run(base, examples)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_resuming_with_the_optimisers_state_equals_never_having_paused(
+    tiny: Callable[..., BaseModel], examples: list[Example], gated: bool
+) -> None:
+    base = tiny()
+    with injected(base, gated=gated) as adapter:
+        first = train(base, adapter, examples, PLAN, seed=0, round_number=1)
+        paused, private = adapter.state(), adapter.private_state()
+        whole = train(
+            base, adapter, examples, PLAN, seed=0, round_number=2, optimiser_state=first.optimiser_state
+        )
+        expected = {**adapter.state(), **adapter.private_state()}
+    assert all(values.dtype == np.float32 for values in first.optimiser_state.values())
+    with injected(base, gated=gated) as adapter:
+        adapter.load(paused)
+        adapter.load_private(private)
+        stored = {name: values.copy() for name, values in first.optimiser_state.items()}
+        resumed = train(base, adapter, examples, PLAN, seed=0, round_number=2, optimiser_state=stored)
+        assert same({**adapter.state(), **adapter.private_state()}, expected)
+    assert resumed.losses == whole.losses
+    assert same(resumed.optimiser_state, whole.optimiser_state)
+
+
+def test_an_optimisers_state_of_another_adapter_is_refused(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny()
+    state = run(base, examples)[0].optimiser_state
+    for wrong in (
+        {name: values for name, values in state.items() if not name.startswith("b0.q")},
+        {name: np.zeros(3, np.float32) for name in state},
+    ):
+        with injected(base) as adapter, pytest.raises(LayoutMismatch):
+            train(base, adapter, examples, PLAN, seed=0, round_number=1, optimiser_state=wrong)
+
+
+def test_accumulating_is_a_larger_batch(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
+    base = tiny()
+    large = PLAN.model_copy(update={"batch_size": 8})
+    small = PLAN.model_copy(update={"accumulation": 2})
+    one, other = run(base, examples, large), run(base, examples, small)
+    np.testing.assert_allclose(one[0].losses, other[0].losses, rtol=1e-4)
+    assert one[0].tokens == other[0].tokens
+
+
+def test_checkpointing_changes_memory_and_nothing_else(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny(attention_dropout=0.1)
+    plain, saved = (
+        run(base, examples),
+        run(base, examples, PLAN.model_copy(update={"gradient_checkpointing": True})),
+    )
+    assert plain[0].losses == saved[0].losses
+    assert same(plain[1], saved[1])
+    assert not base.model.training
+    assert not base.model.is_activation_checkpointing
+
+
+def test_a_parameter_without_a_gradient_stops_the_run_and_is_named(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny()
+    with injected(base) as adapter:
+        layer = base.parts.linear(base.model, 3, "up")
+        layer.forward = layer.base_layer.forward  # type: ignore[assignment,method-assign,union-attr]
+        with pytest.raises(MissingGradient, match=r"b1\.up\.P"):
+            train(base, adapter, examples, PLAN, seed=0, round_number=1)
+    adapter = injected(base)
+    adapter.remove()
+    with pytest.raises(MissingGradient):
+        train(base, adapter, examples, PLAN, seed=0, round_number=1)
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny()
+    with injected(base) as adapter:
+        adapter.load({n: np.full(shape, np.nan, np.float32) for n, shape in adapter.layout.items()})
+        with pytest.raises(LossNotFinite, match="learning_rate"):
+            train(base, adapter, examples, PLAN, seed=0, round_number=1)
+    assert not base.model.training
+
+
+def test_the_base_model_is_never_touched(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
+    base = tiny()
+    before = {name: tensor.clone() for name, tensor in base.model.state_dict().items()}
+    run(base, examples)
+    after = base.model.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert not any(parameter.grad is not None for parameter in base.model.parameters())
+
+
+def test_both_frames_train_at_their_own_rate(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
+    base = tiny()
+    frames = random_frames(base, ADAPTER, 0)
+    slow = frames["b0.v"]
+    frames["b0.v"] = Frame(slow.A, slow.B, rate=0.1)
+    with inject_pq(base, ADAPTER, frames, gated=True) as adapter:
+        train(base, adapter, examples, PLAN.model_copy(update={"steps": 1}), seed=0, round_number=1)
+        moved = {name: float(np.abs(values).max()) for name, values in adapter.state().items()}
+        gate = adapter.private_state()
+    assert moved["b1.v.P"] == pytest.approx(0.01, rel=1e-3)  # Adam's first step is the learning rate
+    assert moved["b0.v.P"] == pytest.approx(0.001, rel=1e-3)
+    assert abs(gate["b1.v.gate"] + 1.386) == pytest.approx(0, abs=1e-6)  # L = G = 0: nothing to tell apart
+
+
+def test_the_gate_moves_at_the_rate_of_p_and_q(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny()
+    with injected(base, gated=True) as adapter:
+        adapter.load_global({n: np.full(shape, 0.05, np.float32) for n, shape in adapter.layout.items()})
+        train(base, adapter, examples, PLAN.model_copy(update={"steps": 1}), seed=0, round_number=1)
+        for gate in adapter.private_state().values():
+            assert abs(gate + 1.386) == pytest.approx(0.01, rel=1e-2)
+
+
+def test_steps_are_reported_and_training_can_be_stopped(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny()
+    steps: list[Step] = []
+    with injected(base) as adapter:
+        outcome = train(
+            base,
+            adapter,
+            examples,
+            PLAN,
+            seed=0,
+            round_number=1,
+            on_step=steps.append,
+            stop=lambda: len(steps) == 3,
+        )
+    assert [step.number for step in steps] == [1, 2, 3]
+    assert [step.loss for step in steps] == outcome.losses
+    assert all(later.tokens > earlier.tokens for earlier, later in pairwise(steps))
+    assert outcome.tokens == steps[-1].tokens
+
+
+def test_schedules_warm_up_and_come_down() -> None:
+    plan = TrainingPlan(steps=10, warmup_steps=2)
+    assert [rate_at(step, plan) for step in (0, 1, 2, 9)] == pytest.approx([1 / 3, 2 / 3, 1, 1])
+    linear = plan.model_copy(update={"schedule": "linear", "warmup_steps": 0})
+    assert [rate_at(step, linear) for step in (0, 5, 9)] == pytest.approx([1, 0.5, 0.1])
+    cosine = plan.model_copy(update={"schedule": "cosine", "warmup_steps": 0})
+    assert [rate_at(step, cosine) for step in (0, 5)] == pytest.approx([1, 0.5])
+    assert 0 < rate_at(9, cosine) < 0.05

@@ -1,0 +1,140 @@
+"""What tests share: real databases, one fresh per test, and a real coordinator on a loopback port."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from coordinator import logs, migrate
+from coordinator.database import Database
+from tests.postgres_server import PostgresServer
+from tests.served import Served, start
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _logs() -> None:
+    """Log as the service does, where pytest looks."""
+    logs.configure("info", "json")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of this test run's own, with a migrated database to copy."""
+    with PostgresServer() as server:
+        server.create("tessera_template")
+        _migrate(server.url("tessera_template"))
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file to copy."""
+    path = tmp_path_factory.mktemp("template") / "tessera.db"
+    _migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def fresh_database(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], str]:
+    """Make a migrated database of a backend (sqlite, postgres) and give its URL."""
+
+    def make(backend: str) -> str:
+        if backend == "sqlite":
+            template: Path = request.getfixturevalue("sqlite_template")
+            copy = tmp_path_factory.mktemp("database") / "tessera.db"
+            shutil.copy(template, copy)
+            return f"sqlite:///{copy}"
+        server: PostgresServer = request.getfixturevalue("postgres")
+        name = f"tessera_{next(_numbers)}"
+        server.create(name, template="tessera_template")
+        return server.url(name)
+
+    return make
+
+
+@pytest.fixture(scope="session", params=["sqlite", "postgres"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Which database a test runs on; a test that asks for it runs on both."""
+    return str(request.param)
+
+
+@pytest.fixture
+def database_url(
+    request: pytest.FixtureRequest, backend: str, fresh_database: Callable[[str], str]
+) -> Iterator[str]:
+    """A migrated database that no other test has seen."""
+    url = fresh_database(backend)
+    server: PostgresServer | None = request.getfixturevalue("postgres") if backend == "postgres" else None
+    yield url
+    if server is not None:
+        server.drop(url.rpartition("/")[2])
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """The same, opened."""
+    opened = Database(database_url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def empty_postgres_url(postgres: PostgresServer) -> str:
+    """A PostgreSQL database without any table."""
+    name = f"empty_{next(_numbers)}"
+    postgres.create(name)
+    return postgres.url(name)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    """Start a coordinator: `serve(database_url, lease_seconds=1.0)`; it stops with the test."""
+    with ExitStack() as stack:
+
+        def begin(database_url: str, **settings: Any) -> Served:
+            served = start(database_url, **settings)
+            stack.callback(served.stop)
+            return served
+
+        yield begin
+
+
+@pytest.fixture(scope="session")
+def coordinator(backend: str, fresh_database: Callable[[str], str]) -> Iterator[Served]:
+    """One coordinator for all tests that need nothing special: they make federations of their own."""
+    served = start(fresh_database(backend), tick_seconds=0.05, retry_seconds=0.1)
+    yield served
+    served.stop()
+
+
+def _migrate(url: str) -> None:
+    database = Database(url)
+    migrate.upgrade(database)
+    database.close()
+
+
+def ask(url: str, query: str) -> list[tuple[Any, ...]]:
+    """Look into a database past the service."""
+    engine = create_engine(url)
+    try:
+        with engine.connect() as connection:
+            return [tuple(row) for row in connection.execute(text(query))]
+    finally:
+        engine.dispose()
+
+
+@pytest.fixture
+def rows() -> Callable[[str, str], list[tuple[Any, ...]]]:
+    """Read rows of a database past the service: `rows(url, "SELECT ...")`."""
+    return ask

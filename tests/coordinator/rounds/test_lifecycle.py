@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.rounds.lifecycle import (
+    ENDED,
+    TAKING_PART,
+    TRANSITIONS,
+    RoundFacts,
+    Step,
+    after_round,
+    next_state,
+)
+from coordinator.rounds.selection import Part, advice, retry_after, shown_state
+from schemas.messages.rounds import RoundState
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+STATES: list[RoundState] = ["open", "collecting", "closing", "aggregating", "published", "abandoned"]
+
+
+def facts(state: RoundState, **changes: object) -> RoundFacts:
+    known = {
+        "expected": 3,
+        "waiting": 1,
+        "delivered": 2,
+        "needed": 3,
+        "quorum": 2,
+        "collect_seconds": 60.0,
+        "deadline": NOW + timedelta(seconds=60),
+        "lease_expires_at": NOW + timedelta(seconds=60),
+    }
+    return RoundFacts(state=state, **(known | changes))  # type: ignore[arg-type]
+
+
+any_facts = st.builds(
+    RoundFacts,
+    state=st.sampled_from(STATES),
+    expected=st.integers(0, 5),
+    waiting=st.integers(0, 5),
+    delivered=st.integers(0, 5),
+    needed=st.integers(1, 5),
+    quorum=st.integers(1, 5),
+    collect_seconds=st.floats(1, 1e6),
+    deadline=st.none() | st.datetimes(timezones=st.just(UTC)),
+    lease_expires_at=st.none() | st.datetimes(timezones=st.just(UTC)),
+)
+
+
+@given(facts=any_facts, now=st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)))
+def test_every_step_is_a_legal_transition(facts: RoundFacts, now: datetime) -> None:
+    step = next_state(facts, now)
+    if facts.state in ENDED:
+        assert step is None
+    if step is not None:
+        assert (facts.state, step.to) in TRANSITIONS
+        assert (step.reason is not None) == (step.to == "abandoned")
+        assert (step.deadline is not None) == (step.to == "collecting")
+
+
+@given(facts=any_facts, now=st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)))
+def test_what_is_due_stays_due(facts: RoundFacts, now: datetime) -> None:
+    step = next_state(facts, now)
+    later = next_state(facts, now + timedelta(days=1))
+    if step is not None:
+        assert later is not None
+        assert later.to == step.to
+
+
+def test_nothing_leaves_an_ended_round() -> None:
+    assert not {before for before, _ in TRANSITIONS} & ENDED
+    assert TAKING_PART.isdisjoint(ENDED)
+
+
+def test_a_round_is_open_until_enough_clients_have_joined() -> None:
+    assert next_state(facts("open", expected=2), NOW) is None
+    begun = next_state(facts("open"), NOW)
+    assert begun == Step("collecting", deadline=NOW + timedelta(seconds=60))
+
+
+def test_a_round_closes_early_when_all_expected_have_delivered() -> None:
+    assert next_state(facts("collecting", waiting=0, delivered=3), NOW) == Step("closing")
+    # everybody who is left has delivered, but they are fewer than the round needs: others may still join
+    assert next_state(facts("collecting", waiting=0, delivered=2), NOW) is None
+
+
+def test_at_the_deadline_a_quorum_decides() -> None:
+    deadline = NOW + timedelta(seconds=60)
+    assert next_state(facts("collecting"), deadline - timedelta(microseconds=1)) is None
+    assert next_state(facts("collecting"), deadline) == Step("closing")
+    abandoned = next_state(facts("collecting", delivered=1), deadline)
+    assert abandoned == Step("abandoned", reason="too-few-updates")
+
+
+def test_an_aggregating_round_is_claimed_again_when_its_lease_has_run_out() -> None:
+    until = NOW + timedelta(seconds=60)
+    assert next_state(facts("closing"), NOW) == Step("aggregating")
+    assert next_state(facts("aggregating"), NOW) is None
+    assert next_state(facts("aggregating"), until) == Step("aggregating")
+
+
+def test_what_follows_a_round() -> None:
+    assert after_round("running", published=2, total=3) == "open-next"
+    assert after_round("running", published=3, total=3) == "finish"
+    assert after_round("paused", published=2, total=3) == "wait"
+    assert after_round("finished", published=2, total=3) == "wait"
+
+
+def test_what_a_client_is_told() -> None:
+    assert advice("running", "open", delivered=False) == "take-part"
+    assert advice("paused", "collecting", delivered=False) == "take-part"
+    assert advice("running", "collecting", delivered=True) == "wait"
+    assert advice("running", "closing", delivered=False) == "wait"
+    assert advice("open", None, delivered=False) == "wait"
+    assert advice("finished", "published", delivered=True) == "finished"
+
+
+@given(mean=st.floats(0.01, 3600), draw=st.floats(0, 1, exclude_max=True))
+def test_waiting_is_spread_around_the_mean(mean: float, draw: float) -> None:
+    seconds = retry_after(mean, draw)
+    assert seconds >= 1
+    assert seconds == 1 or 0.5 * mean - 1 <= seconds <= 1.5 * mean + 1
+
+
+def test_a_client_is_shown_revoked_only_in_rounds_it_was_revoked_in() -> None:
+    hour = timedelta(hours=1)
+    assert shown_state(Part("arrived", None, None)) == "arrived"
+    assert shown_state(Part("arrived", NOW, None)) == "revoked"
+    assert shown_state(Part("arrived", NOW, NOW + hour)) == "revoked"
+    assert shown_state(Part("arrived", NOW, NOW - hour)) == "arrived"

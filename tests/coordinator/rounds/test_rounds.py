@@ -1,0 +1,359 @@
+"""When rounds begin, close, are abandoned and end: over HTTP, on both databases."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.served import Served, Silo, slug
+from tests.taking_part import (
+    deliver,
+    join,
+    one_round,
+    plan,
+    put,
+    running,
+    show,
+    try_join,
+    update_body,
+    url,
+    values,
+    wait_for,
+    weights,
+)
+
+Rows = Callable[[str, str], list[tuple[Any, ...]]]
+
+
+def current(silo: Silo) -> Any:
+    return silo.http.get(f"/v1/federations/{silo.federation_id}/rounds/current")
+
+
+def order(served: Served, fid: str, what: str) -> Any:
+    return served.admin.post(f"/v1/federations/{fid}/{what}")
+
+
+def test_there_is_nothing_to_do_before_the_start(coordinator: Served) -> None:
+    fid = coordinator.federation()
+    silo = coordinator.enrol(fid, "a")
+    answer = current(silo)
+    assert answer.status_code == 204
+    assert int(answer.headers["retry-after"]) >= 1
+    assert slug(try_join(silo, 1)) == "not-found"
+
+
+def test_a_brief_says_all_that_a_client_needs(coordinator: Served) -> None:
+    _, (silo, _) = running(coordinator, **plan(training={"steps": 7}))
+    answer = current(silo)
+    assert answer.status_code == 200
+    brief = answer.json()
+    assert (brief["round"], brief["state"], brief["deadline"]) == (1, "open", None)
+    assert brief["strategy"] == {"name": "fedavg", "options": {}}
+    assert brief["training"]["steps"] == 7
+    assert brief["signature"]["dim"] == 4
+    assert brief["server_time"].endswith("Z")
+    assert brief["weights"]["digest"] == join(silo, 1)
+    served = silo.http.get(url(silo, 1, "/weights"))
+    assert len(served.content) == brief["weights"]["bytes"]
+    assert all((value == 0).all() for value in weights(silo, 1).values())
+
+
+def test_a_round_collects_from_when_enough_clients_have_joined(coordinator: Served) -> None:
+    fid, (first, second) = running(coordinator)
+    join(first, 1)
+    assert show(coordinator, fid, 1)["state"] == "open"
+    join(second, 1)
+    shown = show(coordinator, fid, 1)
+    assert shown["state"] == "collecting"
+    assert shown["deadline"] is not None
+    assert shown["counts"] == {"joined": 2, "arrived": 0, "late": 0, "rejected": 0}
+
+
+def test_joining_again_gets_the_same_answer_even_after_the_end(coordinator: Served) -> None:
+    fid, silos = running(coordinator)
+    once = try_join(silos[0], 1)
+    assert try_join(silos[0], 1).json() == once.json()
+    one_round(coordinator, fid, silos, 1, [1.0, 2.0])
+    again = try_join(silos[0], 1)
+    assert (again.status_code, again.json()) == (200, once.json())
+    assert show(coordinator, fid, 1)["counts"]["joined"] == 2
+
+
+def test_a_round_closes_when_everybody_has_delivered_and_the_next_opens_at_once(coordinator: Served) -> None:
+    fid, silos = running(coordinator)
+    shown = one_round(coordinator, fid, silos, 1, [1.0, 3.0])
+    assert shown["counts"] == {"joined": 2, "arrived": 2, "late": 0, "rejected": 0}
+    assert set(shown["seconds"]) == {"open", "collecting", "closing", "aggregating"}
+    assert all(seconds >= 0 for seconds in shown["seconds"].values())
+    assert shown["published_at"] is not None
+    assert show(coordinator, fid, 2)["state"] == "open"
+    brief = current(silos[0]).json()
+    assert brief["round"] == 2
+    assert brief["weights"]["digest"] == join(silos[0], 2)
+    assert (weights(silos[0], 2)["b0.q.P"] == 2.0).all()
+
+
+def test_nothing_is_to_be_done_once_delivered(coordinator: Served) -> None:
+    _, (first, second) = running(coordinator)
+    deliver(first, 1, values(1.0))
+    assert current(first).status_code == 204
+    assert current(second).status_code == 200
+
+
+def test_at_the_deadline_a_quorum_is_enough(coordinator: Served) -> None:
+    rounds = {"total": 2, "min_clients": 2, "quorum": 1, "collect_seconds": 0.4}
+    fid, (first, second) = running(coordinator, **plan(rounds=rounds))
+    deliver(first, 1, values(4.0))
+    base = join(second, 1)
+    shown = wait_for(coordinator, fid, 1, "published")
+    assert shown["counts"]["arrived"] == 1
+    late = put(second, 1, update_body(second, 1, base, values(1.0)))
+    assert (late.status_code, slug(late)) == (409, "round-closed")
+    shown = show(coordinator, fid, 1)
+    assert shown["counts"]["late"] == 1
+    assert [client["state"] for client in shown["clients"]] == ["arrived", "late"]
+    join(first, 2)
+    assert (weights(first, 2)["b0.q.Q"] == 4.0).all()
+
+
+def test_with_too_few_updates_a_round_is_abandoned_and_the_next_has_the_same_weights(
+    coordinator: Served,
+) -> None:
+    fid, (first, second) = running(coordinator, **plan(rounds={"collect_seconds": 0.3, "total": 1}))
+    receipt = deliver(first, 1, values(4.0)).json()
+    base = join(second, 1)
+    shown = wait_for(coordinator, fid, 1, "abandoned")
+    assert shown["reason"] == "too-few-updates"
+    assert shown["counts"] == {"joined": 2, "arrived": 0, "late": 0, "rejected": 1}
+    rejected = shown["clients"][0]
+    assert (rejected["state"], rejected["reject_reason"]) == ("rejected", "round-abandoned")
+    assert rejected["staleness"] is None
+    again = put(first, 1, update_body(first, 1, join(first, 1), values(4.0)))
+    assert (again.status_code, again.json()) == (200, receipt)
+    # abandoned rounds do not count: the one round of the plan is still to come, from the same weights
+    assert current(second).json()["round"] == 2
+    assert join(second, 2) == base
+    assert join(first, 2) == receipt_base(first)
+    assert slug(coordinator.admin.get(f"/v1/federations/{fid}/rounds/1/relevance")) == "not-found"
+
+
+def receipt_base(silo: Silo) -> str:
+    return str(try_join(silo, 1).json()["weights"]["digest"])
+
+
+def test_a_revoked_client_is_no_longer_waited_for(coordinator: Served) -> None:
+    fid, silos = running(coordinator, clients=3)
+    for silo in silos[:2]:
+        deliver(silo, 1, values(1.0))
+    # a third joined before the first two were all in? it cannot have: the round would wait for it
+    assert wait_for(coordinator, fid, 1, "published")["counts"]["joined"] == 2
+    for silo in silos:
+        join(silo, 2)
+    for silo in silos[:2]:
+        put(silo, 2, update_body(silo, 2, join(silo, 2), values(2.0)))
+    assert show(coordinator, fid, 2)["state"] == "collecting"
+    revoked = coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silos[2].client_id}")
+    assert revoked.status_code == 204
+    shown = wait_for(coordinator, fid, 2, "published")
+    assert [client["state"] for client in shown["clients"]] == ["arrived", "arrived", "revoked"]
+
+
+def test_an_update_of_a_client_revoked_later_is_kept_and_marked(coordinator: Served) -> None:
+    fid, silos = running(coordinator, clients=3, **plan(rounds={"min_clients": 3}))
+    deliver(silos[2], 1, values(6.0))
+    coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silos[2].client_id}")
+    for silo in silos[:2]:
+        deliver(silo, 1, values(0.0))
+    late = coordinator.enrol(fid, "late")
+    deliver(late, 1, values(0.0))
+    shown = wait_for(coordinator, fid, 1, "published")
+    assert [client["state"] for client in shown["clients"]][2] == "revoked"
+    assert shown["clients"][2]["received_at"] is not None
+    join(silos[0], 2)
+    np.testing.assert_allclose(weights(silos[0], 2)["b0.q.P"], 1.5)
+    # in the round after, it serves nobody any more
+    for silo in (silos[0], silos[1], late):
+        deliver(silo, 2, values(0.0))
+    wait_for(coordinator, fid, 2, "published")
+    join(silos[0], 3)
+    assert (weights(silos[0], 3)["b0.q.P"] == 0.0).all()
+
+
+def test_after_the_last_round_the_final_weights_stay_readable(coordinator: Served) -> None:
+    fid, silos = running(coordinator, **plan(rounds={"total": 1}))
+    stranger = coordinator.enrol(fid, "never-came")
+    one_round(coordinator, fid, silos, 1, [1.0, 3.0])
+    assert coordinator.admin.get(f"/v1/federations/{fid}").json()["state"] == "finished"
+    finished = current(silos[0]).json()
+    assert (finished["state"], finished["round"]) == ("finished", 2)
+    served = silos[0].http.get(url(silos[0], 2, "/weights"))
+    assert served.headers["etag"] == f'"{finished["weights"]["digest"]}"'
+    assert len(served.content) == finished["weights"]["bytes"]
+    assert (weights(silos[0], 2)["b0.q.P"] == 2.0).all()
+    assert current(stranger).json() == {"state": "finished", "round": 2, "weights": None}
+    assert slug(stranger.http.get(url(stranger, 2, "/weights"))) == "not-found"
+    assert slug(order(coordinator, fid, "start")) == "federation-state"
+
+
+def test_a_paused_federation_completes_its_round_and_opens_none(coordinator: Served) -> None:
+    fid, silos = running(coordinator)
+    assert order(coordinator, fid, "pause").json()["state"] == "paused"
+    assert order(coordinator, fid, "pause").status_code == 200
+    one_round(coordinator, fid, silos, 1, [1.0, 3.0])
+    assert current(silos[0]).status_code == 204
+    assert coordinator.admin.get(f"/v1/federations/{fid}/rounds/2").status_code == 404
+    assert order(coordinator, fid, "start").json()["round"] == {"number": 2, "state": "open"}
+    assert order(coordinator, fid, "start").json()["round"] == {"number": 2, "state": "open"}
+
+
+def test_finishing_abandons_the_current_round(coordinator: Served) -> None:
+    fid, silos = running(coordinator)
+    one_round(coordinator, fid, silos, 1, [1.0, 3.0])
+    deliver(silos[0], 2, values(9.0))
+    assert order(coordinator, fid, "finish").json()["state"] == "finished"
+    assert order(coordinator, fid, "finish").status_code == 200
+    shown = show(coordinator, fid, 2)
+    assert (shown["state"], shown["reason"], shown["counts"]["rejected"]) == ("abandoned", "finished", 1)
+    finished = current(silos[1]).json()
+    assert finished["round"] == 2
+    assert (weights(silos[1], 2)["b0.q.P"] == 2.0).all()
+    assert slug(order(coordinator, fid, "pause")) == "federation-state"
+
+
+def test_a_federation_that_was_never_started_can_be_finished(coordinator: Served) -> None:
+    fid = coordinator.federation()
+    assert slug(order(coordinator, fid, "pause")) == "federation-state"
+    assert order(coordinator, fid, "finish").json()["state"] == "finished"
+
+
+def test_clients_do_not_order_rounds(coordinator: Served) -> None:
+    fid, (silo, _) = running(coordinator)
+    for what in ("start", "pause", "finish"):
+        assert slug(silo.http.post(f"/v1/federations/{fid}/{what}")) == "forbidden"
+    auditor = coordinator.person("auditor")
+    assert slug(auditor.post(f"/v1/federations/{fid}/start")) == "forbidden"
+    assert slug(coordinator.admin.post(url(silo, 1, "/join"))) == "forbidden"
+
+
+def test_a_round_of_another_federation_is_not_found(coordinator: Served) -> None:
+    _, (silo, _) = running(coordinator)
+    other, _ = running(coordinator)
+    for path in ("current", "1", "1/weights", "1/relevance"):
+        answer = silo.http.get(f"/v1/federations/{other}/rounds/{path}")
+        assert (answer.status_code, slug(answer)) == (404, "not-found")
+    assert slug(silo.http.get(f"/v1/federations/{other}/rounds")) == "not-found"
+
+
+def test_rounds_are_listed_newest_first_in_pages(coordinator: Served) -> None:
+    fid, silos = running(coordinator)
+    for number in (1, 2):
+        one_round(coordinator, fid, silos, number, [1.0, 3.0])
+    first = coordinator.admin.get(f"/v1/federations/{fid}/rounds?limit=2").json()
+    assert [item["round"] for item in first["items"]] == [3, 2]
+    assert "clients" not in first["items"][0]
+    rest = coordinator.admin.get(f"/v1/federations/{fid}/rounds?limit=2&after={first['next']}").json()
+    assert ([item["round"] for item in rest["items"]], rest["next"]) == ([1], None)
+    assert slug(coordinator.admin.get(f"/v1/federations/{fid}/rounds?after=x")) == "validation"
+
+
+def test_a_client_sees_itself_only(coordinator: Served) -> None:
+    fid, silos = running(coordinator)
+    one_round(coordinator, fid, silos, 1, [1.0, 3.0])
+    shown = silos[1].http.get(f"/v1/federations/{fid}/rounds/1").json()
+    assert [client["client_id"] for client in shown["clients"]] == [silos[1].client_id]
+    row = silos[1].http.get(f"/v1/federations/{fid}/rounds/1/relevance").json()
+    assert row["rows"] == [silos[1].client_id]
+    assert row["relevance"] == [[0.5, 0.5]]
+    assert row["similarity"] == [[None, None]]
+    assert row["entropy"] == pytest.approx([np.log(2)])
+
+
+def scores(loss: float, exact: float) -> dict[str, Any]:
+    after = {"loss": loss, "perplexity": float(np.exp(loss)), "exact_match": exact}
+    return {"before": {"loss": 9.0, "perplexity": 9.0, "exact_match": 0.0}, "after": after, "examples": 96}
+
+
+def test_scores_are_kept_in_any_later_state_and_the_last_ones_win(coordinator: Served) -> None:
+    fid, silos = running(coordinator)
+    path = f"/v1/federations/{fid}/rounds/1/scores"
+    refused = silos[0].http.put(path, json=scores(1.0, 0.5))
+    assert (refused.status_code, slug(refused)) == (409, "not-joined")
+    assert one_round(coordinator, fid, silos, 1, [1.0, 3.0])["scores"] is None
+    assert silos[0].http.put(path, json=scores(5.0, 0.1)).status_code == 204
+    assert silos[0].http.put(path, json=scores(1.0, 0.5)).status_code == 204
+    assert silos[1].http.put(path, json=scores(2.0, 0.7)).status_code == 204
+    shown = show(coordinator, fid, 1)
+    assert shown["scores"]["mean"]["loss"] == pytest.approx(1.5)
+    assert shown["scores"]["worst"]["loss"] == 2.0
+    assert shown["scores"]["worst"]["exact_match"] == 0.5
+    assert shown["clients"][0]["scores"] == scores(1.0, 0.5)
+    assert slug(silos[0].http.put(path, json=scores(1.0, 1.5))) == "validation"
+
+
+def test_bytes_are_counted_both_ways(coordinator: Served) -> None:
+    fid, (first, second) = running(coordinator)
+    base = join(first, 1)
+    down = len(first.http.get(url(first, 1, "/weights")).content)
+    body = update_body(first, 1, base, values(1.0))
+    assert put(first, 1, body).status_code == 201
+    assert put(first, 1, body).status_code == 200  # the same bytes are counted once
+    shown = show(coordinator, fid, 1)
+    assert shown["bytes"] == {"up": len(body), "down": down}
+    client = coordinator.admin.get(f"/v1/federations/{fid}/clients/{first.client_id}").json()
+    assert (client["bytes"], client["rounds"]) == ({"up": len(body), "down": down}, 1)
+    assert second.client_id != first.client_id
+
+
+def test_an_absent_client_serves_faded_and_the_round_says_how_old_it_is(coordinator: Served) -> None:
+    rounds = {"total": 9, "staleness_decay": 0.5, "max_staleness": 1}
+    fid, silos = running(coordinator, clients=3, **plan(rounds=rounds | {"min_clients": 2}))
+    join(silos[2], 1)
+    for silo, fill in zip(silos, (0.0, 0.0, 6.0), strict=True):
+        deliver(silo, 1, values(fill))
+    wait_for(coordinator, fid, 1, "published")
+    shares = []
+    for number in (2, 3):
+        for silo in silos[:2]:
+            deliver(silo, number, values(0.0))
+        wait_for(coordinator, fid, number, "published")
+        join(silos[0], number + 1)
+        shares.append(float(weights(silos[0], number + 1)["b0.q.P"][0, 0]))
+    np.testing.assert_allclose(shares, [6 * 0.5 / 2.5, 0.0], atol=1e-6)
+    join(silos[2], 4)
+    assert show(coordinator, fid, 4)["clients"][2]["staleness"] == 3
+    # it is served all the same
+    np.testing.assert_allclose(weights(silos[2], 4)["b0.q.P"], 0.0)
+
+
+def test_two_deliveries_of_the_last_updates_at_once_publish_once(coordinator: Served, rows: Rows) -> None:
+    fid, silos = running(coordinator, clients=6, **plan(rounds={"min_clients": 6, "total": 2}))
+    bodies = [(silo, update_body(silo, 1, join(silo, 1), values(i))) for i, silo in enumerate(silos)]
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda one: put(one[0], 1, one[1]), bodies))
+    assert [answer.status_code for answer in answers] == [201] * 6
+    wait_for(coordinator, fid, 1, "published")
+    join(silos[0], 2)
+    np.testing.assert_allclose(weights(silos[0], 2)["b0.q.P"], 2.5)
+    made = rows(coordinator.database_url, f"SELECT number FROM rounds WHERE federation_id = '{fid}'")
+    assert sorted(made) == [(1,), (2,)]
+
+
+def test_events_tell_a_round_from_beginning_to_end(coordinator: Served, rows: Rows) -> None:
+    fid, silos = running(coordinator, **plan(rounds={"total": 1}))
+    one_round(coordinator, fid, silos, 1, [1.0, 3.0])
+    time.sleep(0.05)
+    kinds = rows(
+        coordinator.database_url,
+        f"SELECT data FROM events WHERE federation_id = '{fid}' AND kind = 'round' ORDER BY number",
+    )
+    states = [(json.loads(d) if isinstance(d, str) else d)["state"] for (d,) in kinds]
+    assert states[0] == "open"
+    assert states[-1] == "published"
+    steps = [state for i, state in enumerate(states) if i == 0 or state != states[i - 1]]
+    assert steps == ["open", "collecting", "closing", "aggregating", "published"]

@@ -1,0 +1,262 @@
+"""What every strategy keeps to, whichever it is: one battery for all files of the folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.strategies.base import (
+    ClientFacts,
+    Cohort,
+    Strategy,
+    UnknownStrategy,
+    Weighing,
+    load,
+    make,
+    names,
+)
+
+DIM = 3
+FORM = (("P", (2, 2)),)
+OTHER_FORM = (("P", (3, 3)),)
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "fedmosaic": [
+        {},
+        {"include_self": True, "centre": False, "min_relevance": None, "sources": "all"},
+        {"mix": "init", "top_k": 2, "weight_by_examples": True, "temperature": 1e-6},
+    ]
+}
+EVERY = [(name, options) for name in names() for options in VARIANTS.get(name, [{}])]
+every_strategy = pytest.mark.parametrize(("name", "options"), EVERY)
+
+
+def client(i: int, **facts: Any) -> ClientFacts:
+    given_facts: dict[str, Any] = {
+        "client": f"c{i:03}",
+        "base_model": "s",
+        "alignment_set": None,
+        "modules": {"b0.q": FORM},
+        "age": 0,
+        "examples": 10,
+        "signature": np.array([1.0, 0.1 * i, 0.2], np.float32),
+        "signature_model": "w",
+        "is_source": True,
+    }
+    return ClientFacts(**(given_facts | facts))
+
+
+modules = st.sets(st.sampled_from(["b0.q", "b0.v", "b1.q"]), min_size=1).flatmap(
+    lambda chosen: st.fixed_dictionaries(
+        {name: st.sampled_from([FORM, FORM, FORM, OTHER_FORM]) for name in sorted(chosen)}
+    )
+)
+signatures = st.lists(st.floats(-10, 10, width=32), min_size=DIM, max_size=DIM).map(
+    lambda numbers: np.array(numbers, np.float32)
+)
+
+
+@st.composite
+def cohorts(draw: st.DrawFn) -> Cohort:
+    clients = []
+    for i in range(draw(st.integers(1, 7))):
+        age = draw(st.one_of(st.none(), st.integers(0, 4)))
+        clients.append(
+            client(
+                i,
+                base_model=draw(st.sampled_from(["s", "l"])),
+                alignment_set=draw(st.sampled_from([None, "x", "y"])),
+                modules=draw(modules),
+                age=age,
+                examples=0 if age is None else draw(st.integers(1, 10**9)),
+                signature=draw(st.one_of(signatures, st.none())),
+                signature_model=draw(st.sampled_from(["w", "w", "v"])),
+                is_source=age is not None and age <= 3,
+            )
+        )
+    return Cohort(clients, draw(st.sampled_from([1.0, 0.5, 0.01])))
+
+
+def weigh(name: str, options: dict[str, Any], cohort: Cohort) -> Weighing:
+    strategy: Strategy = make(name, options)
+    return strategy.weigh(cohort)
+
+
+@every_strategy
+@given(cohort=cohorts())
+@settings(max_examples=25, deadline=None)
+def test_rows_sum_to_one_and_nothing_is_nan(name: str, options: dict[str, Any], cohort: Cohort) -> None:
+    weighing = weigh(name, options, cohort)
+    sums = weighing.relevance.sum(axis=1)
+    for facts, total in zip(cohort.clients, sums, strict=True):
+        # Only a newcomer, who has nothing of its own to keep, may be left with nothing.
+        assert total == pytest.approx(1.0) or (facts.age is None and total == 0.0)
+    assert (weighing.relevance >= 0).all()
+    assert np.isfinite(weighing.relevance).all()
+    assert np.isfinite(weighing.entropy).all()
+    assert not np.isinf(weighing.similarity).any()
+
+
+@every_strategy
+@given(cohort=cohorts())
+@settings(max_examples=25, deadline=None)
+def test_nobody_listens_to_whom_it_shares_nothing_with(
+    name: str, options: dict[str, Any], cohort: Cohort
+) -> None:
+    weighing = weigh(name, options, cohort)
+    shared = cohort.shares_any()
+    np.fill_diagonal(shared, True)  # whoever is alone keeps its own
+    assert not weighing.relevance[~shared].any()
+    for i, facts in enumerate(cohort.clients):
+        for j, other in enumerate(cohort.clients):
+            if i != j and weighing.relevance[i, j] > 0:
+                assert other.is_source
+                same_set = facts.alignment_set is not None and facts.alignment_set == other.alignment_set
+                assert facts.base_model == other.base_model or same_set
+
+
+@every_strategy
+@given(cohort=cohorts())
+@settings(max_examples=25, deadline=None)
+def test_each_module_is_renormalised_over_those_who_share_it(
+    name: str, options: dict[str, Any], cohort: Cohort
+) -> None:
+    weighing = weigh(name, options, cohort)
+    for module in ("b0.q", "b0.v", "b1.q"):
+        weights = weighing.of_module(module)
+        shares = cohort.shares(module)
+        for i, facts in enumerate(cohort.clients):
+            if module not in facts.modules:
+                assert not weights[i].any()
+                continue
+            assert not weights[i][~shares[i]].any()
+            raw = np.where(shares[i], weighing.relevance[i], 0.0)
+            if raw.sum() > 0:
+                np.testing.assert_allclose(weights[i], raw / raw.sum(), atol=1e-12)
+            elif facts.age is None:
+                assert not weights[i].any()  # zeros: a newcomer's start
+            else:
+                assert weights[i, i] == 1.0  # its own value
+
+
+@every_strategy
+@given(cohort=cohorts(), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=25, deadline=None)
+def test_the_order_in_which_clients_come_changes_nothing(
+    name: str, options: dict[str, Any], cohort: Cohort, seed: int
+) -> None:
+    shuffled = list(cohort.clients)
+    np.random.default_rng(seed).shuffle(shuffled)  # type: ignore[arg-type]
+    again = weigh(name, options, Cohort(shuffled, cohort.decay))
+    once = weigh(name, options, cohort)
+    np.testing.assert_array_equal(once.relevance, again.relevance)
+    np.testing.assert_array_equal(once.similarity, again.similarity)
+
+
+@every_strategy
+@given(cohort=cohorts())
+@settings(max_examples=20, deadline=None)
+def test_other_names_change_only_the_names(name: str, options: dict[str, Any], cohort: Cohort) -> None:
+    if options.get("top_k"):
+        return  # ties are broken by the name
+    count = len(cohort.clients)
+    renamed = [replace(facts, client=f"z{count - i:03}") for i, facts in enumerate(cohort.clients)]
+    once = weigh(name, options, cohort).relevance
+    again = weigh(name, options, Cohort(renamed, cohort.decay)).relevance[::-1, ::-1]
+    np.testing.assert_allclose(once, again, atol=1e-9)
+
+
+@every_strategy
+def test_an_absent_client_fades_round_by_round(name: str, options: dict[str, Any]) -> None:
+    def weight_of_absent(age: int, *, is_source: bool = True) -> float:
+        signature = np.array([1.0, 1.0, 0.0], np.float32)
+        absent = client(2, age=age, is_source=is_source, signature=signature)
+        others = [client(0, signature=signature), client(1, signature=signature * 2)]
+        strangers = [client(i, signature=-signature) for i in (3, 4)]
+        return float(weigh(name, options, Cohort([*others, absent, *strangers], 0.5)).relevance[0, 2])
+
+    weights = [weight_of_absent(age) for age in range(4)]
+    assert weights == sorted(weights, reverse=True)
+    assert len(set(weights)) == 4
+    # Among equals, age halves the odds.
+    odds = [w / weight_of_absent(0) for w in weights]
+    assert odds[1] > 0.5
+    assert weight_of_absent(4, is_source=False) == 0.0
+
+
+@every_strategy
+def test_a_client_alone_keeps_its_own(name: str, options: dict[str, Any]) -> None:
+    weighing = weigh(name, options, Cohort([client(0)], 0.5))
+    assert weighing.relevance.tolist() == [[1.0]]
+    assert weighing.of_module("b0.q").tolist() == [[1.0]]
+    assert weighing.entropy.tolist() == [0.0]
+
+
+@every_strategy
+def test_a_client_that_shares_nothing_keeps_its_own(name: str, options: dict[str, Any]) -> None:
+    crowd = [client(i) for i in range(3)]
+    hermit = client(9, base_model="other")
+    weighing = weigh(name, options, Cohort([*crowd, hermit], 0.5))
+    assert weighing.relevance[3].tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert not weighing.relevance[:3, 3].any()
+
+
+@every_strategy
+def test_a_stale_client_without_sources_keeps_its_own(name: str, options: dict[str, Any]) -> None:
+    weighing = weigh(name, options, Cohort([client(0, age=9, is_source=False)], 0.5))
+    assert weighing.relevance.tolist() == [[1.0]]
+
+
+@every_strategy
+def test_a_newcomer_among_nobody_gets_nothing(name: str, options: dict[str, Any]) -> None:
+    weighing = weigh(name, options, Cohort([client(0, age=None, examples=0, is_source=False)], 0.5))
+    assert weighing.relevance.tolist() == [[0.0]]
+    assert weighing.of_module("b0.q").tolist() == [[0.0]]
+
+
+@every_strategy
+def test_a_newcomer_without_a_signature_is_given_something(name: str, options: dict[str, Any]) -> None:
+    newcomer = client(5, age=None, examples=0, is_source=False, signature=None)
+    weighing = weigh(name, options, Cohort([client(0), client(1), newcomer], 0.5))
+    np.testing.assert_allclose(weighing.relevance[2], [0.5, 0.5, 0.0])
+
+
+@every_strategy
+def test_a_module_that_only_some_have_is_shared_by_those(name: str, options: dict[str, Any]) -> None:
+    signature = np.array([1.0, 1.0, 0.0], np.float32)
+    both = {"b0.q": FORM, "b0.v": FORM}
+    opposite = [client(i, signature=-signature) for i in (7, 8)]
+    clients = [
+        client(0, signature=signature, modules=both),
+        client(1, signature=signature),
+        client(2, signature=signature, modules=both),
+        *opposite,
+    ]
+    weights = weigh(name, options, Cohort(clients, 0.5)).of_module("b0.v")
+    assert weights[0, 1] == 0.0
+    assert weights[0].sum() == pytest.approx(1.0)
+    assert weights[0, 2] > 0.4
+    assert not weights[1].any()
+
+
+@pytest.mark.parametrize("name", names())
+def test_options_have_defaults_and_forbid_strangers(name: str) -> None:
+    options = load(name).Options
+    assert options.model_config.get("extra") == "forbid"
+    assert options() == options.model_validate(options().model_dump(mode="json"))
+
+
+def test_an_unknown_strategy_is_told_which_there_are() -> None:
+    with pytest.raises(UnknownStrategy, match="fedavg, fedmosaic"):
+        load("base")
+    with pytest.raises(UnknownStrategy, match="'no'"):
+        make("no", {})
+
+
+def test_a_client_weighed_twice_is_a_fault() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        Cohort([client(0), client(0)], 0.5)

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from coordinator.strategies.base import ClientFacts, Cohort, Weighing, make
+
+FORM = (("P", (2, 2)),)
+EAST, NORTH = (1.0, 0.0), (0.0, 1.0)
+
+
+def client(i: int, signature: tuple[float, float] | None = EAST, **facts: Any) -> ClientFacts:
+    given: dict[str, Any] = {
+        "client": f"c{i}",
+        "base_model": "s",
+        "alignment_set": "set",
+        "modules": {"b0.q": FORM},
+        "age": 0,
+        "examples": 1,
+        "signature": np.array(signature, np.float32) if signature is not None else None,
+        "signature_model": "w",
+        "is_source": True,
+    }
+    return ClientFacts(**(given | facts))
+
+
+def newcomer(i: int, signature: tuple[float, float] | None = EAST, **facts: Any) -> ClientFacts:
+    return client(i, signature, age=None, examples=0, is_source=False, **facts)
+
+
+def weigh(*clients: ClientFacts, decay: float = 0.5, **options: Any) -> Weighing:
+    return make("fedmosaic", options).weigh(Cohort(clients, decay))
+
+
+def test_weights_are_a_softmax_of_cosines() -> None:
+    weighing = weigh(
+        client(0, EAST),
+        client(1, (3.0, 0.0)),
+        client(2, (1.0, 1.0)),
+        temperature=0.5,
+        centre=False,
+        include_self=True,
+        min_relevance=None,
+    )
+    cosines = np.array([1.0, 1.0, np.sqrt(0.5)])
+    np.testing.assert_allclose(weighing.similarity[0], cosines, atol=1e-8)
+    expected = np.exp(cosines / 0.5) / np.exp(cosines / 0.5).sum()
+    np.testing.assert_allclose(weighing.relevance[0], expected, atol=1e-8)
+    np.testing.assert_allclose(weighing.entropy[0], -(expected * np.log(expected)).sum(), atol=1e-8)
+
+
+def test_self_is_left_out_unless_asked_for() -> None:
+    assert weigh(client(0), client(1)).relevance.tolist() == [[0.0, 1.0], [1.0, 0.0]]
+
+
+def test_signatures_are_centred_from_three_clients_on() -> None:
+    two = weigh(client(0, EAST), client(1, (1.0, 0.1)))
+    assert two.similarity[0, 1] > 0.99
+    three = weigh(client(0, (10.0, 1.0)), client(1, (10.0, 1.1)), client(2, (10.0, -1.0)))
+    assert three.similarity[0, 1] > 0.99
+    assert three.similarity[0, 2] < -0.99
+    assert three.relevance[0].tolist() == [0.0, 1.0, 0.0]
+
+
+def test_an_absentee_filled_with_zeros_never_looks_like_another() -> None:
+    # After centring two zero vectors would both be minus the mean, and each other's nearest.
+    weighing = weigh(client(0, (1.0, 2.0)), client(1, (2.0, 1.0)), client(2, None), client(3, None))
+    assert np.isnan(weighing.similarity[2, 3])
+    assert weighing.relevance[2].tolist() == [0.0, 0.0, 1.0, 0.0]
+
+
+def test_whoever_is_long_gone_does_not_move_the_mean() -> None:
+    here = [client(0, (1.0, 0.2)), client(1, (1.0, 0.3)), client(2, (1.0, -0.5))]
+    gone = client(3, (-50.0, 50.0), age=9, is_source=False)
+    without, beside = weigh(*here), weigh(*here, gone)
+    np.testing.assert_allclose(beside.similarity[:3, :3], without.similarity)
+    np.testing.assert_allclose(beside.relevance[:3, :3], without.relevance)
+
+
+def test_peers_at_or_below_the_floor_are_dropped() -> None:
+    facts = [client(0, EAST), client(1, NORTH)]
+    assert weigh(*facts, centre=False, min_relevance=0.0).relevance[0].tolist() == [1.0, 0.0]
+    assert weigh(*facts, centre=False, min_relevance=-0.1).relevance[0].tolist() == [0.0, 1.0]
+    assert weigh(*facts, centre=False, min_relevance=None).relevance[0].tolist() == [0.0, 1.0]
+
+
+def test_only_the_most_similar_stay_with_top_k() -> None:
+    facts = [client(0, EAST), client(1, (1.0, 0.1)), client(2, (1.0, 0.2)), client(3, (1.0, 0.3))]
+    weighing = weigh(*facts, centre=False, top_k=2)
+    assert (weighing.relevance[0] > 0).tolist() == [False, True, True, False]
+
+
+def test_absent_clients_fade_before_the_softmax_is_renormalised() -> None:
+    facts = [client(0), client(1, age=0), client(2, age=2)]
+    weighing = weigh(*facts, centre=False)
+    np.testing.assert_allclose(weighing.relevance[0], [0.0, 0.8, 0.2])
+
+
+def test_examples_count_only_when_asked_for() -> None:
+    facts = [client(0), client(1, examples=30), client(2, examples=10)]
+    np.testing.assert_allclose(weigh(*facts, centre=False).relevance[0], [0.0, 0.5, 0.5])
+    weighing = weigh(*facts, centre=False, weight_by_examples=True)
+    np.testing.assert_allclose(weighing.relevance[0], [0.0, 0.75, 0.25])
+
+
+@pytest.mark.parametrize("mix", ["average", "gate"])
+def test_established_clients_listen_to_their_own_base_model(mix: str) -> None:
+    facts = [client(0), client(1), client(2, base_model="l")]
+    weighing = weigh(*facts, mix=mix, centre=False)
+    assert weighing.relevance[0].tolist() == [0.0, 1.0, 0.0]
+    assert weighing.relevance[2].tolist() == [0.0, 0.0, 1.0]
+    everyone = weigh(*facts, mix=mix, sources="all", centre=False)
+    np.testing.assert_allclose(everyone.relevance[0], [0.0, 0.5, 0.5])
+
+
+def test_with_mix_init_everybody_is_a_source() -> None:
+    facts = [client(0), client(1), client(2, base_model="l")]
+    weighing = weigh(*facts, mix="init", sources="same_architecture", centre=False)
+    np.testing.assert_allclose(weighing.relevance[2], [0.5, 0.5, 0.0])
+
+
+def test_a_newcomer_listens_across_base_models() -> None:
+    facts = [client(0, EAST), client(1, NORTH), newcomer(2, (1.0, 0.1), base_model="l")]
+    assert weigh(*facts, centre=False).relevance[2].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_a_newcomer_with_a_signature_like_nobodys_gets_zeros() -> None:
+    facts = [client(0, EAST), client(1, EAST), newcomer(2, (-1.0, 0.0))]
+    weighing = weigh(*facts)
+    assert weighing.relevance[2].tolist() == [0.0, 0.0, 0.0]
+    assert not weighing.of_module("b0.q")[2].any()
+
+
+def test_a_newcomer_without_a_signature_gets_the_plain_mean_of_those_it_shares_with() -> None:
+    facts = [
+        client(0, EAST, examples=1000),
+        client(1, NORTH, age=2),
+        client(2, EAST, alignment_set=None, base_model="x"),
+        newcomer(3, None, base_model="l"),
+    ]
+    weighing = weigh(*facts, min_relevance=1.0, weight_by_examples=True)
+    np.testing.assert_allclose(weighing.relevance[3], [0.5, 0.5, 0.0, 0.0])
+
+
+def test_signatures_of_different_small_models_are_not_compared() -> None:
+    weighing = weigh(client(0, signature_model="a"), client(1, signature_model="b"))
+    assert np.isnan(weighing.similarity[0, 1])
+    assert weighing.relevance.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_without_a_pack_only_the_identical_base_model_matches() -> None:
+    facts = [client(0, alignment_set=None), client(1, base_model="l", alignment_set=None)]
+    assert weigh(*facts, sources="all").relevance.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    facts = [client(0), client(1, base_model="l", alignment_set="another")]
+    assert weigh(*facts, sources="all").relevance.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"guard": "on"}, {"temperature": 0}, {"top_k": 0}, {"min_relevance": float("nan")}, {"tau": 0.1}],
+)
+def test_options_without_a_meaning_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        make("fedmosaic", options)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.served import Served, slug
+
+
+def test_a_plan_gets_every_default_and_the_resolved_plan_is_kept(coordinator: Served) -> None:
+    wanted = {"name": "clinics", "strategy": {"name": "fedmosaic"}}
+    made = coordinator.admin.post("/v1/federations", json=wanted)
+    assert made.status_code == 201
+    federation = made.json()
+    assert federation["state"] == "open"
+    assert federation["round"] is None
+    assert federation["clients"] == {"enrolled": 0, "revoked": 0}
+    plan = federation["plan"]
+    assert plan["adapter"]["kind"] == "pq"
+    assert plan["adapter"]["rank"] == 32
+    assert plan["adapter"]["roles"] == ["q", "k", "v", "o", "gate", "up", "down"]
+    assert plan["rounds"]["quorum"] == plan["rounds"]["min_clients"] == 2
+    assert plan["training"]["steps"] == 20
+    assert plan["limits"]["max_update_bytes"] == 64 * 2**20
+    assert "temperature" in plan["strategy"]["options"]
+    assert coordinator.admin.get(f"/v1/federations/{federation['id']}").json() == federation
+
+
+def test_the_claims_say_whom_one_must_trust(coordinator: Served) -> None:
+    fid = coordinator.federation()
+    claims = coordinator.admin.get(f"/v1/federations/{fid}").json()["claims"]
+    assert "server operator is trusted" in claims[0]
+    assert "bearer" in claims[1]
+
+
+@pytest.mark.parametrize(
+    ("plan", "field"),
+    [
+        ({"name": "x", "strategy": {"name": "no_such"}}, "strategy.name"),
+        ({"name": "x", "strategy": {"name": "os.path"}}, "strategy.name"),
+        (
+            {"name": "x", "strategy": {"name": "fedmosaic", "options": {"temperature": "hot"}}},
+            "strategy.options.temperature",
+        ),
+        (
+            {"name": "x", "strategy": {"name": "fedmosaic", "options": {"no_such": 1}}},
+            "strategy.options.no_such",
+        ),
+        ({"strategy": {"name": "fedavg"}}, "name"),
+        ({"name": "x", "strategy": {"name": "fedavg"}, "rounds": {"total": 0}}, "rounds.total"),
+        ({"name": "x", "strategy": {"name": "fedavg"}, "rounds": {"quorum": 9}}, "rounds"),
+        ({"name": "x", "strategy": {"name": "fedavg"}, "misspelt": 1}, "misspelt"),
+        ([], ""),
+    ],
+)
+def test_a_wrong_plan_is_refused_and_the_field_is_named(
+    coordinator: Served, plan: object, field: str
+) -> None:
+    refused = coordinator.admin.post("/v1/federations", json=plan)
+    assert refused.status_code == 422
+    assert slug(refused) == "validation"
+    assert refused.json()["field"] == field
+
+
+def test_what_was_sent_is_never_repeated_in_an_answer(coordinator: Served) -> None:
+    secret = "do-not-repeat-me"
+    plan = {"name": {"x": secret}, "strategy": {"name": secret, "options": {secret + "!": secret}}}
+    refused = coordinator.admin.post("/v1/federations", json=plan)
+    assert refused.status_code == 422
+    assert secret not in refused.text
+
+
+def test_pages_visit_every_federation_once_and_end(coordinator: Served) -> None:
+    made = {coordinator.federation() for _ in range(5)}
+    seen: list[str] = []
+    cursor: str | None = None
+    while True:
+        query = {"limit": "2"} | ({"after": cursor} if cursor else {})
+        page = coordinator.admin.get("/v1/federations", params=query).json()
+        assert len(page["items"]) <= 2
+        seen += [item["id"] for item in page["items"]]
+        cursor = page["next"]
+        if cursor is None:
+            break
+    assert len(seen) == len(set(seen))
+    assert made <= set(seen)
+    assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("path", ["fed_none", "a%00b", "..", "%F0%9F%98%80", "x" * 300])
+def test_a_federation_that_is_not_there_is_not_found(coordinator: Served, path: str) -> None:
+    missing = coordinator.admin.get(f"/v1/federations/{path}/clients")
+    assert missing.status_code == 404
+    assert slug(missing) == "not-found"
+
+
+@pytest.mark.parametrize(("role", "may"), [("admin", True), ("operator", True), ("auditor", False)])
+def test_operators_create_federations_and_auditors_only_look(
+    coordinator: Served, role: str, may: bool
+) -> None:
+    person = coordinator.person(role)
+    plan = {"name": "x", "strategy": {"name": "fedavg"}}
+    made = person.post("/v1/federations", json=plan)
+    assert made.status_code == (201 if may else 403)
+    assert person.get("/v1/federations").status_code == 200
+    if not may:
+        assert slug(made) == "forbidden"

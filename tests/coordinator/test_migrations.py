@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from alembic import command
+from sqlalchemy import inspect
+
+from coordinator import migrate
+from coordinator.database import Database
+from coordinator.errors import SettingsUnusable
+from coordinator.tables import Table
+from tests.served import Served, slug
+
+
+@pytest.fixture
+def empty(request: pytest.FixtureRequest, backend: str, tmp_path: Path) -> Iterator[Database]:
+    """A database without any table."""
+    if backend == "sqlite":
+        database = Database(f"sqlite:///{tmp_path / 'empty.db'}")
+    else:
+        database = Database(request.getfixturevalue("empty_postgres_url"))
+    yield database
+    database.close()
+
+
+def _tables(database: Database) -> set[str]:
+    return set(inspect(database.engine).get_table_names())
+
+
+def test_migrations_go_up_down_and_up_again(empty: Database) -> None:
+    wanted = set(Table.metadata.tables)
+    assert not migrate.is_current(empty)
+    migrate.upgrade(empty)
+    assert migrate.is_current(empty)
+    assert _tables(empty) == wanted | {"alembic_version"}
+    migrate.downgrade(empty)
+    assert _tables(empty) == {"alembic_version"}
+    migrate.upgrade(empty)
+    assert _tables(empty) == wanted | {"alembic_version"}
+
+
+def test_the_migrations_say_what_the_tables_say(empty: Database) -> None:
+    migrate.upgrade(empty)
+    with empty.engine.begin() as connection:
+        command.check(migrate.config(connection=connection))
+
+
+def test_migrating_twice_changes_nothing(database: Database) -> None:
+    migrate.upgrade(database)
+    assert migrate.is_current(database)
+
+
+def test_a_database_of_another_version_is_not_ready_and_postgres_is_not_touched(
+    database: Database, backend: str
+) -> None:
+    migrate.downgrade(database)
+    if backend == "sqlite":
+        migrate.prepare(database)
+        assert migrate.is_current(database)
+    else:
+        with pytest.raises(SettingsUnusable, match="tessera migrate"):
+            migrate.prepare(database)
+
+
+def test_a_running_service_says_when_its_tables_are_gone(
+    serve: Callable[..., Served], database_url: str, database: Database
+) -> None:
+    served = serve(database_url, tick_seconds=3600)
+    assert served.http().get("/readyz").status_code == 200
+    migrate.downgrade(database)
+    unready = served.http().get("/readyz")
+    assert (unready.status_code, slug(unready)) == (503, "unavailable")
+    migrate.upgrade(database)
+    assert served.http().get("/readyz").status_code == 200

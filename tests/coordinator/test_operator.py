@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from coordinator.cli import commands
+from tests.served import ADMIN_TOKEN, Served
+
+
+@dataclass
+class Operator:
+    """The command line, pointed at a coordinator."""
+
+    served: Served
+
+    def __call__(self, *arguments: str, fails: bool = False, token: str = ADMIN_TOKEN) -> str:
+        app = typer.Typer(pretty_exceptions_enable=False)
+        commands(app)
+        environment = {
+            "TESSERA_URL": self.served.url,
+            "TESSERA_TOKEN": token,
+            "COLUMNS": "250",
+            "TERM": "dumb",
+        }
+        done = CliRunner().invoke(app, list(arguments), env=environment, catch_exceptions=False)
+        assert done.exit_code == (1 if fails else 0), done.output
+        return done.stderr if fails else done.stdout
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self(*arguments, "--json"))
+
+
+@pytest.fixture
+def tessera(coordinator: Served) -> Operator:
+    return Operator(coordinator)
+
+
+def test_an_operator_runs_a_federation_from_the_command_line(tessera: Operator) -> None:
+    made = tessera.json(
+        *("federation", "create", "--name", "clinics", "--strategy", "fedmosaic"),
+        *("--option", "temperature=0.4", "--rounds", "3", "--min-clients", "2", "--rank", "4"),
+    )
+    fid = made["id"]
+    assert made["plan"]["rounds"]["total"] == 3
+    assert made["plan"]["strategy"]["options"]["temperature"] == 0.4
+    token = tessera.json("enrolment", "create", fid, "hospital-a", "--organisation", "A")["token"]
+    assert token.startswith("tsr1_")
+    silo = tessera.served.enrol(fid, "hospital-b")
+    assert fid in tessera("federation", "list")
+    assert silo.client_id in tessera("client", "list", fid)
+    assert tessera.json("federation", "start", fid)["state"] == "running"
+    assert "open" in tessera("round", "list", fid)
+    assert "round 1" in tessera("round", "show", fid, "1")
+    assert tessera.json("federation", "pause", fid)["state"] == "paused"
+    tessera("client", "revoke", fid, silo.client_id)
+    assert tessera.json("client", "list", fid)[0]["state"] == "revoked"
+    assert "finished" in tessera("federation", "finish", fid)
+    assert "finished" in tessera("federation", "show", fid)
+
+
+def test_a_plan_file_is_read_and_options_change_it(tessera: Operator, tmp_path: Path) -> None:
+    plan = {"name": "from a file", "strategy": {"name": "fedavg"}, "rounds": {"total": 9, "min_clients": 4}}
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(plan))
+    made = tessera.json("federation", "create", "--plan", str(file), "--rounds", "2")
+    assert made["name"] == "from a file"
+    assert made["plan"]["rounds"]["total"] == 2
+    assert made["plan"]["rounds"]["min_clients"] == 4
+
+
+def test_tokens_are_made_listed_and_revoked(tessera: Operator) -> None:
+    made = tessera.json("token", "create", "--role", "operator", "--name", "ops")
+    assert tessera.json("federation", "list") == json.loads(
+        tessera("federation", "list", "--json", token=made["token"])
+    )
+    assert made["id"] in tessera("token", "list")
+    tessera("token", "revoke", made["id"])
+    assert "credential-invalid" in tessera("federation", "list", token=made["token"], fails=True)
+
+
+def test_refusals_are_one_readable_line(tessera: Operator, tmp_path: Path) -> None:
+    for arguments, expected in [
+        (["federation", "show", "fed_none"], "[not-found]"),
+        (["federation", "create", "--name", "x", "--strategy", "nope"], "strategy.name"),
+        (["federation", "create", "--name", "x", "--strategy", "fedavg", "--option", "x"], "KEY=VALUE"),
+        (["federation", "create", "--plan", str(tmp_path / "none.json")], "none.json"),
+        (["token", "create", "--role", "king", "--name", "x"], "role"),
+        (["federation", "list", "--url", "http://127.0.0.1:1"], "does not answer"),
+        (["federation", "list", "--url", "not a url"], "http://"),
+    ]:
+        said = tessera(*arguments, fails=True)
+        assert said.startswith("tessera: ")
+        assert expected in said
+        assert said.count("\n") == 1
+
+
+def test_watch_follows_rounds_until_the_federation_is_finished(tessera: Operator) -> None:
+    fid = tessera.served.federation()
+    tessera.served.admin.post(f"/v1/federations/{fid}/start")
+
+    def finish() -> None:
+        time.sleep(0.5)
+        with tessera.served.http(ADMIN_TOKEN) as admin:
+            admin.post(f"/v1/federations/{fid}/finish")
+
+    ending = threading.Thread(target=finish)
+    ending.start()
+    lines = tessera("round", "watch", fid, "--interval", "0.1", "--json").splitlines()
+    ending.join()
+    states = [json.loads(line)["state"] for line in lines]
+    assert (states[0], states[-1]) == ("open", "abandoned")
+    assert "abandoned" in tessera("round", "watch", fid, "--interval", "0.1")
+
+
+def test_help_is_quick_and_needs_neither_service_nor_torch() -> None:
+    program = (
+        "import sys\n"
+        "sys.argv = ['tessera', '--help']\n"
+        "from schemas.command import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "heavy = {'fastapi', 'sqlalchemy', 'torch', 'transformers', 'numpy', 'uvicorn', 'httpx'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in ("serve", "migrate", "federation", "token", "enrolment", "client", "round", "agent"):
+        assert name in done.stdout
+
+
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from schemas.command import main
+
+    monkeypatch.setitem(sys.modules, "coordinator.serving", None)
+    blocked = _without("sqlalchemy", "coordinator.serving", "coordinator.errors")
+    monkeypatch.setattr(sys, "meta_path", [blocked, *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "coordinator.serving")
+    monkeypatch.setattr(sys, "argv", ["tessera", "migrate"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert "pip install 'tessera-fl[coordinator]'" in capsys.readouterr().err
+
+
+def _without(missing: str, *importers: str) -> Any:
+    """Make a finder under which `importers` cannot be imported for want of `missing`."""
+
+    class Finder:
+        find: Callable[..., None]
+
+        def find_spec(self, name: str, *_: object) -> None:
+            if name in importers:
+                raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    return Finder()

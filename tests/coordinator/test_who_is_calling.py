@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from tests.served import Served, slug
+
+
+def test_without_a_credential_nothing_is_shown(coordinator: Served) -> None:
+    anyone = coordinator.http()
+    for method, path in [
+        ("GET", "/v1/federations"),
+        ("POST", "/v1/federations"),
+        ("GET", "/v1/me"),
+        ("GET", "/v1/tokens"),
+        ("GET", "/v1/federations/fed_x/events"),
+    ]:
+        refused = anyone.request(method, path)
+        assert (refused.status_code, slug(refused)) == (401, "auth-missing")
+        assert refused.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    "header", ["Bearer nobody", "Bearer tsr_cl_nobody", "Basic YTpi", "Bearer", "Bearer \xff\xfe"]
+)
+def test_an_unknown_credential_is_invalid(coordinator: Served, header: str) -> None:
+    refused = coordinator.http().get("/v1/me", headers={"Authorization": header.encode("latin-1")})
+    assert (refused.status_code, slug(refused)) == (401, "credential-invalid")
+    assert "invalid_token" in refused.headers["www-authenticate"]
+
+
+def test_a_caller_is_recognised_before_its_body_is_read(coordinator: Served) -> None:
+    refused = coordinator.http().post(
+        "/v1/federations", content=b"{not json", headers={"Content-Type": "application/json"}
+    )
+    assert slug(refused) == "auth-missing"
+
+
+def test_tokens_are_made_shown_once_listed_and_revoked(coordinator: Served) -> None:
+    made = coordinator.admin.post("/v1/tokens", json={"role": "operator", "name": "ops"})
+    assert made.status_code == 201
+    token = made.json()
+    assert token["token"].startswith("tsr_op_")
+    assert token["expires_at"] is None
+    listed = coordinator.admin.get("/v1/tokens", params={"limit": 500})
+    assert token["id"] in [item["id"] for item in listed.json()["items"]]
+    assert token["token"] not in listed.text
+    operator = coordinator.http(token["token"])
+    assert operator.get("/v1/federations").status_code == 200
+    assert coordinator.admin.delete(f"/v1/tokens/{token['id']}").status_code == 204
+    assert slug(operator.get("/v1/federations")) == "credential-invalid"
+    assert coordinator.admin.get(f"/v1/tokens/{token['id']}").json()["revoked_at"] is not None
+    assert coordinator.admin.delete(f"/v1/tokens/{token['id']}").status_code == 204
+    assert slug(coordinator.admin.delete("/v1/tokens/tok_none")) == "not-found"
+
+
+def test_an_expired_token_is_invalid(coordinator: Served) -> None:
+    request = {"role": "auditor", "name": "brief", "expires_in_seconds": 1}
+    auditor = coordinator.http(coordinator.admin.post("/v1/tokens", json=request).json()["token"])
+    assert auditor.get("/v1/federations").status_code == 200
+    time.sleep(1.1)
+    assert slug(auditor.get("/v1/federations")) == "credential-invalid"
+
+
+def test_each_role_may_do_what_the_roles_below_it_may(coordinator: Served) -> None:
+    fid = coordinator.federation()
+    operator, auditor = coordinator.person("operator"), coordinator.person("auditor")
+    client = coordinator.enrol(fid, "a").http
+    calls: list[tuple[Callable[[httpx.Client], httpx.Response], list[bool]]] = [
+        (lambda c: c.get("/v1/tokens"), [False, False, False]),
+        (lambda c: c.delete(f"/v1/federations/{fid}/clients/cli_x"), [False, False, False]),
+        (lambda c: c.post(f"/v1/federations/{fid}/pause"), [True, False, False]),
+        (lambda c: c.get(f"/v1/federations/{fid}/clients"), [True, True, False]),
+        (lambda c: c.get(f"/v1/federations/{fid}"), [True, True, False]),
+        (lambda c: c.get("/v1/me"), [False, False, True]),
+    ]
+    for call, allowed in calls:
+        for caller, may in zip((operator, auditor, client), allowed, strict=True):
+            answer = call(caller)
+            assert (answer.status_code != 403) is may
+            assert may or slug(answer) == "forbidden"
+
+
+def test_a_client_cannot_tell_another_federation_from_none(coordinator: Served) -> None:
+    mine, other = coordinator.federation(), coordinator.federation()
+    silo = coordinator.enrol(mine, "a")
+    answers = [silo.http.get(f"/v1/federations/{fid}/events") for fid in (other, "fed_none")]
+    assert {answer.status_code for answer in answers} == {404}
+    assert answers[0].text == answers[1].text
+
+
+def test_revocation_is_effective_at_once_and_seen_by_people(coordinator: Served) -> None:
+    fid = coordinator.federation()
+    silo = coordinator.enrol(fid, "a")
+    path = f"/v1/federations/{fid}/clients/{silo.client_id}"
+    assert silo.http.get("/v1/me").status_code == 200
+    assert coordinator.admin.delete(path).status_code == 204
+    assert slug(silo.http.get("/v1/me")) == "credential-invalid"
+    assert coordinator.admin.get(path).json()["state"] == "revoked"
+    assert coordinator.admin.get(f"/v1/federations/{fid}").json()["clients"] == {
+        "enrolled": 0,
+        "revoked": 1,
+    }
+    assert coordinator.admin.delete(path).status_code == 204
+    elsewhere = coordinator.federation()
+    assert slug(coordinator.admin.get(f"/v1/federations/{elsewhere}/clients/{silo.client_id}")) == "not-found"
+
+
+def test_a_client_is_shown_with_its_profile_and_when_it_was_seen(coordinator: Served) -> None:
+    fid = coordinator.federation()
+    silo = coordinator.enrol(fid, "a", gpu="H200")
+    shown = coordinator.admin.get(f"/v1/federations/{fid}/clients").json()["items"]
+    assert [client["client_id"] for client in shown] == [silo.client_id]
+    assert shown[0]["profile"]["base_model"] == "tiny-s-3f0c9a1b2c3d"
+    assert shown[0]["profile"]["gpu"] == "H200"
+    assert shown[0]["last_seen_at"] is not None
+    assert shown[0]["rounds"] == 0
+    assert shown[0]["bytes"] == {"up": 0, "down": 0}

