@@ -6,14 +6,12 @@ has at most CHUNK_BYTES, so that who writes many payloads side by side can write
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, ClassVar
 
 from sqlalchemy import (
     JSON,
     BigInteger,
-    DateTime,
-    Dialect,
     ForeignKey,
     Index,
     LargeBinary,
@@ -22,30 +20,10 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-from sqlalchemy.types import TypeDecorator
+
+from coordinator.times import UtcDateTime
 
 CHUNK_BYTES = 2**20
-
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """An aware time in UTC on every database: SQLite forgets the zone."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Refuse a naive time; store UTC."""
-        if value is None:
-            return None
-        if value.tzinfo is None:
-            raise ValueError("a naive time has no place in the database")
-        return value.astimezone(UTC)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Give the zone back."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class Table(DeclarativeBase):

@@ -47,7 +47,8 @@ function headline(federation, round) {
   const total = federation.plan.rounds.total;
   if (!round) return `${federation.name} is ${federation.state}: no round yet, ${federation.clients.enrolled} clients enrolled.`;
   const since = (Date.now() - new Date(round.opened_at)) / 1000;
-  const now = federation.state === "finished" ? "finished" : `${round.state} for ${seconds(since)}`;
+  const running = `${round.state}${round.published_at ? "" : ` for ${seconds(since)}`}`;
+  const now = federation.state === "finished" ? "finished" : federation.state === "paused" ? `${running}, paused` : running;
   const left = round.state === "collecting" && round.deadline
     ? `, deadline in ${seconds(Math.max(0, (new Date(round.deadline) - Date.now()) / 1000))}` : "";
   return `${federation.name}, strategy ${federation.plan.strategy.name}: round ${round.round} of ${total}, ${now}${left}.`;

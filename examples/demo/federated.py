@@ -183,7 +183,7 @@ def _published(number: int) -> Callable[[Answer], bool]:
 
 def _seen(operator: Operator, path: str, name: str) -> bool:
     clients = operator.every(f"{path}/clients")
-    return any(client["name"] == name and client["last_seen_at"] for client in clients)
+    return any(c["name"] == name and c["last_seen_at"] != c["enrolled_at"] for c in clients)
 
 
 def _wait(agents: _Agents, condition: Callable[[], bool]) -> None:

@@ -124,7 +124,8 @@ def verdicts(report: Answer) -> list[str]:
         f"Bytes per client and round: {report['bytes_up_per_client_round']:,} up, "
         f"{report['bytes_down_per_client_round']:,} down.",
         f"Late joiner: {late['fedmosaic']['accuracy_at_start']:.2f} before its first step and {joined:.2f} "
-        f"after {rounds} rounds; alone {end_alone:.2f} after {len(late['local']['accuracy_by_round'])} rounds: "
+        f"after {rounds} rounds; alone {end_alone:.2f} after "
+        f"{len(late['local']['accuracy_by_round'])} rounds: "
         f"{'ahead' if joined > end_alone else 'not ahead'} of local training's end.",
         f"FedMosaic is {abs(ahead):.3f} {'ahead of' if ahead > 0 else 'behind'} the better local method "
         f"({best_local}) in mean exact match, {mean['fedmosaic']['accuracy']:.3f} against "

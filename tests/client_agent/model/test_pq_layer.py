@@ -1,4 +1,4 @@
-"""The PQ-LoRA layer: silent at the start, able to learn, float32, and its gate mixes two branches into one."""
+"""The PQ-LoRA layer: silent at the start, able to learn, float32; its gate mixes two branches into one."""
 
 from __future__ import annotations
 

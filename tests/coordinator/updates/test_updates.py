@@ -1,0 +1,159 @@
+"""An update goes in once, whatever is repeated, and comes out as it went in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.wire.envelope import unpack
+from schemas.wire.header import Slot
+from tests.served import Served, Silo, slug
+from tests.taking_part import (
+    SIGNATURE,
+    deliver,
+    join,
+    one_round,
+    plan,
+    put,
+    running,
+    show,
+    update_body,
+    values,
+    wait_for,
+    weights,
+)
+
+Rows = Callable[[str, str], list[tuple[Any, ...]]]
+
+
+def test_the_receipt_names_the_received_bytes_and_is_repeated(coordinator: Served) -> None:
+    _, (silo, _) = running(coordinator)
+    body = update_body(silo, 1, join(silo, 1), values(1.0))
+    once = put(silo, 1, body)
+    assert once.status_code == 201
+    receipt = once.json()
+    assert (receipt["bytes"], receipt["round"], receipt["client"]) == (len(body), 1, silo.client_id)
+    assert receipt["clipped"] is False
+    again = put(silo, 1, body)
+    assert (again.status_code, again.json()) == (200, receipt)
+
+
+def test_the_same_bytes_are_acknowledged_after_the_round_has_closed(coordinator: Served) -> None:
+    fid, silos = running(coordinator)
+    base = join(silos[0], 1)
+    body = update_body(silos[0], 1, base, values(1.0))
+    receipt = put(silos[0], 1, body).json()
+    deliver(silos[1], 1, values(2.0))
+    wait_for(coordinator, fid, 1, "published")
+    again = put(silos[0], 1, body)
+    assert (again.status_code, again.json()) == (200, receipt)
+    other = put(silos[0], 1, update_body(silos[0], 1, base, values(5.0)))
+    assert (other.status_code, slug(other)) == (409, "upload-conflict")
+
+
+def test_other_bytes_under_the_same_name_conflict_and_the_first_stay(coordinator: Served) -> None:
+    fid, silos = running(coordinator)
+    base = join(silos[0], 1)
+    assert put(silos[0], 1, update_body(silos[0], 1, base, values(1.0))).status_code == 201
+    other = put(silos[0], 1, update_body(silos[0], 1, base, values(5.0)))
+    assert (other.status_code, slug(other)) == (409, "upload-conflict")
+    deliver(silos[1], 1, values(1.0))
+    wait_for(coordinator, fid, 1, "published")
+    join(silos[0], 2)
+    assert (weights(silos[0], 2)["b0.q.P"] == 1.0).all()
+
+
+def test_the_same_upload_twice_at_once_is_taken_once(coordinator: Served) -> None:
+    fid, (silo, _) = running(coordinator)
+    body = update_body(silo, 1, join(silo, 1), values(1.0))
+    lines = [Silo(silo.client_id, fid, silo.credential, coordinator.http(silo.credential)) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda one: put(one, 1, body), lines))
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 201]
+    assert len({answer.text for answer in answers}) == 1
+    assert show(coordinator, fid, 1)["counts"]["arrived"] == 1
+
+
+def test_without_joining_nothing_is_taken(coordinator: Served) -> None:
+    _, (silo, other) = running(coordinator)
+    base = join(other, 1)
+    answer = put(silo, 1, update_body(silo, 1, base, values(1.0)))
+    assert (answer.status_code, slug(answer)) == (409, "not-joined")
+
+
+def test_compressed_and_half_precision_updates_are_the_same_to_everyone(coordinator: Served) -> None:
+    fid, silos = running(coordinator)
+    base = join(silos[0], 1)
+    body = update_body(silos[0], 1, base, values(1.5), compress=True)
+    assert put(silos[0], 1, body, "zstd").status_code == 201
+    halves = {name: tensor.astype(np.float16) for name, tensor in values(0.5).items()}
+    deliver(silos[1], 1, halves)  # type: ignore[arg-type]
+    wait_for(coordinator, fid, 1, "published")
+    join(silos[0], 2)
+    assert (weights(silos[0], 2)["b0.q.Q"] == 1.0).all()
+
+
+def test_an_update_over_the_clip_norm_is_scaled_down_and_says_so(coordinator: Served) -> None:
+    fid, silos = running(coordinator, **plan(limits={"clip_norm": 1.0}))
+    receipt = deliver(silos[0], 1, values(100.0)).json()
+    assert receipt["clipped"] is True
+    deliver(silos[1], 1, values(0.0))
+    shown = wait_for(coordinator, fid, 1, "published")
+    assert shown["clients"][0]["norm"] == pytest.approx(100 * np.sqrt(6))
+    join(silos[0], 2)
+    assert float(weights(silos[0], 2)["b0.q.Q"][0]) == pytest.approx(0.5 / np.sqrt(6))
+
+
+def test_a_strategy_that_needs_no_signature_does_without(coordinator: Served) -> None:
+    _, (silo, _) = running(coordinator)
+    assert deliver(silo, 1, values(1.0), signature=None).status_code == 201
+
+
+def test_a_strategy_that_needs_a_signature_insists(coordinator: Served) -> None:
+    _, (silo, _) = running(coordinator, **plan(strategy={"name": "fedmosaic"}))
+    answer = put(silo, 1, update_body(silo, 1, join(silo, 1), values(1.0), signature=None))
+    assert (answer.status_code, slug(answer)) == (422, "tensor-schema")
+
+
+def test_a_client_and_an_operator_read_back_its_state(coordinator: Served) -> None:
+    fid, silos = running(coordinator)
+    one_round(coordinator, fid, silos, 1, [1.0, 2.0])
+    one_round(coordinator, fid, silos, 2, [3.0, 4.0])
+    path = f"/v1/federations/{fid}/clients/{silos[0].client_id}/adapter"
+    expected = {"b0.q.P": Slot((2, 2)), "b0.q.Q": Slot((2,))}
+    for caller, query, fill in (
+        (silos[0].http, "?round=1", 1.0),
+        (silos[0].http, "", 3.0),
+        (coordinator.person("operator"), "?round=2", 3.0),
+    ):
+        answer = caller.get(path + query)
+        assert answer.status_code == 200, answer.text
+        with unpack(answer.content, encoding=None, expected=expected, max_bytes=2**20) as envelope:
+            assert (envelope.read("b0.q.P") == fill).all()
+    assert slug(silos[1].http.get(path)) == "not-found"
+    assert slug(coordinator.person("auditor").get(path)) == "forbidden"
+    assert slug(silos[0].http.get(path + "?round=9")) == "not-found"
+
+
+def test_every_accepted_signature_and_state_is_in_the_database(coordinator: Served, rows: Rows) -> None:
+    fid, silos = running(coordinator)
+    for number in (1, 2):
+        one_round(coordinator, fid, silos, number, [1.0, 2.0])
+    found = rows(
+        coordinator.database_url,
+        f"SELECT vector FROM signatures WHERE federation_id = '{fid}' AND origin = 'update'",
+    )
+    assert [bytes(vector) for (vector,) in found] == [SIGNATURE.tobytes()] * 4
+    states = rows(coordinator.database_url, f"SELECT round_number FROM updates WHERE federation_id = '{fid}'")
+    assert sorted(states) == [(1,), (1,), (2,), (2,)]
+
+
+def test_a_client_revoked_while_it_uploads_is_not_accepted(coordinator: Served) -> None:
+    fid, (silo, _) = running(coordinator)
+    body = update_body(silo, 1, join(silo, 1), values(1.0))
+    coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}")
+    assert slug(put(silo, 1, body)) == "credential-invalid"

@@ -1,0 +1,132 @@
+"""The rules of the house: who may know whom, how long things may be, what runs without what."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from coordinator.app import create_app
+from coordinator.settings import Settings
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("coordinator", "client_agent", "schemas")
+LONGEST_FILE = 300
+LONGEST_FUNCTION = 60
+UNWANTED_NAMES = ("utils", "common", "helpers", "misc")
+UNWANTED_ENDINGS = ("Manager", "Service", "Handler")
+SNAPSHOT = ROOT / "tests" / "coordinator" / "openapi.json"
+
+
+def _sources() -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from sorted((ROOT / package).rglob("*.py"))
+
+
+def test_parts_know_only_what_they_may() -> None:
+    lint = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_no_file_is_longer_than_three_hundred_lines() -> None:
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in (*_sources(), *tests)
+        if (lines := len(path.read_text("utf-8").splitlines())) > LONGEST_FILE
+    }
+    assert not long
+
+
+def test_no_function_is_longer_than_sixty_lines() -> None:
+    long = {
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": lines
+        for path in (*_sources(), *sorted((ROOT / "migrations").rglob("*.py")))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or 0) - node.lineno + 1) > LONGEST_FUNCTION
+    }
+    assert not long
+
+
+def test_names_say_what_things_are() -> None:
+    files = [path for path in _sources() if path.stem in UNWANTED_NAMES or path.parent.name in UNWANTED_NAMES]
+    classes = [
+        node.name
+        for path in _sources()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef) and node.name.endswith(UNWANTED_ENDINGS)
+    ]
+    assert not files
+    assert not classes
+
+
+def test_every_file_says_what_it_decides() -> None:
+    silent = [str(path) for path in _sources() if not ast.get_docstring(ast.parse(path.read_text("utf-8")))]
+    assert not silent
+
+
+def test_the_coordinator_serves_without_torch(tmp_path: Path) -> None:
+    program = f"""
+import sys, threading, time
+class Block:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in ("torch", "transformers", "peft", "bitsandbytes"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Block())
+import httpx
+from coordinator.app import create_app
+from coordinator.serving import Server
+from coordinator.settings import Settings
+settings = Settings(database_url="sqlite:///{tmp_path}/t.db", port=0, admin_token="x" * 20)
+server = Server(create_app(settings), settings)
+thread = threading.Thread(target=server.run)
+thread.start()
+while not server.started: time.sleep(0.02)
+with httpx.Client(base_url=server.url, headers={{"Authorization": "Bearer " + "x" * 20}}) as http:
+    plan = {{"name": "x", "strategy": {{"name": "fedmosaic"}}}}
+    assert http.post("/v1/federations", json=plan).status_code == 201
+server.handle_exit(15, None)
+thread.join()
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def _document() -> dict[str, Any]:
+    return create_app(Settings(_env_file=None)).openapi()
+
+
+def test_the_openapi_document_is_the_one_that_was_agreed() -> None:
+    """After a wanted change: `python -m tests.test_house` writes the snapshot anew; read its diff."""
+    assert _document() == json.loads(SNAPSHOT.read_text("utf-8"))
+
+
+def test_every_operation_is_described_with_an_example_and_its_refusals() -> None:
+    document = _document()
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            name = f"{method} {path}"
+            assert operation["description"], name
+            assert "application/problem+json" in operation["responses"]["default"]["content"], name
+            for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
+                assert media_type != "application/json" or "example" in content, name
+
+
+def test_json_bodies_are_read_strictly_and_after_the_caller_is_known() -> None:
+    """A body that FastAPI itself declares is parsed leniently, before anyone is recognised."""
+    for path, operations in _document()["paths"].items():
+        for method, operation in operations.items():
+            body = operation.get("requestBody", {})
+            if "application/json" in body.get("content", {}):
+                assert "strict JSON" in body["description"], f"{method} {path}"
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(json.dumps(_document(), indent=1, ensure_ascii=False) + "\n", "utf-8")
