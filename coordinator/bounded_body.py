@@ -1,17 +1,19 @@
 """Receive a large body: streamed to a spooled file, hashed on the way, stopped at the limit.
 
-Knows nothing of what is inside. A route declares `Annotated[ReceivedBody, Depends(bounded(cap, types))]`
-behind the caller and before any session: nobody unknown is read from, and no transaction is open meanwhile.
+Knows nothing of what is inside. A route takes it through a dependency that stands behind the caller and
+before any session: nobody unknown is read from, and no transaction is open meanwhile.
 """
 
+from __future__ import annotations
+
 import hashlib
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
-from typing import Annotated, Literal
+from typing import Literal
 
-from fastapi import Depends, Request
+from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from coordinator.errors import (
@@ -38,18 +40,6 @@ class ReceivedBody:
     digest: str
     bytes: int
     encoding: Literal["zstd"] | None
-
-
-def bounded(
-    cap: Callable[..., int], media_types: Collection[str]
-) -> Callable[..., AsyncIterator[ReceivedBody]]:
-    """Make the dependency that receives a body; `cap` is itself a dependency that gives the most bytes."""
-
-    async def body(request: Request, max_bytes: Annotated[int, Depends(cap)]) -> AsyncIterator[ReceivedBody]:
-        async with receive(request, max_bytes=max_bytes, media_types=media_types) as received:
-            yield received
-
-    return body
 
 
 @asynccontextmanager

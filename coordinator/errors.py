@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import ClassVar
 
 from pydantic import JsonValue
@@ -23,6 +24,10 @@ class Refused(Exception):
         super().__init__(detail or self.title)
         self.detail = detail
         self.facts = facts
+
+    def fields(self) -> dict[str, str]:
+        """Give the header fields of the answer."""
+        return dict(self.headers)
 
 
 class AuthMissing(Refused):
@@ -100,6 +105,10 @@ class ContentEncodingRefused(Refused):
 class RangeUnsatisfiable(Refused):
     status, slug, title = 416, "range", "The range lies outside the body"
 
+    def fields(self) -> dict[str, str]:
+        """Say how long the body is."""
+        return {"Content-Range": f"bytes */{self.facts['size']}"}
+
 
 class DigestMissing(Refused):
     status, slug, title = 400, "digest-missing", "Content-Digest with sha-256 is required"
@@ -140,6 +149,10 @@ class ProtocolVersionUnsupported(Refused):
 
 class Busy(Refused):
     status, slug, title = 503, "busy", "Too many uploads at once; try again"
+
+    def fields(self) -> dict[str, str]:
+        """Spread those who come back."""
+        return {"Retry-After": str(random.randint(1, 5))}
 
 
 class Unavailable(Refused):

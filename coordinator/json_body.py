@@ -28,9 +28,7 @@ Message = TypeVar("Message", bound=BaseModel)
 _OWN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def json_body(
-    message: type[Message], *, limit: int = LIMIT_BYTES
-) -> Callable[[Request], Awaitable[Message]]:
+def json_body(message: type[Message], *, limit: int = LIMIT_BYTES) -> Callable[[Request], Awaitable[Message]]:
     """Make the dependency that reads a message; it stands behind the caller in a route's signature."""
 
     async def read(request: Request) -> Message:
@@ -39,30 +37,20 @@ def json_body(
     return read
 
 
-def parse(message: type[Message], body: bytes) -> Message:
-    """Turn hostile bytes into a message.
+def parse(message: type[Message], body: bytes, *, under: str = "") -> Message:
+    """Turn hostile bytes into a message; `under` is where they stood in what the caller sent.
 
     Raises:
         JsonMalformed: they are not strict JSON.
-        Invalid: they are JSON, but not this message.
+        Invalid: they are JSON, but not this message; true is not 1, and "1" is not either.
     """
     try:
-        value = loads(body)
+        loads(body)
+        return message.model_validate_json(body, strict=True)
     except MalformedJson as error:
         raise JsonMalformed from error
-    return validated(message, value)
-
-
-def validated(message: type[Message], value: object, *, under: str = "") -> Message:
-    """Turn a JSON value into a message; `under` is where the value stands in what the caller sent.
-
-    Raises:
-        Invalid: `field` names the first wrong member, `errors` all of them.
-    """
-    try:
-        return message.model_validate(value)
     except ValidationError as error:
-        raise invalid(error.errors(), under=under) from None
+        raise invalid(error.errors(include_input=False), under=under) from None
 
 
 def invalid(faults: Sequence[Mapping[str, Any]], *, under: str = "") -> Invalid:

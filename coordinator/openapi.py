@@ -53,10 +53,22 @@ def _describe_problems(responses: dict[str, Any]) -> None:
 
 
 def _hoist(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
-    for content in operation.get("requestBody", {}).get("content", {}).values():
-        schema = content.get("schema", {})
-        for name, definition in schema.pop("$defs", {}).items():
-            schemas.setdefault(name, definition)
-        if schema.get("type") == "object" and "title" in schema:
-            schemas.setdefault(schema["title"], schema)
-            content["schema"] = {"$ref": f"#/components/schemas/{schema['title']}"}
+    """Move the definitions inside a body's schema to the components, where references point."""
+    for part in (operation.get("requestBody", {}), *operation["responses"].values()):
+        for content in part.get("content", {}).values():
+            schema = content.get("schema", {})
+            for name, definition in schema.pop("$defs", {}).items():
+                schemas.setdefault(name, _redirected(definition))
+            if schema.get("type") == "object" and "title" in schema:
+                schemas.setdefault(schema["title"], _redirected(schema))
+                content["schema"] = {"$ref": f"#/components/schemas/{schema['title']}"}
+
+
+def _redirected(schema: Any) -> Any:
+    """Point references at the components."""
+    if isinstance(schema, dict):
+        return {
+            key: value.replace("#/$defs/", "#/components/schemas/") if key == "$ref" else _redirected(value)
+            for key, value in schema.items()
+        }
+    return [_redirected(item) for item in schema] if isinstance(schema, list) else schema

@@ -50,7 +50,7 @@ def render(refused: Refused) -> Response:
     return Response(
         json.dumps(document, ensure_ascii=False).encode("utf-8", "replace"),
         refused.status,
-        dict(refused.headers),
+        refused.fields(),
         MEDIA_TYPE,
     )
 
@@ -94,12 +94,21 @@ async def _body_refused(_: Request, error: Exception) -> Response:
     return Response(json.dumps(document), error.status, media_type=MEDIA_TYPE)
 
 
-async def _framework(_: Request, error: Exception) -> Response:
+async def _framework(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException) or error.status_code not in _OF_STATUS:
         raise error
     answer = render(_OF_STATUS[error.status_code]())
     answer.headers.update(error.headers or {})
+    if error.status_code == MethodNotAllowed.status:
+        answer.headers["Allow"] = _allowed(request) or answer.headers.get("Allow", "")
     return answer
+
+
+def _allowed(request: Request) -> str:
+    """List every method of a path: the framework names only those of the first route that has it."""
+    template = getattr(request.scope.get("route"), "path", None)
+    operations = request.app.openapi()["paths"].get(template, {})
+    return ", ".join(sorted(method.upper() for method in operations))
 
 
 async def _parameters(_: Request, error: Exception) -> Response:

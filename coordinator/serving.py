@@ -55,7 +55,9 @@ def migrate() -> None:
     Raises:
         SettingsUnusable: there is no such database.
     """
-    with _database(load_settings()) as database:
+    settings = load_settings()
+    logs.configure(settings.log_level, settings.log_format)
+    with _database(settings) as database:
         migrations.upgrade(database)
 
 

@@ -22,13 +22,13 @@ _CLOUD: Final = "fkjghdblneioapmc"
 _AMBER: Final = "jipbcmnfkdghoale"
 
 # A few examples must not determine a client task, several silos' examples together nearly must.
-# Twelve examples of three letters leave a letter unseen with probability .10 and so know three in four
-# strings; twenty-four leave .01 unseen.
+# Twelve examples of four letters leave a letter unseen with probability .045 and so determine five strings
+# in six at best, many letters from one sighting; twenty-four leave .002 unseen.
 _CIPHER: Final = "hfmnajikcoegpldb"
 _CIPHER_B: Final = "dnejohlamcpbfgki"
 
-# Labels hang on the first letter alone. Twelve examples leave one of eight letters unseen with probability .20.
-_LABEL: Final = dict(zip("abcdefgh", ("me", "ko", "di", "me", "ba", "ko", "di", "ba"), strict=True))
+# A label hangs on the first letter alone; that the other letters do not matter must be learned, too.
+_LABEL: Final = dict(zip("abcdef", ("di", "me", "ko", "ko", "di", "me"), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ PUBLIC_TASKS: Final[tuple[Task, ...]] = (
 )
 
 CLIENT_TASKS: Final[tuple[Task, ...]] = (
-    Task("cipher", _table(_CIPHER), lengths=(3,)),
-    Task("cipher_b", _table(_CIPHER_B), tag="cipher", lengths=(3,)),
+    Task("cipher", _table(_CIPHER), lengths=(4,)),
+    Task("cipher_b", _table(_CIPHER_B), tag="cipher", lengths=(4,)),
     Task("label", lambda text: _LABEL[text[0]], letters="".join(_LABEL), lengths=(4,)),
 )
 

@@ -114,15 +114,11 @@ def aligned_pack(
     errors: dict[str, PackErrors] = {}
     pivot_sites = {site.name: site for site in sites_of(pivot, adapter_plan)}
     for group in _groups([s for s in sites_of(base, adapter_plan) if f"{s.name}.z" in of_pivot.tensors]):
-        inputs, gradients = _empty(group)
-        for rows in passes(base, group, fitting, progress, "fitting", responses):
-            _add(inputs, gradients, group, rows, responses)
-        a = {source: moments.ridge(RIDGE_A).T for source, moments in inputs.items()}  # (r, d_in)
-        b = {name: moments.ridge(RIDGE_B).T for name, moments in gradients.items()}  # (r, d_out)
+        a, b = _fitted(base, group, fitting, responses, progress)
         missed = {site.name: (Residual(), Residual()) for site in group}
         for rows in passes(base, group, held_out, progress, "measuring", responses):
             for site in group:
-                z, g = responses.z(site.name)[rows.z_rows], responses.g(site.name)[rows.g_rows]
+                z, g = responses.z(site.name, rows.z_rows), responses.g(site.name, rows.g_rows)
                 missed[site.name][0].add(rows.h[site.source].double() @ a[site.source].T, z)
                 missed[site.name][1].add(rows.g[site.name].double() @ b[site.name].T, g)
         by_task = task_errors(
@@ -164,6 +160,27 @@ def random_pack(base: BaseModel, adapter_plan: AdapterPlan, plan: AlignmentPlan,
     return Pack(tensors, manifest)
 
 
+def _fitted(
+    base: BaseModel,
+    group: Sequence[Site],
+    texts: Sequence[Text],
+    responses: Responses,
+    progress: Progress | None,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Fit A (r, d_in) by source and B^T (r, d_out) by name to the pivot's responses (steps 1 and 3)."""
+    inputs, gradients = _empty(group)
+    matched = 0
+    for rows in passes(base, group, texts, progress, "fitting", responses):
+        _add(inputs, gradients, group, rows, responses)
+        matched += len(rows.g_rows)
+    if not matched:
+        raise AlignmentImpossible(
+            f"no token of {base.slug} ends where one of the pivot's does; choose another pivot"
+        )
+    a = {source: moments.ridge(RIDGE_A).T for source, moments in inputs.items()}
+    return a, {name: moments.ridge(RIDGE_B).T for name, moments in gradients.items()}
+
+
 def _empty(group: Sequence[Site]) -> tuple[dict[str, Moments], dict[str, Moments]]:
     return {site.source: Moments() for site in group}, {site.name: Moments() for site in group}
 
@@ -177,10 +194,10 @@ def _add(
 ) -> None:
     one_of = {site.source: site.name for site in group}
     for source, moments in inputs.items():
-        z = responses.z(one_of[source])[rows.z_rows] if responses is not None else None
+        z = responses.z(one_of[source], rows.z_rows) if responses is not None else None
         moments.add(rows.h[source], z)
     for name, moments in gradients.items():
-        g = responses.g(name)[rows.g_rows] if responses is not None else None
+        g = responses.g(name, rows.g_rows) if responses is not None else None
         moments.add(rows.g[name], g)
 
 

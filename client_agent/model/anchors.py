@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from client_agent.errors import AlignmentImpossible
 from client_agent.model.draws import below, permutation
-from client_agent.model.frames import present_roles
+from client_agent.model.frames import present_roles, wrapped_layers
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET, Batch, Encoded, answer_logits, collate, encode, pad_id
 from schemas.maths.adapter import module_name
-from schemas.maths.blocks import block_ends
 from schemas.messages.alignment import Anchor
 from schemas.messages.federations import AdapterPlan
 
@@ -74,7 +74,7 @@ def sites_of(base: BaseModel, plan: AdapterPlan) -> list[Site]:
     """List the (block, role) of a model in the order of blocks, then of the plan's roles."""
     sites: list[Site] = []
     roles = present_roles(base, plan)
-    for block, end in enumerate(block_ends(base.layers, plan.blocks)):
+    for block, end in enumerate(wrapped_layers(base, plan)):
         for role in roles:
             name = module_name(block, role)
             group = next(group for group in base.parts.same_input if role in group)
@@ -152,6 +152,9 @@ def answered(base: BaseModel, sites: Sequence[Site], texts: Sequence[Text]) -> A
 
     The loss is the summed cross-entropy of the targets, so that a token's gradient does not depend on
     its batch. The attention kernel is the one whose backward pass is deterministic on every device.
+
+    Raises:
+        AlignmentImpossible: the loss is NaN or infinite.
     """
     batch = collate(
         [text.encoded for text in texts],
@@ -161,6 +164,10 @@ def answered(base: BaseModel, sites: Sequence[Site], texts: Sequence[Text]) -> A
     with _caught(sites) as (inputs, outputs), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         logits, targets = answer_logits(base.model, base.parts, batch)
         loss = nnf.cross_entropy(logits, targets, reduction="sum")
+        if not loss.isfinite():
+            raise AlignmentImpossible(
+                f"the loss of {base.slug} on the anchors is not finite; load it in float32 or bfloat16"
+            )
         gradients = torch.autograd.grad(loss, [outputs[site.name] for site in sites])
     return Answered(texts, batch, inputs, {site.name: g for site, g in zip(sites, gradients, strict=True)})
 

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from client_agent.errors import LayoutMismatch
 from client_agent.model.draws import signs
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import module_name
+from schemas.maths.blocks import block_ends
 from schemas.messages.federations import AdapterPlan, Role
 
 Array = NDArray[np.float32]
@@ -59,6 +61,21 @@ def random_frames(base: BaseModel, plan: AdapterPlan, seed: int) -> dict[str, Fr
             b = signs((d_out, plan.rank), "frame", seed, name, "B") * np.float32(1 / sqrt(d_out))
             frames[name] = Frame(a, b, rate=1.0)
     return frames
+
+
+def wrapped_layers(base: BaseModel, plan: AdapterPlan) -> tuple[int, ...]:
+    """Give the layer that carries each block's adapter: the block's last.
+
+    Raises:
+        LayoutMismatch: the model has fewer layers than the plan has blocks.
+    """
+    try:
+        return block_ends(base.layers, plan.blocks)
+    except ValueError as error:
+        raise LayoutMismatch(
+            f"{base.slug} has {base.layers} layers and the plan {plan.blocks} blocks; "
+            "use a deeper model, or a plan with fewer blocks"
+        ) from error
 
 
 def present_roles(base: BaseModel, plan: AdapterPlan) -> list[Role]:

@@ -15,14 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from client_agent.errors import AdapterInPlace
+from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.adapter import Adapter, State, copy_in, copy_out, replace_module
 from client_agent.model.draws import uniform
-from client_agent.model.frames import Frames, present_roles
+from client_agent.model.frames import Frame, Frames, present_roles, wrapped_layers
 from client_agent.model.loading import BaseModel
 from client_agent.model.pq_layer import PQLinear
 from schemas.maths.adapter import Layout, lora_layout, module_name, pq_layout
-from schemas.maths.blocks import block_ends
 from schemas.messages.federations import AdapterPlan
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -33,6 +32,7 @@ def inject_pq(base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool
 
     Raises:
         AdapterInPlace: the base model carries an adapter already.
+        LayoutMismatch: a frame has another rank or width than plan and model, or there is none at all.
     """
     return PQAdapter(base, plan, frames, gated=gated)
 
@@ -55,6 +55,16 @@ def require_bare(base: BaseModel) -> None:
     if hasattr(base.model, "peft_config") or any(isinstance(m, PQLinear) for m in base.model.modules()):
         raise AdapterInPlace(
             f"{base.slug} carries an adapter where the bare model is needed; leave that adapter first"
+        )
+
+
+def _check_frame(frame: Frame, name: str, rank: int, shape: tuple[int, int]) -> None:
+    d_out, d_in = shape
+    if frame.A.shape != (rank, d_in) or frame.B.shape != (d_out, rank):
+        raise LayoutMismatch(
+            f"the frame of {name} is for rank {frame.A.shape[0]} and a layer {frame.B.shape[0]} x "
+            f"{frame.A.shape[1]}, and this model needs rank {rank} and {d_out} x {d_in}; "
+            "is the alignment pack that of this base model and plan?"
         )
 
 
@@ -84,17 +94,23 @@ class PQAdapter(_Removable):
         self._paths: dict[str, str] = {}
         self._rates: dict[str, float] = {}
         roles = present_roles(base, plan)
-        for block, end in enumerate(block_ends(base.layers, plan.blocks)):
+        for block, end in enumerate(wrapped_layers(base, plan)):
             for role in roles:
                 name = module_name(block, role)
                 if name in frames:
                     frame = frames[name]
+                    _check_frame(frame, name, plan.rank, base.shapes[role])
                     a, b = (torch.tensor(part, device=base.device) for part in (frame.A, frame.B))
                     path = base.parts.path(end, role)
                     inner = self._model.get_submodule(path)
                     self._layers[name] = PQLinear(inner, a, b, plan.scale, gated=gated)
                     self._paths[name] = path
                     self._rates[name] = frame.rate
+        if not self._layers:
+            raise LayoutMismatch(
+                "no (block, role) of the plan has a frame: the alignment pack selects nothing; have the "
+                "operator raise alignment.max_error, choose another pivot, or leave alignment out"
+            )
         self.layout: Layout = pq_layout(plan.blocks, roles, plan.rank, selected=self._layers)
         for name, layer in self._layers.items():
             replace_module(self._model, self._paths[name], layer)

@@ -64,23 +64,23 @@ class Responses:
                 self.g_row[anchor, end] = predicting
                 predicting += 1
 
-    def z(self, name: str) -> Tensor:
-        """Give z (tokens, r) of a (block, role)."""
-        return self._tensor(f"{name}.z")
+    def z(self, name: str, rows: Sequence[int]) -> Tensor:
+        """Give these rows of z (len(rows), r) of a (block, role), float64."""
+        return self._tensor(self._pack.tensors[f"{name}.z"][rows])
 
-    def g(self, name: str) -> Tensor:
-        """Give B^T g (answer tokens, r) of a (block, role)."""
-        return self._tensor(f"{name}.g")
+    def g(self, name: str, rows: Sequence[int]) -> Tensor:
+        """Give these rows of B^T g (len(rows), r) of a (block, role), float64."""
+        return self._tensor(self._pack.tensors[f"{name}.g"][rows])
 
     def frames(
         self, group: Sequence[Site], sites: Mapping[str, Site]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Give the pivot's A by its source (r, d_in) and B^T by name (r, d_out)."""
-        a = {sites[site.name].source: self._tensor(f"{site.name}.A") for site in group}
-        return a, {site.name: self._tensor(f"{site.name}.B").T for site in group}
+        a = {sites[site.name].source: self._tensor(self._pack.tensors[f"{site.name}.A"]) for site in group}
+        return a, {site.name: self._tensor(self._pack.tensors[f"{site.name}.B"]).T for site in group}
 
-    def _tensor(self, name: str) -> Tensor:
-        return torch.from_numpy(self._pack.tensors[name].astype(np.float64)).to(self._device)
+    def _tensor(self, values: Array) -> Tensor:
+        return torch.from_numpy(values.astype(np.float64)).to(self._device)
 
 
 def passes(

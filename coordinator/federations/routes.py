@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
-from pydantic import ValidationError
 
 from coordinator.enrolment.auth import AsAuditor, AsOperator
 from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound
 from coordinator.federations import store
-from coordinator.json_body import invalid, json_body, takes
+from coordinator.json_body import json_body, parse, takes
 from coordinator.logs import logger
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit
 from coordinator.problems import answers
@@ -63,12 +63,11 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
         Invalid: no such strategy, or no such options.
     """
     try:
-        options = load(plan.strategy.name).Options.model_validate(plan.strategy.options)
+        accepted = load(plan.strategy.name).Options
     except UnknownStrategy as error:
         raise Invalid(
             "strategy.name: there is no such strategy", field="strategy.name", known=[*names()]
         ) from error
-    except ValidationError as error:
-        raise invalid(error.errors(), under="strategy.options") from None
+    options = parse(accepted, json.dumps(plan.strategy.options).encode(), under="strategy.options")
     resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
     return plan.model_copy(update={"strategy": resolved})

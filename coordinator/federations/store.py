@@ -9,7 +9,6 @@ from coordinator.database import now
 from coordinator.enrolment.store import client_view
 from coordinator.errors import NotFound
 from coordinator.ids import new_id
-from coordinator.locks import lock_federation as lock_federation
 from coordinator.tables import (
     ClientRow,
     FederationRow,

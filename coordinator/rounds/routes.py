@@ -118,10 +118,13 @@ def put_scores(
     session: Writing,
 ) -> None:
     """Keep how good a client's model was before and after the round's local steps; the last ones win."""
+    lock_federation(session, member.federation_id)
     row = store.numbered(session, member.federation_id, n)
     if store.participation(session, row.id, member.client_id) is None:
         raise NotJoined
-    store.keep_scores(session, row.id, member.client_id, scores.model_dump(mode="json"), now(session))
+    moment = now(session)
+    store.keep_scores(session, row.id, member.client_id, scores.model_dump(mode="json"), moment)
+    control.announce(session, row, moment)
 
 
 @router.get("/rounds", responses=answers(AuthMissing, NotFound, Invalid))

@@ -35,8 +35,8 @@ class AdapterPlan(Strict):
     scale: Positive = 2.0
     blocks: Annotated[int, Field(ge=1, le=64)] = 4
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ALL_ROLES
-    private_rank: Literal[0] = 0
-    same_architecture_rank: Literal[0] = 0
+    private_rank: Annotated[int, Field(ge=0, le=0)] = 0
+    same_architecture_rank: Annotated[int, Field(ge=0, le=0)] = 0
 
     @model_validator(mode="after")
     def _roles_are_distinct(self) -> Self:

@@ -40,6 +40,7 @@ def test_the_frameworks_own_refusals_are_problem_documents(coordinator: Served) 
     refused = anyone.patch("/v1/hello")
     assert (refused.status_code, slug(refused)) == (405, "method-not-allowed")
     assert refused.headers["allow"] == "GET"
+    assert anyone.put("/v1/federations").headers["allow"] == "GET, POST"
     refused = coordinator.admin.get("/v1/federations", params={"limit": "many"})
     assert (refused.status_code, slug(refused)) == (422, "validation")
     assert refused.json()["field"] == "limit"
@@ -63,6 +64,13 @@ def test_the_frameworks_own_refusals_are_problem_documents(coordinator: Served) 
 def test_json_is_parsed_strictly(coordinator: Served, body: bytes) -> None:
     refused = coordinator.admin.post("/v1/federations", content=body, headers=JSON)
     assert (refused.status_code, slug(refused)) == (400, "malformed-json")
+
+
+@pytest.mark.parametrize("value", ["true", '"3"', "3.5", "null"])
+def test_a_number_is_a_number_and_nothing_else(coordinator: Served, value: str) -> None:
+    body = f'{{"name": "x", "strategy": {{"name": "fedavg"}}, "rounds": {{"total": {value}}}}}'
+    refused = coordinator.admin.post("/v1/federations", content=body, headers=JSON)
+    assert (refused.status_code, refused.json()["field"]) == (422, "rounds.total")
 
 
 def test_other_media_types_and_encodings_are_refused(coordinator: Served) -> None:

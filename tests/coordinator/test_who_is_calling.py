@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta
 
 import httpx
 import pytest
+from sqlalchemy import select, update
 
+from coordinator.database import Database
+from coordinator.tables import ClientRow
 from tests.served import Served, slug
 
 
@@ -119,3 +123,25 @@ def test_a_client_is_shown_with_its_profile_and_when_it_was_seen(coordinator: Se
     assert shown[0]["last_seen_at"] is not None
     assert shown[0]["rounds"] == 0
     assert shown[0]["bytes"] == {"up": 0, "down": 0}
+
+
+def test_being_seen_is_written_down_at_most_every_fifteen_seconds(
+    database: Database, serve: Callable[..., Served], database_url: str
+) -> None:
+    served = serve(database_url)
+    fid = served.federation()
+    silo = served.enrol(fid, "a")
+
+    def last_seen() -> datetime:
+        with database.read() as session:
+            seen = session.scalars(select(ClientRow.last_seen_at)).one()
+            assert seen is not None
+            return seen
+
+    at_enrolment = last_seen()
+    silo.http.get("/v1/me")
+    assert last_seen() == at_enrolment
+    with database.write() as session:
+        session.execute(update(ClientRow).values(last_seen_at=at_enrolment - timedelta(seconds=15)))
+    silo.http.get("/v1/me")
+    assert last_seen() > at_enrolment

@@ -143,6 +143,21 @@ def test_tensors_that_do_not_fit_are_refused_and_change_nothing(
             np.testing.assert_array_equal(adapter.state()[others[0]], state[others[0]])
 
 
+def test_frames_of_another_model_or_none_at_all_are_refused(tiny: Callable[..., BaseModel]) -> None:
+    base, wider = tiny(), tiny(hidden_size=64)
+    for frames in (random_frames(wider, PLAN, 0), random_frames(base, AdapterPlan(rank=4), 0), {}):
+        with pytest.raises(LayoutMismatch, match="alignment pack"):
+            inject_pq(base, PLAN, frames, gated=False)
+    assert not any(isinstance(module, PQLinear) for module in base.model.modules())
+
+
+def test_a_model_with_fewer_layers_than_blocks_is_told_so(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    deep = AdapterPlan(rank=8, blocks=5)
+    with pytest.raises(LayoutMismatch, match="4 layers and the plan 5 blocks"):
+        inject_pq(base, deep, random_frames(base, deep, 0), gated=False)
+
+
 def test_two_adapters_at_once_are_refused(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     for first in (make_pq, make_lora):

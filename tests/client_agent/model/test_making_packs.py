@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from client_agent.errors import AdapterInPlace, AlignmentImpossible
-from client_agent.model import alignment
+from client_agent.model import alignment, selection
 from client_agent.model.alignment import aligned_pack, pivot_pack, random_pack
 from client_agent.model.anchors import answered, asked, random_targets, sites_of
 from client_agent.model.frames import random_frames
@@ -36,6 +34,12 @@ def anchors_for(count: int = 96) -> list[Anchor]:
 
 
 ANCHORS = anchors_for()
+
+
+@pytest.fixture(autouse=True)
+def few_pseudo_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "FITTING_TASKS", 8)
+    monkeypatch.setattr(selection, "HELD_OUT_TASKS", 3)
 
 
 def plan_for(pivot: BaseModel) -> AlignmentPlan:
@@ -221,11 +225,3 @@ def test_ridge_recovers_a_linear_map_and_principal_directions_are_those_of_the_s
     assert not moments.principal(8)[6:].any()
     missed.add(x.double() @ w.double() * 0.9, x @ w)
     assert missed.relative == pytest.approx(0.1, abs=1e-5)
-
-
-EXAMPLES = Path(__file__).parents[3] / "examples"
-
-
-def example_anchors(count: int) -> list[Anchor]:
-    records = json.loads((EXAMPLES / "anchors.json").read_text())["anchors"]
-    return [Anchor.model_validate(record) for record in records[:count]]

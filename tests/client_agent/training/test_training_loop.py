@@ -217,3 +217,15 @@ def test_schedules_warm_up_and_come_down() -> None:
     cosine = plan.model_copy(update={"schedule": "cosine", "warmup_steps": 0})
     assert [rate_at(step, cosine) for step in (0, 5)] == pytest.approx([1, 0.5])
     assert 0 < rate_at(9, cosine) < 0.05
+
+
+def test_a_bfloat16_base_trains_float32_adapters(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny(dtype=torch.bfloat16)
+    plan = PLAN.model_copy(update={"steps": 15})
+    for make in (injected, lambda model: inject_lora(model, ADAPTER)):
+        with make(base) as adapter:
+            assert {p.dtype for p in adapter.named_parameters().values()} == {torch.float32}
+            losses = train(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
+        assert losses[-1] < losses[0] - 0.5

@@ -2,101 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-import zstandard
 
-from tests.served import Served, Silo, slug
+from tests.coordinator.updates.target import LIMIT, Target, refused
 from tests.taking_part import (
-    PLAN,
     SIGNATURE,
-    join,
     put,
-    running,
     update_body,
     upload_headers,
     url,
     values,
 )
 
-Rows = Callable[[str, str], list[tuple[Any, ...]]]
-LIMIT = 256 * 1024
-
-
-@dataclass
-class Target:
-    """A client that has joined round 1, and what it was told to start from."""
-
-    served: Served
-    silo: Silo
-    base: str
-
-    def good(self, **changes: Any) -> bytes:
-        return update_body(self.silo, 1, self.base, values(1.0), **changes)
-
-    def raw(self, change: Callable[[dict[str, Any]], object], data: bytes | None = None) -> bytes:
-        """Take a good body, change its header as a dictionary, put it together again."""
-        good = self.good()
-        length = int.from_bytes(good[:8], "little")
-        header = json.loads(good[8 : 8 + length])
-        change(header)
-        text = json.dumps(header).encode()
-        return struct.pack("<Q", len(text)) + text + (good[8 + length :] if data is None else data)
-
-    def manifest(self, **changes: Any) -> bytes:
-        """Take a good body and change members of its manifest; ... removes one."""
-
-        def change(header: dict[str, Any]) -> None:
-            manifest = json.loads(header["__metadata__"]["tessera"]) | changes
-            said = {name: value for name, value in manifest.items() if value is not ...}
-            header["__metadata__"]["tessera"] = json.dumps(said)
-
-        return self.raw(change)
-
-
-@pytest.fixture(scope="module")
-def target(coordinator: Served) -> Target:
-    # One client short of the second, so that the round stays open whatever the others do.
-    changes = {"limits": {"max_update_bytes": LIMIT, "max_norm": 50.0}}
-    _, (silo, other) = running(coordinator, **(PLAN | changes))
-    join(other, 1)
-    return Target(coordinator, silo, join(silo, 1))
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_trace(target: Target, rows: Rows) -> Iterator[None]:
-    def stored() -> list[tuple[Any, ...]]:
-        tables = ("payloads", "payload_chunks", "updates", "signatures", "events")
-        counts = ", ".join(f"(SELECT count(*) FROM {table})" for table in tables)
-        return rows(target.served.database_url, f"SELECT {counts}")
-
-    before = stored()
-    yield
-    assert stored() == before
-    # and what is good is still taken: another base would not even get this far
-    probe = put(target.silo, 1, target.manifest(base="sha256:" + "0" * 64))
-    assert slug(probe) == "base-mismatch"
-
-
-def refused(answer: httpx.Response) -> tuple[int, str]:
-    return answer.status_code, slug(answer)
-
-
-def zstd(body: bytes, **options: Any) -> bytes:
-    settings = {"write_checksum": True, "write_content_size": True} | options
-    return zstandard.ZstdCompressor(level=1, **settings).compress(body)
-
-
-def _bomb(*, sized: bool) -> bytes:
-    writer = zstandard.ZstdCompressor(level=1, write_checksum=True).compressobj(size=2**25 if sized else -1)
-    return b"".join([*(writer.compress(bytes(2**20)) for _ in range(32)), writer.flush()])
+pytestmark = pytest.mark.usefixtures("leaves_no_trace")
 
 
 def _tensor(**changes: Any) -> Callable[[dict[str, Any]], object]:
@@ -211,39 +135,6 @@ def test_a_hostile_body_is_refused(target: Target, body: str) -> None:
     assert refused(put(target.silo, 1, make(target))) == (status, kind)
 
 
-FRAMES: dict[str, tuple[Callable[[bytes], bytes], int, str]] = {
-    "bomb with its size": (lambda _: _bomb(sized=True), 413, "decompressed-too-large"),
-    "bomb without its size": (lambda _: _bomb(sized=False), 413, "decompressed-too-large"),
-    "window of 1 GiB": (
-        lambda good: b"\x28\xb5\x2f\xfd\x04\xa0" + zstd(good)[6:],
-        422,
-        "codec-window",
-    ),
-    "cut off": (lambda good: zstd(good)[:-5], 422, "codec-truncated"),
-    "cut off in its header": (lambda good: zstd(good)[:5], 422, "codec-truncated"),
-    "nothing": (lambda _: b"", 422, "codec-truncated"),
-    "two frames": (lambda good: zstd(good) * 2, 422, "codec-trailing"),
-    "junk behind": (lambda good: zstd(good) + b"junk", 422, "codec-trailing"),
-    "skippable frame before": (
-        lambda good: b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd" + zstd(good),
-        422,
-        "codec-trailing",
-    ),
-    "no checksum": (lambda good: zstd(good, write_checksum=False), 422, "codec-corrupt"),
-    "a flipped bit": (
-        lambda good: (lambda b: b[:-1] + bytes([b[-1] ^ 1]))(zstd(good)),
-        422,
-        "codec-corrupt",
-    ),
-}
-
-
-@pytest.mark.parametrize("frame", FRAMES)
-def test_a_hostile_frame_is_refused(target: Target, frame: str) -> None:
-    make, status, kind = FRAMES[frame]
-    assert refused(put(target.silo, 1, make(target.good()), "zstd")) == (status, kind)
-
-
 HEADERS: dict[str, tuple[dict[str, str | None], int, str]] = {
     "no digest": ({"Content-Digest": None}, 400, "digest-missing"),
     "md5 only": ({"Content-Digest": "md5=:1B2M2Y8AsgTpgAmY7PhCfg==:"}, 400, "digest-missing"),
@@ -303,7 +194,7 @@ def test_nobody_unknown_is_read_from(target: Target) -> None:
 
 
 def test_a_hostile_signature_does_not_join(target: Target) -> None:
-    silo = target.served.enrol(target.silo.federation_id, f"n{np.random.default_rng().integers(10**9)}")
+    silo = target.newcomer
     body = b"\xff" * 20
     answer = silo.http.post(url(silo, 1, "/join"), content=body, headers=upload_headers(body))
     assert refused(answer) == (422, "tensor-header")

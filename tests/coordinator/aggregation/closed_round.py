@@ -1,0 +1,178 @@
+"""Put a round that waits for aggregation straight into a database, with any number of clients of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import func, select
+
+from coordinator import payloads
+from coordinator.aggregation import publishing
+from coordinator.aggregation.publishing import claim_due
+from coordinator.database import Database, now
+from coordinator.federations import store as federations
+from coordinator.federations.store import plan_of
+from coordinator.rounds import store as rounds
+from coordinator.tables import ClientRow, ParticipationRow, RoundRow, SignatureRow, UpdateRow, WeightsRow
+from schemas.maths.adapter import Layout, in_order, size
+from schemas.messages.federations import FederationPlan
+
+
+@dataclass
+class Sent:
+    """What one client delivered; `values` follow the order of the layout."""
+
+    layout: Layout
+    values: NDArray[np.float32]
+    signature: Sequence[float] = (1.0, 0.0)
+    base_model: str = "s"
+    examples: int = 1
+    shift: int = 0  # bytes before the state, as a header would be
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Any], **facts: Any) -> Sent:
+        arrays = {name: np.asarray(tensors[name], np.float32) for name in sorted(tensors)}
+        layout = in_order({name: values.shape for name, values in arrays.items()})
+        return cls(layout, np.concatenate([a.ravel() for a in arrays.values()]), **facts)
+
+
+@dataclass
+class Closed:
+    """A round in state closing."""
+
+    federation_id: str
+    clients: list[str] = field(default_factory=list)
+
+
+def plan(strategy: str = "fedavg", **rounds_plan: Any) -> FederationPlan:
+    """Make a plan; a round needs one client."""
+    return FederationPlan.model_validate(
+        {
+            "name": "f",
+            "strategy": {"name": strategy},
+            "rounds": {"min_clients": 1, "total": 3} | rounds_plan,
+            "signature": {"dim": 2},
+        }
+    )
+
+
+def close_round(database: Database, wanted: FederationPlan, sent: Sequence[Sent]) -> Closed:
+    """Make a federation whose first round has closed with these updates."""
+    with database.write() as session:
+        federation = federations.create(session, wanted)
+        federation.state = "running"
+        moment = now(session)
+        row = rounds.open_round(session, federation.id, 1, moment)
+        row.state, row.closing_at, row.collecting_at = "closing", moment, moment
+        closed = Closed(federation.id)
+        round_id = row.id
+    for i, one in enumerate(sent):
+        _deliver(database, closed, round_id, i, one)
+    return closed
+
+
+def _deliver(database: Database, closed: Closed, round_id: int, i: int, one: Sent) -> None:
+    client_id = f"{closed.federation_id}-{i:04}"
+    body = bytes(one.shift) + one.values.astype("<f4").tobytes()
+    assert one.values.size == size(one.layout)
+    with database.write() as session:
+        moment = now(session)
+        session.add(
+            ClientRow(
+                id=client_id,
+                federation_id=closed.federation_id,
+                name=f"c{i}",
+                base_model=one.base_model,
+                profile={},
+                state="enrolled",
+                credential_hash=client_id,
+                enrolled_at=moment,
+            )
+        )
+        session.flush()
+        payload_id, digest = payloads.store_bytes(session, body)
+        session.add_all(
+            [
+                ParticipationRow(
+                    round_id=round_id, client_id=client_id, state="arrived", joined_at=moment, base_digest="x"
+                ),
+                UpdateRow(
+                    federation_id=closed.federation_id,
+                    round_id=round_id,
+                    round_number=1,
+                    client_id=client_id,
+                    digest=digest,
+                    bytes=len(body),
+                    payload_id=payload_id,
+                    state_payload_id=payload_id,
+                    state_begin=one.shift,
+                    layout=[[name, list(shape)] for name, shape in one.layout.items()],
+                    norm=1.0,
+                    clipped=False,
+                    examples=one.examples,
+                    received_at=moment,
+                ),
+                SignatureRow(
+                    federation_id=closed.federation_id,
+                    round_id=round_id,
+                    round_number=1,
+                    client_id=client_id,
+                    origin="update",
+                    vector=np.asarray(one.signature, "<f4").tobytes(),
+                ),
+            ]
+        )
+    closed.clients.append(client_id)
+
+
+def served(database: Database, client_id: str, layout: Layout, number: int = 2) -> NDArray[np.float32]:
+    """Read the values that a client is served."""
+    with database.read() as session:
+        row = session.scalars(
+            select(WeightsRow).where(WeightsRow.client_id == client_id, WeightsRow.round_number == number)
+        ).one()
+        count = size(layout) * 4
+        raw = payloads.read(session, row.payload_id, row.bytes - count, row.bytes)
+    return np.frombuffer(raw, "<f4")
+
+
+def round_row(database: Database, closed: Closed, number: int = 1) -> RoundRow:
+    """Look at a round."""
+    with database.read() as session:
+        return rounds.numbered(session, closed.federation_id, number)
+
+
+def resolved(database: Database, closed: Closed) -> FederationPlan:
+    """Read the plan back."""
+    with database.read() as session:
+        return plan_of(federations.federation(session, closed.federation_id))
+
+
+BLOCK_BYTES = 4096
+
+
+def nothing() -> None:
+    """Between two blocks."""
+
+
+def publish(
+    database: Database, between: Callable[[], None] = nothing, block_bytes: int = BLOCK_BYTES
+) -> None:
+    claim = claim_due(database, 60.0)
+    assert claim is not None
+    publishing.aggregate(database, claim, block_bytes=block_bytes, between=between)
+
+
+def count(database: Database, table: Any) -> int:
+    with database.read() as session:
+        return session.scalar(select(func.count()).select_from(table)) or 0
+
+
+def simple(database: Database, clients: int = 3, **rounds: Any) -> Closed:
+    layout = {"b0.q.P": (30, 30), "b0.q.Q": (30,)}
+    sent = [Sent(layout, np.full(930, i, np.float32)) for i in range(clients)]
+    return close_round(database, plan(**rounds), sent)

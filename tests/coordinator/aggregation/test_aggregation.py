@@ -1,0 +1,141 @@
+"""The sums are right, whoever has which tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import update
+
+from coordinator.aggregation.columns import blocks
+from coordinator.database import Database, now
+from coordinator.tables import ClientRow, PayloadRow, RelevanceRow, WeightsRow
+from schemas.maths.adapter import Layout, in_order, size
+from tests.coordinator.aggregation.closed_round import (
+    Sent,
+    close_round,
+    count,
+    plan,
+    publish,
+    round_row,
+    served,
+    simple,
+)
+
+names = st.sampled_from(["b0.k", "b0.q", "b1.q", "b1.v", "b2.q"])
+layouts = st.dictionaries(names, st.sampled_from([1, 2, 5]), min_size=1).map(
+    lambda ranks: in_order(
+        {f"{m}.P": (r, r) for m, r in ranks.items()} | {f"{m}.Q": (r,) for m, r in ranks.items()}
+    )
+)
+
+
+@given(layouts=st.lists(layouts, min_size=1, max_size=5), block_bytes=st.integers(4, 200))
+@settings(max_examples=100, deadline=None)
+def test_blocks_cover_every_value_of_every_client_once_and_in_order(
+    layouts: list[Layout], block_bytes: int
+) -> None:
+    reached = [0] * len(layouts)
+    for block in blocks(layouts, block_bytes):
+        assert block.size == 1 or block.size * len(block.begins) * 4 <= block_bytes
+        for place, begin in block.begins.items():
+            assert begin == reached[place]
+            reached[place] += block.size
+    assert reached == [size(layout) for layout in layouts]
+
+
+def test_everybody_gets_the_mean_of_those_who_share_each_module(database: Database) -> None:
+    draw = np.random.default_rng(0)
+
+    def sent(modules: dict[str, int], **facts: Any) -> Sent:
+        tensors: dict[str, Any] = {}
+        for module, rank in modules.items():
+            tensors[f"{module}.P"] = draw.normal(size=(rank, rank))
+            tensors[f"{module}.Q"] = draw.normal(size=rank)
+        return Sent.of(tensors, **facts)
+
+    everyone = [
+        sent({"b0.q": 9, "b0.v": 40, "b1.q": 9}, examples=3, shift=17),
+        sent({"b0.q": 9, "b1.q": 9}, examples=1),
+        sent({"b0.q": 9, "b0.v": 40, "b2.q": 3}, examples=2, shift=8),
+        sent({"b0.q": 9, "b0.v": 40}, base_model="l"),
+        sent({"b0.q": 5, "b0.v": 40}, examples=5),  # the same name in another shape is not the same
+    ]
+    closed = close_round(database, plan(), everyone)
+    publish(database)
+    stored = [_tensors(one, one.values) for one in everyone]
+    for i, one in enumerate(everyone):
+        got = _tensors(one, served(database, closed.clients[i], one.layout))
+        for name, values in got.items():
+            module = name.rpartition(".")[0]
+            peers = [
+                j
+                for j, other in enumerate(everyone)
+                if other.base_model == one.base_model
+                and all(
+                    other.layout.get(f"{module}.{part}") == one.layout[f"{module}.{part}"] for part in "PQ"
+                )
+            ]
+            weights = np.array([everyone[j].examples for j in peers], float)
+            wanted = sum(w * stored[j][name] for w, j in zip(weights / weights.sum(), peers, strict=True))
+            np.testing.assert_allclose(values, wanted, rtol=1e-6, atol=1e-7)
+
+
+def _tensors(one: Sent, flat: Any) -> dict[str, Any]:
+    tensors, at = {}, 0
+    for name, shape in one.layout.items():
+        length = int(np.prod(shape))
+        tensors[name] = np.asarray(flat[at : at + length], np.float64).reshape(shape)
+        at += length
+    return tensors
+
+
+def test_a_round_is_published_with_its_relevance_and_the_next_opened(database: Database) -> None:
+    closed = simple(database)
+    publish(database)
+    assert round_row(database, closed).state == "published"
+    assert round_row(database, closed, 2).state == "open"
+    assert count(database, RelevanceRow) == 3
+    assert count(database, WeightsRow) == 3
+
+
+def test_what_is_served_does_not_depend_on_the_size_of_a_block(
+    fresh_database: Callable[[str], str],
+) -> None:
+    values = np.random.default_rng(1).normal(size=(4, 930)).astype(np.float32)
+    seen = []
+    for block_bytes in (16, 4096, 2**20):
+        database = Database(fresh_database("sqlite"))
+        layout = {"b0.q.P": (30, 30), "b0.q.Q": (30,)}
+        closed = close_round(database, plan(), [Sent(layout, row) for row in values])
+        publish(database, block_bytes=block_bytes)
+        seen.append(np.stack([served(database, client, layout) for client in closed.clients]))
+        database.close()
+    np.testing.assert_allclose(seen[0], seen[1], atol=1e-7)
+    np.testing.assert_allclose(seen[0], seen[2], atol=1e-7)
+
+
+def test_a_client_revoked_in_an_earlier_round_serves_nobody(database: Database) -> None:
+    closed = simple(database)
+    with database.write() as session:
+        session.execute(
+            update(ClientRow)
+            .where(ClientRow.id == closed.clients[2])
+            .values(state="revoked", revoked_at=now(session))
+        )
+    publish(database)
+    # its update was accepted in this round: it counts, but it is not served
+    np.testing.assert_allclose(served(database, closed.clients[0], {"x": (930,)}), 1.0)
+    assert count(database, WeightsRow) == 2
+
+
+def test_two_clients_with_the_same_update_share_its_bytes(database: Database) -> None:
+    layout = {"b0.q.Q": (30,)}
+    same = np.arange(30, dtype=np.float32)
+    closed = close_round(database, plan(), [Sent(layout, same), Sent(layout, same)])
+    assert count(database, PayloadRow) == 1
+    publish(database)
+    np.testing.assert_allclose(served(database, closed.clients[1], layout), same)

@@ -1,0 +1,44 @@
+"""Memory is bounded by the block, not by the number of clients or the size of their adapters."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from coordinator.aggregation import publishing
+from coordinator.aggregation.publishing import claim_due
+from coordinator.database import Database
+from tests.coordinator.aggregation.closed_round import Sent, close_round, plan, served
+
+MIB = 2**20
+BLOCK_BYTES = 4 * MIB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["sqlite", "postgres"])
+def test_memory_does_not_grow_with_clients_or_values(
+    fresh_database: Callable[[str], str], backend: str
+) -> None:
+    peaks = {}
+    for clients, values in ((4, 250_000), (32, 250_000), (8, 2_000_000)):
+        database = Database(fresh_database(backend))
+        layout = {"b0.q.P": (values,)}
+        closed = close_round(
+            database, plan(), [Sent(layout, np.full(values, i, np.float32)) for i in range(clients)]
+        )
+        claim = claim_due(database, 600.0)
+        assert claim is not None
+        tracemalloc.start()
+        try:
+            publishing.aggregate(database, claim, block_bytes=BLOCK_BYTES, between=lambda: None)
+            peaks[clients, values] = tracemalloc.get_traced_memory()[1] / MIB
+        finally:
+            tracemalloc.stop()
+        np.testing.assert_allclose(served(database, closed.clients[0], layout), (clients - 1) / 2)
+        database.close()
+    # all together would be 4, 31 and 61 MiB
+    assert max(peaks.values()) < 40, peaks
+    assert max(peaks.values()) < 1.5 * min(peaks.values()) + 8, peaks

@@ -1,0 +1,153 @@
+"""Who comes late starts from what its signature asks for, at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.served import Served, Silo, slug
+from tests.taking_part import (
+    deliver,
+    join,
+    put,
+    running,
+    show,
+    signature_body,
+    try_join,
+    update_body,
+    upload_headers,
+    url,
+    values,
+    wait_for,
+    weights,
+)
+
+EAST = np.array([1, 0, 0, 0], np.float32)
+NORTH = np.array([0, 1, 0, 0], np.float32)
+WEST = -EAST
+
+
+def fedmosaic(**options: Any) -> dict[str, Any]:
+    return {
+        "strategy": {"name": "fedmosaic", "options": options},
+        "adapter": {"rank": 2, "blocks": 1, "roles": ["q"]},
+        "rounds": {"total": 5, "min_clients": 2, "collect_seconds": 600},
+        "signature": {"dim": 4},
+    }
+
+
+def after_one_round(served: Served, **options: Any) -> tuple[str, list[Silo]]:
+    """Two clients of different tasks have published a round: east has 1, north has 5."""
+    fid, silos = running(served, **fedmosaic(**options))
+    deliver(silos[0], 1, values(1.0), signature=EAST)
+    deliver(silos[1], 1, values(5.0), signature=NORTH)
+    wait_for(served, fid, 1, "published")
+    return fid, silos
+
+
+def first(silo: Silo, number: int) -> float:
+    return float(weights(silo, number)["b0.q.P"][0, 0])
+
+
+def test_a_newcomer_with_a_signature_is_weighed_at_join(coordinator: Served) -> None:
+    fid, _ = after_one_round(coordinator)
+    newcomer = coordinator.enrol(fid, "new")
+    join(newcomer, 2, NORTH * np.float32(0.7))
+    assert first(newcomer, 2) == 5.0
+
+
+def test_a_newcomer_without_a_signature_gets_the_mean(coordinator: Served) -> None:
+    fid, _ = after_one_round(coordinator)
+    newcomer = coordinator.enrol(fid, "new")
+    join(newcomer, 2)
+    assert first(newcomer, 2) == 3.0
+
+
+def test_a_newcomer_like_nobody_gets_zeros(coordinator: Served) -> None:
+    fid, _ = after_one_round(coordinator)
+    newcomer = coordinator.enrol(fid, "new")
+    join(newcomer, 2, -EAST - NORTH)
+    assert first(newcomer, 2) == 0.0
+
+
+def test_a_newcomer_of_another_base_model_shares_nothing_without_alignment(coordinator: Served) -> None:
+    fid, _ = after_one_round(coordinator)
+    newcomer = coordinator.enrol(fid, "new", base_model="tiny-l-000000000000")
+    join(newcomer, 2, NORTH)
+    assert first(newcomer, 2) == 0.0
+
+
+def test_joining_again_with_another_signature_changes_nothing(coordinator: Served) -> None:
+    fid, _ = after_one_round(coordinator)
+    newcomer = coordinator.enrol(fid, "new")
+    digest = join(newcomer, 2, NORTH)
+    assert join(newcomer, 2, EAST) == digest
+    assert join(newcomer, 2) == digest
+    assert first(newcomer, 2) == 5.0
+
+
+def test_a_newcomer_that_never_delivered_is_weighed_again_next_time(coordinator: Served) -> None:
+    fid, silos = after_one_round(coordinator)
+    newcomer = coordinator.enrol(fid, "new")
+    join(newcomer, 2, NORTH)
+    for silo, fill, signature in zip(silos, (2.0, 7.0), (EAST, NORTH), strict=True):
+        deliver(silo, 2, values(fill), signature=signature)
+    assert show(coordinator, fid, 2)["state"] == "collecting"
+    assert put(newcomer, 2, update_body(newcomer, 2, join(newcomer, 2), values(9.0))).status_code == 201
+    wait_for(coordinator, fid, 2, "published")
+    another = coordinator.enrol(fid, "another")
+    join(another, 3, NORTH)
+    assert first(another, 3) > 5.0
+
+
+def test_a_signature_of_an_earlier_join_counts_again(coordinator: Served) -> None:
+    fid, silos = running(coordinator, clients=3, **fedmosaic())
+    join(silos[2], 1, NORTH)  # joins, and is never heard of in this round
+    deliver(silos[0], 1, values(1.0), signature=EAST)
+    deliver(silos[1], 1, values(5.0), signature=NORTH)
+    coordinator.admin.post(f"/v1/federations/{fid}/pause")
+    assert show(coordinator, fid, 1)["state"] == "collecting"
+    late = join(silos[2], 1)
+    put(silos[2], 1, update_body(silos[2], 1, late, values(5.0), signature=NORTH))
+    wait_for(coordinator, fid, 1, "published")
+    coordinator.admin.post(f"/v1/federations/{fid}/start")
+    join(silos[2], 2)
+    assert first(silos[2], 2) == 5.0
+
+
+def test_an_established_client_listens_to_those_like_it(coordinator: Served) -> None:
+    fid, silos = running(coordinator, clients=4, **(fedmosaic() | {"rounds": {"total": 2, "min_clients": 4}}))
+    signatures = [EAST, NORTH, EAST, NORTH]
+    for silo, fill, signature in zip(silos, (1.0, 5.0, 2.0, 6.0), signatures, strict=True):
+        deliver(silo, 1, values(fill), signature=signature)
+    wait_for(coordinator, fid, 1, "published")
+    shown = coordinator.admin.get(f"/v1/federations/{fid}/rounds/1/relevance").json()
+    assert shown["clients"] == [silo.client_id for silo in silos]
+    np.testing.assert_allclose(np.array(shown["relevance"])[0], [0, 0, 1, 0], atol=1e-6)
+    np.testing.assert_allclose(np.array(shown["similarity"])[0], [1, -1, 1, -1], atol=1e-6)
+    served = []
+    for silo in silos:
+        join(silo, 2)
+        served.append(first(silo, 2))
+    np.testing.assert_allclose(served, [2.0, 6.0, 1.0, 5.0], atol=1e-5)
+
+
+def test_a_newcomers_signature_is_judged_like_any_other(coordinator: Served) -> None:
+    fid, _ = after_one_round(coordinator)
+    newcomer = coordinator.enrol(fid, "new")
+    for signature, kind in ((EAST * 0, "signature-vector"), (EAST[:2], "signature-vector")):
+        answer = try_join(newcomer, 2, signature)
+        assert (answer.status_code, slug(answer)) == (422, kind)
+    body = signature_body(newcomer, 1, EAST)  # of another round
+    answer = newcomer.http.post(url(newcomer, 2, "/join"), content=body, headers=upload_headers(body))
+    assert slug(answer) == "metadata"
+    assert show(coordinator, fid, 2)["counts"]["joined"] == 0
+
+
+def test_nobody_joins_a_round_that_has_ended(coordinator: Served) -> None:
+    fid, silos = after_one_round(coordinator)
+    newcomer = coordinator.enrol(fid, "new")
+    assert slug(try_join(newcomer, 1)) == "round-closed"
+    coordinator.admin.post(f"/v1/federations/{fid}/finish")
+    assert slug(try_join(silos[0], 2)) == "round-closed"

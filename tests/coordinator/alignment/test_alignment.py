@@ -1,0 +1,264 @@
+"""Anchors and packs over HTTP: who may store what, what is refused, what a pack changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from schemas.messages.alignment import AlignmentManifest
+from schemas.wire.digests import digest_of
+from schemas.wire.envelope import pack
+from tests.served import PROFILE, Served, Silo, slug
+from tests.taking_part import (
+    join,
+    put,
+    try_join,
+    update_body,
+    upload_headers,
+    values,
+    wait_for,
+    weights,
+)
+
+PIVOT, OTHER = PROFILE["base_model"], "tiny-l-aaaaaaaaaaaa"
+SET = "sha256:" + "5" * 64
+MODULES = ["b0.q", "b0.v"]
+ERRORS = {"a": 0.1, "b_token": 0.9, "b_task": 0.5}
+ANCHORS = {"anchors": [{"id": f"a{i}", "prompt": f"{i} + {i} =", "answer": f" {2 * i}"} for i in range(3)]}
+WIDTH = {PIVOT: 6, OTHER: 8}
+
+
+def aligned(served: Served, frames: str = "pca-tok", **plan: Any) -> str:
+    return served.federation(
+        **(
+            {
+                "strategy": {"name": "fedmosaic", "options": {"sources": "all", "min_relevance": None}},
+                "adapter": {"rank": 2, "blocks": 1, "roles": ["q", "v"]},
+                "rounds": {"total": 2, "min_clients": 2, "collect_seconds": 600},
+                "signature": {"dim": 4},
+                "alignment": {"pivot": PIVOT, "frames": frames},
+            }
+            | plan
+        )
+    )
+
+
+def tensors(base_model: str, *, responses: bool | None = None) -> dict[str, Any]:
+    d = WIDTH[base_model]
+    made: dict[str, Any] = {}
+    for module in MODULES:
+        made[f"{module}.A"] = np.full((2, d), 0.5, np.float32)
+        made[f"{module}.B"] = np.full((d + 1, 2), 0.25, np.float32)
+    if base_model == PIVOT if responses is None else responses:
+        for module in MODULES:
+            made[f"{module}.z"] = np.ones((7, 2), np.float16)
+            made[f"{module}.g"] = np.ones((3, 2), np.float16)
+        made["offsets"] = np.arange(21, dtype=np.int32).reshape(7, 3)
+    return made
+
+
+def body(
+    fid: str, of: str, made: Mapping[str, Any] | None = None, /, *, compress: bool = False, **said: Any
+) -> bytes:
+    manifest = {
+        "federation": fid,
+        "recipe": {},
+        "base_model": of,
+        "alignment_set": SET,
+        "selected": ["b0.q"],
+        "errors": dict.fromkeys(MODULES, ERRORS),
+    } | said
+    return pack(made or tensors(of), AlignmentManifest.model_validate(manifest), compress=compress)
+
+
+def deliver(
+    caller: httpx.Client, fid: str, base_model: str, content: bytes, **headers: str
+) -> httpx.Response:
+    path = f"/v1/federations/{fid}/alignments/{base_model}"
+    return caller.put(path, content=content, headers=upload_headers(content) | headers)
+
+
+def refused(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, slug(answer)
+
+
+def test_anchors_are_set_by_an_operator_before_the_start(coordinator: Served) -> None:
+    fid = aligned(coordinator)
+    path = f"/v1/federations/{fid}/anchors"
+    silo = coordinator.enrol(fid, "a")
+    assert refused(silo.http.get(path)) == (404, "not-found")
+    assert refused(silo.http.put(path, json=ANCHORS)) == (403, "forbidden")
+    operator = coordinator.person("operator")
+    stored = operator.put(path, json=ANCHORS)
+    assert (stored.status_code, stored.json()["count"]) == (201, 3)
+    assert operator.put(path, json=ANCHORS).status_code == 200
+    fewer = {"anchors": ANCHORS["anchors"][:2]}
+    assert operator.put(path, json=fewer).status_code == 201
+    assert operator.put(path, json=ANCHORS).status_code == 201
+    given = silo.http.get(path)
+    assert given.json() == ANCHORS
+    assert digest_of(given.content) == stored.json()["digest"]
+    coordinator.admin.post(f"/v1/federations/{fid}/start")
+    assert refused(operator.put(path, json=fewer)) == (409, "federation-state")
+    assert operator.put(path, json=ANCHORS).status_code == 200
+
+
+def test_anchors_of_one_id_are_refused(coordinator: Served) -> None:
+    fid = aligned(coordinator)
+    twice = {"anchors": ANCHORS["anchors"][:1] * 2}
+    assert refused(coordinator.admin.put(f"/v1/federations/{fid}/anchors", json=twice)) == (422, "validation")
+
+
+def test_a_federation_without_alignment_takes_neither(coordinator: Served) -> None:
+    fid = coordinator.federation()
+    answer = coordinator.admin.put(f"/v1/federations/{fid}/anchors", json=ANCHORS)
+    assert refused(answer) == (409, "federation-state")
+    assert refused(deliver(coordinator.admin, fid, PIVOT, body(fid, PIVOT))) == (409, "federation-state")
+
+
+def test_a_pack_is_stored_once_and_served_as_it_came(coordinator: Served) -> None:
+    fid = aligned(coordinator)
+    silo = coordinator.enrol(fid, "a")
+    path = f"/v1/federations/{fid}/alignments/{PIVOT}"
+    assert refused(silo.http.get(path)) == (404, "not-found")
+    content = body(fid, PIVOT, compress=True)
+    stored = deliver(silo.http, fid, PIVOT, content, **{"Content-Encoding": "zstd"})
+    assert stored.status_code == 201, stored.text
+    assert stored.json()["digest"] == digest_of(content)
+    again = deliver(silo.http, fid, PIVOT, content, **{"Content-Encoding": "zstd"})
+    assert (again.status_code, again.json()) == (200, stored.json())
+    other = body(fid, PIVOT, selected=["b0.v"])
+    assert refused(deliver(silo.http, fid, PIVOT, other)) == (409, "upload-conflict")
+    with silo.http.stream("GET", path) as answer:
+        assert answer.headers["content-encoding"] == "zstd"
+        assert b"".join(answer.iter_raw()) == content
+    with silo.http.stream("GET", path, headers={"Range": "bytes=3-9"}) as answer:
+        assert (answer.status_code, b"".join(answer.iter_raw())) == (206, content[3:10])
+    listed = silo.http.get(f"/v1/federations/{fid}/alignments").json()["items"]
+    assert [item["base_model"] for item in listed] == [PIVOT]
+    assert listed[0]["selected"] == ["b0.q"]
+    assert listed[0]["errors"]["b0.v"] == ERRORS
+    auditor = coordinator.person("auditor")
+    assert auditor.get(f"/v1/federations/{fid}/alignments").status_code == 200
+    assert refused(auditor.get(path)) == (403, "forbidden")
+
+
+def test_who_may_deliver_a_pack(coordinator: Served) -> None:
+    fid = aligned(coordinator)
+    pivotal = coordinator.enrol(fid, "pivotal")
+    other = coordinator.enrol(fid, "other", base_model=OTHER)
+    assert refused(deliver(pivotal.http, fid, OTHER, body(fid, OTHER))) == (403, "forbidden")
+    auditor = coordinator.person("auditor")
+    assert refused(deliver(auditor, fid, PIVOT, body(fid, PIVOT))) == (403, "forbidden")
+    stranger = coordinator.enrol(aligned(coordinator), "stranger")
+    assert refused(deliver(stranger.http, fid, PIVOT, body(fid, PIVOT))) == (404, "not-found")
+    # every agent loads the pivot, so any may make its pack
+    assert deliver(other.http, fid, PIVOT, body(fid, PIVOT)).status_code == 201
+    assert deliver(other.http, fid, OTHER, body(fid, OTHER)).status_code == 201
+
+
+def test_an_operator_replaces_a_pack_until_the_start(coordinator: Served) -> None:
+    fid = aligned(coordinator)
+    operator = coordinator.person("operator")
+    assert deliver(operator, fid, PIVOT, body(fid, PIVOT)).status_code == 201
+    replaced = deliver(operator, fid, PIVOT, body(fid, PIVOT, selected=["b0.v"]))
+    assert replaced.status_code == 201
+    listed = operator.get(f"/v1/federations/{fid}/alignments").json()["items"]
+    assert [item["selected"] for item in listed] == [["b0.v"]]
+    operator.post(f"/v1/federations/{fid}/start")
+    assert refused(deliver(operator, fid, PIVOT, body(fid, PIVOT))) == (409, "upload-conflict")
+
+
+HOSTILE: dict[str, tuple[str, dict[str, Any] | None, dict[str, Any], str]] = {
+    "a frame alone": (OTHER, {"b0.q.A": np.ones((2, 8), np.float32)}, {}, "tensor-schema"),
+    "an unknown role": (OTHER, tensors(OTHER) | {"b0.k.A": np.ones((2, 8), np.float32)}, {}, "tensor-schema"),
+    "another rank": (OTHER, tensors(OTHER) | {"b0.q.A": np.ones((3, 8), np.float32)}, {}, "tensor-schema"),
+    "responses of another than the pivot": (OTHER, tensors(OTHER, responses=True), {}, "tensor-schema"),
+    "a pivot without responses": (PIVOT, tensors(PIVOT, responses=False), {}, "tensor-schema"),
+    "responses of other tokens": (
+        PIVOT,
+        tensors(PIVOT) | {"b0.q.z": np.ones((6, 2), np.float16)},
+        {},
+        "tensor-schema",
+    ),
+    "frames in halves": (
+        OTHER,
+        tensors(OTHER) | {"b0.q.A": np.ones((2, 8), np.float16)},
+        {},
+        "tensor-dtype",
+    ),
+    "NaN": (OTHER, tensors(OTHER) | {"b0.q.A": np.full((2, 8), np.nan, np.float32)}, {}, "tensor-nonfinite"),
+    "another base model": (OTHER, None, {"base_model": "x-000000000000"}, "metadata"),
+    "another federation": (OTHER, None, {"federation": "fed_0"}, "metadata"),
+    "a selection it does not have": (OTHER, None, {"selected": ["b1.q"]}, "metadata"),
+    "a selection told twice": (OTHER, None, {"selected": ["b0.q", "b0.q"]}, "metadata"),
+    "no errors": (OTHER, None, {"errors": {}}, "metadata"),
+    "errors of one module only": (OTHER, None, {"errors": {"b0.q": ERRORS}}, "metadata"),
+    "another alignment set than the pivot's": (
+        OTHER,
+        None,
+        {"alignment_set": "sha256:" + "6" * 64},
+        "metadata",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def with_pivot(coordinator: Served) -> str:
+    fid = aligned(coordinator)
+    assert deliver(coordinator.admin, fid, PIVOT, body(fid, PIVOT)).status_code == 201
+    return fid
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_pack_that_does_not_fit_is_refused(coordinator: Served, with_pivot: str, case: str) -> None:
+    base_model, made, said, kind = HOSTILE[case]
+    if base_model == PIVOT:
+        with_pivot = aligned(coordinator)
+    content = body(with_pivot, base_model, made, **said)
+    assert refused(deliver(coordinator.admin, with_pivot, base_model, content)) == (422, kind)
+    listed = coordinator.admin.get(f"/v1/federations/{with_pivot}/alignments").json()["items"]
+    assert base_model not in [item["base_model"] for item in listed]
+
+
+def test_random_frames_need_neither_responses_nor_errors(coordinator: Served) -> None:
+    fid = aligned(coordinator, frames="random")
+    content = body(fid, PIVOT, tensors(PIVOT, responses=False), errors={}, selected=MODULES)
+    assert deliver(coordinator.admin, fid, PIVOT, content).status_code == 201
+
+
+def test_nobody_joins_before_its_pack_is_stored(coordinator: Served) -> None:
+    fid = aligned(coordinator)
+    silo = coordinator.enrol(fid, "a")
+    coordinator.admin.post(f"/v1/federations/{fid}/start")
+    brief = silo.http.get(f"/v1/federations/{fid}/rounds/current").json()
+    assert brief["alignment"]["pivot"] == PIVOT
+    assert refused(try_join(silo, 1)) == (409, "pack-missing")
+    assert deliver(silo.http, fid, PIVOT, body(fid, PIVOT)).status_code == 201
+    assert try_join(silo, 1).status_code == 200
+
+
+def test_packs_of_one_set_share_what_both_selected(coordinator: Served) -> None:
+    fid = aligned(coordinator)
+    digests = {}
+    for base_model in (PIVOT, OTHER):
+        stored = deliver(coordinator.admin, fid, base_model, body(fid, base_model))
+        digests[base_model] = stored.json()["digest"]
+    silos: list[tuple[Silo, str]] = [
+        (coordinator.enrol(fid, name, base_model=name), name) for name in (PIVOT, OTHER)
+    ]
+    coordinator.admin.post(f"/v1/federations/{fid}/start")
+    bases = [join(silo, 1) for silo, _ in silos]
+    for (silo, base_model), base, fill in zip(silos, bases, (1.0, 5.0), strict=True):
+        wrong = update_body(silo, 1, base, values(fill))
+        assert refused(put(silo, 1, wrong)) == (422, "metadata")  # the pack in use must be named
+        good = update_body(silo, 1, base, values(fill), pack=digests[base_model])
+        assert put(silo, 1, good).status_code == 201
+    wait_for(coordinator, fid, 1, "published")
+    for (silo, _), fill in zip(silos, (5.0, 1.0), strict=True):
+        join(silo, 2)
+        assert (weights(silo, 2)["b0.q.P"] == fill).all()

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import io
+import os
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import func, select
+
+from coordinator import payloads
+from coordinator.database import Database, now
+from coordinator.payloads import Staged
+from coordinator.tables import AnchorsRow, ChunkRow, FederationRow, PayloadRow
+from schemas.wire.digests import digest_of
+
+BODY = os.urandom(2 * 2**20 + 77)
+LONG_AGO = timedelta(seconds=-5)
+
+
+def count(database: Database, table: type[PayloadRow] | type[ChunkRow]) -> int:
+    with database.read() as session:
+        return session.scalar(select(func.count()).select_from(table)) or 0
+
+
+def test_any_range_is_read_back(database: Database) -> None:
+    with database.write() as session:
+        payload_id, digest = payloads.store_bytes(session, BODY)
+    assert digest == digest_of(BODY)
+
+    @given(edges=st.tuples(st.integers(0, len(BODY)), st.integers(0, len(BODY))))
+    @settings(max_examples=40, deadline=None)
+    def check(edges: tuple[int, int]) -> None:
+        begin, end = sorted(edges)
+        with database.read() as session:
+            assert payloads.read(session, payload_id, begin, end) == BODY[begin:end]
+
+    check()
+    assert b"".join(payloads.stream(database, payload_id, 3, len(BODY))) == BODY[3:]
+    with database.read() as session, pytest.raises(LookupError):
+        payloads.read(session, payload_id, 5, len(BODY) + 1)
+
+
+def test_equal_bytes_are_kept_once(database: Database) -> None:
+    def keep(_: int) -> int:
+        with database.write() as session:
+            return payloads.store(session, digest_of(BODY), len(BODY), payloads.pieces(io.BytesIO(BODY)))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(keep, range(4)))) == 1
+    assert count(database, PayloadRow) == 1
+    assert count(database, ChunkRow) == 3
+
+
+def staged(database: Database, body: bytes, step: int) -> Staged:
+    with database.write() as session:
+        made = payloads.stage(session)
+    for at in range(0, len(body), step):
+        with database.write() as session:
+            made.append(session, body[at : at + step])
+    return made
+
+
+def test_a_staged_payload_is_adopted_under_its_digest(database: Database) -> None:
+    made = staged(database, BODY, 700_001)
+    with database.write() as session:
+        payload_id = made.adopt(session)
+    with database.read() as session:
+        assert payloads.read(session, payload_id, 0, len(BODY)) == BODY
+        assert session.scalars(select(PayloadRow.digest)).one() == digest_of(BODY)
+
+
+def test_a_staged_payload_gives_way_to_an_equal_one(database: Database) -> None:
+    first, second = staged(database, BODY, 2**20), staged(database, BODY, 2**19)
+    with database.write() as session:
+        assert first.adopt(session) == second.adopt(session)
+    assert count(database, PayloadRow) == 1
+    assert count(database, ChunkRow) == 3
+
+
+def test_only_what_nobody_refers_to_is_collected_and_only_when_old(database: Database) -> None:
+    with database.write() as session:
+        kept, digest = payloads.store_bytes(session, b"kept")
+        payloads.store_bytes(session, b"orphan")
+        session.add(FederationRow(id="f", name="f", state="open", plan={}, events=0, created_at=now(session)))
+        session.flush()
+        session.add(AnchorsRow(federation_id="f", payload_id=kept, digest=digest, bytes=4, count=1))
+    staged(database, BODY, 2**20)
+    assert payloads.collect(database) == 0
+    assert payloads.collect(database, grace=LONG_AGO) == 2
+    assert payloads.collect(database, grace=LONG_AGO) == 0
+    with database.read() as session:
+        assert payloads.read(session, kept, 0, 4) == b"kept"
+    assert count(database, ChunkRow) == 1
+
+
+def test_what_is_stored_while_it_is_collected_stays_whole(database: Database) -> None:
+    bodies = [os.urandom(100) for _ in range(20)]
+    with database.write() as session:
+        session.add(FederationRow(id="f", name="f", state="open", plan={}, events=0, created_at=now(session)))
+        for body in bodies:
+            payloads.store_bytes(session, body)
+
+    def refer(body: bytes) -> None:
+        with database.write() as session:
+            payload_id, digest = payloads.store_bytes(session, body)
+            session.merge(
+                AnchorsRow(federation_id="f", payload_id=payload_id, digest=digest, bytes=100, count=1)
+            )
+
+    with ThreadPoolExecutor(2) as pool:
+        collecting = pool.submit(payloads.collect, database, grace=LONG_AGO)
+        for body in bodies:
+            refer(body)
+        collecting.result()
+    with database.read() as session:
+        row = session.scalars(select(AnchorsRow)).one()
+        assert payloads.read(session, row.payload_id, 0, 100) == bodies[-1]
