@@ -34,7 +34,7 @@ def compress(body: bytes) -> bytes:
 
 
 def is_frame(body: bytes) -> bool:
-    """Say whether bytes begin as a zstd frame does; no tensor body does, since its header would be too long."""
+    """Say whether bytes begin as a zstd frame does; no tensor body does: its header would be too long."""
     return body.startswith(_FRAME_MAGIC)
 
 
