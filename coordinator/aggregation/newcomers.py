@@ -77,7 +77,8 @@ def weigh(database: Database, one: Newcomer, last_published: int) -> Staged:
     with _weigher():
         with database.read() as session:
             fid = one.member.federation_id
-            others = store.established(session, fid, one.plan, last_published)
+            everyone = store.established(session, fid, one.plan, last_published)
+            others = [other for other in everyone if other.is_enrolled]
             aligned = store.alignment_set(session, fid, one.member.base_model)
         strategy = make(one.plan.strategy.name, one.plan.strategy.options)
         cohort = Cohort(

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ def trained(
     base: BaseModel, frames: Mapping[str, Frame], start: State | None, examples: list[Example], steps: int
 ) -> tuple[State, Metrics]:
     """Train on all examples but the last 96, and score on those."""
-    plan = TrainingPlan(steps=steps, batch_size=16, max_length=64, learning_rate=0.02)
+    plan = TrainingPlan(steps=steps, batch_size=16, max_length=64)
     with inject_pq(base, ADAPTER, frames, gated=False) as adapter:
         if start is not None:
             adapter.load(start)
@@ -72,10 +73,10 @@ def packs(models: tuple[BaseModel, BaseModel]) -> tuple[Pack, Pack]:
 
 
 @pytest.mark.slow
-def test_later_blocks_are_shared_and_queries_and_keys_are_not(packs: tuple[Pack, Pack]) -> None:
+def test_later_blocks_are_shared_and_their_queries_and_keys_are_not(packs: tuple[Pack, Pack]) -> None:
     selected = set(packs[1].manifest.selected)
     assert {"b3.down", "b3.o", "b3.v", "b2.down", "b2.o"} <= selected
-    assert not any(name.endswith((".q", ".k")) for name in selected)
+    assert not {"b2.q", "b2.k", "b3.q", "b3.k"} & selected
 
 
 @pytest.mark.slow
@@ -83,21 +84,24 @@ def test_later_blocks_are_shared_and_queries_and_keys_are_not(packs: tuple[Pack,
 def test_an_aligned_start_beats_zero_a_wrong_task_and_random_frames(
     models: tuple[BaseModel, BaseModel], packs: tuple[Pack, Pack], direction: str
 ) -> None:
+    """All at one learning rate: what is compared is the frames, not how fast P may move in them."""
     selected = packs[1].manifest.selected
-    of_small, of_large = ({n: pack.frames()[n] for n in selected} for pack in packs)
+    of_small, of_large = (
+        {name: replace(pack.frames()[name], rate=1.0) for name in selected} for pack in packs
+    )
     pairs = [(models[0], of_small), (models[1], of_large)]
     (source, theirs), (target, own) = pairs if direction == "small to large" else reversed(pairs)
     task = drawn("cipher", 0, 64 + 128 + 96)
     teach, learn = task[:64] + task[-96:], task[64:]
-    right, learnt = trained(source, theirs, None, teach, 200)
-    wrong, _ = trained(source, theirs, None, drawn("label", 0, 64 + 96), 200)
-    blind, _ = trained(source, random_frames(source, ADAPTER, 0), None, teach, 200)
+    right, learnt = trained(source, theirs, None, teach, 60)
+    wrong, _ = trained(source, theirs, None, drawn("label", 0, 64 + 96), 60)
+    blind, _ = trained(source, random_frames(source, ADAPTER, 0), None, teach, 60)
     assert learnt.exact_match > 0.6
     after = {
-        "aligned": trained(target, own, right, learn, 50)[1],
-        "zero": trained(target, own, None, learn, 50)[1],
-        "wrong task": trained(target, own, wrong, learn, 50)[1],
-        "random frames": trained(target, random_frames(target, ADAPTER, 0), blind, learn, 50)[1],
+        "aligned": trained(target, own, right, learn, 10)[1],
+        "zero": trained(target, own, None, learn, 10)[1],
+        "wrong task": trained(target, own, wrong, learn, 10)[1],
+        "random frames": trained(target, random_frames(target, ADAPTER, 0), blind, learn, 10)[1],
     }
     print({name: (round(m.loss, 3), round(m.exact_match, 3)) for name, m in after.items()})
     for name in ("zero", "wrong task", "random frames"):

@@ -64,6 +64,14 @@ def test_a_newcomer_without_a_signature_gets_the_mean(coordinator: Served) -> No
     assert first(newcomer, 2) == 3.0
 
 
+def test_a_newcomer_learns_nothing_from_a_revoked_client(coordinator: Served) -> None:
+    fid, silos = after_one_round(coordinator)
+    coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silos[0].client_id}")
+    newcomer = coordinator.enrol(fid, "new")
+    join(newcomer, 2)
+    assert first(newcomer, 2) == 5.0
+
+
 def test_a_newcomer_like_nobody_gets_zeros(coordinator: Served) -> None:
     fid, _ = after_one_round(coordinator)
     newcomer = coordinator.enrol(fid, "new")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import BoundedSemaphore
 from typing import Any
 
 import numpy as np
 import pytest
 
+from coordinator.updates import delivery
 from schemas.wire.envelope import unpack
 from schemas.wire.header import Slot
 from tests.served import Served, Silo, slug
@@ -157,3 +159,34 @@ def test_a_client_revoked_while_it_uploads_is_not_accepted(coordinator: Served) 
     body = update_body(silo, 1, join(silo, 1), values(1.0))
     coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}")
     assert slug(put(silo, 1, body)) == "credential-invalid"
+
+
+def test_beyond_the_decode_slots_an_upload_is_sent_away_for_a_while(
+    coordinator: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (silo, _) = running(coordinator)
+    body = update_body(silo, 1, join(silo, 1), values(1.0))
+    monkeypatch.setattr(delivery, "_DECODERS", BoundedSemaphore(1))
+    monkeypatch.setattr(delivery, "_PATIENCE_SECONDS", 0.01)
+    with delivery._DECODERS:
+        busy = put(silo, 1, body)
+    assert (busy.status_code, slug(busy)) == (503, "busy")
+    assert 1 <= int(busy.headers["retry-after"]) <= 5
+    assert put(silo, 1, body).status_code == 201
+
+
+def test_updates_are_counted_by_what_became_of_them(coordinator: Served) -> None:
+    def counted(line: str) -> float:
+        text = coordinator.http().get("/metrics").text
+        found = [entry.split()[-1] for entry in text.splitlines() if entry.startswith(line + " ")]
+        return float(found[0]) if found else 0.0
+
+    accepted = "tessera_updates_accepted_total"
+    refused = 'tessera_updates_refused_total{reason="tensor-header"}'
+    before = counted(accepted), counted(refused)
+    _, (silo, _) = running(coordinator)
+    body = update_body(silo, 1, join(silo, 1), values(1.0))
+    put(silo, 1, b"x")
+    put(silo, 1, body)
+    put(silo, 1, body)
+    assert (counted(accepted), counted(refused)) == (before[0] + 1, before[1] + 1)

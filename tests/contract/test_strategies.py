@@ -1,0 +1,38 @@
+"""A strategy is one file on each side: both sides have the same ones, and mean the same by their options."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from pydantic import JsonValue
+
+from client_agent.strategies import base as agent_side
+from coordinator.strategies import base as coordinator_side
+
+
+def test_both_sides_have_the_same_strategies() -> None:
+    assert agent_side.strategy_names() == coordinator_side.names()
+
+
+def _choices(name: str) -> list[dict[str, JsonValue]]:
+    """Every combination of the options that are chosen from a list, the others at their defaults."""
+    options = coordinator_side.load(name).Options
+    listed = {
+        field: get_args(info.annotation)
+        for field, info in options.model_fields.items()
+        if get_origin(info.annotation) is Literal
+    }
+    combinations: Any = itertools.product(*listed.values())
+    return [
+        options.model_validate(dict(zip(listed, chosen, strict=True))).model_dump(mode="json")
+        for chosen in combinations
+    ]
+
+
+@pytest.mark.parametrize("name", coordinator_side.names())
+def test_the_agent_understands_what_a_plan_says(name: str) -> None:
+    for options in _choices(name):
+        understood = agent_side.load_strategy(name, options)
+        assert isinstance(understood.gated, bool)

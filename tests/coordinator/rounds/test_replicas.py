@@ -1,0 +1,49 @@
+"""Two services on one PostgreSQL: whoever is asked, there is one truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from tests.served import Served, Silo
+from tests.taking_part import PLAN, join, put, running, update_body, values, wait_for, weights
+
+Rows = Callable[[str, str], list[tuple[Any, ...]]]
+
+
+def test_two_replicas_take_updates_and_publish_each_round_once(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str], rows: Rows
+) -> None:
+    url = fresh_database("postgres")
+    replicas = [serve(url, tick_seconds=0.02, retry_seconds=0.1) for _ in range(2)]
+    wanted = PLAN | {"rounds": {"total": 6, "min_clients": 6}}
+    fid, silos = running(replicas[0], clients=6, **wanted)
+    # every client talks to both
+    lines = [
+        [Silo(silo.client_id, fid, silo.credential, replica.http(silo.credential)) for replica in replicas]
+        for silo in silos
+    ]
+    for number in range(1, 7):
+        bodies = [
+            update_body(silo, number, join(both[number % 2], number), values(i + number))
+            for i, (silo, both) in enumerate(zip(silos, lines, strict=True))
+        ]
+        with ThreadPoolExecutor(12) as pool:
+            twice = [
+                pool.submit(put, line, number, body)
+                for both, body in zip(lines, bodies, strict=True)
+                for line in both
+            ]
+            statuses = sorted(answer.result().status_code for answer in twice)
+        assert statuses == [200] * 6 + [201] * 6
+        shown = wait_for(replicas[1], fid, number, "published")
+        assert shown["counts"] == {"joined": 6, "arrived": 6, "late": 0, "rejected": 0}
+    for silo in silos:
+        np.testing.assert_allclose(weights(silo, 7)["b0.q.P"], 8.5)
+    made = rows(url, "SELECT number, state FROM rounds ORDER BY number")
+    assert made == [(number, "published") for number in range(1, 7)]
+    served = rows(url, "SELECT round_number, count(*) FROM weights GROUP BY 1 ORDER BY 1")
+    assert served == [(number, 6) for number in range(1, 8)]
