@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from client_agent.coordinator_api import CoordinatorApi
@@ -85,6 +86,7 @@ def _identity(settings: AgentSettings) -> str:
     return f"{me.name}, client {me.client_id} of federation {me.federation_id}, {me.state}"
 
 
+@cache
 def _loaded(settings: AgentSettings) -> BaseModel:
     device = device_of(settings)
     return load_base_model(settings.model, device=device, dtype=dtype_of(settings, device))

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, cast
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
 
 from client_agent.errors import ModelNotFound, TokenizerUnfit
 from client_agent.model.roles import Architecture, architecture_of
@@ -58,6 +59,7 @@ def load_base_model(source: str, *, device: torch.device, dtype: torch.dtype = t
     folder = _folder_of(source)
     parts = architecture_of(str(_config_of(folder).get("model_type")))
     slug = base_model_slug(source)
+    cast(Any, transformers_logging).disable_progress_bar()  # one bar per tensor file says nothing in a log
     try:
         model = cast(
             PreTrainedModel, AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples.demo.coordinator import Answer, DemoFailed
+from examples.demo.federated import ROLES
 from examples.demo.silos import SILOS, SiloSetup, start_agent, write_config
 
 # Ordinary LoRA at the rank and rate that served it best on these silos; see examples/models/README.md.
@@ -29,6 +30,7 @@ def local_plan(rounds: int) -> Answer:
         "name": "local",
         "strategy": {"name": "fedavg"},
         "rounds": {"total": rounds},
+        "adapter": {"roles": ROLES},
         "training": {"max_length": 64},
     }
 
