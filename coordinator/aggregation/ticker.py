@@ -16,7 +16,6 @@ from coordinator import payloads
 from coordinator.aggregation import publishing
 from coordinator.aggregation.publishing import Claim, Lease
 from coordinator.database import Database, now
-from coordinator.federations.store import federation, plan_of
 from coordinator.locks import lock_federation
 from coordinator.logs import logger, scope
 from coordinator.metrics import Metrics
@@ -121,12 +120,13 @@ class Ticker:
 
 def drive(database: Database) -> bool:
     """Take the steps that are due in the rounds that take updates; say whether there were any."""
-    due: list[tuple[str, int]] = []
     with database.read() as session:
-        for row in rounds.taking_part(session):
-            plan = plan_of(federation(session, row.federation_id))
-            if next_state(rounds.facts(session, row, plan), now(session)) is not None:
-                due.append((row.federation_id, row.number))
+        moment = now(session)
+        due = [
+            (row.federation_id, row.number)
+            for row, facts in rounds.collecting(session)
+            if next_state(facts, moment) is not None
+        ]
     for fid, number in due:
         with database.write() as session:
             locked = lock_federation(session, fid)

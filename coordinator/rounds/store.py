@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, NewType
 
-from sqlalchemy import CursorResult, case, func, or_, select, update
+from sqlalchemy import ColumnElement, CursorResult, case, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from coordinator.database import now
@@ -13,16 +13,28 @@ from coordinator.errors import NotFound
 from coordinator.rounds.lifecycle import TAKING_PART, TRANSITIONS, IllegalTransition, RoundFacts
 from coordinator.tables import (
     ClientRow,
+    FederationRow,
     ParticipationRow,
     RoundRow,
     ScoresRow,
     SignatureRow,
     UpdateRow,
 )
-from schemas.messages.federations import FederationPlan
+from schemas.messages.federations import FederationPlan, RoundsPlan
 from schemas.messages.rounds import RoundState
 
 LeaseToken = NewType("LeaseToken", str)
+
+_IS_HERE = ClientRow.state == "enrolled"
+_HAS_ARRIVED = ParticipationRow.state == "arrived"
+
+
+def _how_many(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    return func.coalesce(func.sum(case((condition, 1), else_=0)), 0)
+
+
+# Of the participations of a round: expected, waiting, delivered, as RoundFacts names them.
+_HEADS = (_how_many(_IS_HERE), _how_many(_IS_HERE & ~_HAS_ARRIVED), _how_many(_HAS_ARRIVED))
 
 
 class LostRace(Exception):
@@ -49,11 +61,24 @@ def numbered(session: Session, fid: str, number: int, *, lock: bool = False) -> 
     return row
 
 
-def taking_part(session: Session) -> list[RoundRow]:
-    """Which rounds of all federations are joined and delivered to?"""
-    return list(
-        session.scalars(select(RoundRow).where(RoundRow.state.in_(TAKING_PART)).order_by(RoundRow.id))
+def collecting(session: Session) -> list[tuple[RoundRow, RoundFacts]]:
+    """Which rounds of all federations collect updates, and what do their next states depend on?
+
+    These move by themselves: at a deadline, or when a client was revoked. Any other step is taken by the
+    request that makes it due.
+    """
+    rows = session.execute(
+        select(RoundRow, FederationRow.plan, *_HEADS)
+        .join(FederationRow, FederationRow.id == RoundRow.federation_id)
+        .join(ParticipationRow, ParticipationRow.round_id == RoundRow.id)
+        .join(ClientRow, ClientRow.id == ParticipationRow.client_id)
+        .where(RoundRow.state == "collecting")
+        .group_by(RoundRow.id, FederationRow.id)
+        .order_by(RoundRow.id)
     )
+    return [
+        (row, _facts(row, RoundsPlan.model_validate(plan["rounds"]), *heads)) for row, plan, *heads in rows
+    ]
 
 
 def awaiting_worker(session: Session, moment: datetime) -> list[tuple[str, int]]:
@@ -89,30 +114,14 @@ def published(session: Session, fid: str) -> tuple[int, int]:
 
 def facts(session: Session, row: RoundRow, plan: FederationPlan) -> RoundFacts:
     """What does the round's next state depend on?"""
-    expected = waiting = delivered = 0
-    if row.state in TAKING_PART:
-        here = ClientRow.state == "enrolled"
-        arrived = ParticipationRow.state == "arrived"
-        expected, waiting, delivered = session.execute(
-            select(
-                func.coalesce(func.sum(case((here, 1), else_=0)), 0),
-                func.coalesce(func.sum(case((here & ~arrived, 1), else_=0)), 0),
-                func.coalesce(func.sum(case((arrived, 1), else_=0)), 0),
-            )
-            .join_from(ParticipationRow, ClientRow, ParticipationRow.client_id == ClientRow.id)
-            .where(ParticipationRow.round_id == row.id)
-        ).one()
-    return RoundFacts(
-        state=state_of(row),
-        expected=expected,
-        waiting=waiting,
-        delivered=delivered,
-        needed=plan.rounds.min_clients,
-        quorum=plan.rounds.needed_updates,
-        collect_seconds=plan.rounds.collect_seconds,
-        deadline=row.deadline,
-        lease_expires_at=row.lease_expires_at,
-    )
+    if row.state not in TAKING_PART:
+        return _facts(row, plan.rounds, 0, 0, 0)
+    heads = session.execute(
+        select(*_HEADS)
+        .join_from(ParticipationRow, ClientRow, ParticipationRow.client_id == ClientRow.id)
+        .where(ParticipationRow.round_id == row.id)
+    ).one()
+    return _facts(row, plan.rounds, *heads)
 
 
 def state_of(row: RoundRow) -> RoundState:
@@ -268,6 +277,20 @@ def keep_scores(
 ) -> None:
     """Keep a client's scores; the last ones win."""
     session.merge(ScoresRow(round_id=round_id, client_id=client_id, scores=scores, received_at=moment))
+
+
+def _facts(row: RoundRow, plan: RoundsPlan, expected: int, waiting: int, delivered: int) -> RoundFacts:
+    return RoundFacts(
+        state=state_of(row),
+        expected=expected,
+        waiting=waiting,
+        delivered=delivered,
+        needed=plan.min_clients,
+        quorum=plan.needed_updates,
+        collect_seconds=plan.collect_seconds,
+        deadline=row.deadline,
+        lease_expires_at=row.lease_expires_at,
+    )
 
 
 def _expect_one(result: Any) -> None:

@@ -72,8 +72,8 @@ def run_federation(
         _align(operator, path, agents, report)
         for silo in FOUNDERS:
             agents.start(silo)
-        _follow(operator, path, agents, report, until=_published(JOINS_AFTER - 1))
         agents.enrol(LATECOMER)
+        _follow(operator, path, agents, report, until=_published(JOINS_AFTER - 1))
         # The pause only makes sure that the latecomer is up when round 5 opens, and misses none of it.
         operator.post(f"{path}/pause")
         _follow(operator, path, agents, report, until=_published(JOINS_AFTER))
