@@ -47,7 +47,7 @@ models: setup ## Pretrain the two tiny models of examples/models anew (about 10 
 	$(RUN) $(BIN)/python -m examples.models.make_models
 
 openapi: setup ## Rewrite the OpenAPI snapshot that the tests compare with
-	$(BIN)/python -m tests.coordinator.openapi_snapshot
+	$(BIN)/python -m tests.test_house
 
 clean: ## Remove what was built, not what was trained
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,61 @@
+"""What the examples promise: small models that know nothing of the silos' tasks, and disjoint data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from client_agent.model.loading import load_base_model
+from client_agent.training.data import load_data
+from client_agent.training.evaluate import evaluate
+from examples.demo.silos import EXAMPLES, FOUNDERS, LATECOMER, MODELS, SILOS
+
+SILO_DATA = {silo.name: load_data(EXAMPLES / "silos" / silo.name) for silo in SILOS}
+
+
+def test_the_two_models_are_small_together() -> None:
+    files = [path for model in MODELS.values() for path in model.iterdir()]
+    assert sum(path.stat().st_size for path in files) <= 8 * 2**20
+
+
+def test_no_silo_has_another_ones_example_and_none_is_tested_on_what_it_trains_on() -> None:
+    prompts = [e.prompt for data in SILO_DATA.values() for e in (*data.train, *data.test)]
+    assert len(prompts) == len(set(prompts))
+
+
+def test_every_silo_has_twelve_examples_and_at_least_ninety_six_to_be_scored_on() -> None:
+    assert {len(data.train) for data in SILO_DATA.values()} == {12}
+    assert all(len(data.test) >= 96 for data in SILO_DATA.values())
+
+
+def test_the_anchors_are_public_texts_of_no_silo() -> None:
+    anchors = json.loads((EXAMPLES / "anchors.json").read_bytes())["anchors"]
+    assert len(anchors) >= 1000
+    own = {e.prompt for data in SILO_DATA.values() for e in (*data.train, *data.test)}
+    assert not own & {anchor["prompt"] for anchor in anchors}
+
+
+@pytest.mark.parametrize("architecture", sorted(MODELS))
+def test_the_models_know_the_public_texts_and_nothing_of_the_silos(architecture: str) -> None:
+    base = load_base_model(str(MODELS[architecture]), device=torch.device("cpu"))
+    for silo in SILOS:
+        if silo.architecture == architecture:
+            metrics = evaluate(base, SILO_DATA[silo.name].test, max_length=64)
+            assert metrics.exact_match <= 0.02, silo.name
+    pretraining = json.loads((Path(MODELS[architecture]) / "pretraining.json").read_text())
+    assert min(pretraining["exact_match"].values()) >= 0.9
+
+
+def test_the_cast_is_six_and_a_latecomer_on_two_architectures() -> None:
+    assert [(s.architecture, s.task) for s in FOUNDERS] == [
+        ("S", "cipher"),
+        ("S", "cipher"),
+        ("L", "cipher"),
+        ("L", "cipher"),
+        ("S", "label"),
+        ("S", "label"),
+    ]
+    assert (LATECOMER.architecture, LATECOMER.task) == ("L", "cipher")
