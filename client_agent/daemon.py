@@ -67,9 +67,9 @@ def run(participant: Participant, sleep: Callable[[float], None]) -> None:
         Stopped: a stop was asked for.
         AgentError: something only a person can mend: a revoked credential, a model or data that do not work.
     """
-    resume(participant)
     while True:
         try:
+            resume(participant)
             answer = participant.api.current_round(participant.federation)
             if isinstance(answer, NothingYet):
                 sleep(answer.seconds)

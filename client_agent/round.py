@@ -48,8 +48,10 @@ from schemas.wire.envelope import Array, Encoding, Envelope, pack, slots, unpack
 
 log = logging.getLogger(__name__)
 
-# What the coordinator says when an update can no longer count; the local adapter goes on all the same.
-_ROUND_LOST: Final = frozenset({"round-closed", "not-joined", "base-mismatch", "upload-conflict"})
+# What the coordinator says when we came too late; the local adapter goes on all the same.
+_TOO_LATE: Final = frozenset({"round-closed", "not-joined"})
+# It does not like the update itself: the same bytes would be refused again and again.
+_UPDATE_REFUSED: Final = frozenset({400, 409, 412, 413, 415, 422})
 _LARGEST_BODY: Final = 2**33
 
 
@@ -135,7 +137,8 @@ def _run(work: _Work) -> None:
         try:
             work.folder.write(file, step(work))
         except CoordinatorRefused as refusal:
-            if refusal.slug not in _ROUND_LOST:
+            refused = file == RECEIPT and refusal.status in _UPDATE_REFUSED
+            if not refused and refusal.slug not in _TOO_LATE:
                 raise
             log.warning("round %d goes on without this update: %s", work.brief.round, refusal)
             work.folder.write(CLOSED, json.dumps({"reason": refusal.slug}).encode())

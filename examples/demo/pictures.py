@@ -25,6 +25,7 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#e5e5e5",
     "svg.fonttype": "none",
     "svg.hashsalt": "tessera",
