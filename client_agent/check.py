@@ -42,6 +42,8 @@ def findings(config: Path | None) -> list[Finding]:
             results.append(Finding(what, True, look(settings)))
         except AgentError as error:
             results.append(Finding(what, False, str(error)))
+        except Exception as error:  # what nobody foresaw must not hide the next finding either
+            results.append(Finding(what, False, f"{type(error).__name__}: {error}"))
     return results
 
 

@@ -15,13 +15,14 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
+from rich.text import Text
 
-from client_agent.errors import AgentError, Stopped
+from client_agent.errors import AgentError, SettingsUnusable, Stopped
 
 if TYPE_CHECKING:
     from client_agent.coordinator_api import CoordinatorApi
     from client_agent.daemon import StopFlag
-    from client_agent.round import Participant
+    from client_agent.participant import Participant
     from client_agent.settings import AgentSettings
 
 agent = typer.Typer(
@@ -60,10 +61,9 @@ def enrol(
         from client_agent.membership import exclusive
         from client_agent.silo import open_silo
 
-        secret = sys.stdin.readline().strip() if token == "-" else token
         with exclusive(settings.folder), _connection(settings, None) as api:
             profile = open_silo(settings).profile
-            membership = spend(api, settings.folder, token=secret, name=name, profile=profile)
+            membership = spend(api, settings.folder, token=_secret(token), name=name, profile=profile)
         print(f"{name} is client {membership.client_id} of federation {membership.federation_id}")
 
 
@@ -78,7 +78,7 @@ def check(config: _Config = None, as_json: _Json = False) -> None:
     else:
         table = Table("what", "", "found")
         for finding in results:
-            table.add_row(finding.what, "[green]ok" if finding.good else "[red]no", finding.found)
+            table.add_row(finding.what, "[green]ok" if finding.good else "[red]no", Text(finding.found))
         Console().print(table)
     if not all(finding.good for finding in results):
         raise typer.Exit(1)
@@ -99,7 +99,7 @@ def run(
     config: _Config = None,
     name: Annotated[
         str | None,
-        typer.Option(envvar="TESSERA_AGENT_NAME", help="With --token: enrol first, if that is not done yet."),
+        typer.Option(envvar="TESSERA_AGENT_NAME", help="With --token: enrol first, if not yet done."),
     ] = None,
     token: Annotated[
         str | None, typer.Option(envvar="TESSERA_AGENT_TOKEN", help="With --name: the one-time token.")
@@ -109,7 +109,10 @@ def run(
     with _clear_errors(), _settings(config) as settings:
         from client_agent.daemon import run as keep_taking_part
 
-        with _participant(settings, (token, name) if token and name else None) as (who, stop):
+        if token and not name:
+            raise SettingsUnusable("--token needs --name: the client's name, as the operator gave it")
+        enrolment = (_secret(token), name) if token and name else None
+        with _participant(settings, enrolment) as (who, stop):
             keep_taking_part(who, stop.sleep)
 
 
@@ -125,19 +128,22 @@ def train(
     with _clear_errors(), _settings(config) as settings:
         from client_agent.alone import read_plan, train_alone
         from client_agent.daemon import StopFlag
+        from client_agent.round_folder import write_durably
         from client_agent.silo import open_silo
 
         stop = StopFlag()
         stop.listen()
-        body = pack.read_bytes() if pack is not None else None
+        if out is not None and not out.parent.is_dir():
+            raise SettingsUnusable(f"--out: there is no folder {out.parent}")
+        body = _pack_body(pack) if pack is not None else None
         results = []
         for trained in train_alone(open_silo(settings), read_plan(plan), body, stop.is_set):
             results.append(trained)
+            if out is not None:
+                write_durably(out, trained.to_bytes())
             if not as_json:
                 after = trained.scores.after
                 print(f"round {len(results)}: exact match {after.exact_match:.3f}, loss {after.loss:.3f}")
-        if out is not None:
-            out.write_bytes(results[-1].to_bytes())
         if as_json:
             print(json.dumps([trained.scores.model_dump() for trained in results]))
 
@@ -151,8 +157,28 @@ def _clear_errors() -> Iterator[None]:
         print(stopped, file=sys.stderr)
         raise typer.Exit(0) from None
     except AgentError as error:
-        Console(stderr=True, highlight=False).print(f"[red]error:[/red] {error}", soft_wrap=True, markup=True)
+        said = Text.assemble(("error: ", "red"), str(error))
+        Console(stderr=True, highlight=False).print(said, soft_wrap=True)
         raise typer.Exit(1) from error
+
+
+def _secret(token: str) -> str:
+    """Take the token as given, or from standard input, so that it shows in no list of processes."""
+    return sys.stdin.readline().strip() if token == "-" else token
+
+
+def _pack_body(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise SettingsUnusable(f"--pack: {file} cannot be read: {error.strerror}") from error
+
+
+def _log_level() -> str:
+    level = os.environ.get("TESSERA_AGENT_LOG_LEVEL", "info").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise SettingsUnusable("TESSERA_AGENT_LOG_LEVEL must be debug, info, warning or error")
+    return level
 
 
 @contextmanager
@@ -161,7 +187,7 @@ def _settings(config: Path | None) -> Iterator[AgentSettings]:
     from client_agent.settings import read_settings
 
     logging.basicConfig(
-        level=os.environ.get("TESSERA_AGENT_LOG_LEVEL", "INFO"),
+        level=_log_level(),
         format="%(message)s",
         handlers=[RichHandler(console=Console(stderr=True), show_path=False, omit_repeated_times=False)],
     )
@@ -194,7 +220,7 @@ def _participant(
     from client_agent.daemon import StopFlag
     from client_agent.membership import enrol as spend
     from client_agent.membership import exclusive, is_enrolled, read_membership
-    from client_agent.round import Participant
+    from client_agent.participant import Participant
     from client_agent.silo import open_silo
 
     if enrolment is None:

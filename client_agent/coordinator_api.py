@@ -32,7 +32,8 @@ from schemas.wire.compress import is_frame
 from schemas.wire.digests import digest_of, from_field, to_field
 from schemas.wire.envelope import MEDIA_TYPE
 
-_TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
+_RANGE_UNSATISFIABLE = 416  # the connection broke behind the last byte
+_TRY_AGAIN = frozenset({408, _RANGE_UNSATISFIABLE, 425, 429, 500, 502, 503, 504, 507})
 _SHORTEST_CEILING, _LONGEST_CEILING = 1.0, 60.0
 _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
 
@@ -107,9 +108,9 @@ class CoordinatorApi:
         if answer.status_code == httpx.codes.NO_CONTENT:
             return NothingYet(_retry_after(answer) or 5.0)
         try:
-            return _brief.validate_json(answer.content)
+            return _brief.validate_json(answer.content, extra="ignore")
         except ValidationError as error:
-            raise AnswerUnreadable(answer.request.url.path, str(error)) from error
+            raise _unreadable(answer, error) from None
 
     def join(self, federation: str, number: int, signature: bytes | None) -> WeightsReference:
         """Take part in a round; `signature` lets a newcomer be weighed before its first update."""
@@ -177,8 +178,9 @@ class CoordinatorApi:
                 trouble, advised = f"status {answer.status_code}", _retry_after(answer)
             # Full jitter: agents that lost the same coordinator must not come back all at once.
             wait = max(advised or 0.0, random.uniform(0.0, ceiling))
-            if time.monotonic() - began + wait > self._deadline_seconds:
-                raise CoordinatorUnreachable(str(self._client.base_url), trouble, self._deadline_seconds)
+            elapsed = time.monotonic() - began
+            if elapsed + wait > self._deadline_seconds:
+                raise CoordinatorUnreachable(str(self._client.base_url), trouble, elapsed)
             self._sleep(wait)
             ceiling = min(2 * ceiling, _LONGEST_CEILING)
 
@@ -191,8 +193,8 @@ class CoordinatorApi:
             nonlocal tag
             resume = {"Range": f"bytes={len(received)}-", "If-Range": tag} if received and tag else {}
             with self._client.stream("GET", path, headers={"Accept": MEDIA_TYPE, **resume}) as answer:
-                if answer.status_code != httpx.codes.PARTIAL_CONTENT:
-                    received.clear()  # the whole body comes again, or an error does
+                if answer.status_code == httpx.codes.OK or answer.status_code == _RANGE_UNSATISFIABLE:
+                    received.clear()  # the whole body comes, or must be asked for
                     tag = answer.headers.get("ETag")
                 if not answer.is_success:
                     answer.read()
@@ -209,9 +211,18 @@ class CoordinatorApi:
 
 def _read(kind: type[Message], answer: httpx.Response) -> Message:
     try:
-        return kind.model_validate_json(answer.content)
+        return kind.model_validate_json(answer.content, extra="ignore")
     except ValidationError as error:
-        raise AnswerUnreadable(answer.request.url.path, str(error)) from error
+        raise _unreadable(answer, error) from None
+
+
+def _unreadable(answer: httpx.Response, error: ValidationError) -> AnswerUnreadable:
+    """Say which members are wrong, never their values: the answer to an enrolment holds a secret."""
+    faults = error.errors(include_input=False, include_url=False, include_context=False)
+    members = "; ".join(
+        f"{'.'.join(map(str, fault['loc'])) or 'all'}: {fault['msg']}" for fault in faults[:5]
+    )
+    return AnswerUnreadable(answer.request.url.path, members)
 
 
 def _accepted(answer: httpx.Response) -> httpx.Response:

@@ -19,12 +19,14 @@ from client_agent.errors import (
     FederationOver,
     Stopped,
 )
-from client_agent.round import Participant, finish, frames_in_use, resume, take_part
+from client_agent.participant import Participant
+from client_agent.round import finish, resume, take_part
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 
 log = logging.getLogger("tessera.agent")
 
-_FATAL_STATUS = frozenset({401, 403, 404, 426})
+# Only in our own words: a proxy whose coordinator is being replaced answers 404 and 403 too, without a slug.
+_FATAL = frozenset({"auth-missing", "credential-invalid", "forbidden", "not-found", "protocol-version"})
 _PAUSE_AFTER_TROUBLE = 5.0
 
 
@@ -82,7 +84,7 @@ def run(participant: Participant, sleep: Callable[[float], None]) -> None:
         except (CoordinatorUnreachable, DownloadDamaged, AnswerUnreadable) as trouble:
             _wait_out(trouble, sleep)
         except CoordinatorRefused as refusal:
-            if refusal.status in _FATAL_STATUS:
+            if refusal.slug in _FATAL:
                 raise
             _wait_out(refusal, sleep)
 
@@ -99,7 +101,7 @@ def prepare(participant: Participant, sleep: Callable[[float], None]) -> str | N
         if isinstance(answer, FinishedBrief):
             raise FederationOver
         if isinstance(answer, RoundBrief):
-            return frames_in_use(participant, answer).pack_digest
+            return participant.frames(answer).pack_digest
         sleep(answer.seconds)
 
 

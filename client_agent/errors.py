@@ -100,9 +100,8 @@ class CoordinatorUnreachable(AgentError):
     """No answer within the deadline; the daemon goes on trying."""
 
     def __init__(self, url: str, trouble: str, seconds: float) -> None:
-        super().__init__(
-            f"{url} did not answer for {seconds:.0f} s ({trouble}); check the URL, proxy and network"
-        )
+        tried = f" for {seconds:.0f} s" if seconds >= 1 else ""
+        super().__init__(f"{url} did not answer{tried} ({trouble}); check the URL, proxy and network")
 
 
 class CoordinatorRefused(AgentError):
@@ -112,6 +111,16 @@ class CoordinatorRefused(AgentError):
         super().__init__(f"the coordinator refused {path}: {detail} ({status} {slug})".replace(" )", ")"))
         self.status = status
         self.slug = slug
+
+
+class PackRefused(AgentError):
+    """The coordinator does not take the alignment pack that was made here."""
+
+    def __init__(self, base_model: str, why: CoordinatorRefused) -> None:
+        super().__init__(
+            f"the alignment pack of {base_model} was made and not taken: {why}; "
+            "ask the operator whether the plan's limits and this model fit together"
+        )
 
 
 class AnswerUnreadable(AgentError):

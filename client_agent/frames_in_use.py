@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from client_agent.coordinator_api import CoordinatorApi
-from client_agent.errors import CoordinatorRefused
+from client_agent.errors import CoordinatorRefused, PackRefused, Stopped
 from client_agent.model.alignment import aligned_pack, pivot_pack, random_pack
 from client_agent.model.frames import Frames, random_frames
 from client_agent.model.pack import Pack
 from client_agent.round_folder import write_durably
 from client_agent.silo import Silo
+from schemas.messages.alignment import Anchor
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
 from schemas.messages.rounds import RoundBrief
 from schemas.wire.digests import digest_of
 
 log = logging.getLogger(__name__)
+
+_CONFLICT = 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +33,19 @@ class FramesInUse:
 
 
 def frames_for(
-    brief: RoundBrief, silo: Silo, api: CoordinatorApi, federation: str, folder: Path
+    brief: RoundBrief,
+    silo: Silo,
+    api: CoordinatorApi,
+    federation: str,
+    folder: Path,
+    stop: Callable[[], bool],
 ) -> FramesInUse:
     """Give the frames of the federation; after this returns the coordinator has our base model's pack.
 
     Raises:
         PivotMissing, AlignmentImpossible: the pack must be made here and cannot be.
+        PackRefused: the coordinator does not take the pack that was made.
+        Stopped: `stop` said so; what was finished before is not made again.
     """
     if brief.adapter.kind == "lora":
         return FramesInUse({}, None)
@@ -42,46 +53,91 @@ def frames_for(
         return FramesInUse(random_frames(silo.base, brief.adapter, brief.training.seed), None)
     file = folder / "pack.safetensors"
     if not file.exists():
-        write_durably(file, _stored_pack(brief.adapter, brief.alignment, silo, api, federation))
+        making = _Making(silo, api, federation, folder, brief.adapter, brief.alignment, stop)
+        write_durably(file, making.our_pack())
     body = file.read_bytes()
     return FramesInUse(Pack.from_body(body).frames(), digest_of(body))
 
 
-def _stored_pack(
-    adapter: AdapterPlan, alignment: AlignmentPlan, silo: Silo, api: CoordinatorApi, federation: str
-) -> bytes:
-    """Download our base model's pack; when there is none, make and deliver it (and the pivot's before it)."""
-    stored = api.pack(federation, silo.base.slug)
-    if stored is not None:
-        return stored.body
-    anchors = api.anchors(federation).anchors[: alignment.anchors]
-    if alignment.frames == "random":
-        return _delivered(
-            random_pack(silo.base, adapter, alignment, federation), silo.base.slug, api, federation
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """What making packs needs."""
+
+    silo: Silo
+    api: CoordinatorApi
+    federation: str
+    folder: Path
+    adapter: AdapterPlan
+    alignment: AlignmentPlan
+    stop: Callable[[], bool]
+
+    def our_pack(self) -> bytes:
+        """Download our base model's pack; when there is none, make and deliver it."""
+        ours = self.silo.base
+        stored = self.api.pack(self.federation, ours.slug)
+        if stored is not None:
+            return stored.body
+        if self.alignment.frames == "random":
+            return self._deliver(
+                ours.slug, lambda: random_pack(ours, self.adapter, self.alignment, self.federation)
+            )
+        anchors = self.api.anchors(self.federation).anchors[: self.alignment.anchors]
+        of_pivot = self._pivot_pack(anchors)
+        if ours.slug == self.alignment.pivot:
+            return of_pivot
+        pivot = self.silo.model_named(self.alignment.pivot)
+        return self._deliver(
+            ours.slug,
+            lambda: aligned_pack(
+                ours,
+                pivot,
+                Pack.from_body(of_pivot),
+                anchors,
+                self.adapter,
+                self.alignment,
+                self.federation,
+                progress=self._progress(ours.slug),
+            ),
         )
-    pivot = silo.model_named(alignment.pivot)
-    of_pivot = api.pack(federation, alignment.pivot)
-    if of_pivot is None:
-        log.info("making the alignment pack of the pivot %s from %d anchors", alignment.pivot, len(anchors))
-        made = pivot_pack(pivot, anchors, adapter, alignment, federation)
-        pivot_body = _delivered(made, alignment.pivot, api, federation)
-    else:
-        pivot_body = of_pivot.body
-    if silo.base.slug == alignment.pivot:
-        return pivot_body
-    log.info("aligning %s to %s on %d anchors", silo.base.slug, alignment.pivot, len(anchors))
-    made = aligned_pack(silo.base, pivot, Pack.from_body(pivot_body), anchors, adapter, alignment, federation)
-    return _delivered(made, silo.base.slug, api, federation)
 
+    def _pivot_pack(self, anchors: Sequence[Anchor]) -> bytes:
+        slug = self.alignment.pivot
+        stored = self.api.pack(self.federation, slug)
+        if stored is not None:
+            return stored.body
+        pivot = self.silo.model_named(slug)
+        progress = self._progress(slug)
+        return self._deliver(
+            slug,
+            lambda: pivot_pack(
+                pivot, anchors, self.adapter, self.alignment, self.federation, progress=progress
+            ),
+        )
 
-def _delivered(pack: Pack, base_model: str, api: CoordinatorApi, federation: str) -> bytes:
-    """Deliver a pack, and give what is stored: ours, or that of another agent who was faster."""
-    body = pack.to_body()
-    try:
-        api.put_pack(federation, base_model, body)
-    except CoordinatorRefused as refusal:
-        stored = api.pack(federation, base_model) if refusal.slug == "upload-conflict" else None
-        if stored is None:
-            raise
-        return stored.body
-    return body
+    def _deliver(self, base_model: str, make: Callable[[], Pack]) -> bytes:
+        """Make a pack once and deliver it; give what is stored: ours, or that of a faster agent."""
+        file = self.folder / f"made-{base_model}.safetensors"
+        if not file.exists():
+            log.info("making the alignment pack of %s", base_model)
+            write_durably(file, make().to_body())
+        body = file.read_bytes()
+        try:
+            self.api.put_pack(self.federation, base_model, body)
+        except CoordinatorRefused as refusal:
+            stored = self.api.pack(self.federation, base_model) if refusal.status == _CONFLICT else None
+            if stored is None:
+                raise PackRefused(base_model, refusal) from refusal
+            return stored.body
+        file.unlink()
+        return body
+
+    def _progress(self, base_model: str) -> Callable[[str, int, int], None]:
+        """Log a few lines per pass over the anchors, and look whether to stop."""
+
+        def show(what: str, done: int, total: int) -> None:
+            if self.stop():
+                raise Stopped
+            if done == total or done % max(1, total // 3) == 0:
+                log.info("%s: %s, %d of %d", base_model, what, done, total)
+
+        return show

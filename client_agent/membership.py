@@ -82,8 +82,12 @@ def exclusive(folder: Path) -> Iterator[None]:
 
     Raises:
         FolderInUse: another agent runs on it.
+        SettingsUnusable: it cannot be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsUnusable(f"folder {folder} cannot be made: {error.strerror}") from error
     with (folder / "agent.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

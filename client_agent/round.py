@@ -9,19 +9,13 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from client_agent.coordinator_api import CoordinatorApi
 from client_agent.errors import CoordinatorRefused, DownloadDamaged
-from client_agent.frames_in_use import FramesInUse, frames_for
 from client_agent.local_training import Trained, train_locally
-from client_agent.model.adapter import Adapter
-from client_agent.model.examples import Example
-from client_agent.model.inject import inject_lora, inject_pq
+from client_agent.participant import Participant
 from client_agent.round_folder import (
     BRIEF,
     CLOSED,
@@ -32,16 +26,15 @@ from client_agent.round_folder import (
     UPDATE,
     WEIGHTS,
     RoundFolder,
-    RoundFolders,
     write_durably,
 )
-from client_agent.signature import ema, sketch_of
-from client_agent.silo import Silo
+from client_agent.signature import ema
+from client_agent.signing import join_signature, sketch
 from client_agent.strategies.base import load_strategy
 from schemas.maths.adapter import SIGNATURE as SIGNATURE_TENSOR
 from schemas.maths.adapter import Layout
 from schemas.messages.rounds import FinishedBrief, RoundBrief
-from schemas.messages.updates import SignatureManifest, UpdateManifest
+from schemas.messages.updates import UpdateManifest
 from schemas.wire.compress import is_frame
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import Array, Encoding, Envelope, pack, slots, unpack
@@ -49,29 +42,11 @@ from schemas.wire.envelope import Array, Encoding, Envelope, pack, slots, unpack
 log = logging.getLogger(__name__)
 
 # What the coordinator says when we came too late; the local adapter goes on all the same.
-_TOO_LATE: Final = frozenset({"round-closed", "not-joined"})
-# It does not like the update itself: the same bytes would be refused again and again.
-_UPDATE_REFUSED: Final = frozenset({400, 409, 412, 413, 415, 422})
+_TOO_LATE: Final = frozenset({"round-closed", "not-joined", "not-found"})
+# It does not like what was sent: the same bytes would be refused again and again. A 404 with our slug comes
+# from a coordinator that was set back to before this round.
+_CONTENT_REFUSED: Final = frozenset({400, 409, 412, 413, 415, 422})
 _LARGEST_BODY: Final = 2**33
-
-
-@dataclass(slots=True)
-class Participant:
-    """Who takes part: a silo, its connection, identity and folders; and the frames once they are there."""
-
-    silo: Silo
-    api: CoordinatorApi
-    federation: str
-    client: str
-    folder: Path
-    keep_rounds: int
-    stop: Callable[[], bool]
-    frames: FramesInUse | None = None
-
-    @property
-    def rounds(self) -> RoundFolders:
-        """The rounds on disk."""
-        return RoundFolders(self.folder / self.federation / "rounds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +84,6 @@ def resume(who: Participant) -> None:
         _run(_Work(who, RoundBrief.model_validate_json(folder.read(BRIEF)), folder))
 
 
-def frames_in_use(who: Participant, brief: RoundBrief) -> FramesInUse:
-    """Give the federation's frames, made or fetched once; after this the coordinator has our pack."""
-    if who.frames is None:
-        who.frames = frames_for(brief, who.silo, who.api, who.federation, who.folder / who.federation)
-    return who.frames
-
-
 def finish(who: Participant, brief: FinishedBrief) -> None:
     """Keep the final personalised weights."""
     if brief.weights is None:
@@ -124,7 +92,7 @@ def finish(who: Participant, brief: FinishedBrief) -> None:
     body = who.api.weights(who.federation, brief.round)
     if body.digest != brief.weights.digest:
         raise DownloadDamaged("the final weights")
-    write_durably(who.folder / who.federation / "final_weights.safetensors", body.body)
+    write_durably(who.home / "final_weights.safetensors", body.body)
     log.info("the federation is finished after %d rounds", brief.round - 1)
 
 
@@ -137,24 +105,38 @@ def _run(work: _Work) -> None:
         try:
             work.folder.write(file, step(work))
         except CoordinatorRefused as refusal:
-            refused = file == RECEIPT and refusal.status in _UPDATE_REFUSED
-            if not refused and refusal.slug not in _TOO_LATE:
+            if not _is_final(file, refusal):
                 raise
-            log.warning("round %d goes on without this update: %s", work.brief.round, refusal)
+            log.warning("round %d goes on without this client: %s", work.brief.round, refusal)
+            if file == RECEIPT:
+                _try_scores(work)
             work.folder.write(CLOSED, json.dumps({"reason": refusal.slug}).encode())
+
+
+def _is_final(file: str, refusal: CoordinatorRefused) -> bool:
+    """Say whether asking again would only bring the same refusal; the local adapter goes on all the same."""
+    refused = file in (RECEIPT, SCORES_SENT) and refusal.status in _CONTENT_REFUSED
+    return refused or refusal.slug in _TOO_LATE
+
+
+def _try_scores(work: _Work) -> None:
+    """Send the scores of a round whose update did not count: they are welcome at any time, but not needed."""
+    try:
+        _send_scores(work)
+    except CoordinatorRefused as refusal:
+        log.info("round %d: its scores were not taken either: %s", work.brief.round, refusal)
 
 
 def _pull(work: _Work) -> bytes:
     """Join, and download the personalised weights."""
-    who, number = work.who, work.brief.round
-    # A join needs the pack to be stored, since it decides which tensors this client has.
-    in_use = frames_in_use(work.who, work.brief)
-    newcomer = who.rounds.newest_with(TRAINED, before=number) is None
-    signature = _join_signature(work, in_use.pack_digest) if newcomer and number > 1 else None
-    reference = who.api.join(who.federation, number, signature)
-    body = who.api.weights(who.federation, number)
+    who, brief = work.who, work.brief
+    who.frames(brief)  # a join needs the pack to be stored: it decides which tensors this client has
+    newcomer = who.rounds.newest_with(TRAINED, before=brief.round) is None
+    signature = join_signature(who, brief) if newcomer and brief.round > 1 else None
+    reference = who.api.join(who.federation, brief.round, signature)
+    body = who.api.weights(who.federation, brief.round)
     if body.digest != reference.digest:
-        raise DownloadDamaged(f"round {number}'s weights")
+        raise DownloadDamaged(f"round {brief.round}'s weights")
     return body.body
 
 
@@ -163,7 +145,7 @@ def _train(work: _Work) -> bytes:
     who, brief = work.who, work.brief
     strategy = load_strategy(brief.strategy.name, brief.strategy.options)
     earlier = _earlier(work)
-    with _injected(work) as adapter:
+    with who.injected(brief) as adapter:
         with _opened(work.folder.read(WEIGHTS), adapter.layout) as served:
             g = {name: served.read_float32(name) for name in adapter.layout}
         if strategy.gated:
@@ -184,11 +166,12 @@ def _train(work: _Work) -> bytes:
 def _sign(work: _Work) -> bytes:
     """Sketch the gradient of the shared model on the probe set, smoothed over rounds."""
     previous = work.who.rounds.newest_with(SIGNATURE, before=work.brief.round)
-    sketch = _sketch(work)
+    trained = Trained.from_bytes(work.folder.read(TRAINED)).adapter
+    signature = sketch(work.who, work.brief, trained)
     if previous is not None:
         earlier = np.frombuffer(previous.read(SIGNATURE), "<f4")
-        sketch = ema(earlier, sketch, work.brief.signature.ema)
-    return sketch.astype("<f4").tobytes()
+        signature = ema(earlier, signature, work.brief.signature.ema)
+    return signature.astype("<f4").tobytes()
 
 
 def _pack(work: _Work) -> bytes:
@@ -205,7 +188,7 @@ def _pack(work: _Work) -> bytes:
         round=work.brief.round,
         client=work.who.client,
         base=digest_of(work.folder.read(WEIGHTS)),
-        pack=frames_in_use(work.who, work.brief).pack_digest,
+        pack=work.who.frames(work.brief).pack_digest,
         examples=len(work.who.silo.data.train),
     )
     return pack(tensors, manifest, compress=work.brief.wire.compression == "zstd")
@@ -234,43 +217,6 @@ def _send_scores(work: _Work) -> bytes:
 def _earlier(work: _Work) -> Trained | None:
     folder = work.who.rounds.newest_with(TRAINED, before=work.brief.round)
     return Trained.from_bytes(folder.read(TRAINED)) if folder is not None else None
-
-
-def _sketch(work: _Work) -> NDArray[np.float32]:
-    """Sketch what the plan's `signature.kind` says.
-
-    `gradient`: that of the model that the plan names, else the pivot, else our own, without any adapter,
-    on our probe set. `representation`: our own model's, with its adapter, on the federation's anchors.
-    """
-    who, plan = work.who, work.brief.signature
-    if plan.kind == "gradient":
-        pivot = work.brief.alignment.pivot if work.brief.alignment is not None else who.silo.base.slug
-        return sketch_of(who.silo.model_named(plan.model or pivot), who.silo.data.train, plan)
-    anchors = who.api.anchors(who.federation).anchors
-    examples = [Example(anchor.prompt, anchor.answer) for anchor in anchors]
-    with _injected(work) as adapter:
-        if work.folder.has(TRAINED):
-            adapter.load(Trained.from_bytes(work.folder.read(TRAINED)).adapter)
-        return sketch_of(who.silo.base, examples, plan)
-
-
-def _injected(work: _Work) -> Adapter:
-    brief, base = work.brief, work.who.silo.base
-    if brief.adapter.kind == "lora":
-        return inject_lora(base, brief.adapter, seed=brief.training.seed)
-    gated = load_strategy(brief.strategy.name, brief.strategy.options).gated
-    return inject_pq(base, brief.adapter, frames_in_use(work.who, brief).frames, gated=gated)
-
-
-def _join_signature(work: _Work, pack_digest: str | None) -> bytes:
-    manifest = SignatureManifest(
-        federation=work.who.federation,
-        recipe={},
-        round=work.brief.round,
-        client=work.who.client,
-        pack=pack_digest,
-    )
-    return pack({SIGNATURE_TENSOR: _sketch(work)}, manifest)
 
 
 def _opened(body: bytes, layout: Layout) -> Envelope:

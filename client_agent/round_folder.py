@@ -18,7 +18,6 @@ from pathlib import Path
 _ROUND = re.compile(r"^\d{6}$")
 
 BRIEF = "brief.json"
-JOIN_SIGNATURE = "join_signature.safetensors"
 WEIGHTS = "weights.safetensors"
 TRAINED = "trained.safetensors"
 SIGNATURE = "signature.safetensors"

@@ -87,9 +87,10 @@ def _from_file(file: Path) -> dict[str, Any]:
         raise SettingsUnusable(f"{file} is not TOML: {error}") from error
     for option in ("folder", "train", "test"):
         if isinstance(options.get(option), str):
-            options[option] = file.parent / options[option]
+            options[option] = file.parent / Path(options[option]).expanduser()
     for option in ("model", "pivot_model"):
         value = options.get(option)
-        if isinstance(value, str) and (file.parent / value).is_dir():
-            options[option] = str(file.parent / value)
+        if isinstance(value, str):
+            place = file.parent / Path(value).expanduser()
+            options[option] = str(place) if place.is_dir() else value
     return options

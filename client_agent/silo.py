@@ -40,7 +40,7 @@ class Silo:
             if self.pivot_source is None:
                 raise PivotMissing(f"the federation shares the model {slug}: set pivot_model to a copy of it")
             found = base_model_slug(self.pivot_source)
-            if found.rpartition("-")[2] != slug.rpartition("-")[2]:
+            if found != slug:
                 raise PivotMissing(
                     f"the federation shares the model {slug}, and pivot_model is {found}: other weights"
                 )

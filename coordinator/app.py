@@ -22,6 +22,7 @@ from coordinator.federations import routes as federations
 from coordinator.metrics import Metrics
 from coordinator.observed import Observed
 from coordinator.replica import only_replica
+from coordinator.rounds import revoking
 from coordinator.rounds import routes as rounds
 from coordinator.settings import Settings
 from coordinator.updates import routes as updates
@@ -34,6 +35,7 @@ _ROUTERS = (
     members.router,
     events.router,
     rounds.router,
+    revoking.router,
     aggregation.router,
     weights.router,
     updates.router,

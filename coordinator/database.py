@@ -32,7 +32,12 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._writing = self._engine()
         # SQLite: BEGIN IMMEDIATE would make readers queue behind writers, so they get an engine of their own.
-        self._reading = self._engine() if self.is_sqlite else self._writing
+        # PostgreSQL: the same connections, but every statement of a transaction sees the same state.
+        self._reading = (
+            self._engine()
+            if self.is_sqlite
+            else self._writing.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        )
         if self.is_sqlite:
             event.listen(self._writing, "begin", _begin_immediate)
             event.listen(self._reading, "begin", _begin_deferred)

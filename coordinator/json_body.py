@@ -50,6 +50,8 @@ def parse(message: type[Message], body: bytes, *, under: str = "") -> Message:
     except MalformedJson as error:
         raise JsonMalformed from error
     except ValidationError as error:
+        if error.errors(include_input=False)[0]["type"] == "json_invalid":  # nested too deeply
+            raise JsonMalformed from None
         raise invalid(error.errors(include_input=False), under=under) from None
 
 

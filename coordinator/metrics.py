@@ -34,10 +34,16 @@ class Metrics:
             "tessera_updates_refused", "Updates refused, by problem type", ["reason"], registry=self.registry
         )
         self.bytes_up = Counter(
-            "tessera_bytes_up", "Encoded bytes of accepted uploads", registry=self.registry
+            "tessera_bytes_up",
+            "Encoded bytes of the updates, join signatures and alignment packs accepted from clients,"
+            " a repeated one once",
+            registry=self.registry,
         )
         self.bytes_down = Counter(
-            "tessera_bytes_down", "Encoded bytes of weights sent to clients", registry=self.registry
+            "tessera_bytes_down",
+            "Encoded bytes of the weights, adapter states, anchors and alignment packs that clients began to"
+            " download, in ranges the ranges",
+            registry=self.registry,
         )
         self.aggregation_seconds = Histogram(
             "tessera_aggregation_seconds",

@@ -25,6 +25,7 @@ from coordinator.tables import (
     ChunkRow,
     PackRow,
     PayloadRow,
+    RoundRow,
     UpdateRow,
     WeightsRow,
 )
@@ -153,7 +154,10 @@ def discard(database: Database, staged: Iterable[Staged]) -> None:
 
 
 def collect(database: Database, *, grace: timedelta = GRACE) -> int:
-    """Delete the payloads that nobody refers to and that are older than `grace`; give their number."""
+    """Delete the payloads that nobody refers to and that are older than `grace`; give their number.
+
+    Those in the making stay while any round is being aggregated.
+    """
     with database.read() as session:
         old = _unreferenced().where(PayloadRow.created_at < now(session) - grace)
         candidates = list(session.scalars(old.limit(1000)))
@@ -177,7 +181,9 @@ def store_bytes(session: Session, body: bytes) -> tuple[int, str]:
 
 def _unreferenced() -> Select[int]:
     referred = or_(*(exists().where(column == PayloadRow.id) for column in _REFERENCES))
-    return select(PayloadRow.id).where(~referred)
+    # What is being written may be a running aggregation's, however long that takes.
+    in_the_making = PayloadRow.digest.is_(None) & exists().where(RoundRow.state == "aggregating")
+    return select(PayloadRow.id).where(~referred, ~in_the_making)
 
 
 def _insert(session: Session, digest: str, size: int) -> int | None:

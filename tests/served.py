@@ -94,6 +94,12 @@ class Served:
         credential = made.json()["credential"]
         return Silo(made.json()["client_id"], fid, credential, self.http(credential))
 
+    def counted(self, series: str) -> float:
+        """Read one series of the metrics; 0 while it has none."""
+        lines = self.http().get("/metrics").text.splitlines()
+        found = [line.split()[-1] for line in lines if line.startswith(series + " ")]
+        return float(found[0]) if found else 0.0
+
     def stop(self) -> None:
         """Stop as on SIGTERM."""
         for opened in self._opened:
@@ -115,6 +121,8 @@ def start(database_url: str, **settings: Any) -> Served:
         if not thread.is_alive() or time.monotonic() > deadline:
             raise RuntimeError("the coordinator did not start")
         time.sleep(0.01)
+    # The first request builds the routes, which two coordinators of one process cannot do at once.
+    httpx.get(f"{server.url}/nowhere", timeout=30, verify=False)
     return Served(server.url, database_url, server, thread)
 
 

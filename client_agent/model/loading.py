@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -84,7 +83,7 @@ def load_base_model(source: str, *, device: torch.device, dtype: torch.dtype = t
 
 
 def base_model_slug(source: str) -> str:
-    """Name exact weights: `<folder or model name>-<12 hex digits>`.
+    """Name exact weights: `<model type>-<width>x<layers>-<12 hex digits>`, wherever they lie.
 
     The digits are a SHA-256 over config.json, without what does not change the function (names, dtypes,
     versions), and over every tensor's name, dtype, shape and bytes in the order of their names: the same
@@ -101,9 +100,9 @@ def base_model_slug(source: str) -> str:
         digest.update(facts.encode())
         for chunk in chunks:
             digest.update(chunk)
-    name = Path(os.path.abspath(source)).name if Path(source).is_dir() else source.rpartition("/")[2]
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-")[:100] or "model"
-    return f"{slug}-{digest.hexdigest()[:12]}"
+    kind = re.sub(r"[^A-Za-z0-9]+", "-", str(config.get("model_type", "model"))).strip("-")[:80]
+    size = f"{config.get('hidden_size', 0)}x{config.get('num_hidden_layers', 0)}"
+    return f"{kind}-{size}-{digest.hexdigest()[:12]}"
 
 
 def _folder_of(source: str) -> Path:
@@ -127,15 +126,14 @@ def _config_of(folder: Path) -> dict[str, object]:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelNotFound(f"{folder}: no readable config.json ({error}); give a model's folder") from error
+    if not isinstance(config, dict):
+        raise ModelNotFound(f"{folder}: config.json is not an object; give a model's folder")
     return cast(dict[str, object], config)
 
 
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    else:
-        names = {"model.safetensors"}
+    names = _indexed_files(index) if index.is_file() else {"model.safetensors"}
     files = [folder / name for name in sorted(names)]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
@@ -144,6 +142,13 @@ def _weight_files(folder: Path) -> list[Path]:
             "convert others with save_pretrained()"
         )
     return files
+
+
+def _indexed_files(index: Path) -> set[str]:
+    try:
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelNotFound(f"{index}: damaged index ({error!r}); download it again") from error
 
 
 def _stored_tensors(folder: Path) -> Iterator[tuple[str, Iterator[bytes]]]:

@@ -98,8 +98,11 @@ def deal(
 
 def _example(line: bytes, place: str) -> Example:
     try:
-        record = json.loads(line.decode("utf-8"))
-    except ValueError as error:
+        text = line.decode("utf-8")
+        record = json.loads(text)
+        if "\\u" in text:  # an escape can spell half a character, which no tokenizer takes
+            json.dumps(record, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError) as error:
         raise DataInvalid(f"{place}: not JSON ({error}); write one JSON object per line in UTF-8") from error
     if not isinstance(record, dict):
         raise DataInvalid(f"{place}: not a JSON object; write prompt and completion, or messages")

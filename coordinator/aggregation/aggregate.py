@@ -63,7 +63,7 @@ def mix(
     places = [clients.index(one.client) for one in receivers]
     staged = _begin(database, receivers)
     try:
-        every = [layouts.get(client) or states[client].layout for client in clients]
+        every = [layouts[one] if one in layouts else states[one].layout for one in clients]
         for block in blocks(every, block_bytes):
             here = [place for place in places if place in block.begins]
             mixed = _mixed(database, weighing, [states.get(client) for client in clients], block, here)

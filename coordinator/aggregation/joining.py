@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sqlalchemy.orm import Session
 
 from coordinator import payloads
@@ -21,8 +23,18 @@ from coordinator.weights.store import give
 from schemas.messages.rounds import WeightsReference
 
 
-def join(database: Database, member: Member, number: int, signature: bytes | None) -> WeightsReference:
-    """Take part in a round; `signature` are float32 bytes. Gives the weights to start from.
+@dataclass(frozen=True, slots=True)
+class SentSignature:
+    """What a newcomer sent with its join: a vector as float32 bytes, in a body of so many encoded bytes."""
+
+    vector: bytes
+    body_bytes: int
+
+
+def join(
+    database: Database, member: Member, number: int, signature: SentSignature | None
+) -> tuple[WeightsReference, bool]:
+    """Take part in a round. Gives the weights to start from, and whether the client had not joined before.
 
     A newcomer's weights are made before the transaction that joins, and settled in it.
 
@@ -35,21 +47,25 @@ def join(database: Database, member: Member, number: int, signature: bytes | Non
         row = rounds.numbered(session, member.federation_id, number)
         known = _known(session, row, member)
         if known is not None:
-            return known
+            return known, False
         _check(session, row, member)
         last_published = _weighed_as_of(session, member, number)
-    one = newcomers.newcomer(database, member, number, signature)
+        has_weights = bases.newest(session, member.client_id, number) is not None
+    one = newcomers.newcomer(database, member, number, signature.vector if signature is not None else None)
     staged = newcomers.weigh(database, one, last_published) if last_published is not None else None
+    if staged is None and not has_weights:
+        bases.zeros(one.layout, one.manifest)  # hashed once, here where nobody waits for the database
     try:
         with database.write() as session:
             lock_federation(session, member.federation_id)
             still_member(session, member)
             row = rounds.numbered(session, member.federation_id, number, lock=True)
             known = _known(session, row, member)
-            if known is None:
-                known = _join(session, row, member, one, staged, signature)
-                staged = None
-        return known
+            if known is not None:
+                return known, False
+            joined = _join(session, row, member, one, staged, signature)
+            staged = None
+        return joined, True
     finally:
         if staged is not None:  # another request of this client was faster, or the round has closed
             payloads.discard(database, [staged])
@@ -92,7 +108,7 @@ def _join(
     member: Member,
     one: Newcomer,
     staged: Staged | None,
-    signature: bytes | None,
+    signature: SentSignature | None,
 ) -> WeightsReference:
     _check(session, row, member)
     moment = now(session)
@@ -118,7 +134,8 @@ def _join(
         )
     rounds.join(session, row, member.client_id, weights.digest, moment)
     if signature is not None:
-        rounds.keep_signature(session, row, member.client_id, "join", signature)
+        rounds.keep_signature(session, row, member.client_id, "join", signature.vector)
+        rounds.count_bytes(session, row.id, member.client_id, up=signature.body_bytes)
     control.announce(session, row, moment)
     control.advance(session, federation(session, row.federation_id), row)
     return weights

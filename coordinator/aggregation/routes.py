@@ -7,7 +7,7 @@ from typing import Annotated, BinaryIO, cast
 
 from fastapi import APIRouter, Depends, Request
 
-from coordinator.aggregation.joining import join
+from coordinator.aggregation.joining import SentSignature, join
 from coordinator.bounded_body import ReceivedBody, receive
 from coordinator.enrolment.auth import AsMember
 from coordinator.errors import (
@@ -30,7 +30,7 @@ from coordinator.paths import RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds import bases
 from coordinator.rounds.waking import Wake
-from coordinator.sessions import TheDatabase
+from coordinator.sessions import TheDatabase, TheMetrics
 from coordinator.updates.intake import Address, check_address, signature_of
 from schemas.maths.adapter import SIGNATURE
 from schemas.messages.rounds import Joined
@@ -65,6 +65,7 @@ def join_round(
     n: RoundNumber,
     body: Annotated[ReceivedBody | None, Depends(_body)],
     database: TheDatabase,
+    metrics: TheMetrics,
     wake: Wake,
 ) -> Joined:
     """Take part in a round, and learn which weights to start from; a repeated request gets the same answer.
@@ -77,10 +78,13 @@ def join_round(
         with database.read() as session:
             dim = plan_of(federation(session, member.federation_id)).signature.dim
             pack = bases.pack_digest(session, member.federation_id, member.base_model)
-        signature = _signature(body, Address(member.federation_id, n, member.client_id, pack), dim)
-    joined = Joined(weights=join(database, member, n, signature))
-    wake()
-    return joined
+        vector = _signature(body, Address(member.federation_id, n, member.client_id, pack), dim)
+        signature = SentSignature(vector, body.bytes)
+    weights, is_new = join(database, member, n, signature)
+    if is_new:
+        metrics.bytes_up.inc(body.bytes if body is not None else 0)
+        wake()
+    return Joined(weights=weights)
 
 
 def _signature(body: ReceivedBody, address: Address, dim: int) -> bytes:

@@ -57,7 +57,12 @@ def established(session: Session, fid: str, plan: FederationPlan, number: int) -
 
 
 def signature_model(plan: FederationPlan, base_model: str) -> str:
-    """Which small model makes a client's signature? Those of different models cannot be compared."""
+    """Which model makes a client's signature? Those of different models cannot be compared.
+
+    Gradients come from one small model that all clients load, representations from the client's own.
+    """
+    if plan.signature.kind == "representation":
+        return base_model
     pivot = plan.alignment.pivot if plan.alignment is not None else None
     return plan.signature.model or pivot or base_model
 

@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from coordinator import payloads
 from coordinator.aggregation import publishing
@@ -107,7 +108,7 @@ class Ticker:
             log.info("aggregation-overtaken")
         except Stopped:
             lease.give_up()
-        except SQLAlchemyError:
+        except (OperationalError, InterfaceError, PoolExhausted):
             log.exception("aggregation-interrupted")  # the lease runs out, and the round is claimed again
         except Exception:
             log.exception("aggregation-failed")

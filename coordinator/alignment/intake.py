@@ -61,6 +61,10 @@ def judge(
     aligned = plan.alignment is not None and plan.alignment.frames != "random"
     if not manifest.errors.keys() <= modules or (aligned and manifest.errors.keys() != modules):
         raise _wrong("errors")
+    if plan.alignment is not None and aligned:
+        limit = plan.alignment.max_error
+        if any(manifest.errors[module].b_task >= limit for module in manifest.selected):
+            raise _wrong("selected")
     return manifest
 
 

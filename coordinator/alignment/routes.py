@@ -37,7 +37,8 @@ from coordinator.logs import logger
 from coordinator.paths import FederationId
 from coordinator.problems import answers
 from coordinator.rounds import store as rounds
-from coordinator.sessions import Reading, TheDatabase, Writing
+from coordinator.rounds.traffic import sent_to
+from coordinator.sessions import Reading, TheDatabase, TheMetrics, Writing
 from coordinator.tables import FederationRow
 from schemas.messages.alignment import AlignmentManifest, Anchors, AnchorsView, PackList, PackView
 from schemas.messages.federations import FederationPlan
@@ -119,12 +120,17 @@ def put_anchors(
         **answers(AuthMissing, NotFound),
     },
 )
-def get_anchors(_: AsReader, fid: FederationId, request: Request, database: TheDatabase) -> Response:
+def get_anchors(
+    caller: AsReader, fid: FederationId, request: Request, database: TheDatabase, metrics: TheMetrics
+) -> Response:
     """Give the public texts on which base models are aligned."""
     with database.read() as session:
         row = store.found(store.anchors(session, fid))
     stored = Stored(row.payload_id, row.digest, row.bytes, "application/json")
-    return reply(database, stored, wanted(request.headers, stored))
+    part = wanted(request.headers, stored)
+    if isinstance(caller, Member):
+        sent_to(database, metrics, caller.client_id, part.size)
+    return reply(database, stored, part)
 
 
 @router.get("/alignments", responses=answers(AuthMissing, NotFound))
@@ -170,6 +176,7 @@ def put_pack(
     base_model: BaseModel,
     body: Annotated[ReceivedBody, Depends(_body)],
     database: TheDatabase,
+    metrics: TheMetrics,
     response: Response,
 ) -> PackView:
     """Keep the alignment pack of a base model; an operator may replace it before the federation starts."""
@@ -192,7 +199,9 @@ def put_pack(
         is_replacement = known is not None
         if is_replacement and (isinstance(caller, Member) or row.state != "open"):
             raise UploadConflict(accepted=known.digest if known else None)
-        return _keep(session, caller, row, base_model, manifest, payload_id, body)
+        kept = _keep(session, caller, row, base_model, manifest, payload_id, body)
+    metrics.bytes_up.inc(body.bytes if isinstance(caller, Member) else 0)
+    return kept
 
 
 @router.get(
@@ -205,7 +214,12 @@ def put_pack(
     },
 )
 def get_pack(
-    caller: AsReader, fid: FederationId, base_model: BaseModel, request: Request, database: TheDatabase
+    caller: AsReader,
+    fid: FederationId,
+    base_model: BaseModel,
+    request: Request,
+    database: TheDatabase,
+    metrics: TheMetrics,
 ) -> Response:
     """Give the alignment pack of a base model to the federation's agents and to operators."""
     if isinstance(caller, Person) and not caller.at_least("operator"):
@@ -216,9 +230,8 @@ def get_pack(
     encoding = "zstd" if is_frame(beginning) else None
     stored = Stored(row.payload_id, row.digest, row.bytes, MEDIA_TYPE, encoding)
     part = wanted(request.headers, stored)
-    if isinstance(caller, Member) and part.size:
-        with database.write() as session:
-            rounds.count_bytes(session, None, caller.client_id, down=part.size)
+    if isinstance(caller, Member):
+        sent_to(database, metrics, caller.client_id, part.size)
     return reply(database, stored, part)
 
 

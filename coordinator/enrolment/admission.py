@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from coordinator.errors import FederationStateConflict, Forbidden, Invalid
+from schemas.maths.adapter import SIGNATURE, Layout, lora_layout, pq_layout, size
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
+from schemas.messages.updates import UpdateManifest
+from schemas.wire.envelope import head
+from schemas.wire.header import HEADER_LIMIT
+
+_FLOAT32_BYTES = 4
+# The least that a header says of a tensor: its name, type, shape and offsets.
+_ENTRY_BYTES = 50
+_DIGEST = f"sha256:{0:064}"
+_LARGEST_COUNT = 2**31 - 1
+_LONGEST_ID = "x" * 64
 
 
 def admit(plan: FederationPlan, state: str, profile: Profile) -> None:
@@ -30,3 +41,43 @@ def admit(plan: FederationPlan, state: str, profile: Profile) -> None:
         missing = [role for role in roles if role not in (profile.shapes or {})]
         if missing:
             raise Invalid(f"LoRA tensors need the shapes of {', '.join(missing)}", field="profile.shapes")
+        known = profile.shapes or {}
+        shapes: dict[str, tuple[int, int]] = {role: known[role] for role in roles}
+        _check_number(2 * profile.layers * len(roles), field="profile.shapes")
+        _check_size(plan, lora_layout(profile.layers, shapes, plan.adapter.rank), field="profile.shapes")
+
+
+def check_adapter(plan: FederationPlan) -> None:
+    """Check that an adapter that is the same for every client can travel; LoRA tensors differ by client.
+
+    Raises:
+        Invalid: it has too many tensors or values.
+    """
+    if plan.adapter.kind == "pq":
+        layout = pq_layout(plan.adapter.blocks, plan.adapter.roles, plan.adapter.rank)
+        _check_size(plan, layout, field="adapter")
+
+
+def _check_number(tensors: int, *, field: str) -> None:
+    if tensors * _ENTRY_BYTES > HEADER_LIMIT:
+        raise Invalid(f"{tensors} tensors do not fit in a header of {HEADER_LIMIT} bytes", field=field)
+
+
+def _check_size(plan: FederationPlan, layout: Layout, *, field: str) -> None:
+    """Check that the largest body of a layout, a dense float32 update with a signature, can travel."""
+    said = UpdateManifest(
+        federation=_LONGEST_ID,
+        recipe={},
+        round=_LARGEST_COUNT,
+        client=_LONGEST_ID,
+        base=_DIGEST,
+        pack=_DIGEST,
+        examples=_LARGEST_COUNT,
+    )
+    sent = layout | {SIGNATURE: (plan.signature.dim,)}
+    beginning = len(head(sent, said))
+    if beginning > HEADER_LIMIT:
+        raise Invalid(f"{len(layout)} tensors do not fit in a header of {HEADER_LIMIT} bytes", field=field)
+    total, limit = beginning + size(sent) * _FLOAT32_BYTES, plan.limits.max_update_bytes
+    if total > limit:
+        raise Invalid(f"an update would have {total} bytes; limits.max_update_bytes is {limit}", field=field)

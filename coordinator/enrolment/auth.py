@@ -20,7 +20,7 @@ from coordinator.database import Database, now
 from coordinator.enrolment import store
 from coordinator.errors import AuthMissing, CredentialInvalid, Forbidden, NotFound
 from coordinator.logs import bind
-from coordinator.paths import FederationId
+from coordinator.paths import ClientId, FederationId
 from coordinator.sessions import TheDatabase, TheSettings
 from coordinator.settings import Settings
 from schemas.messages.enrolment import Profile
@@ -72,12 +72,10 @@ def authenticate(session: Session, authorization: str | None, *, admin_token: st
     token = token.strip()
     if scheme.lower() != "bearer" or not token:
         raise CredentialInvalid
-    digest = hash_of(token)
-    if token.startswith(CLIENT_PREFIX):
-        return _member(session, digest)
-    if admin_token is not None and hmac.compare_digest(digest, hash_of(admin_token)):
+    if admin_token is not None and _is_same(token, admin_token.strip()):
         return Person(id="settings", role="admin", name="TESSERA_ADMIN_TOKEN")
-    return _person(session, digest)
+    digest = hash_of(token)
+    return _member(session, digest) if token.startswith(CLIENT_PREFIX) else _person(session, digest)
 
 
 def still_member(session: Session, member: Member) -> None:
@@ -88,6 +86,13 @@ def still_member(session: Session, member: Member) -> None:
     """
     if not store.is_enrolled(session, member.client_id):
         raise CredentialInvalid
+
+
+def _is_same(sent: str, token: str) -> bool:
+    """Compare what a header brought, its bytes read as Latin-1, with a token, in constant time."""
+    return hmac.compare_digest(
+        hashlib.sha256(sent.encode("latin-1", "replace")).digest(), hashlib.sha256(token.encode()).digest()
+    )
 
 
 def _person(session: Session, digest: str) -> Person:
@@ -188,6 +193,24 @@ def _member_of(fid: FederationId, member: Annotated[Member, Depends(_any_member)
     return member
 
 
+def _caller_about(fid: FederationId, cid: ClientId, caller: Caller) -> Person | Member:
+    """Hide all clients but itself from a client."""
+    if isinstance(caller, Member) and (caller.federation_id, caller.client_id) != (fid, cid):
+        raise NotFound
+    return caller
+
+
+_CallerAbout = Annotated[Person | Member, Depends(_caller_about)]
+
+
+def _admin_of_client(caller: _CallerAbout) -> Person:
+    return _person_of(caller, "admin")
+
+
+def _auditor_of_client(caller: _CallerAbout) -> Person:
+    return _person_of(caller, "auditor")
+
+
 def _reader(fid: FederationId, caller: Caller) -> Person | Member:
     if isinstance(caller, Member) and caller.federation_id != fid:
         raise NotFound
@@ -202,6 +225,12 @@ AsOperator = Annotated[Person, Depends(_operator)]
 
 AsAuditor = Annotated[Person, Depends(_auditor)]
 """Any person."""
+
+AsAdminOfClient = Annotated[Person, Depends(_admin_of_client)]
+"""An admin; a client finds nobody but itself in the path."""
+
+AsAuditorOfClient = Annotated[Person, Depends(_auditor_of_client)]
+"""Any person; a client finds nobody but itself in the path."""
 
 AnyMember = Annotated[Member, Depends(_any_member)]
 """A client, of whichever federation."""

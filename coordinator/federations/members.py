@@ -1,23 +1,19 @@
-"""The routes about a federation's clients: who they are, what one is told of itself, how one is revoked."""
+"""The routes about a federation's clients: who they are, and what one is told of itself."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
-from coordinator import events
-from coordinator.enrolment.auth import AnyMember, AsAdmin, AsAuditor
+from coordinator.enrolment.auth import AnyMember, AsAuditor, AsAuditorOfClient
 from coordinator.errors import AuthMissing, Forbidden, NotFound
 from coordinator.federations import store
 from coordinator.federations.layouts import layout_of
-from coordinator.locks import lock_federation
-from coordinator.logs import logger
 from coordinator.paths import DEFAULT_LIMIT, After, ClientId, FederationId, Limit
 from coordinator.problems import answers
-from coordinator.sessions import Reading, Writing
+from coordinator.sessions import Reading
 from schemas.messages.enrolment import Client, ClientPage, Me
 
 router = APIRouter(tags=["clients"])
-log = logger(__name__)
 
 
 @router.get("/v1/me", responses=answers(AuthMissing, Forbidden))
@@ -48,20 +44,6 @@ def list_clients(
 
 
 @router.get("/v1/federations/{fid}/clients/{cid}", responses=answers(AuthMissing, Forbidden, NotFound))
-def show_client(_: AsAuditor, fid: FederationId, cid: ClientId, session: Reading) -> Client:
+def show_client(_: AsAuditorOfClient, fid: FederationId, cid: ClientId, session: Reading) -> Client:
     """Show one client."""
     return store.one_client(session, fid, cid)
-
-
-@router.delete(
-    "/v1/federations/{fid}/clients/{cid}",
-    status_code=204,
-    responses=answers(AuthMissing, Forbidden, NotFound),
-)
-def revoke_client(_: AsAdmin, fid: FederationId, cid: ClientId, session: Writing) -> None:
-    """Shut a client out, effective at once; an update that was accepted before is kept."""
-    lock_federation(session, fid)
-    if store.revoke(session, fid, cid):
-        shown = store.one_client(session, fid, cid)
-        events.append(session, fid, "client", shown.model_dump(mode="json"), cid)
-        log.info("client-revoked", federation=fid, client=cid)

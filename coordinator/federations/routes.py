@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
+from coordinator.enrolment.admission import check_adapter
 from coordinator.enrolment.auth import AsAuditor, AsOperator
 from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound
 from coordinator.federations import store
@@ -57,11 +58,17 @@ def show_federation(_: AsAuditor, fid: FederationId, session: Reading) -> Federa
 
 
 def _resolved(plan: FederationPlan) -> FederationPlan:
-    """Write the strategy's own defaults into the plan.
+    """Write the strategy's own defaults into the plan, after checking what its parts say of each other.
 
     Raises:
-        Invalid: no such strategy, or no such options.
+        Invalid: no such strategy, no such options, an adapter that cannot travel, signatures that cannot be
+            compared.
     """
+    check_adapter(plan)
+    if plan.signature.kind == "representation" and plan.alignment is None:
+        raise Invalid(
+            "signature.kind: representations are made of an alignment's anchors", field="signature.kind"
+        )
     try:
         accepted = load(plan.strategy.name).Options
     except UnknownStrategy as error:

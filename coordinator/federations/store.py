@@ -139,22 +139,28 @@ def one_client(session: Session, fid: str, cid: str) -> Client:
 
 
 def revoke(session: Session, fid: str, cid: str) -> bool:
-    """End a membership, now and in the rounds that still take updates; False when it had ended before.
+    """End a membership, now and in the rounds that still wait for it; False when it had ended before.
 
-    What the client delivered before is kept. The caller holds the federation's lock.
+    What the client delivered before is kept and counts. The caller holds the federation's lock.
     """
     row = client(session, fid, cid)
     if row.state == "revoked":
         return False
-    row.state, row.revoked_at = "revoked", now(session)
+    # Participations before their client, as everywhere: the other order can deadlock.
     taking = select(RoundRow.id).where(
         RoundRow.federation_id == fid, RoundRow.state.in_(("open", "collecting"))
     )
     session.execute(
         update(ParticipationRow)
-        .where(ParticipationRow.client_id == cid, ParticipationRow.round_id.in_(taking))
+        .where(
+            ParticipationRow.client_id == cid,
+            ParticipationRow.round_id.in_(taking),
+            ParticipationRow.state == "joined",
+        )
         .values(state="revoked")
     )
+    row.state, row.revoked_at = "revoked", now(session)
+    session.flush()
     return True
 
 

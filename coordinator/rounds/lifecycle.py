@@ -106,6 +106,8 @@ def after_round(
     state: FederationState, *, published: int, total: int
 ) -> Literal["finish", "open-next", "wait"]:
     """Say what follows a round that has ended, or an order to start."""
-    if state != "running":
+    if state == "finished":
         return "wait"
-    return "finish" if published >= total else "open-next"
+    if published >= total:
+        return "finish"
+    return "open-next" if state == "running" else "wait"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Callable
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
@@ -28,8 +31,8 @@ from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, RoundNu
 from coordinator.problems import answers
 from coordinator.rounds import bases, control, queries, store, views
 from coordinator.rounds.selection import advice, retry_after
-from coordinator.sessions import Reading, TheSettings, Writing
-from coordinator.tables import FederationRow, ParticipationRow, RoundRow
+from coordinator.sessions import Reading, TheDatabase, TheSettings, Writing
+from coordinator.tables import FederationRow, RoundRow
 from schemas.messages.federations import Federation
 from schemas.messages.rounds import (
     FinishedBrief,
@@ -51,6 +54,7 @@ _NOTHING_TO_DO: dict[int | str, dict[str, Any]] = {
         "headers": {"Retry-After": {"schema": {"type": "integer"}}},
     }
 }
+_PLACE = re.compile(r"[0-9]{1,9}")
 _METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
 
 
@@ -87,20 +91,23 @@ def finish_federation(_: AsOperator, fid: FederationId, session: Writing) -> Fed
     responses={**_NOTHING_TO_DO, **answers(AuthMissing, Forbidden, NotFound)},
 )
 def current_round(
-    member: AsMember, session: Reading, settings: TheSettings
+    member: AsMember, database: TheDatabase, settings: TheSettings
 ) -> RoundBrief | FinishedBrief | Response:
     """Tell a client what it has to do now."""
-    row = federation(session, member.federation_id)
-    current = store.latest(session, row.id)
-    part = store.participation(session, current.id, member.client_id) if current is not None else None
-    delivered = part is not None and part.state == "arrived"
-    match advice(
-        control.federation_state(row), store.state_of(current) if current else None, delivered=delivered
-    ):
-        case "finished":
+    with database.read() as session:
+        row = federation(session, member.federation_id)
+        current = store.latest(session, row.id)
+        part = store.participation(session, current.id, member.client_id) if current is not None else None
+        delivered = part is not None and part.state == "arrived"
+        state = store.state_of(current) if current is not None else None
+        told = advice(control.federation_state(row), state, delivered=delivered)
+        if told == "finished":
             return _finished(session, row, member)
-        case "take-part" if current is not None:
-            return _brief(session, row, current, part, member)
+        moment = now(session)
+        to_do = current if told == "take-part" else None
+        base = _base(session, row, to_do.number, member) if to_do is not None else None
+    if to_do is not None and base is not None:
+        return _brief(row, to_do, base(), moment)
     seconds = retry_after(settings.retry_seconds, random.random())
     return Response(status_code=204, headers={"Retry-After": str(seconds)})
 
@@ -133,7 +140,7 @@ def list_rounds(
 ) -> RoundPage:
     """List rounds, newest first."""
     federation(session, fid)
-    if after is not None and not after.isdecimal():
+    if after is not None and not _PLACE.fullmatch(after):
         raise Invalid("after: not where a page of rounds ends", field="after")
     rows = queries.page(session, fid, before=int(after) if after else None, limit=limit + 1)
     moment = now(session)
@@ -159,9 +166,7 @@ def _self(reader: Person | Member) -> str | None:
     return reader.client_id if isinstance(reader, Member) else None
 
 
-def _brief(
-    session: Session, row: FederationRow, current: RoundRow, part: ParticipationRow | None, member: Member
-) -> RoundBrief:
+def _brief(row: FederationRow, current: RoundRow, base: WeightsReference, moment: datetime) -> RoundBrief:
     plan = plan_of(row)
     return RoundBrief.model_validate(
         {
@@ -174,17 +179,23 @@ def _brief(
             "signature": plan.signature,
             "alignment": plan.alignment,
             "wire": plan.wire,
-            "weights": _base(session, row, current.number, member),
-            "server_time": now(session),
+            "weights": base,
+            "server_time": moment,
         }
     )
 
 
-def _base(session: Session, row: FederationRow, number: int, member: Member) -> WeightsReference:
-    """Name the weights a client starts from; before it has joined, a newcomer is told of zeros."""
+def _base(
+    session: Session, row: FederationRow, number: int, member: Member
+) -> Callable[[], WeightsReference]:
+    """Name the weights a client starts from; before it has joined, a newcomer is told of zeros.
+
+    The name of zeros is their hash: what is given here computes it when the transaction has ended.
+    """
     newest = bases.newest(session, member.client_id, number)
     if newest is not None:
-        return bases.reference(newest)
+        known = bases.reference(newest)
+        return lambda: known
     layout = bases.layout(session, row.id, plan_of(row), member.base_model, member.profile)
     manifest = WeightsManifest(
         federation=row.id,
@@ -193,7 +204,7 @@ def _base(session: Session, row: FederationRow, number: int, member: Member) -> 
         client=member.client_id,
         pack=bases.pack_digest(session, row.id, member.base_model),
     )
-    return bases.zeros(layout, manifest)[0]
+    return lambda: bases.zeros(layout, manifest)[0]
 
 
 def _finished(session: Session, row: FederationRow, member: Member) -> FinishedBrief:

@@ -107,9 +107,9 @@ def summarise(scores: Sequence[Scores]) -> ScoreSummary | None:
         return None
     return ScoreSummary(
         mean=Metrics(
-            loss=math.fsum(one.loss for one in after) / len(after),
-            perplexity=math.fsum(one.perplexity for one in after) / len(after),
-            exact_match=min(1.0, math.fsum(one.exact_match for one in after) / len(after)),
+            loss=_mean([one.loss for one in after]),
+            perplexity=_mean([one.perplexity for one in after]),
+            exact_match=_mean([one.exact_match for one in after]),
         ),
         worst=Metrics(
             loss=max(one.loss for one in after),
@@ -117,6 +117,12 @@ def summarise(scores: Sequence[Scores]) -> ScoreSummary | None:
             exact_match=min(one.exact_match for one in after),
         ),
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Average numbers from 0 on, in parts of the largest one: however large they are, nothing overflows."""
+    top = max(values)
+    return top * (math.fsum(value / top for value in values) / len(values)) if top > 0 else 0.0
 
 
 def _seconds(row: RoundRow, moment: datetime) -> dict[str, float]:

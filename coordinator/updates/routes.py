@@ -35,6 +35,7 @@ from coordinator.logs import bind, logger
 from coordinator.paths import ClientId, FederationId, RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds import store as rounds
+from coordinator.rounds.traffic import sent_to
 from coordinator.rounds.waking import Wake
 from coordinator.sessions import TheDatabase, TheMetrics
 from coordinator.updates import store
@@ -111,6 +112,7 @@ def get_adapter(
     fid: FederationId,
     cid: ClientId,
     database: TheDatabase,
+    metrics: TheMetrics,
     number: Annotated[int | None, Query(alias="round", ge=1, lt=2**31)] = None,
 ) -> StreamingResponse:
     """Give a client's stored adapter state of a round, or its last one, to itself or to an operator."""
@@ -129,6 +131,8 @@ def get_adapter(
     )
     beginning = head(layout, manifest)
     size = 4 * values_of(layout)
+    if isinstance(reader, Member):
+        sent_to(database, metrics, reader.client_id, len(beginning) + size)
 
     def content() -> Iterator[bytes]:
         yield beginning

@@ -9,7 +9,7 @@ from coordinator.enrolment.auth import AsMember
 from coordinator.errors import AuthMissing, NotFound, NotJoined, RangeUnsatisfiable
 from coordinator.paths import RoundNumber
 from coordinator.problems import answers
-from coordinator.rounds import store as rounds
+from coordinator.rounds.traffic import sent_to
 from coordinator.sessions import TheDatabase, TheMetrics
 from coordinator.weights import store
 from schemas.wire.envelope import MEDIA_TYPE
@@ -36,9 +36,5 @@ def get_weights(
     weights = served.weights
     stored = Stored(weights.payload_id, weights.digest, weights.bytes, MEDIA_TYPE)
     part = wanted(request.headers, stored)
-    if part.size:
-        # Counted before they leave, so that who has read the last byte already finds it counted.
-        with database.write() as session:
-            rounds.count_bytes(session, served.round_id, member.client_id, down=part.size)
-        metrics.bytes_down.inc(part.size)
+    sent_to(database, metrics, member.client_id, part.size, round_id=served.round_id)
     return reply(database, stored, part)

@@ -131,8 +131,12 @@ class _Agents:
 
     def wait(self) -> None:
         """Let every agent fetch its final weights and end by itself."""
-        for process in self._running.values():
-            process.wait(timeout=120)
+        for name, process in self._running.items():
+            try:
+                process.wait(timeout=120)
+            except subprocess.TimeoutExpired as error:
+                log = self._folder / name / "agent.log"
+                raise DemoFailed(f"agent {name} did not end with its federation: see {log}") from error
         self.check()
 
     def stop(self) -> None:
@@ -141,7 +145,10 @@ class _Agents:
             if process.poll() is None:
                 process.terminate()
         for process in self._running.values():
-            process.wait(timeout=60)
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 @contextmanager
@@ -217,4 +224,7 @@ def _result(operator: Operator, federation: str) -> FederatedResult:
     for silo in SILOS:
         mine = [c for r in rounds for c in r["clients"] if names[c["client_id"]] == silo.name]
         result.by_silo[silo.name] = [c for c in mine if c["scores"]]
+        expected = len(numbers) - (JOINS_AFTER if silo.late else 0)
+        if len(result.by_silo[silo.name]) != expected:
+            raise DemoFailed(f"{silo.name} missed a round, so methods cannot be compared; run it again")
     return result

@@ -64,12 +64,15 @@ def build(scores: Scores, federations: Mapping[str, FederatedResult], seconds: f
 
 
 def in_cluster_mass(federation: FederatedResult) -> float:
-    """Give the mean over the six of the last round's relevance that falls on clients of the same task."""
+    """Give the mean over the six of the last round's relevance that falls on *other* clients of the task.
+
+    What a client gives itself counts for nothing: a federation in which nobody listens to anybody has 0.
+    """
     tasks = {silo.name: silo.task for silo in SILOS}
     columns = [federation.clients[client] for client in federation.relevance["clients"]]
     founders = {silo.name for silo in FOUNDERS}
     masses = [
-        sum(w for name, w in zip(columns, row, strict=True) if tasks[name] == tasks[me])
+        sum(w for name, w in zip(columns, row, strict=True) if tasks[name] == tasks[me] and name != me)
         for me, row in zip(columns, federation.relevance["relevance"], strict=True)
         if me in founders
     ]
@@ -119,8 +122,13 @@ def verdicts(report: Answer) -> list[str]:
     end_alone = max(late[method]["accuracy"] for method in LOCAL)
     rounds = len(late["fedmosaic"]["accuracy_by_round"])
     joined = late["fedmosaic"]["accuracy"]
+    control = mean["fedmosaic_random_frames"]["accuracy"], worst["fedmosaic_random_frames"]["accuracy"]
+    ahead_mean = mean["fedmosaic"]["accuracy"] - control[0]
+    ahead_worst = worst["fedmosaic"]["accuracy"] - control[1]
     return [
-        f"Relevance: {report['in_cluster_mass']:.3f} of the weight lies on clients of the same task.",
+        f"Relevance: {report['in_cluster_mass']:.3f} of the weight lies on other clients of the same task.",
+        f"Alignment: against random frames {ahead_mean:+.3f} in the mean, {ahead_worst:+.2f} in the worst "
+        "client. Established clients listen to peers of the identical base model, whose frames agree anyway.",
         f"Bytes per client and round: {report['bytes_up_per_client_round']:,} up, "
         f"{report['bytes_down_per_client_round']:,} down.",
         f"Late joiner: {late['fedmosaic']['accuracy_at_start']:.2f} before its first step and {joined:.2f} "

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from schemas.messages.strict import BaseModelSlug, Name, Strict, UtcTime
+from schemas.messages.strict import BaseModelSlug, Name, Strict, UtcTime, wrong
 
 Role = Literal["q", "k", "v", "o", "gate", "up", "down"]
 ALL_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "gate", "up", "down")
@@ -41,7 +41,7 @@ class AdapterPlan(Strict):
     @model_validator(mode="after")
     def _roles_are_distinct(self) -> Self:
         if len(set(self.roles)) != len(self.roles):
-            raise ValueError("roles must be distinct")
+            raise wrong("must be distinct", "roles")
         return self
 
 
@@ -60,7 +60,7 @@ class RoundsPlan(Strict):
         if self.quorum is None:
             object.__setattr__(self, "quorum", self.min_clients)
         elif self.quorum > self.min_clients:
-            raise ValueError("quorum must not be larger than min_clients")
+            raise wrong("must not be larger than min_clients", "quorum")
         return self
 
     @property
@@ -145,7 +145,7 @@ class FederationPlan(Strict):
     @model_validator(mode="after")
     def _alignment_belongs_to_pq(self) -> Self:
         if self.alignment is not None and self.adapter.kind != "pq":
-            raise ValueError("alignment needs adapter.kind pq: ordinary LoRA has no frames to align")
+            raise wrong("alignment needs pq: ordinary LoRA has no frames to align", "adapter", "kind")
         return self
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class Strict(BaseModel):
@@ -18,6 +19,14 @@ class Lenient(BaseModel):
     """A message whose unknown members are ignored, so that older readers survive newer writers."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+def wrong(message: str, *field: str) -> ValidationError:
+    """Blame one field from a validator of the whole message: `raise wrong("larger than ...", "quorum")`."""
+    fault = InitErrorDetails(
+        type=PydanticCustomError("wrong", "{what}", {"what": message}), loc=field, input=None
+    )
+    return ValidationError.from_exception_data("message", [fault])
 
 
 def _to_utc(moment: datetime) -> datetime:

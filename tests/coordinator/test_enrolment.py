@@ -141,6 +141,9 @@ def test_another_protocol_version_is_told_to_upgrade(coordinator: Served) -> Non
         ({"kind": "lora"}, {}, "profile.shapes"),
         ({"kind": "lora", "roles": ["q", "up"]}, {"shapes": {"q": [96, 96]}}, "profile.shapes"),
         ({"roles": ["gate"]}, {"roles": ["q"]}, "profile.roles"),
+        ({"kind": "lora", "roles": ["q"]}, {"shapes": {"q": [2**22, 2**22]}}, "profile.shapes"),
+        ({"kind": "lora", "roles": ["q"]}, {"shapes": {"q": [1, 1]}, "layers": 500}, "profile.shapes"),
+        ({"kind": "lora", "roles": ["q"]}, {"shapes": {"q": [1, 1]}, "layers": 10_000}, "profile.shapes"),
     ],
 )
 def test_a_model_that_cannot_carry_the_adapter_is_refused(

@@ -46,7 +46,13 @@ def test_the_claims_say_whom_one_must_trust(coordinator: Served) -> None:
         ),
         ({"strategy": {"name": "fedavg"}}, "name"),
         ({"name": "x", "strategy": {"name": "fedavg"}, "rounds": {"total": 0}}, "rounds.total"),
-        ({"name": "x", "strategy": {"name": "fedavg"}, "rounds": {"quorum": 9}}, "rounds"),
+        ({"name": "x", "strategy": {"name": "fedavg"}, "rounds": {"quorum": 9}}, "rounds.quorum"),
+        ({"name": "x", "strategy": {"name": "fedavg"}, "adapter": {"rank": 1024}}, "adapter"),
+        ({"name": "x", "strategy": {"name": "fedavg"}, "adapter": {"blocks": 64}}, "adapter"),
+        (
+            {"name": "x", "strategy": {"name": "fedavg"}, "signature": {"kind": "representation"}},
+            "signature.kind",
+        ),
         ({"name": "x", "strategy": {"name": "fedavg"}, "misspelt": 1}, "misspelt"),
         ([], ""),
     ],
@@ -103,3 +109,11 @@ def test_operators_create_federations_and_auditors_only_look(
     assert person.get("/v1/federations").status_code == 200
     if not may:
         assert slug(made) == "forbidden"
+
+
+def test_json_that_is_nested_too_deeply_is_malformed(coordinator: Served) -> None:
+    deep = "[" * 300 + "]" * 300
+    plan = '{"name": "x", "strategy": {"name": "fedavg", "options": {"a": ' + deep + "}}}"
+    headers = {"Content-Type": "application/json"}
+    refused = coordinator.admin.post("/v1/federations", content=plan, headers=headers)
+    assert (refused.status_code, slug(refused)) == (400, "malformed-json")

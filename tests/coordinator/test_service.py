@@ -185,7 +185,6 @@ def test_a_second_process_on_one_sqlite_file_is_refused(
         ("TESSERA_DATABASE_URL", "sqlite:////no/such/folder/x.db"),
         ("TESSERA_DATABASE_URL", "postgresql://u:hunter2@127.0.0.1:1/x"),
         ("TESSERA_LOG_LEVEL", "loud"),
-        ("TESSERA_ADMIN_TOKEN", "hunter2"),
     ],
 )
 def test_unusable_settings_are_named_and_never_shown(

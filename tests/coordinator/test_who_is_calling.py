@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import select, update
 
 from coordinator.database import Database
+from coordinator.settings import Settings
 from coordinator.tables import ClientRow
 from tests.served import Served, slug
 
@@ -72,10 +73,11 @@ def test_an_expired_token_is_invalid(coordinator: Served) -> None:
 def test_each_role_may_do_what_the_roles_below_it_may(coordinator: Served) -> None:
     fid = coordinator.federation()
     operator, auditor = coordinator.person("operator"), coordinator.person("auditor")
-    client = coordinator.enrol(fid, "a").http
+    silo = coordinator.enrol(fid, "a")
+    client = silo.http
     calls: list[tuple[Callable[[httpx.Client], httpx.Response], list[bool]]] = [
         (lambda c: c.get("/v1/tokens"), [False, False, False]),
-        (lambda c: c.delete(f"/v1/federations/{fid}/clients/cli_x"), [False, False, False]),
+        (lambda c: c.delete(f"/v1/federations/{fid}/clients/{silo.client_id}"), [False, False, False]),
         (lambda c: c.post(f"/v1/federations/{fid}/pause"), [True, False, False]),
         (lambda c: c.get(f"/v1/federations/{fid}/clients"), [True, True, False]),
         (lambda c: c.get(f"/v1/federations/{fid}"), [True, True, False]),
@@ -145,3 +147,20 @@ def test_being_seen_is_written_down_at_most_every_fifteen_seconds(
         session.execute(update(ClientRow).values(last_seen_at=at_enrolment - timedelta(seconds=15)))
     silo.http.get("/v1/me")
     assert last_seen() > at_enrolment
+
+
+@pytest.mark.parametrize("token", ["x", "tsr_cl_" + "a" * 43, "tsr_aud_1", "pässwörd"])
+def test_any_admin_token_that_is_set_is_an_admins(
+    fresh_database: Callable[[str], str], serve: Callable[..., Served], token: str
+) -> None:
+    served = serve(fresh_database("sqlite"), admin_token=token)
+    headers = {"Authorization": b"Bearer " + token.encode()}
+    assert served.http().get("/v1/tokens", headers=headers).status_code == 200
+    refused = served.http().get("/v1/tokens", headers={"Authorization": "Bearer " + "y" * 20})
+    assert slug(refused) == "credential-invalid"
+
+
+@pytest.mark.parametrize("token", ["", "  "])
+def test_an_empty_admin_token_is_none(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv("TESSERA_ADMIN_TOKEN", token)
+    assert Settings().admin_token is None

@@ -70,9 +70,10 @@ def test_the_figures_are_those_of_the_clients() -> None:
     assert (summary["bytes_up_per_client_round"], summary["bytes_down_per_client_round"]) == (100, 120)
 
 
-def test_the_mass_counts_only_the_founders_and_only_their_own_task() -> None:
-    # Half of each row is right by construction; of the other half, 5 of 7 silos do cipher and 2 of 7 label.
-    expected = 0.5 + 0.5 * (4 * 5 / 7 + 2 * 2 / 7) / 6
+def test_the_mass_counts_only_the_founders_and_only_others_of_their_task() -> None:
+    # Half of each row is spread over its task, itself included, the other half over everybody: of the weight
+    # on others of the task, cipher silos have 4/5 and 4/7, label silos 1/2 and 1/7 of these halves.
+    expected = (4 * (0.5 * 4 / 5 + 0.5 * 4 / 7) + 2 * (0.5 * 1 / 2 + 0.5 * 1 / 7)) / 6
     assert built(0.8, 0.6)["in_cluster_mass"] == pytest.approx(expected)
 
 

@@ -28,7 +28,7 @@ class AgentProcess:
     def start(self) -> None:
         """Start it, or start it again."""
         environment = {
-            **os.environ,
+            **_environment(),
             "TESSERA_AGENT_TOKEN": self.token,
             "TESSERA_AGENT_NAME": self.name,
             "OMP_NUM_THREADS": "1",
@@ -83,3 +83,9 @@ def wait_until(condition: Callable[[], object], seconds: float = 120, what: str 
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
         time.sleep(0.02)
+
+
+def _environment() -> dict[str, str]:
+    """Leave out what would configure another agent, or send loopback through a proxy."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
+    return {**kept, "NO_PROXY": "127.0.0.1"}

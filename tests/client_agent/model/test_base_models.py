@@ -25,11 +25,12 @@ def test_a_loaded_model_is_frozen_and_described(each_architecture: BaseModel) ->
     assert base.shapes["down"] == (32, 48)
 
 
-def test_the_slug_names_folder_and_weights(saved_model: Callable[..., str]) -> None:
+def test_the_slug_names_the_kind_and_the_weights_and_not_the_folder(saved_model: Callable[..., str]) -> None:
     folder = saved_model(name="My Model!")
     name, _, digits = base_model_slug(folder).rpartition("-")
-    assert name == "My-Model-"
+    assert name == "llama-32x4"
     assert len(digits) == 12
+    assert base_model_slug(saved_model(name="a copy of it")) == base_model_slug(folder)
     assert base_model_slug(folder + "/") == base_model_slug(folder)
     assert load_base_model(folder, device=CPU).slug == base_model_slug(folder)
 

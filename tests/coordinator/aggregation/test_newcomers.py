@@ -10,12 +10,10 @@ from tests.served import Served, Silo, slug
 from tests.taking_part import (
     deliver,
     join,
-    put,
     running,
     show,
     signature_body,
     try_join,
-    update_body,
     upload_headers,
     url,
     values,
@@ -26,6 +24,14 @@ from tests.taking_part import (
 EAST = np.array([1, 0, 0, 0], np.float32)
 NORTH = np.array([0, 1, 0, 0], np.float32)
 WEST = -EAST
+
+
+COLLECT_SECONDS = 1.5
+"""Long enough for two clients to deliver, short enough to wait for one that never does."""
+
+
+def short() -> dict[str, Any]:
+    return {"rounds": {"total": 5, "min_clients": 2, "collect_seconds": COLLECT_SECONDS}}
 
 
 def fedmosaic(**options: Any) -> dict[str, Any]:
@@ -96,31 +102,29 @@ def test_joining_again_with_another_signature_changes_nothing(coordinator: Serve
 
 
 def test_a_newcomer_that_never_delivered_is_weighed_again_next_time(coordinator: Served) -> None:
-    fid, silos = after_one_round(coordinator)
+    fid, silos = running(coordinator, **(fedmosaic() | short()))
+    for silo, fill, signature in zip(silos, (1.0, 5.0), (EAST, NORTH), strict=True):
+        deliver(silo, 1, values(fill), signature=signature)
+    wait_for(coordinator, fid, 1, "published")
     newcomer = coordinator.enrol(fid, "new")
     join(newcomer, 2, NORTH)
+    assert first(newcomer, 2) == 5.0
     for silo, fill, signature in zip(silos, (2.0, 7.0), (EAST, NORTH), strict=True):
         deliver(silo, 2, values(fill), signature=signature)
-    assert show(coordinator, fid, 2)["state"] == "collecting"
-    assert put(newcomer, 2, update_body(newcomer, 2, join(newcomer, 2), values(9.0))).status_code == 201
-    wait_for(coordinator, fid, 2, "published")
-    another = coordinator.enrol(fid, "another")
-    join(another, 3, NORTH)
-    assert first(another, 3) > 5.0
+    shown = wait_for(coordinator, fid, 2, "published")
+    assert shown["counts"] == {"joined": 3, "arrived": 2, "late": 0, "rejected": 0}
+    join(newcomer, 3, EAST)
+    assert first(newcomer, 3) == 2.0
 
 
 def test_a_signature_of_an_earlier_join_counts_again(coordinator: Served) -> None:
-    fid, silos = running(coordinator, clients=3, **fedmosaic())
+    fid, silos = running(coordinator, clients=3, **(fedmosaic() | short()))
     join(silos[2], 1, NORTH)  # joins, and is never heard of in this round
     deliver(silos[0], 1, values(1.0), signature=EAST)
     deliver(silos[1], 1, values(5.0), signature=NORTH)
-    coordinator.admin.post(f"/v1/federations/{fid}/pause")
-    assert show(coordinator, fid, 1)["state"] == "collecting"
-    late = join(silos[2], 1)
-    put(silos[2], 1, update_body(silos[2], 1, late, values(5.0), signature=NORTH))
-    wait_for(coordinator, fid, 1, "published")
-    coordinator.admin.post(f"/v1/federations/{fid}/start")
-    join(silos[2], 2)
+    shown = wait_for(coordinator, fid, 1, "published")
+    assert shown["counts"] == {"joined": 3, "arrived": 2, "late": 0, "rejected": 0}
+    join(silos[2], 2)  # without a signature it would get the mean
     assert first(silos[2], 2) == 5.0
 
 
@@ -159,3 +163,15 @@ def test_nobody_joins_a_round_that_has_ended(coordinator: Served) -> None:
     assert slug(try_join(newcomer, 1)) == "round-closed"
     coordinator.admin.post(f"/v1/federations/{fid}/finish")
     assert slug(try_join(silos[0], 2)) == "round-closed"
+
+
+def test_the_body_of_a_signature_is_counted_once(coordinator: Served) -> None:
+    fid, (silo, _) = running(coordinator, **fedmosaic())
+    before = coordinator.counted("tessera_bytes_up_total")
+    size = len(signature_body(silo, 1, EAST))
+    for _ in range(2):
+        join(silo, 1, EAST)
+    assert show(coordinator, fid, 1)["bytes"]["up"] == size
+    shown = coordinator.admin.get(f"/v1/federations/{fid}/clients/{silo.client_id}").json()
+    assert shown["bytes"]["up"] == size
+    assert coordinator.counted("tessera_bytes_up_total") == before + size

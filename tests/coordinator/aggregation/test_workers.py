@@ -9,6 +9,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 from sqlalchemy import update
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from coordinator import payloads
 from coordinator.aggregation import publishing
@@ -59,6 +60,23 @@ def test_a_worker_that_dies_is_replaced_when_its_lease_runs_out(database: Databa
     assert payloads.collect(database) == 0
     assert payloads.collect(database, grace=timedelta(seconds=-5)) == 3
     assert count(database, PayloadRow) == count(database, WeightsRow) + 3
+
+
+def test_what_a_running_aggregation_has_written_is_not_collected(database: Database) -> None:
+    simple(database)
+    claim = claim_due(database, 60.0)
+    assert claim is not None
+    publishing.aggregate(
+        database,
+        claim,
+        block_bytes=BLOCK_BYTES,
+        between=lambda: _none(payloads.collect(database, grace=timedelta(seconds=-5))),
+    )
+    assert count(database, WeightsRow) == 3
+
+
+def _none(collected: int) -> None:
+    assert collected == 0
 
 
 def _expire(database: Database) -> None:
@@ -167,6 +185,28 @@ def test_a_round_that_cannot_be_aggregated_is_abandoned_and_the_next_opens(datab
     assert row.reason == "aggregation-failed"
     assert round_row(database, closed, 2).state == "open"
     assert count(database, WeightsRow) == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "state"),
+    [
+        (OperationalError("SELECT 1", {}, Exception("gone")), "aggregating"),
+        (IntegrityError("INSERT", {}, Exception("twice")), "abandoned"),
+    ],
+    ids=["the database is away", "the same would happen again"],
+)
+def test_only_a_database_that_is_away_is_waited_for(
+    database: Database, monkeypatch: pytest.MonkeyPatch, fault: Exception, state: str
+) -> None:
+    closed = simple(database)
+
+    def fails(*_: object, **__: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(publishing, "aggregate", fails)
+    ticker = _ticker(database)
+    assert ticker._aggregate()
+    assert round_row(database, closed).state == state
 
 
 def test_a_service_that_starts_again_goes_on_at_once_when_it_is_the_only_one(

@@ -105,6 +105,8 @@ def test_what_follows_a_round() -> None:
     assert after_round("running", published=2, total=3) == "open-next"
     assert after_round("running", published=3, total=3) == "finish"
     assert after_round("paused", published=2, total=3) == "wait"
+    assert after_round("paused", published=3, total=3) == "finish"
+    assert after_round("finished", published=3, total=3) == "wait"
     assert after_round("finished", published=2, total=3) == "wait"
 
 

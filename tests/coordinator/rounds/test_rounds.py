@@ -163,19 +163,22 @@ def test_a_revoked_client_is_no_longer_waited_for(coordinator: Served) -> None:
 
 def test_an_update_of_a_client_revoked_later_is_kept_and_marked(coordinator: Served) -> None:
     fid, silos = running(coordinator, clients=3, **plan(rounds={"min_clients": 3}))
+    for silo in silos:
+        join(silo, 1)
     deliver(silos[2], 1, values(6.0))
     coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silos[2].client_id}")
+    shown = show(coordinator, fid, 1)
+    assert ([client["state"] for client in shown["clients"]][2], shown["counts"]["arrived"]) == ("revoked", 1)
     for silo in silos[:2]:
         deliver(silo, 1, values(0.0))
-    late = coordinator.enrol(fid, "late")
-    deliver(late, 1, values(0.0))
     shown = wait_for(coordinator, fid, 1, "published")
     assert [client["state"] for client in shown["clients"]][2] == "revoked"
     assert shown["clients"][2]["received_at"] is not None
+    assert shown["counts"] == {"joined": 3, "arrived": 3, "late": 0, "rejected": 0}
     join(silos[0], 2)
-    np.testing.assert_allclose(weights(silos[0], 2)["b0.q.P"], 1.5)
+    np.testing.assert_allclose(weights(silos[0], 2)["b0.q.P"], 2.0)
     # in the round after, it serves nobody any more
-    for silo in (silos[0], silos[1], late):
+    for silo in (silos[0], silos[1], coordinator.enrol(fid, "late")):
         deliver(silo, 2, values(0.0))
     wait_for(coordinator, fid, 2, "published")
     join(silos[0], 3)
@@ -207,6 +210,14 @@ def test_a_paused_federation_completes_its_round_and_opens_none(coordinator: Ser
     assert coordinator.admin.get(f"/v1/federations/{fid}/rounds/2").status_code == 404
     assert order(coordinator, fid, "start").json()["round"] == {"number": 2, "state": "open"}
     assert order(coordinator, fid, "start").json()["round"] == {"number": 2, "state": "open"}
+
+
+def test_the_last_round_ends_a_paused_federation_too(coordinator: Served) -> None:
+    fid, silos = running(coordinator, **plan(rounds={"total": 1}))
+    order(coordinator, fid, "pause")
+    one_round(coordinator, fid, silos, 1, [1.0, 3.0])
+    assert coordinator.admin.get(f"/v1/federations/{fid}").json()["state"] == "finished"
+    assert current(silos[0]).json()["state"] == "finished"
 
 
 def test_finishing_abandons_the_current_round(coordinator: Served) -> None:

@@ -84,6 +84,16 @@ def test_scores_are_kept_in_any_later_state_and_the_last_ones_win(coordinator: S
     assert slug(silos[0].http.put(path, json=scores(1.0, 1.5))) == "validation"
 
 
+def test_the_mean_of_huge_scores_is_a_number(coordinator: Served) -> None:
+    fid, silos = running(coordinator)
+    huge = {"loss": 1.7e308, "perplexity": 1.7e308, "exact_match": 0.0}
+    for silo in silos:
+        join(silo, 1)
+        sent = {"before": huge, "after": huge, "examples": 1}
+        assert silo.http.put(url(silo, 1, "/scores"), json=sent).status_code == 204
+    assert show(coordinator, fid, 1)["scores"]["mean"] == huge
+
+
 def test_bytes_are_counted_both_ways(coordinator: Served) -> None:
     fid, (first, second) = running(coordinator)
     base = join(first, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Event
 from typing import Any
 
 import numpy as np
@@ -141,6 +141,17 @@ def test_a_client_and_an_operator_read_back_its_state(coordinator: Served) -> No
     assert slug(silos[0].http.get(path + "?round=9")) == "not-found"
 
 
+def test_a_client_that_reads_its_state_back_is_counted_as_traffic(coordinator: Served) -> None:
+    fid, (silo, _) = running(coordinator)
+    deliver(silo, 1, values(1.0))
+    path = f"/v1/federations/{fid}/clients/{silo.client_id}"
+    before = coordinator.counted("tessera_bytes_down_total")
+    down = len(silo.http.get(path + "/adapter").content)
+    coordinator.admin.get(path + "/adapter")
+    assert coordinator.admin.get(path).json()["bytes"]["down"] == down
+    assert coordinator.counted("tessera_bytes_down_total") == before + down
+
+
 def test_every_accepted_signature_and_state_is_in_the_database(coordinator: Served, rows: Rows) -> None:
     fid, silos = running(coordinator)
     for number in (1, 2):
@@ -154,11 +165,37 @@ def test_every_accepted_signature_and_state_is_in_the_database(coordinator: Serv
     assert sorted(states) == [(1,), (1,), (2,), (2,)]
 
 
-def test_a_client_revoked_while_it_uploads_is_not_accepted(coordinator: Served) -> None:
+class Slots(BoundedSemaphore):
+    """Decode slots that say when somebody asks for one."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.asked = Event()
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        self.asked.set()
+        return super().acquire(blocking, timeout)
+
+
+def test_a_client_revoked_while_it_uploads_is_not_accepted(
+    coordinator: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fid, (silo, _) = running(coordinator)
     body = update_body(silo, 1, join(silo, 1), values(1.0))
-    coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}")
-    assert slug(put(silo, 1, body)) == "credential-invalid"
+    slots = Slots(1)
+    monkeypatch.setattr(delivery, "_DECODERS", slots)
+    monkeypatch.setattr(delivery, "_PATIENCE_SECONDS", 20.0)
+    slots.acquire()
+    slots.asked.clear()
+    with ThreadPoolExecutor(1) as pool:
+        uploading = pool.submit(put, silo, 1, body)
+        assert slots.asked.wait(10)  # recognised, received, and waiting to be decoded
+        revoked = coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}")
+        slots.release()
+        answer = uploading.result()
+    assert revoked.status_code == 204
+    assert (answer.status_code, slug(answer)) == (401, "credential-invalid")
+    assert show(coordinator, fid, 1)["counts"]["arrived"] == 0
 
 
 def test_beyond_the_decode_slots_an_upload_is_sent_away_for_a_while(
@@ -176,11 +213,7 @@ def test_beyond_the_decode_slots_an_upload_is_sent_away_for_a_while(
 
 
 def test_updates_are_counted_by_what_became_of_them(coordinator: Served) -> None:
-    def counted(line: str) -> float:
-        text = coordinator.http().get("/metrics").text
-        found = [entry.split()[-1] for entry in text.splitlines() if entry.startswith(line + " ")]
-        return float(found[0]) if found else 0.0
-
+    counted = coordinator.counted
     accepted = "tessera_updates_accepted_total"
     refused = 'tessera_updates_refused_total{reason="tensor-header"}'
     before = counted(accepted), counted(refused)

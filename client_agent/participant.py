@@ -1,0 +1,53 @@
+"""Who takes part in rounds, with everything that lasts longer than one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from client_agent.coordinator_api import CoordinatorApi
+from client_agent.frames_in_use import FramesInUse, frames_for
+from client_agent.model.adapter import Adapter
+from client_agent.model.inject import inject_lora, inject_pq
+from client_agent.round_folder import RoundFolders
+from client_agent.silo import Silo
+from client_agent.strategies.base import load_strategy
+from schemas.messages.rounds import RoundBrief
+
+
+@dataclass(slots=True)
+class Participant:
+    """A silo, its connection, identity and folders; and the frames once they are there."""
+
+    silo: Silo
+    api: CoordinatorApi
+    federation: str
+    client: str
+    folder: Path
+    keep_rounds: int
+    stop: Callable[[], bool]
+    _frames: FramesInUse | None = None
+
+    @property
+    def home(self) -> Path:
+        """Where this federation's files are."""
+        return self.folder / self.federation
+
+    @property
+    def rounds(self) -> RoundFolders:
+        """The rounds on disk."""
+        return RoundFolders(self.home / "rounds")
+
+    def frames(self, brief: RoundBrief) -> FramesInUse:
+        """Give the federation's frames, made or fetched once; after this the coordinator has our pack."""
+        if self._frames is None:
+            self._frames = frames_for(brief, self.silo, self.api, self.federation, self.home, self.stop)
+        return self._frames
+
+    def injected(self, brief: RoundBrief) -> Adapter:
+        """Put the plan's adapter around our base model; leaving its context takes it away."""
+        if brief.adapter.kind == "lora":
+            return inject_lora(self.silo.base, brief.adapter, seed=brief.training.seed)
+        gated = load_strategy(brief.strategy.name, brief.strategy.options).gated
+        return inject_pq(self.silo.base, brief.adapter, self.frames(brief).frames, gated=gated)

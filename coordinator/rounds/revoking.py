@@ -1,0 +1,43 @@
+"""The route that shuts a client out; rounds that waited for it go on without it."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from coordinator import events
+from coordinator.enrolment.auth import AsAdminOfClient
+from coordinator.errors import AuthMissing, Forbidden, NotFound
+from coordinator.federations.store import one_client, revoke
+from coordinator.locks import lock_federation
+from coordinator.logs import logger
+from coordinator.paths import ClientId, FederationId
+from coordinator.problems import answers
+from coordinator.rounds import control, store
+from coordinator.rounds.waking import Wake
+from coordinator.sessions import TheDatabase
+
+router = APIRouter(tags=["clients"])
+log = logger(__name__)
+
+
+@router.delete(
+    "/v1/federations/{fid}/clients/{cid}",
+    status_code=204,
+    responses=answers(AuthMissing, Forbidden, NotFound),
+)
+def revoke_client(
+    _: AsAdminOfClient, fid: FederationId, cid: ClientId, database: TheDatabase, wake: Wake
+) -> None:
+    """Shut a client out, effective at once; an update that was accepted before is kept and counts."""
+    with database.write() as session:
+        federation = lock_federation(session, fid)
+        if not revoke(session, fid, cid):
+            return
+        shown = one_client(session, fid, cid)
+        events.append(session, fid, "client", shown.model_dump(mode="json"), cid)
+        log.info("client-revoked", federation=fid, client=cid)
+        current = store.latest(session, fid)
+        if current is not None:
+            current = store.numbered(session, fid, current.number, lock=True)
+            control.advance(session, federation, current)
+    wake()

@@ -1,0 +1,224 @@
+"""A whole agent in this process: two quick rounds, and everything that goes wrong around them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from client_agent.check import findings
+from client_agent.coordinator_api import CoordinatorApi
+from client_agent.daemon import prepare, run
+from client_agent.errors import CoordinatorRefused, Stopped
+from client_agent.membership import enrol
+from client_agent.participant import Participant
+from client_agent.round_folder import CLOSED, RECEIPT, SCORES_SENT, UPDATE
+from client_agent.settings import read_settings
+from client_agent.silo import Silo, open_silo
+from tests.integration.agents import EXAMPLES, MODELS
+from tests.served import Served
+
+Serve = Callable[..., Served]
+Enrolled = Callable[..., Participant]
+QUICK = {"steps": 2, "max_length": 64}
+
+
+def config(folder: Path, **changes: str) -> Path:
+    data = EXAMPLES / "silos" / "aster"
+    options = {
+        "url": "http://127.0.0.1:1",
+        "folder": "state",
+        "model": str(MODELS["S"]),
+        "train": str(data / "train.jsonl"),
+        "test": str(data / "test.jsonl"),
+    } | changes
+    file = folder / "silo.toml"
+    file.write_text("".join(f"{name} = '{value}'\n" for name, value in options.items()) + "threads = 1\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def silo(tmp_path_factory: pytest.TempPathFactory) -> Silo:
+    folder = tmp_path_factory.mktemp("silo")
+    return open_silo(read_settings(config(folder)))
+
+
+@pytest.fixture
+def served(fresh_database: Callable[[str], str], serve: Serve) -> Served:
+    return serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
+
+
+@pytest.fixture
+def participant(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Enrolled]:
+    """Enrol the silo in a federation: `participant(fid)`, or `participant(fid, transport)`."""
+    with ExitStack() as stack:
+
+        def api(credential: str | None, transport: httpx.BaseTransport | None) -> CoordinatorApi:
+            return stack.enter_context(
+                CoordinatorApi(
+                    served.url,
+                    credential=credential,
+                    deadline_seconds=20,
+                    sleep=lambda _: None,
+                    transport=transport,
+                )
+            )
+
+        def make(fid: str, transport: httpx.BaseTransport | None = None) -> Participant:
+            token = served.enrolment_token(fid, "aster")
+            member = enrol(api(None, None), tmp_path, token=token, name="aster", profile=silo.profile)
+            connection = api(member.credential, transport)
+            return Participant(
+                silo, connection, fid, member.client_id, tmp_path, keep_rounds=2, stop=lambda: False
+            )
+
+        yield make
+
+
+def naps(limit: int) -> Callable[[float], None]:
+    """Sleep hardly at all, and stop the agent after so many times."""
+    taken: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        taken.append(seconds)
+        if len(taken) > limit:
+            raise Stopped
+        time.sleep(0.02)
+
+    return sleep
+
+
+def alone_plan(**changes: Any) -> dict[str, Any]:
+    return {
+        "strategy": {"name": "fedmosaic"},
+        "rounds": {"total": 2, "min_clients": 1},
+        "training": QUICK,
+    } | changes
+
+
+def views(served: Served, fid: str) -> list[dict[str, Any]]:
+    items = served.admin.get(f"/v1/federations/{fid}/rounds").json()["items"]
+    return [served.admin.get(f"/v1/federations/{fid}/rounds/{r['round']}").json() for r in items][::-1]
+
+
+@pytest.mark.parametrize("kind", ["pq", "lora"])
+@pytest.mark.parametrize("strategy", ["fedmosaic", "fedavg"])
+def test_an_agent_takes_part_until_the_federation_is_finished(
+    kind: str, strategy: str, served: Served, participant: Enrolled
+) -> None:
+    adapter = {"kind": kind, "rank": 4, "roles": ["v", "down"]}
+    fid = served.federation(**alone_plan(adapter=adapter, strategy={"name": strategy}))
+    who = participant(fid)
+    served.admin.post(f"/v1/federations/{fid}/start")
+    run(who, naps(500))
+    rounds = views(served, fid)
+    assert [r["state"] for r in rounds] == ["published", "published"]
+    assert all(r["clients"][0]["scores"]["examples"] == 128 for r in rounds)
+    assert (who.home / "final_weights.safetensors").is_file()
+
+
+def test_an_update_that_is_refused_is_given_up_and_the_next_round_is_played(
+    served: Served, participant: Enrolled
+) -> None:
+    limits = {"max_norm": 1e-9}
+    rounds = {"total": 1, "min_clients": 1, "collect_seconds": 0.5}
+    fid = served.federation(**alone_plan(limits=limits, rounds=rounds))
+    who = participant(fid)
+    served.admin.post(f"/v1/federations/{fid}/start")
+    with pytest.raises(Stopped):
+        run(who, naps(60))
+    closed = next(folder for folder in who.rounds.newest_first() if folder.has(CLOSED))
+    assert closed.number > 1, "it must have gone on to another round"
+    assert closed.has(UPDATE)
+    assert not closed.has(RECEIPT)
+    assert b"norm-exceeded" in closed.read(CLOSED)
+    assert views(served, fid)[0]["clients"][0]["scores"] is not None
+
+
+def test_what_was_made_and_not_delivered_is_delivered_byte_for_byte_after_a_restart(
+    served: Served, participant: Enrolled
+) -> None:
+    pushed: list[bytes] = []
+
+    class Lossy(httpx.HTTPTransport):
+        """Loses the answer to the first update, as a cut connection does, and everything after it."""
+
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            answer = super().handle_request(request)
+            if request.url.path.endswith("/update"):
+                pushed.append(request.read())
+                if len(pushed) == 1:
+                    raise Stopped
+            return answer
+
+    fid = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
+    who = participant(fid, Lossy())
+    served.admin.post(f"/v1/federations/{fid}/start")
+    with pytest.raises(Stopped):
+        run(who, naps(50))
+    assert not who.rounds.open(1).has(RECEIPT)
+    run(who, naps(500))
+    assert who.rounds.open(1).has(SCORES_SENT)
+    assert len(pushed) == 2
+    assert pushed[0] == pushed[1]
+    assert views(served, fid)[0]["counts"]["arrived"] == 1
+
+
+def test_an_error_page_of_a_proxy_does_not_end_the_agent(served: Served, participant: Enrolled) -> None:
+    pages = iter([404, 403, 401, 502])
+
+    class Proxy(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            status = next(pages, None) if request.url.path.endswith("/current") else None
+            return httpx.Response(status, text="no backend") if status else super().handle_request(request)
+
+    fid = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
+    who = participant(fid, Proxy())
+    served.admin.post(f"/v1/federations/{fid}/start")
+    run(who, naps(500))
+    assert views(served, fid)[0]["state"] == "published"
+
+
+def test_our_own_refusal_of_the_credential_ends_it(served: Served, participant: Enrolled) -> None:
+    fid = served.federation(**alone_plan())
+    who = participant(fid)
+    served.admin.delete(f"/v1/federations/{fid}/clients/{who.client}")
+    with pytest.raises(CoordinatorRefused, match="credential-invalid"):
+        run(who, naps(5))
+
+
+def test_preparing_without_alignment_needs_no_pack(served: Served, participant: Enrolled) -> None:
+    fid = served.federation(**alone_plan())
+    who = participant(fid)
+    served.admin.post(f"/v1/federations/{fid}/start")
+    assert prepare(who, naps(5)) is None
+
+
+def test_a_check_finds_everything_good_and_names_the_next_step(served: Served, tmp_path: Path) -> None:
+    found = {f.what: f for f in findings(config(tmp_path, url=served.url))}
+    assert all(f.good for f in found.values())
+    assert "128 held out" in found["data"].found
+    assert "tessera agent enrol" in found["identity"].found
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "said"),
+    [
+        ({"model": "./nowhere"}, "model", "nowhere"),
+        ({"device": "cuda:99"}, "device", "cuda:99"),
+        ({"train": "none.jsonl"}, "data", "none.jsonl"),
+        ({"url": "http://127.0.0.1:1"}, "connection", "did not answer"),
+    ],
+)
+def test_a_check_says_what_is_wrong_and_goes_on(
+    changes: dict[str, str], what: str, said: str, tmp_path: Path, served: Served
+) -> None:
+    found = {f.what: f for f in findings(config(tmp_path, **({"url": served.url} | changes)))}
+    assert len(found) == 7
+    assert not found[what].good
+    assert said in found[what].found

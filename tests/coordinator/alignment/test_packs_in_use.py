@@ -1,0 +1,70 @@
+"""What a stored pack changes for its clients, and what its downloads count."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.coordinator.alignment.test_alignment import (
+    ANCHORS,
+    ERRORS,
+    MODULES,
+    OTHER,
+    PIVOT,
+    aligned,
+    body,
+    deliver,
+    refused,
+    tensors,
+)
+from tests.served import Served
+from tests.taking_part import join, put, try_join, update_body, url, values, wait_for
+
+
+def test_a_newcomer_whose_pack_selects_nothing_joins_with_nothing(coordinator: Served) -> None:
+    fid = aligned(coordinator)
+    pack = deliver(coordinator.admin, fid, PIVOT, body(fid, PIVOT)).json()["digest"]
+    assert deliver(coordinator.admin, fid, OTHER, body(fid, OTHER, selected=[])).status_code == 201
+    silos = [coordinator.enrol(fid, name) for name in ("a", "b")]
+    coordinator.admin.post(f"/v1/federations/{fid}/start")
+    for silo, base in [(silo, join(silo, 1)) for silo in silos]:
+        assert put(silo, 1, update_body(silo, 1, base, values(1.0), pack=pack)).status_code == 201
+    wait_for(coordinator, fid, 1, "published")
+    newcomer = coordinator.enrol(fid, "new", base_model=OTHER)
+    joined = try_join(newcomer, 2)
+    assert joined.status_code == 200, joined.text
+    served = newcomer.http.get(url(newcomer, 2, "/weights"))
+    assert len(served.content) == joined.json()["weights"]["bytes"]
+
+
+@pytest.mark.parametrize("error", [0.5, 0.6])
+def test_what_is_aligned_too_badly_is_not_shared(coordinator: Served, error: float) -> None:
+    fid = aligned(coordinator, alignment={"pivot": PIVOT, "max_error": 0.5})
+    errors = {"b0.q": ERRORS | {"b_task": error}, "b0.v": ERRORS | {"b_task": 0.4}}
+    bad = body(fid, PIVOT, selected=["b0.v", "b0.q"], errors=errors)
+    assert refused(deliver(coordinator.admin, fid, PIVOT, bad)) == (422, "metadata")
+    good = body(fid, PIVOT, selected=["b0.v"], errors=errors)
+    assert deliver(coordinator.admin, fid, PIVOT, good).status_code == 201
+
+
+def test_random_frames_are_not_judged_by_their_errors(coordinator: Served) -> None:
+    fid = aligned(coordinator, alignment={"pivot": PIVOT, "frames": "random", "max_error": 0.1})
+    content = body(fid, PIVOT, tensors(PIVOT, responses=False), selected=MODULES)
+    assert deliver(coordinator.admin, fid, PIVOT, content).status_code == 201
+
+
+def test_packs_and_anchors_are_counted_as_traffic(coordinator: Served) -> None:
+    fid = aligned(coordinator)
+    silo = coordinator.enrol(fid, "a")
+    coordinator.admin.put(f"/v1/federations/{fid}/anchors", json=ANCHORS)
+    before = coordinator.counted("tessera_bytes_up_total"), coordinator.counted("tessera_bytes_down_total")
+    content = body(fid, PIVOT)
+    assert deliver(silo.http, fid, PIVOT, content).status_code == 201
+    assert deliver(silo.http, fid, PIVOT, content).status_code == 200
+    anchors = silo.http.get(f"/v1/federations/{fid}/anchors").content
+    pack = silo.http.get(f"/v1/federations/{fid}/alignments/{PIVOT}").content
+    coordinator.admin.get(f"/v1/federations/{fid}/anchors")
+    down = len(anchors) + len(pack)
+    shown = coordinator.admin.get(f"/v1/federations/{fid}/clients/{silo.client_id}").json()
+    assert shown["bytes"] == {"up": len(content), "down": down}
+    after = coordinator.counted("tessera_bytes_up_total"), coordinator.counted("tessera_bytes_down_total")
+    assert after == (before[0] + len(content), before[1] + down)

@@ -1,0 +1,91 @@
+"""Shutting a client out: what it delivered counts, nobody waits for it, and nothing deadlocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from time import sleep
+
+import pytest
+from sqlalchemy import update
+
+from coordinator.database import Database
+from coordinator.federations import store as federations
+from coordinator.locks import lock_federation
+from coordinator.tables import ClientRow, ParticipationRow
+from tests.coordinator.aggregation.closed_round import simple
+from tests.served import Served, slug
+from tests.taking_part import deliver, join, plan, running, show, values, wait_for
+
+
+def test_an_update_of_a_client_revoked_later_counts_towards_the_quorum(coordinator: Served) -> None:
+    rounds = {"min_clients": 3, "quorum": 2, "collect_seconds": 1.0, "total": 1}
+    fid, silos = running(coordinator, clients=3, **plan(rounds=rounds))
+    for silo in silos:
+        join(silo, 1)
+    for silo in silos[:2]:
+        deliver(silo, 1, values(1.0))
+    coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silos[0].client_id}")
+    shown = wait_for(coordinator, fid, 1, "published")
+    assert [client["state"] for client in shown["clients"]] == ["revoked", "arrived", "joined"]
+
+
+def test_revoking_whom_a_round_waits_for_closes_it_without_a_tick(
+    serve: Callable[..., Served], database_url: str
+) -> None:
+    served = serve(database_url, tick_seconds=3600.0)
+    fid, silos = running(served, clients=3, **plan(rounds={"total": 1}))
+    for silo in silos:
+        join(silo, 1)
+    for silo in silos[:2]:
+        deliver(silo, 1, values(1.0))
+    assert show(served, fid, 1)["state"] == "collecting"
+    assert served.admin.delete(f"/v1/federations/{fid}/clients/{silos[2].client_id}").status_code == 204
+    assert wait_for(served, fid, 1, "published", 5.0)["counts"]["joined"] == 3
+
+
+def test_a_client_cannot_tell_another_client_from_none(coordinator: Served) -> None:
+    fid, (silo, other) = running(coordinator)
+    for method in ("GET", "DELETE"):
+        for cid, expected in (
+            (other.client_id, (404, "not-found")),
+            ("cli_none", (404, "not-found")),
+            (silo.client_id, (403, "forbidden")),
+        ):
+            refused = silo.http.request(method, f"/v1/federations/{fid}/clients/{cid}")
+            assert (refused.status_code, slug(refused)) == expected
+    assert other.http.get("/v1/me").status_code == 200
+
+
+def test_revoking_waits_for_who_counts_bytes_and_does_not_deadlock(
+    fresh_database: Callable[[str], str], postgres: object
+) -> None:
+    database = Database(fresh_database("postgres"))
+    closed = simple(database, clients=1)
+    cid = closed.clients[0]
+    with database.write() as session:
+        row = lock_federation(session, closed.federation_id)
+        session.execute(update(ParticipationRow).values(state="joined"))
+        session.execute(update(federations.RoundRow).values(state="collecting"))
+        assert row.state == "running"
+
+    def revoke() -> bool:
+        with database.write() as session:
+            lock_federation(session, closed.federation_id)
+            return federations.revoke(session, closed.federation_id, cid)
+
+    with ThreadPoolExecutor(1) as pool:
+        with database.write() as session:
+            session.execute(update(ParticipationRow).values(bytes_down=1))
+            revoking = pool.submit(revoke)
+            sleep(0.3)
+            session.execute(update(ClientRow).values(bytes_down=1))
+        assert revoking.result(timeout=10)
+    database.close()
+
+
+@pytest.mark.parametrize("place", ["9" * 20, "x", "-1", "\u0661"])
+def test_a_page_of_rounds_that_ends_nowhere_is_refused(coordinator: Served, place: str) -> None:
+    fid = coordinator.federation()
+    refused = coordinator.admin.get(f"/v1/federations/{fid}/rounds", params={"after": place})
+    assert (refused.status_code, slug(refused), refused.json()["field"]) == (422, "validation", "after")
