@@ -1,0 +1,73 @@
+"""What an engineer in a silo sees: training alone, and messages that say what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from client_agent.local_training import Trained
+from tests.client_agent.test_daemon import config
+from tests.integration.agents import TESSERA
+
+PLAN = {
+    "name": "alone",
+    "strategy": {"name": "fedavg"},
+    "rounds": {"total": 2},
+    "adapter": {"rank": 4, "roles": ["v"]},
+    "training": {"steps": 2, "max_length": 64},
+}
+
+
+def tessera(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+    return subprocess.run(
+        [TESSERA, "agent", *arguments],
+        env={**kept, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_training_alone_gives_scores_per_round_and_keeps_the_adapter(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    out = tmp_path / "adapter.safetensors"
+    done = tessera(
+        *("train", "--config", str(config(tmp_path)), "--plan", str(tmp_path / "plan.json")),
+        *("--out", str(out), "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    scores = json.loads(done.stdout)
+    assert len(scores) == 2
+    assert scores[1]["before"]["loss"] == scores[0]["after"]["loss"]
+    kept = Trained.from_bytes(out.read_bytes())
+    assert kept.adapter["b3.v.P"].shape == (4, 4)
+    assert kept.scores.after.loss == scores[1]["after"]["loss"]
+
+
+def test_what_cannot_work_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    arguments = ("train", "--config", str(config(tmp_path)), "--plan", str(tmp_path / "plan.json"))
+    done = tessera(*arguments, "--out", str(tmp_path / "nowhere" / "x"))
+    assert done.returncode == 1
+    assert "there is no folder" in done.stderr
+    done = tessera(*arguments, "--pack", str(tmp_path / "no [red] pack"))
+    assert done.returncode == 1
+    assert "no [red] pack cannot be read" in done.stderr
+
+
+def test_an_agent_without_credential_is_told_to_enrol(tmp_path: Path) -> None:
+    done = tessera("run", "--config", str(config(tmp_path)))
+    assert done.returncode == 1
+    assert "run `tessera agent enrol` first" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_check_without_any_configuration_says_what_is_missing() -> None:
+    done = tessera("check", "--json")
+    assert done.returncode == 1
+    finding = json.loads(done.stdout)[0]
+    assert not finding["good"]
+    assert "url: Field required" in finding["found"]
