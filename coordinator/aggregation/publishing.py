@@ -92,8 +92,8 @@ def claim_due(database: Database, lease_seconds: float) -> Claim | None:
     return None
 
 
-def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Callable[[], None]) -> None:
-    """Weigh the round's clients, make their weights, publish.
+def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Callable[[], None]) -> int:
+    """Weigh the round's clients, make their weights, publish; give how many listen to nobody but themselves.
 
     Raises:
         LostRace: the round became another worker's, or ended; nothing was published.
@@ -116,6 +116,7 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
     except BaseException:
         payloads.discard(database, staged.values())
         raise
+    return int(sum(row[place] == 1.0 for place, row in enumerate(weighing.relevance)))
 
 
 def abandon(database: Database, claim: Claim) -> None:

@@ -103,7 +103,9 @@ class Ticker:
 
         began = time.monotonic()
         try:
-            publishing.aggregate(self._database, claim, block_bytes=self._block_bytes, between=between)
+            alone = publishing.aggregate(
+                self._database, claim, block_bytes=self._block_bytes, between=between
+            )
         except rounds.LostRace:
             log.info("aggregation-overtaken")
         except Stopped:
@@ -116,7 +118,7 @@ class Ticker:
         else:
             seconds = time.monotonic() - began
             self._metrics.aggregation_seconds.observe(seconds)
-            log.info("round-published", seconds=round(seconds, 3))
+            log.info("round-published", seconds=round(seconds, 3), listen_to_nobody=alone)
 
 
 def drive(database: Database) -> bool:

@@ -161,10 +161,10 @@ def nothing() -> None:
 
 def publish(
     database: Database, between: Callable[[], None] = nothing, block_bytes: int = BLOCK_BYTES
-) -> None:
+) -> int:
     claim = claim_due(database, 60.0)
     assert claim is not None
-    publishing.aggregate(database, claim, block_bytes=block_bytes, between=between)
+    return publishing.aggregate(database, claim, block_bytes=block_bytes, between=between)
 
 
 def count(database: Database, table: Any) -> int:

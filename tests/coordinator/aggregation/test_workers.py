@@ -75,6 +75,12 @@ def test_what_a_running_aggregation_has_written_is_not_collected(database: Datab
     assert count(database, WeightsRow) == 3
 
 
+@pytest.mark.parametrize(("clients", "alone"), [(1, 1), (3, 0)])
+def test_it_is_told_how_many_listen_to_nobody(clients: int, alone: int, database: Database) -> None:
+    simple(database, clients)
+    assert publish(database) == alone
+
+
 def _none(collected: int) -> None:
     assert collected == 0
 
