@@ -6,6 +6,7 @@ role, never by layer number, so that models of any depth agree. Ordinary LoRA wr
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from math import sqrt
 from types import TracebackType
 from typing import Any, Self, cast
@@ -68,11 +69,12 @@ def _check_frame(frame: Frame, name: str, rank: int, shape: tuple[int, int]) -> 
         )
 
 
-class _Removable:
+class _Removable(ABC):
     """A context whose end is `remove`."""
 
+    @abstractmethod
     def remove(self) -> None:
-        raise NotImplementedError
+        """Put the original modules back."""
 
     def __enter__(self) -> Self:
         return self

@@ -24,7 +24,8 @@ def test_a_newcomer_starts_from_what_it_is_served(name: str) -> None:
 
 @pytest.mark.parametrize("name", strategy_names())
 def test_options_that_only_the_coordinator_needs_are_ignored(name: str) -> None:
-    load_strategy(name, {"temperature": 0.1, "sources": "all", "something_new": None})
+    strategy = load_strategy(name, {"temperature": 0.1, "sources": "all", "something_new": None})
+    assert strategy.gated == load_strategy(name).gated
 
 
 @pytest.mark.parametrize("name", strategy_names())

@@ -159,9 +159,7 @@ def nothing() -> None:
     """Between two blocks."""
 
 
-def publish(
-    database: Database, between: Callable[[], None] = nothing, block_bytes: int = BLOCK_BYTES
-) -> int:
+def publish(database: Database, between: Callable[[], None] = nothing, block_bytes: int = BLOCK_BYTES) -> int:
     claim = claim_due(database, 60.0)
     assert claim is not None
     return publishing.aggregate(database, claim, block_bytes=block_bytes, between=between)
