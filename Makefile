@@ -25,13 +25,10 @@ demo: setup ## Run the main job: seven silos, two base models, five methods comp
 	$(RUN) $(BIN)/python -m examples.demo --seed $(SEED)
 
 test: setup lint ## Lint, types, dependency rules and the fast tests
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow"
 
 test-slow: setup ## The tests that take longer: kills, memory, transfer between architectures
-	$(PYTEST) -m "slow and not gpu"
-
-test-gpu: setup ## The tests that need a CUDA device
-	$(PYTEST) -n 0 -m gpu
+	$(PYTEST) -m slow
 
 lint: setup ## Style, types and dependency rules
 	$(BIN)/ruff check .
@@ -52,4 +49,4 @@ openapi: setup ## Rewrite the OpenAPI snapshot that the tests compare with
 clean: ## Remove what was built, not what was trained
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test test-slow test-gpu lint format models openapi clean
+.PHONY: help setup demo test test-slow lint format models openapi clean
