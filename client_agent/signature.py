@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client_agent.errors import SignatureUnusable
+from client_agent.model.adapter import require_bare
 from client_agent.model.draws import stream
 from client_agent.model.examples import Example, encode_all, probe_set
-from client_agent.model.inject import require_bare
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET, Batch, collate, hidden_states, pad_id
 from schemas.messages.federations import SignaturePlan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -11,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from client_agent.errors import LayoutMismatch
+from client_agent.errors import AdapterInPlace, LayoutMismatch
+from client_agent.model.loading import BaseModel
+from client_agent.model.pq_layer import PQLinear
 from schemas.maths.adapter import Layout
 
 State = Mapping[str, NDArray[np.float32]]
@@ -56,6 +59,34 @@ class Adapter(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class Removable(ABC):
+    """A context whose end is `remove`."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Put the original modules back."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+def require_bare(base: BaseModel) -> None:
+    """Make sure that no adapter is in place.
+
+    Raises:
+        AdapterInPlace: one is.
+    """
+    if hasattr(base.model, "peft_config") or any(isinstance(m, PQLinear) for m in base.model.modules()):
+        raise AdapterInPlace(
+            f"{base.slug} carries an adapter where the bare model is needed; leave that adapter first"
+        )
 
 
 def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:

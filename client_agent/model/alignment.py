@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from client_agent.errors import AlignmentImpossible
+from client_agent.model.adapter import require_bare
 from client_agent.model.anchors import Site, Text, asked, random_targets, sites_of
 from client_agent.model.frames import random_frames
-from client_agent.model.inject import require_bare
 from client_agent.model.least_squares import Moments, Residual
 from client_agent.model.loading import BaseModel
 from client_agent.model.pack import OFFSETS, Pack

@@ -1,0 +1,21 @@
+"""`tessera agent ...`: what an engineer in a silo types. A file beside this one is a group of commands."""
+
+from __future__ import annotations
+
+import typer
+
+from client_agent.cli import running
+
+_GROUPS = (running.agent,)
+
+
+def commands(app: typer.Typer) -> None:
+    """Add the agent's commands to `tessera`."""
+    agent = typer.Typer(
+        name="agent",
+        help="Run a silo's agent: enrol once, check, then leave it running.",
+        no_args_is_help=True,
+    )
+    for group in _GROUPS:
+        agent.add_typer(group)
+    app.add_typer(agent)

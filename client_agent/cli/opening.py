@@ -1,0 +1,126 @@
+"""Open what a command needs: settings, connection, participant; and print errors that say what to do.
+
+Heavy libraries are imported when a command runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.text import Text
+
+from client_agent.errors import AgentError, SettingsUnusable, Stopped
+
+if TYPE_CHECKING:
+    from client_agent.coordinator_api import CoordinatorApi
+    from client_agent.daemon import StopFlag
+    from client_agent.participant import Participant
+    from client_agent.settings import AgentSettings
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="The silo's TOML file. Every option can also be set as TESSERA_AGENT_<OPTION>.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """Print what went wrong and what to do; a traceback helps nobody in a silo."""
+    try:
+        yield
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        raise typer.Exit(0) from None
+    except AgentError as error:
+        said = Text.assemble(("error: ", "red"), str(error))
+        Console(stderr=True, highlight=False).print(said, soft_wrap=True)
+        raise typer.Exit(1) from error
+
+
+def _log_level() -> str:
+    level = os.environ.get("TESSERA_AGENT_LOG_LEVEL", "info").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise SettingsUnusable("TESSERA_AGENT_LOG_LEVEL must be debug, info, warning or error")
+    return level
+
+
+@contextmanager
+def opened_settings(config: Path | None) -> Iterator[AgentSettings]:
+    """Read the settings, and be quiet and offline-friendly from before the heavy imports on."""
+    from client_agent.settings import read_settings
+
+    logging.basicConfig(
+        level=_log_level(),
+        format="%(message)s",
+        handlers=[RichHandler(console=Console(stderr=True), show_path=False, omit_repeated_times=False)],
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    yield read_settings(config)
+
+
+@contextmanager
+def connection(
+    settings: AgentSettings, credential: str | None, stop: StopFlag | None = None
+) -> Iterator[CoordinatorApi]:
+    """Connect to the coordinator that the settings name; without `credential` only what needs none works."""
+    import time
+
+    from client_agent.coordinator_api import CoordinatorApi
+
+    with CoordinatorApi(
+        str(settings.url),
+        credential=credential,
+        deadline_seconds=settings.request_deadline_seconds,
+        sleep=stop.sleep if stop is not None else time.sleep,
+    ) as api:
+        yield api
+
+
+@contextmanager
+def participant(
+    settings: AgentSettings, enrolment: tuple[str, str] | None = None
+) -> Iterator[tuple[Participant, StopFlag]]:
+    """Open everything a round needs; with `enrolment` = (token, name), enrol first where that is missing."""
+    from client_agent.daemon import StopFlag
+    from client_agent.membership import enrol as spend
+    from client_agent.membership import exclusive, is_enrolled, read_membership
+    from client_agent.participant import Participant
+    from client_agent.silo import open_silo
+
+    if enrolment is None:
+        read_membership(settings.folder)  # a missing credential is said before a model is loaded
+    stop = StopFlag()
+    stop.listen()
+    with exclusive(settings.folder):
+        silo = open_silo(settings)
+        if enrolment is not None and not is_enrolled(settings.folder):
+            with connection(settings, None, stop) as api:
+                spend(api, settings.folder, token=enrolment[0], name=enrolment[1], profile=silo.profile)
+        membership = read_membership(settings.folder)
+        with connection(settings, membership.credential, stop) as api:
+            yield (
+                Participant(
+                    silo=silo,
+                    api=api,
+                    federation=membership.federation_id,
+                    client=membership.client_id,
+                    folder=settings.folder,
+                    keep_rounds=settings.keep_rounds,
+                    stop=stop.is_set,
+                ),
+                stop,
+            )

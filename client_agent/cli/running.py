@@ -1,0 +1,141 @@
+"""What keeps a silo in a federation: enrol, check, align, run; and what it would reach alone: train."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from client_agent.cli.opening import (
+    Config,
+    Json,
+    clear_errors,
+    connection,
+    opened_settings,
+    participant,
+)
+from client_agent.errors import SettingsUnusable
+
+agent = typer.Typer()
+
+
+@agent.command()
+def enrol(
+    name: Annotated[str, typer.Option(help="The client's name, as the operator gave it with the token.")],
+    token: Annotated[
+        str,
+        typer.Option(
+            envvar="TESSERA_AGENT_TOKEN", help="The one-time token; - reads it from standard input."
+        ),
+    ],
+    config: Config = None,
+) -> None:
+    """Spend a one-time token and keep the credential in the agent's folder. Safe to repeat."""
+    with clear_errors(), opened_settings(config) as settings:
+        from client_agent.membership import enrol as spend
+        from client_agent.membership import exclusive
+        from client_agent.silo import open_silo
+
+        with exclusive(settings.folder), connection(settings, None) as api:
+            profile = open_silo(settings).profile
+            membership = spend(api, settings.folder, token=_secret(token), name=name, profile=profile)
+        print(f"{name} is client {membership.client_id} of federation {membership.federation_id}")
+
+
+@agent.command()
+def check(config: Config = None, as_json: Json = False) -> None:
+    """Look at configuration, device, model, data and connection; exit 1 if something is wrong."""
+    from client_agent.check import findings
+
+    results = findings(config)
+    if as_json:
+        print(json.dumps([finding.__dict__ for finding in results], indent=1))
+    else:
+        table = Table("what", "", "found")
+        for finding in results:
+            table.add_row(finding.what, "[green]ok" if finding.good else "[red]no", Text(finding.found))
+        Console().print(table)
+    if not all(finding.good for finding in results):
+        raise typer.Exit(1)
+
+
+@agent.command()
+def align(config: Config = None) -> None:
+    """Make and deliver the alignment packs that are still missing, without taking part in a round."""
+    with clear_errors(), opened_settings(config) as settings, participant(settings) as (who, stop):
+        from client_agent.daemon import prepare
+
+        digest = prepare(who, stop.sleep)
+        print(f"alignment pack in use: {digest}" if digest else "this federation needs no alignment")
+
+
+@agent.command()
+def run(
+    config: Config = None,
+    name: Annotated[
+        str | None,
+        typer.Option(envvar="TESSERA_AGENT_NAME", help="With --token: enrol first, if not yet done."),
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(envvar="TESSERA_AGENT_TOKEN", help="With --name: the one-time token.")
+    ] = None,
+) -> None:
+    """Take part in rounds until the federation is finished. Stop it at any time: it resumes."""
+    with clear_errors(), opened_settings(config) as settings:
+        from client_agent.daemon import run as keep_taking_part
+
+        if token and not name:
+            raise SettingsUnusable("--token needs --name: the client's name, as the operator gave it")
+        enrolment = (_secret(token), name) if token and name else None
+        with participant(settings, enrolment) as (who, stop):
+            keep_taking_part(who, stop.sleep)
+
+
+@agent.command()
+def train(
+    plan: Annotated[Path, typer.Option(help="A federation plan as JSON: adapter, training, rounds.total.")],
+    config: Config = None,
+    pack: Annotated[Path | None, typer.Option(help="An alignment pack whose frames P and Q live in.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the trained adapter.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train alone, in the plan's steps and rounds: what this silo would reach without a federation."""
+    with clear_errors(), opened_settings(config) as settings:
+        from client_agent.alone import read_plan, train_alone
+        from client_agent.daemon import StopFlag
+        from client_agent.round_folder import write_durably
+        from client_agent.silo import open_silo
+
+        stop = StopFlag()
+        stop.listen()
+        if out is not None and not out.parent.is_dir():
+            raise SettingsUnusable(f"--out: there is no folder {out.parent}")
+        body = _pack_body(pack) if pack is not None else None
+        results = []
+        for trained in train_alone(open_silo(settings), read_plan(plan), body, stop.is_set):
+            results.append(trained)
+            if out is not None:
+                write_durably(out, trained.to_bytes())
+            if not as_json:
+                after = trained.scores.after
+                print(f"round {len(results)}: exact match {after.exact_match:.3f}, loss {after.loss:.3f}")
+        if as_json:
+            print(json.dumps([trained.scores.model_dump() for trained in results]))
+
+
+def _secret(token: str) -> str:
+    """Take the token as given, or from standard input, so that it shows in no list of processes."""
+    return sys.stdin.readline().strip() if token == "-" else token
+
+
+def _pack_body(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise SettingsUnusable(f"--pack: {file} cannot be read: {error.strerror}") from error
