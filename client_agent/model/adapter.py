@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -14,10 +15,23 @@ from torch import nn
 
 from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.loading import BaseModel
+from client_agent.model.lora_layer import FusedLora
 from client_agent.model.pq_layer import PQLinear
 from schemas.maths.adapter import Layout
 
 State = Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class LoraFactors:
+    """What an adapter adds to one linear layer W, as an ordinary LoRA: W x + B A x + bias; float32.
+
+    A is (r, d_in), B is (d_out, r) with every scale in it, bias is (d_out,) or nothing.
+    """
+
+    A: NDArray[np.float32]
+    B: NDArray[np.float32]
+    bias: NDArray[np.float32] | None
 
 
 class Adapter(Protocol):
@@ -43,13 +57,16 @@ class Adapter(Protocol):
         """Set the frozen global branch of a gated adapter; `AdapterInPlace` when there is none."""
 
     def private_state(self) -> dict[str, NDArray[np.float32]]:
-        """Copy the tensors that never leave the client: the gates."""
+        """Copy the tensors that never leave the client: gates, private LoRA ranks."""
 
     def load_private(self, state: State) -> None:
         """Set the tensors that never leave the client."""
 
     def merged_state(self) -> dict[str, NDArray[np.float32]]:
         """Give the one adapter that acts: local and global branch mixed by the gates."""
+
+    def as_lora(self) -> dict[str, LoraFactors]:
+        """Give the same function as ordinary LoRA factors, by the path of the module that they adapt."""
 
     def remove(self) -> None:
         """Put the original modules back. Twice is as good as once."""
@@ -83,7 +100,8 @@ def require_bare(base: BaseModel) -> None:
     Raises:
         AdapterInPlace: one is.
     """
-    if hasattr(base.model, "peft_config") or any(isinstance(m, PQLinear) for m in base.model.modules()):
+    own = (PQLinear, FusedLora)
+    if hasattr(base.model, "peft_config") or any(isinstance(m, own) for m in base.model.modules()):
         raise AdapterInPlace(
             f"{base.slug} carries an adapter where the bare model is needed; leave that adapter first"
         )
@@ -101,21 +119,30 @@ def copy_in(targets: Mapping[str, torch.Tensor], state: State) -> None:
     Raises:
         LayoutMismatch: a name is missing or too many, or a shape differs; nothing was copied.
     """
-    if targets.keys() != state.keys():
-        missing, unknown = sorted(targets.keys() - state.keys()), sorted(state.keys() - targets.keys())
+    require_fit({name: tuple(target.shape) for name, target in targets.items()}, state)
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(torch.from_numpy(np.array(state[name], dtype=np.float32)))
+
+
+def require_fit(layout: Layout, state: State) -> None:
+    """Make sure that arrays have the names and shapes of a layout.
+
+    Raises:
+        LayoutMismatch: a name is missing or too many, or a shape differs.
+    """
+    if layout.keys() != state.keys():
+        missing, unknown = sorted(layout.keys() - state.keys()), sorted(state.keys() - layout.keys())
         raise LayoutMismatch(
             f"the adapter and the tensors for it differ: missing {missing[:3]}, unknown {unknown[:3]}; "
             "check that plan and alignment pack are those the tensors were made under"
         )
-    for name, target in targets.items():
-        if tuple(target.shape) != state[name].shape:
+    for name, shape in layout.items():
+        if shape != state[name].shape:
             raise LayoutMismatch(
-                f"{name} has shape {state[name].shape} and the adapter needs {tuple(target.shape)}; "
+                f"{name} has shape {state[name].shape} and the adapter needs {shape}; "
                 "check that rank and base model are those the tensors were made for"
             )
-    with torch.no_grad():
-        for name, target in targets.items():
-            target.copy_(torch.from_numpy(np.array(state[name], dtype=np.float32)))
 
 
 def copy_out(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[np.float32]]:

@@ -31,12 +31,16 @@ _BATCH_TOKENS = 1024  # padding included; bounds the activations that a backward
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One (block, role) in one model. Sites with equal `source` read one and the same activation."""
+    """One (block, role) in one model. Sites with equal `source` read one and the same activation.
+
+    The role's are the outputs `rows` (d_out,) of `linear`, which may serve other roles too.
+    """
 
     name: str
     source: str
     block: int
     linear: nn.Module
+    rows: Tensor
     d_out: int
     d_in: int
 
@@ -80,7 +84,8 @@ def sites_of(base: BaseModel, plan: AdapterPlan) -> list[Site]:
             group = next(group for group in base.parts.same_input if role in group)
             source = module_name(block, "".join(group))
             linear = base.parts.linear(base.model, end, role)
-            sites.append(Site(name, source, block, linear, *base.shapes[role]))
+            rows = base.parts.rows(base.model, role).to(base.device)
+            sites.append(Site(name, source, block, linear, rows, *base.shapes[role]))
     return sites
 
 
@@ -103,16 +108,24 @@ def pseudo_task(anchors: Sequence[Anchor], seed: int, task: int, count: int) -> 
 
 
 def alphabet(anchors: Sequence[Anchor]) -> list[str]:
-    """Give the characters of all answers, in order."""
-    return sorted({letter for anchor in anchors for letter in anchor.answer})
+    """Give the characters of all answers, in order, without blanks, which some tokenizers drop.
+
+    Raises:
+        AlignmentImpossible: there are none.
+    """
+    letters = sorted({letter for anchor in anchors for letter in anchor.answer if not letter.isspace()})
+    if not letters:
+        raise AlignmentImpossible("the anchors' answers are blank; have the operator set others")
+    return letters
 
 
 def asked(base: BaseModel, anchors: Sequence[Anchor], targets: Mapping[int, str]) -> list[Text]:
     """Tokenise the anchors that have a target string.
 
     The model reads prompt and true answer, as it would in public text, and is asked for the target at the
-    answer's positions: at the token that begins at a character, for the target's token on that character.
-    eos is left out, since nothing random is to be learnt about it.
+    answer's positions: at the token that begins at a character, for the target's token on that character, or
+    the next one where the tokenizer leaves a character out. So every answer's token is asked for something,
+    whatever the target. eos is left out, since nothing random is to be learnt about it.
     """
     return [_asked(base, index, anchors[index], target) for index, target in targets.items()]
 
@@ -121,12 +134,13 @@ def _asked(base: BaseModel, index: int, anchor: Anchor, target: str) -> Text:
     text = encode(base.tokenizer, anchor.prompt, anchor.answer, max_length=_MAX_LENGTH, closed=False)
     other = encode(base.tokenizer, anchor.prompt, target, max_length=sys.maxsize, closed=False)
     first = len(anchor.prompt)
-    on_character: dict[int, int] = {}
-    for token, answer, (start, end) in zip(other.ids, other.answer, other.spans, strict=True):
+    on_character: list[int] = []  # from the target's first character on
+    for token, answer, (_, end) in zip(other.ids, other.answer, other.spans, strict=True):
         if answer:
-            on_character = dict.fromkeys(range(max(start, first), end), token) | on_character
+            on_character += [token] * (end - first - len(on_character))
+    last = len(on_character) - 1
     targets = [
-        on_character.get(max(start, first), NO_TARGET) if answer else NO_TARGET
+        on_character[min(max(start - first, 0), last)] if answer else NO_TARGET
         for answer, (start, _) in zip(text.answer[1:], text.spans[1:], strict=True)
     ]
     return Text(index, text, (*targets, NO_TARGET))
@@ -168,24 +182,28 @@ def answered(base: BaseModel, sites: Sequence[Site], texts: Sequence[Text]) -> A
             raise AlignmentImpossible(
                 f"the loss of {base.slug} on the anchors is not finite; load it in float32 or bfloat16"
             )
-        gradients = torch.autograd.grad(loss, [outputs[site.name] for site in sites])
-    return Answered(texts, batch, inputs, {site.name: g for site, g in zip(sites, gradients, strict=True)})
+        gradients = torch.autograd.grad(loss, list(outputs.values()))
+    of_module = dict(zip(outputs, gradients, strict=True))
+    return Answered(
+        texts, batch, inputs, {site.name: of_module[site.linear][..., site.rows] for site in sites}
+    )
 
 
 @contextmanager
-def _caught(sites: Sequence[Site]) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """Catch inputs (by source) and outputs (by name) of all sites; outputs take part in the graph."""
+def _caught(sites: Sequence[Site]) -> Iterator[tuple[dict[str, Tensor], dict[nn.Module, Tensor]]]:
+    """Catch inputs (by source) and outputs (by linear layer) of all sites; outputs take part in the graph."""
     inputs: dict[str, Tensor] = {}
-    outputs: dict[str, Tensor] = {}
+    outputs: dict[nn.Module, Tensor] = {}
 
-    def catcher(site: Site) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def catch(_: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-            inputs[site.source] = arguments[0].detach()
-            outputs[site.name] = output if output.requires_grad else output.requires_grad_()
+    def catcher(source: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def catch(linear: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+            inputs[source] = arguments[0].detach()
+            outputs[linear] = output if output.requires_grad else output.requires_grad_()
 
         return catch
 
-    hooks = [site.linear.register_forward_hook(catcher(site)) for site in sites]
+    sources = {site.linear: site.source for site in sites}
+    hooks = [linear.register_forward_hook(catcher(source)) for linear, source in sources.items()]
     try:
         yield inputs, outputs
     finally:

@@ -155,5 +155,4 @@ def answer_logits(model: nn.Module, parts: Architecture, batch: Batch) -> tuple[
     """
     wanted = batch.targets != NO_TARGET  # (n, t)
     hidden = hidden_states(model, parts, batch)[wanted]  # (m, d)
-    logits = cast(Tensor, model.get_submodule(parts.head)(hidden))
-    return logits.float(), batch.targets[wanted]
+    return parts.logits(model, hidden).float(), batch.targets[wanted]

@@ -20,9 +20,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
+from client_agent.model.roles import ARCHITECTURES as KNOWN
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+ARCHITECTURES = tuple(KNOWN)
 CHARACTERS = string.ascii_lowercase + string.digits + " =<>/|_\n"
+GPT2_SAYS = {"n_inner": 48, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>"]
 
 
@@ -65,14 +67,15 @@ def random_model(model_type: str, tokenizer: PreTrainedTokenizerFast, seed: int,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
         "initializer_range": 0.1,
+        **(GPT2_SAYS if model_type == "gpt2" else {}),
         **changes,
     }
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings))
-    with torch.no_grad():  # norms of trained models are not all ones
+    with torch.no_grad():  # norms and biases of trained models are not all ones and zeros
         for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
+            if "norm" in name or ".ln_" in name or name.endswith("bias"):
+                parameter.add_(0.3 * torch.randn_like(parameter))
     return model
 
 

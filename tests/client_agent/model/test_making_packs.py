@@ -91,15 +91,31 @@ def test_a_pack_survives_its_body(tiny: Callable[..., BaseModel]) -> None:
         assert frame.rate == pytest.approx(1, abs=1e-5), name
 
 
-def test_a_model_aligned_to_itself_agrees_with_itself(tiny: Callable[..., BaseModel]) -> None:
-    pivot = tiny()
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "phi3", "gpt_neox", "gpt2"])
+def test_a_model_aligned_to_itself_agrees_with_itself(
+    architecture: str, tiny: Callable[..., BaseModel]
+) -> None:
+    pivot = tiny(architecture)
     pack = of_pivot(pivot)
     itself = aligned(pivot, pivot, pack)
     for name, error in itself.manifest.errors.items():
         assert error.a < 0.05, name
         assert error.b_token < 0.3, name
-    assert len(itself.manifest.selected) == 14
+    assert len(itself.manifest.selected) == 2 * len(pivot.shapes)
     assert itself.manifest.alignment_set == pack.manifest.alignment_set
+
+
+def test_an_architecture_without_a_gate_is_aligned_in_the_roles_that_both_have(
+    tiny: Callable[..., BaseModel],
+) -> None:
+    gated, plain = tiny(), tiny("gpt_neox", hidden_size=48, intermediate_size=64)
+    for pivot, base in ((gated, plain), (plain, gated)):
+        pack = aligned(base, pivot, of_pivot(pivot))
+        assert {name.split(".")[1] for name in pack.manifest.errors} == {"q", "k", "v", "o", "up", "down"}
+        for name in pack.manifest.errors:
+            d_out, d_in = base.shapes[name.split(".")[1]]
+            assert pack.tensors[f"{name}.A"].shape == (4, d_in)
+            assert pack.tensors[f"{name}.B"].shape == (d_out, 4)
 
 
 def test_two_random_models_share_nothing_and_are_told_so(tiny: Callable[..., BaseModel]) -> None:
@@ -180,10 +196,8 @@ def test_progress_is_reported_to_the_end(tiny: Callable[..., BaseModel]) -> None
     assert seen[-1] == ("pivot: responses", 96, 96)
 
 
-def test_gradients_are_those_of_the_outputs_and_leave_nothing_behind(
-    each_architecture: BaseModel,
-) -> None:
-    base = each_architecture
+def test_gradients_are_those_of_the_outputs_and_leave_nothing_behind(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
     sites = sites_of(base, ADAPTER)
     texts = asked(base, ANCHORS, dict(enumerate(random_targets(ANCHORS, 0)[:5])))
     result = answered(base, sites, texts)

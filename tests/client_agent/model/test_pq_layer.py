@@ -12,7 +12,7 @@ from torch.nn import functional as nnf
 from client_agent.model.frames import random_frames
 from client_agent.model.inject import inject_pq
 from client_agent.model.loading import BaseModel
-from client_agent.model.pq_layer import PQLinear
+from client_agent.model.pq_layer import PQCore, PQLinear
 from client_agent.model.tokens import answer_logits, collate, encode, pad_id
 from schemas.maths.adapter import pq_layout
 from schemas.messages.federations import AdapterPlan
@@ -23,7 +23,14 @@ PLAN = AdapterPlan(rank=8, blocks=2)
 def layer(*, gated: bool = False, dtype: torch.dtype = torch.float32) -> PQLinear:
     torch.manual_seed(0)
     inner = nn.Linear(12, 10).to(dtype).requires_grad_(False)
-    return PQLinear(inner, torch.randn(4, 12), torch.randn(10, 4), 2.0, gated=gated)
+    core = PQCore(4, torch.device("cpu"), gated=gated)
+    return PQLinear(inner, torch.randn(4, 12), torch.randn(10, 4), 2.0, cores=[core])
+
+
+def core_of(wrapped: PQLinear) -> PQCore:
+    (core,) = wrapped.cores
+    assert isinstance(core, PQCore)
+    return core
 
 
 def test_the_output_is_exactly_the_bases_at_the_start_and_the_gradient_is_not_zero(
@@ -44,54 +51,56 @@ def test_the_output_is_exactly_the_bases_at_the_start_and_the_gradient_is_not_ze
 
 def test_the_formula_is_the_papers() -> None:
     wrapped = layer()
+    core = core_of(wrapped)
     x = torch.randn(3, 5, 12)
     with torch.no_grad():
-        wrapped.P.normal_()
-        wrapped.Q.normal_()
-    expected = wrapped.base_layer(x) + 2.0 * (x @ wrapped.A.T @ wrapped.P.T + wrapped.Q) @ wrapped.B.T
+        core.P.normal_()
+        core.Q.normal_()
+    expected = wrapped.base_layer(x) + (x @ wrapped.A.T @ core.P.T + core.Q) @ wrapped.scaled_B.T
     torch.testing.assert_close(wrapped(x), expected)
 
 
 def test_a_gated_layer_is_the_weighted_sum_of_two_branches() -> None:
     wrapped = layer(gated=True)
+    core = core_of(wrapped)
     x = torch.randn(7, 12)
     with torch.no_grad():
-        for tensor in (wrapped.P, wrapped.Q, wrapped.P_global, wrapped.Q_global):
+        for tensor in (core.P, core.Q, core.P_global, core.Q_global):
             tensor.normal_()
 
     def branch(p: Tensor, q: Tensor) -> Tensor:
-        return 2.0 * (x @ wrapped.A.T @ p.T + q) @ wrapped.B.T
+        return (x @ wrapped.A.T @ p.T + q) @ wrapped.scaled_B.T
 
-    b = 1 / (1 + torch.exp(-wrapped.gate))
+    b = 1 / (1 + torch.exp(-core.gate))
     assert b.item() == pytest.approx(0.2, abs=1e-4)
     expected = (
-        wrapped.base_layer(x)
-        + (1 - b) * branch(wrapped.P, wrapped.Q)
-        + b * branch(wrapped.P_global, wrapped.Q_global)
+        wrapped.base_layer(x) + (1 - b) * branch(core.P, core.Q) + b * branch(core.P_global, core.Q_global)
     )
     torch.testing.assert_close(wrapped(x), expected)
 
 
 def test_the_gate_learns() -> None:
     wrapped = layer(gated=True)
-    wrapped.P_global.normal_()
+    core = core_of(wrapped)
+    core.P_global.normal_()
     wrapped(torch.randn(7, 12)).square().sum().backward()
-    assert wrapped.gate.grad is not None
-    assert wrapped.gate.grad.abs() > 0
+    assert core.gate.grad is not None
+    assert core.gate.grad.abs() > 0
 
 
 def test_the_adapter_is_float32_around_a_bfloat16_layer() -> None:
     wrapped = layer(dtype=torch.bfloat16)
+    core = core_of(wrapped)
     x = torch.randn(3, 12).bfloat16()
     with torch.no_grad():
-        wrapped.P.normal_()
+        core.P.normal_()
     seen: list[torch.dtype] = []
-    wrapped.P.register_hook(lambda gradient: seen.append(gradient.dtype))
+    core.P.register_hook(lambda gradient: seen.append(gradient.dtype))
     y = wrapped(x)
     y.float().sum().backward()
     assert y.dtype == torch.bfloat16
     assert seen == [torch.float32]
-    exact = (2.0 * (x.float() @ wrapped.A.T @ wrapped.P.T) @ wrapped.B.T).to(torch.bfloat16)
+    exact = ((x.float() @ wrapped.A.T @ core.P.T) @ wrapped.scaled_B.T).to(torch.bfloat16)
     assert torch.equal(y, wrapped.base_layer(x) + exact)
 
 

@@ -44,7 +44,7 @@ def test_both_kinds_of_adapter_learn(each_architecture: BaseModel, examples: lis
     for make in (injected, lambda model: inject_lora(model, ADAPTER)):
         with make(base) as adapter:
             losses = train(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
-        assert losses[-1] < losses[0] - 0.5
+        assert losses[-1] < losses[0] - 0.3
 
 
 def test_training_is_reproducible_and_rounds_differ(

@@ -1,0 +1,276 @@
+"""Every architecture of the registry carries every kind of adapter: one battery, a tiny model of each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from client_agent.model.adapter import Adapter, LoraFactors
+from client_agent.model.anchors import answered, asked, random_targets, sites_of
+from client_agent.model.examples import Example, encode_all
+from client_agent.model.frames import random_frames
+from client_agent.model.inject import inject_lora, inject_pq
+from client_agent.model.loading import BaseModel
+from client_agent.model.roles import ARCHITECTURES, linear_shape
+from client_agent.model.tokens import Batch, answer_logits, collate, pad_id
+from client_agent.signature import sketch_of
+from client_agent.training.loop import train
+from schemas.maths.adapter import lora_layout, pq_layout
+from schemas.messages.alignment import Anchor
+from schemas.messages.federations import AdapterPlan, Role, SignaturePlan, TrainingPlan
+
+PLAN = AdapterPlan(rank=8, blocks=2, scale=1.5)
+FUSED = ("phi3", "gpt_neox", "gpt2")
+
+
+def make_pq(base: BaseModel) -> Adapter:
+    return inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=False)
+
+
+def make_gated(base: BaseModel) -> Adapter:
+    adapter = inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=True)
+    adapter.load_global(noise_for(adapter, 1))
+    return adapter
+
+
+def make_lora(base: BaseModel) -> Adapter:
+    return inject_lora(base, PLAN)
+
+
+KINDS = pytest.mark.parametrize("make", [make_pq, make_gated, make_lora])
+
+
+def noise_for(adapter: Adapter, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {n: 0.3 * rng.standard_normal(shape).astype(np.float32) for n, shape in adapter.layout.items()}
+
+
+def batch_for(base: BaseModel, examples: list[Example]) -> Batch:
+    return collate(encode_all(examples[:3], base.tokenizer, 64), pad=pad_id(base.tokenizer))
+
+
+def logits_of(base: BaseModel, batch: Batch) -> Tensor:
+    with torch.no_grad():
+        return answer_logits(base.model, base.parts, batch)[0]
+
+
+def loss_of(base: BaseModel, batch: Batch) -> float:
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(*answer_logits(base.model, base.parts, batch)))
+
+
+@contextmanager
+def added_by_hand(model: nn.Module, factors: dict[str, LoraFactors]) -> Iterator[None]:
+    """Add B A x + bias to the output of every module named."""
+
+    def adding(lora: LoraFactors) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+        a, b = torch.from_numpy(lora.A), torch.from_numpy(lora.B)
+        bias = 0 if lora.bias is None else torch.from_numpy(lora.bias)
+        return lambda _, arguments, output: output + arguments[0] @ a.T @ b.T + bias
+
+    hooks = [model.get_submodule(path).register_forward_hook(adding(f)) for path, f in factors.items()]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def test_the_roles_of_a_layer_own_all_its_outputs_and_none_twice(each_architecture: BaseModel) -> None:
+    base = each_architecture
+    owned: dict[str, list[int]] = {}
+    for role in base.shapes:
+        rows = base.parts.rows(base.model, role)
+        assert base.shapes[role][0] == len(rows)
+        owned.setdefault(base.parts.path(0, role), []).extend(rows.tolist())
+    for path, rows in owned.items():
+        assert sorted(rows) == list(range(linear_shape(base.model.get_submodule(path))[0])), path
+
+
+@pytest.mark.parametrize("architecture", FUSED)
+def test_a_fused_layers_outputs_are_the_query_key_and_value_of_their_roles(
+    architecture: str,
+    tiny: Callable[..., BaseModel],
+    examples: list[Example],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base = tiny(architecture)
+    base.model.set_attn_implementation("eager")
+    module = sys.modules[type(base.model).__module__]
+    attend, attended, fused = module.eager_attention_forward, [], []
+
+    def seen(layer: nn.Module, *heads: Tensor, **others: Any) -> Any:
+        attended.append(heads[:3])
+        return attend(layer, *heads, **others)
+
+    monkeypatch.setattr(module, "eager_attention_forward", seen)
+    hook = base.parts.linear(base.model, 0, "q").register_forward_hook(lambda *call: fused.append(call[2]))
+    logits_of(base, batch_for(base, examples))
+    hook.remove()
+    roles: tuple[Role, ...] = ("q", "k", "v")
+    for role, heads in zip(roles, attended[0], strict=True):  # (n, heads, t, head_dim)
+        own = fused[0][..., base.parts.rows(base.model, role)].unflatten(-1, (-1, heads.shape[-1]))
+        lengths = heads.transpose(1, 2).norm(dim=-1)  # positions are rotations: they keep a head's length
+        torch.testing.assert_close(own.norm(dim=-1), lengths)
+        assert role != "v" or torch.equal(own, heads.transpose(1, 2))
+
+
+def test_phi3s_gate_is_what_goes_through_the_activation(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny("phi3")
+    seen: list[Tensor] = []
+    mlp = base.model.get_submodule("model.layers.0.mlp")
+    hooks = [
+        mlp.get_submodule("gate_up_proj").register_forward_hook(lambda *call: seen.append(call[2])),
+        mlp.get_submodule("activation_fn").register_forward_pre_hook(lambda *call: seen.append(call[1][0])),
+        mlp.get_submodule("down_proj").register_forward_pre_hook(lambda *call: seen.append(call[1][0])),
+    ]
+    logits_of(base, batch_for(base, examples))
+    for hook in hooks:
+        hook.remove()
+    fused, gate, product = seen
+    assert torch.equal(fused[..., base.parts.rows(base.model, "gate")], gate)
+    up = fused[..., base.parts.rows(base.model, "up")]
+    torch.testing.assert_close(up * nn.functional.silu(gate), product)
+
+
+def test_the_answers_logits_are_the_models_own(each_architecture: BaseModel, examples: list[Example]) -> None:
+    base = each_architecture
+    batch = batch_for(base, examples)
+    with torch.no_grad():
+        whole = base.model(input_ids=batch.ids, attention_mask=batch.attention).logits
+    torch.testing.assert_close(logits_of(base, batch), whole[batch.targets != -100])
+
+
+@KINDS
+def test_an_adapter_is_silent_then_learns_then_leaves_the_base_as_it_was(
+    each_architecture: BaseModel, examples: list[Example], make: Callable[[BaseModel], Adapter]
+) -> None:
+    base = each_architecture
+    batch = batch_for(base, examples)
+    bare = logits_of(base, batch)
+    weights = {name: tensor.clone() for name, tensor in base.model.state_dict().items()}
+    modules = dict(base.model.named_modules())
+    plan = TrainingPlan(steps=15, batch_size=3, learning_rate=0.03)
+    with make(base) as adapter:
+        if make is not make_gated:
+            assert torch.equal(logits_of(base, batch), bare)
+        before = loss_of(base, batch)
+        train(base, adapter, examples[:3], plan, seed=0, round_number=1)
+        assert loss_of(base, batch) < before - 0.3
+    assert torch.equal(logits_of(base, batch), bare)
+    after = base.model.state_dict()
+    assert after.keys() == weights.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in weights.items())
+    assert all(module is modules[path] for path, module in base.model.named_modules())
+
+
+@KINDS
+def test_as_lora_is_the_same_function_by_hand(
+    each_architecture: BaseModel, examples: list[Example], make: Callable[[BaseModel], Adapter]
+) -> None:
+    base = each_architecture
+    batch = batch_for(base, examples)
+    bare = logits_of(base, batch)
+    with make(base) as adapter:
+        adapter.load(noise_for(adapter))
+        adapted, factors = logits_of(base, batch), adapter.as_lora()
+    for path, lora in factors.items():
+        d_out, d_in = linear_shape(base.model.get_submodule(path))
+        assert (lora.A.shape[1], lora.B.shape[0]) == (d_in, d_out)
+        assert lora.A.shape[0] == lora.B.shape[1]
+        assert {lora.A.dtype, lora.B.dtype} == {np.dtype(np.float32)}
+    scale = adapted.abs().max().item()
+    with added_by_hand(base.model, factors):
+        torch.testing.assert_close(logits_of(base, batch), adapted, rtol=1e-5, atol=1e-5 * scale)
+    assert (adapted - bare).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("architecture", FUSED)
+@KINDS
+def test_a_role_of_a_fused_layer_changes_its_own_outputs_only(
+    architecture: str, tiny: Callable[..., BaseModel], make: Callable[[BaseModel], Adapter]
+) -> None:
+    base = tiny(architecture)
+    x = torch.randn(5, base.hidden_size)
+    bare = base.parts.linear(base.model, 1, "k")(x)
+    with make(base) as adapter:
+        adapter.load_private({n: np.float32(-50) * np.ones((), np.float32) for n in adapter.private_state()})
+        noise = noise_for(adapter)
+        start = {name: values for name, values in adapter.state().items() if name.endswith(".A")}
+        zeros = {name: np.zeros_like(values) for name, values in noise.items()}
+        own = {name: values for name, values in noise.items() if name.split(".")[1] == "k"}
+        adapter.load({**zeros, **start, **own})
+        changed = base.parts.linear(base.model, 1, "k")(x) != bare
+    rows = base.parts.rows(base.model, "k")
+    assert changed[:, rows].all()
+    changed[:, rows] = False
+    assert not changed.any()
+
+
+def test_tensors_have_the_names_and_shapes_that_the_coordinator_computes(
+    each_architecture: BaseModel,
+) -> None:
+    base = each_architecture
+    with make_pq(base) as adapter:
+        assert adapter.layout == pq_layout(2, base.shapes, 8)
+        assert {name: values.shape for name, values in adapter.state().items()} == adapter.layout
+    with make_lora(base) as adapter:
+        assert adapter.layout == lora_layout(base.layers, base.shapes, 8)
+        assert {name: values.shape for name, values in adapter.state().items()} == adapter.layout
+
+
+@pytest.mark.parametrize("architecture", FUSED)
+@pytest.mark.parametrize("kind", ["pq", "lora"])
+def test_one_role_of_a_fused_layer_can_be_adapted_alone(
+    architecture: str, kind: str, tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny(architecture)
+    plan = AdapterPlan(rank=4, blocks=2, roles=("v",))
+    frames = random_frames(base, plan, 0)
+    training = TrainingPlan(steps=3, batch_size=4, learning_rate=0.02)
+    batch = batch_for(base, examples)
+    make = inject_lora(base, plan) if kind == "lora" else inject_pq(base, plan, frames, gated=False)
+    with make as adapter:
+        assert {name.split(".")[1] for name in adapter.layout} == {"v"}
+        before = loss_of(base, batch)
+        train(base, adapter, examples[:3], training, seed=0, round_number=1)
+        assert loss_of(base, batch) < before - 0.01
+
+
+def test_alignment_sees_every_roles_own_gradient_and_input(each_architecture: BaseModel) -> None:
+    base = each_architecture
+    words = [f"{a}{b}" for a in "abcde" for b in "fghij"]
+    anchors = [Anchor(id=w, prompt=f"say {w}=", answer=w) for w in words]
+    sites = sites_of(base, PLAN)
+    result = answered(base, sites, asked(base, anchors, dict(enumerate(random_targets(anchors, 0)[:5]))))
+    for site in sites:
+        weight = site.linear.get_parameter("weight").requires_grad_(True)
+        logits, targets = answer_logits(base.model, base.parts, result.batch)
+        loss = nn.functional.cross_entropy(logits, targets, reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, weight)
+        weight.requires_grad_(False)
+        gradient = gradient.T if isinstance(site.linear, Conv1D) else gradient
+        got = torch.einsum("nto,nti->oi", result.g[site.name], result.h[site.source])
+        assert got.shape == (site.d_out, site.d_in)
+        expected = gradient[site.rows]
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
+def test_every_architecture_signs(each_architecture: BaseModel, examples: list[Example]) -> None:
+    for kind in ("gradient", "representation"):
+        signature = sketch_of(each_architecture, examples, SignaturePlan(dim=64, kind=kind)).vector
+        assert np.isfinite(signature).all()
+        assert np.linalg.norm(signature) > 1e-3
+
+
+def test_the_registry_and_the_battery_name_the_same_architectures(tiny: Callable[..., BaseModel]) -> None:
+    assert {tiny(name).architecture for name in ARCHITECTURES} == set(ARCHITECTURES)
+    assert {name for name, parts in ARCHITECTURES.items() if parts.fused} == set(FUSED)
