@@ -16,9 +16,11 @@ import numpy as np
 from client_agent.errors import CoordinatorRefused, DownloadDamaged
 from client_agent.local_training import Trained, train_locally
 from client_agent.participant import Participant
+from client_agent.reopening import read_weights
 from client_agent.round_folder import (
     BRIEF,
     CLOSED,
+    FINAL_WEIGHTS,
     RECEIPT,
     SCORES_SENT,
     SIGNATURE,
@@ -28,16 +30,14 @@ from client_agent.round_folder import (
     RoundFolder,
     write_durably,
 )
-from client_agent.signature import ema
+from client_agent.signature import Signature, ema
 from client_agent.signing import join_signature, sketch
 from client_agent.strategies.base import load_strategy
 from schemas.maths.adapter import SIGNATURE as SIGNATURE_TENSOR
-from schemas.maths.adapter import Layout
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 from schemas.messages.updates import UpdateManifest
-from schemas.wire.compress import is_frame
 from schemas.wire.digests import digest_of
-from schemas.wire.envelope import Array, Encoding, Envelope, pack, slots, unpack
+from schemas.wire.envelope import Array, pack
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,6 @@ _TOO_LATE: Final = frozenset({"round-closed", "not-joined", "not-found"})
 # It does not like what was sent: the same bytes would be refused again and again. A 404 with our slug comes
 # from a coordinator that was set back to before this round.
 _CONTENT_REFUSED: Final = frozenset({400, 409, 412, 413, 415, 422})
-_LARGEST_BODY: Final = 2**33
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ def finish(who: Participant, brief: FinishedBrief) -> None:
     body = who.api.weights(who.federation, brief.round)
     if body.digest != brief.weights.digest:
         raise DownloadDamaged("the final weights")
-    write_durably(who.home / "final_weights.safetensors", body.body)
+    write_durably(who.home / FINAL_WEIGHTS, body.body)
     log.info("the federation is finished after %d rounds", brief.round - 1)
 
 
@@ -146,8 +145,7 @@ def _train(work: _Work) -> bytes:
     strategy = load_strategy(brief.strategy.name, brief.strategy.options)
     earlier = _earlier(work)
     with who.injected(brief) as adapter:
-        with _opened(work.folder.read(WEIGHTS), adapter.layout) as served:
-            g = {name: served.read_float32(name) for name in adapter.layout}
+        g = read_weights(work.folder.read(WEIGHTS), adapter.layout)
         if strategy.gated:
             adapter.load_global(g)
         local = earlier.adapter if earlier is not None else None
@@ -169,9 +167,9 @@ def _sign(work: _Work) -> bytes:
     trained = Trained.from_bytes(work.folder.read(TRAINED)).adapter
     signature = sketch(work.who, work.brief, trained)
     if previous is not None:
-        earlier = np.frombuffer(previous.read(SIGNATURE), "<f4")
+        earlier = Signature.from_bytes(previous.read(SIGNATURE))
         signature = ema(earlier, signature, work.brief.signature.ema)
-    return signature.astype("<f4").tobytes()
+    return signature.to_bytes()
 
 
 def _pack(work: _Work) -> bytes:
@@ -181,7 +179,8 @@ def _pack(work: _Work) -> bytes:
     tensors: dict[str, Array] = {
         name: values.astype(np.float16) if half else values for name, values in trained.adapter.items()
     }
-    tensors[SIGNATURE_TENSOR] = np.frombuffer(work.folder.read(SIGNATURE), "<f4").astype(np.float32)
+    signature = Signature.from_bytes(work.folder.read(SIGNATURE))
+    tensors[SIGNATURE_TENSOR] = signature.vector
     manifest = UpdateManifest(
         federation=work.who.federation,
         recipe={},
@@ -190,6 +189,7 @@ def _pack(work: _Work) -> bytes:
         base=digest_of(work.folder.read(WEIGHTS)),
         pack=work.who.frames(work.brief).pack_digest,
         examples=len(work.who.silo.data.train),
+        signature_reliability=signature.reliability,
     )
     return pack(tensors, manifest, compress=work.brief.wire.compression == "zstd")
 
@@ -217,11 +217,6 @@ def _send_scores(work: _Work) -> bytes:
 def _earlier(work: _Work) -> Trained | None:
     folder = work.who.rounds.newest_with(TRAINED, before=work.brief.round)
     return Trained.from_bytes(folder.read(TRAINED)) if folder is not None else None
-
-
-def _opened(body: bytes, layout: Layout) -> Envelope:
-    encoding: Encoding | None = "zstd" if is_frame(body) else None
-    return unpack(body, encoding=encoding, expected=slots(layout), max_bytes=_LARGEST_BODY)
 
 
 _STEPS: Final[tuple[tuple[str, Callable[[_Work], bytes]], ...]] = (

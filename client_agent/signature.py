@@ -8,29 +8,56 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Self, cast
 
 import numpy as np
+import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as nnf
 
 from client_agent.errors import SignatureUnusable
 from client_agent.model.adapter import require_bare
 from client_agent.model.draws import stream
 from client_agent.model.examples import Example, encode_all, probe_set
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import NO_TARGET, Batch, collate, hidden_states, pad_id
+from client_agent.model.tokens import NO_TARGET, Batch, answer_logits, collate, hidden_states, pad_id
 from schemas.messages.federations import SignaturePlan
 
 Vector = NDArray[np.float32]
 _ENTRIES_AT_ONCE = 1 << 20
+_LEAST_RELIABILITY = 1e-3  # the estimate of a small one may fall below 0
 _MAX_LENGTH = 512  # tokens of an example that are read
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What the coordinator compares: `vector` (dim,) float32.
+
+    `reliability` in (0, 1] is the share of its squared length that is not sampling noise; 1 if unknown.
+    """
+
+    vector: Vector
+    reliability: float
+
+    def to_bytes(self) -> bytes:
+        """Write it as safetensors."""
+        return safetensors.numpy.save(
+            {"vector": self.vector, "reliability": np.array(self.reliability, np.float64)}
+        )
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """Read what `to_bytes` wrote."""
+        tensors = safetensors.numpy.load(content)
+        return cls(tensors["vector"], float(tensors["reliability"]))
 
 
 def sketch_of(
     base: BaseModel, examples: Sequence[Example], plan: SignaturePlan, *, batch_size: int = 8
-) -> Vector:
+) -> Signature:
     """Compute the signature of examples: (plan.dim,) float32, at most `plan.clip` long.
 
     A fixed probe set of `plan.probe_examples` is read, the same in every round.
@@ -49,24 +76,37 @@ def sketch_of(
     if not batches:
         raise SignatureUnusable("no example to compute a signature from; give the silo some training data")
     if plan.kind == "gradient":
-        signature = sketch(_mean_gradient(base, batches, plan.clip), plan.dim, plan.seed)
+        mean, reliability = _mean_gradient(base, batches, plan.clip)
     else:
-        signature = sketch(_mean_representation(base, batches), plan.dim, plan.seed)
-    return clipped(checked(signature), plan.clip)
+        mean, reliability = _mean_representation(base, batches), 1.0
+    return Signature(clipped(checked(sketch(mean, plan.dim, plan.seed)), plan.clip), reliability)
 
 
-def ema(previous: Vector, new: Vector, a: float) -> Vector:
-    """Smooth over rounds: s <- (1 - a) s + a g.
+def reliability_of(mean_square: float, square_of_mean: float, count: int) -> float:
+    """Estimate how much of a mean of `count` vectors is signal, from E|g|^2 and |mean g|^2.
+
+    The noise in |mean g|^2 is (E|g|^2 - |mean g|^2) / (count - 1), without bias. What is left of the square,
+    as a share of it, is the expected cosine of two such means of independent samples of one task.
+    """
+    if count < 2 or square_of_mean == 0:
+        return 1.0
+    noise = (mean_square - square_of_mean) / (count - 1)
+    return min(1.0, max(_LEAST_RELIABILITY, 1 - noise / square_of_mean))
+
+
+def ema(previous: Signature, new: Signature, a: float) -> Signature:
+    """Smooth over rounds: s <- (1 - a) s + a g. Of one probe set, both are equally reliable.
 
     Raises:
         SignatureUnusable: the result is zero or not finite, or the two have different lengths.
     """
-    if previous.shape != new.shape:
+    if previous.vector.shape != new.vector.shape:
         raise SignatureUnusable(
-            f"the last signature has {previous.size} numbers and this one {new.size}: the plan changed; "
-            "remove the old round's folder to start afresh"
+            f"the last signature has {previous.vector.size} numbers and this one {new.vector.size}: the plan "
+            "changed; remove the old round's folder to start afresh"
         )
-    return checked(((1 - a) * previous + a * new).astype(np.float32))
+    smoothed = ((1 - a) * previous.vector + a * new.vector).astype(np.float32)
+    return Signature(checked(smoothed), new.reliability)
 
 
 def sketch(matrix: NDArray[np.float32], dim: int, seed: int) -> Vector:
@@ -111,35 +151,65 @@ def checked(signature: Vector) -> Vector:
 
 
 def last_block_gradient(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Factor the gradient of the summed loss with respect to the last block's down_proj weight.
+    """Factor the gradient of the summed loss with respect to the last block's `down` weight (d_out, d_in).
 
     Returns g (m, d), u (m, d_ff) and the row (m,) of the batch that each of the m answer tokens is in;
-    dW = g^T u. In closed form, without a backward pass (fedmosaic.md section 4):
+    dW = g^T u, with u the input of `down` and g the gradient at its output (fedmosaic.md section 4).
+    """
+    wanted = batch.targets != NO_TARGET  # (n, t)
+    g, u = (_closed_form if base.parts.closed_form else _from_the_top)(base, batch)
+    rows = torch.arange(len(wanted), device=wanted.device)[:, None].expand_as(wanted)[wanted]  # (m,)
+    return g, u, rows
+
+
+@torch.no_grad()
+def _closed_form(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Give g (m, d) and u (m, d_ff) without a backward pass.
+
         delta = softmax(logits) - onehot         g_n = delta W_lmhead
         g = s (w * g_n) - h s^3/d <w * g_n, h>   s = 1/sqrt(mean(h^2) + eps), the exact RMSNorm Jacobian
-    with h the input of the final norm and u the input of down_proj. The one-hot is never built.
+
+    with h the input of the final norm. The one-hot is never built.
     """
     wanted = batch.targets != NO_TARGET  # (n, t)
     norm = cast(Any, base.model.get_submodule(base.parts.norm))
     head = cast(Any, base.model.get_submodule(base.parts.head))
     down = base.parts.linear(base.model, base.layers - 1, "down")
-    with torch.no_grad(), _inputs_of(norm, down) as seen:
+    with _inputs_of(norm, down) as seen:
         normed = hidden_states(base.model, base.parts, batch)[wanted]  # (m, d)
-        h, u = (seen[module][wanted].float() for module in (norm, down))  # (m, d), (m, d_ff)
-        delta = torch.softmax(head(normed).float(), dim=-1)  # (m, V)
-        delta[torch.arange(len(delta), device=delta.device), batch.targets[wanted]] -= 1
-        w = norm.weight.float()  # (d,)
-        s = torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)  # (m, 1)
-        wg = w * (delta @ head.weight.float())  # (m, d)
-        g = s * wg - h * s**3 / h.shape[-1] * (wg * h).sum(-1, keepdim=True)  # (m, d)
-    rows = torch.arange(len(wanted), device=wanted.device)[:, None].expand_as(wanted)[wanted]  # (m,)
-    return g, u, rows
+    h, u = (seen[module][wanted].float() for module in (norm, down))  # (m, d), (m, d_ff)
+    delta = torch.softmax(head(normed).float(), dim=-1)  # (m, V)
+    delta[torch.arange(len(delta), device=delta.device), batch.targets[wanted]] -= 1
+    w = norm.weight.float()  # (d,)
+    s = torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)  # (m, 1)
+    wg = w * (delta @ head.weight.float())  # (m, d)
+    return s * wg - h * s**3 / h.shape[-1] * (wg * h).sum(-1, keepdim=True), u
 
 
-def _mean_gradient(base: BaseModel, batches: Sequence[Batch], clip: float) -> NDArray[np.float32]:
-    """Average over examples the gradient of each one's mean loss, each clipped to `clip`: (d, d_ff)."""
+def _from_the_top(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Give g (m, d) and u (m, d_ff) by autograd from the loss down to the output of `down`, and no further.
+
+    No later position attends to that output, so the gradient at a position is its own token's.
+    """
+    wanted = batch.targets != NO_TARGET  # (n, t)
+    down = base.parts.linear(base.model, base.layers - 1, "down")
+    with _inputs_of(down) as seen, _cut_at(down) as cut, torch.enable_grad():
+        logits, targets = answer_logits(base.model, base.parts, batch)
+        loss = nnf.cross_entropy(logits, targets, reduction="sum")
+        (g,) = torch.autograd.grad(loss, cut)
+    return g[wanted].float(), seen[down][wanted].detach().float()
+
+
+def _mean_gradient(
+    base: BaseModel, batches: Sequence[Batch], clip: float
+) -> tuple[NDArray[np.float32], float]:
+    """Average over examples the gradient of each one's mean loss, each clipped to `clip`: (d, d_ff).
+
+    With it comes the reliability of the average.
+    """
     require_bare(base)
     total: Tensor | None = None
+    squares = 0.0
     count = 0
     for batch in batches:
         g, u, rows = last_block_gradient(base, batch)
@@ -149,8 +219,10 @@ def _mean_gradient(base: BaseModel, batches: Sequence[Batch], clip: float) -> ND
             norm = ((g_e @ g_e.T) * (u_e @ u_e.T)).sum().clamp(min=0).sqrt()  # |g^T u| without building it
             part = (g_e * (clip / norm).clamp(max=1)).T @ u_e  # (d, d_ff)
             total = part if total is None else total.add_(part)
+            squares += norm.clamp(max=clip).item() ** 2
             count += 1
-    return cast(Tensor, total).div_(count).cpu().numpy()
+    mean = cast(Tensor, total).div_(count)
+    return mean.cpu().numpy(), reliability_of(squares / count, mean.square().sum().item(), count)
 
 
 @torch.no_grad()
@@ -177,3 +249,19 @@ def _inputs_of(*modules: nn.Module) -> Iterator[dict[nn.Module, Tensor]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def _cut_at(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Let the graph begin at the output of a module: that output, of every call, is in the list."""
+    outputs: list[Tensor] = []
+
+    def cut(_: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        outputs.append(output.detach().requires_grad_())
+        return outputs[-1]
+
+    hook = module.register_forward_hook(cut)
+    try:
+        yield outputs
+    finally:
+        hook.remove()

@@ -9,21 +9,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    ForeignKey,
-    Index,
-    LargeBinary,
-    MetaData,
-    String,
-    UniqueConstraint,
-)
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, MetaData, String, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from coordinator.times import UtcDateTime
 
 CHUNK_BYTES = 2**20
+Octets = bytes  # for tables that have a column of this name
 
 
 class Table(DeclarativeBase):
@@ -201,7 +193,10 @@ class UpdateRow(Table):
 
 
 class SignatureRow(Table):
-    """A client's sanitized sketch of one round: float32 little-endian bytes; `origin` is update or join."""
+    """A client's sanitized sketch of one round: float32 little-endian bytes; `origin` is update or join.
+
+    `reliability` is the share of its squared length that is not sampling noise.
+    """
 
     __tablename__ = "signatures"
     __table_args__ = (UniqueConstraint("round_id", "client_id", "origin"),)
@@ -213,6 +208,7 @@ class SignatureRow(Table):
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), index=True)
     origin: Mapped[str]
     vector: Mapped[bytes]
+    reliability: Mapped[float] = mapped_column(server_default="1")
 
 
 class RelevanceRow(Table):
@@ -229,7 +225,7 @@ class RelevanceRow(Table):
 
 
 class WeightsRow(Table):
-    """What a client is served from the start of `round_number` on, until there is a newer row."""
+    """What a client is served from `round_number` on: `head`, then the payload from `begin` on."""
 
     __tablename__ = "weights"
     __table_args__ = (UniqueConstraint("federation_id", "client_id", "round_number"),)
@@ -239,6 +235,8 @@ class WeightsRow(Table):
     round_number: Mapped[int]
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), index=True)
     payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)
+    head: Mapped[Octets | None]
+    begin: Mapped[int] = mapped_column(BigInteger, server_default="0")
     digest: Mapped[str]
     bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
@@ -257,7 +255,7 @@ class AnchorsRow(Table):
 
 
 class PackRow(Table):
-    """The alignment pack of one base model."""
+    """The alignment pack of one base model; `acceptance` is its test, when somebody has done it."""
 
     __tablename__ = "alignment_packs"
     __table_args__ = (UniqueConstraint("federation_id", "base_model"),)
@@ -273,6 +271,7 @@ class PackRow(Table):
     errors: Mapped[dict[str, Any]]
     stored_by: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
     stored_at: Mapped[datetime]
+    acceptance: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class ScoresRow(Table):

@@ -8,26 +8,29 @@ from sqlalchemy.orm import Session
 
 from coordinator import payloads
 from coordinator.aggregation import newcomers
+from coordinator.aggregation.aggregate import Made, discard
 from coordinator.aggregation.newcomers import Newcomer
 from coordinator.database import Database, now
+from coordinator.downloads import Stored
 from coordinator.enrolment.auth import Member, still_member
 from coordinator.errors import PackMissing, RoundClosed
 from coordinator.federations.store import federation, plan_of
 from coordinator.locks import lock_federation
-from coordinator.payloads import Staged
 from coordinator.rounds import bases, control
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import TAKING_PART
+from coordinator.strategies.base import Signature
 from coordinator.tables import RoundRow
 from coordinator.weights.store import give
 from schemas.messages.rounds import WeightsReference
+from schemas.wire.envelope import MEDIA_TYPE
 
 
 @dataclass(frozen=True, slots=True)
 class SentSignature:
-    """What a newcomer sent with its join: a vector as float32 bytes, in a body of so many encoded bytes."""
+    """What a newcomer sent with its join, in a body of so many encoded bytes."""
 
-    vector: bytes
+    signature: Signature
     body_bytes: int
 
 
@@ -51,9 +54,9 @@ def join(
         _check(session, row, member)
         last_published = _weighed_as_of(session, member, number)
         has_weights = bases.newest(session, member.client_id, number) is not None
-    one = newcomers.newcomer(database, member, number, signature.vector if signature is not None else None)
-    staged = newcomers.weigh(database, one, last_published) if last_published is not None else None
-    if staged is None and not has_weights:
+    one = newcomers.newcomer(database, member, number, signature.signature if signature is not None else None)
+    made = newcomers.weigh(database, one, last_published) if last_published is not None else None
+    if made is None and not has_weights:
         bases.zeros(one.layout, one.manifest)  # hashed once, here where nobody waits for the database
     try:
         with database.write() as session:
@@ -63,12 +66,12 @@ def join(
             known = _known(session, row, member)
             if known is not None:
                 return known, False
-            joined = _join(session, row, member, one, staged, signature)
-            staged = None
+            joined = _join(session, row, member, one, made, signature)
+            made = None
         return joined, True
     finally:
-        if staged is not None:  # another request of this client was faster, or the round has closed
-            payloads.discard(database, [staged])
+        if made is not None:  # another request of this client was faster, or the round has closed
+            discard(database, [made])
 
 
 def _known(session: Session, row: RoundRow, member: Member) -> WeightsReference | None:
@@ -107,34 +110,26 @@ def _join(
     row: RoundRow,
     member: Member,
     one: Newcomer,
-    staged: Staged | None,
+    made: Made | None,
     signature: SentSignature | None,
 ) -> WeightsReference:
     _check(session, row, member)
     moment = now(session)
     newest = bases.newest(session, member.client_id, row.number)
-    if staged is not None:
-        weights = WeightsReference(digest=staged.digest, bytes=staged.size)
-        payload_id = staged.adopt(session)
+    if made is not None:
+        stored = made.adopted(made.staged.adopt(session))
     elif newest is None:
-        weights, content = bases.zeros(one.layout, one.manifest)
-        payload_id = payloads.store(session, weights.digest, weights.bytes, content)
+        named, zeros = bases.zeros(one.layout, one.manifest)
+        payload_id = payloads.store(session, zeros.digest, zeros.size, zeros.pieces())
+        stored = Stored(payload_id, named.digest, named.bytes, MEDIA_TYPE, head=zeros.head)
     else:
-        weights, payload_id = bases.reference(newest), None
-    if payload_id is not None:
-        give(
-            session,
-            row.federation_id,
-            member.client_id,
-            row.number,
-            payload_id=payload_id,
-            digest=weights.digest,
-            size=weights.bytes,
-            moment=moment,
-        )
+        stored, weights = None, bases.reference(newest)
+    if stored is not None:
+        weights = WeightsReference(digest=stored.digest, bytes=stored.size)
+        give(session, row.federation_id, member.client_id, row.number, stored, moment)
     rounds.join(session, row, member.client_id, weights.digest, moment)
     if signature is not None:
-        rounds.keep_signature(session, row, member.client_id, "join", signature.vector)
+        rounds.keep_signature(session, row, member.client_id, "join", signature.signature)
         rounds.count_bytes(session, row.id, member.client_id, up=signature.body_bytes)
     control.announce(session, row, moment)
     control.advance(session, federation(session, row.federation_id), row)

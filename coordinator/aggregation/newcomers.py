@@ -7,17 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import BoundedSemaphore
 
-import numpy as np
-
 from coordinator.aggregation import store
-from coordinator.aggregation.aggregate import Receiver, mix
+from coordinator.aggregation.aggregate import Made, Receiver, mix
 from coordinator.database import Database
 from coordinator.enrolment.auth import Member
 from coordinator.errors import Busy
 from coordinator.federations.store import federation, plan_of
-from coordinator.payloads import Staged
 from coordinator.rounds import bases
-from coordinator.strategies.base import ClientFacts, Cohort, make, modules_of
+from coordinator.strategies.base import ClientFacts, Cohort, Signature, make, modules_of
 from schemas.maths.adapter import Layout
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import WeightsManifest
@@ -32,14 +29,14 @@ _WEIGHERS = BoundedSemaphore(2)
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A client before its first update, as it joins round `number`; `signature` is float32 bytes."""
+    """A client before its first update, as it joins round `number`."""
 
     member: Member
     number: int
     plan: FederationPlan
     layout: Layout
     pack: str | None
-    signature: bytes | None
+    signature: Signature | None
 
     @property
     def manifest(self) -> WeightsManifest:
@@ -53,7 +50,7 @@ class Newcomer:
         )
 
 
-def newcomer(database: Database, member: Member, number: int, signature: bytes | None) -> Newcomer:
+def newcomer(database: Database, member: Member, number: int, signature: Signature | None) -> Newcomer:
     """Collect what is known of a newcomer; a signature of an earlier join counts until there is a new one."""
     fid = member.federation_id
     with database.read() as session:
@@ -68,7 +65,7 @@ def newcomer(database: Database, member: Member, number: int, signature: bytes |
         )
 
 
-def weigh(database: Database, one: Newcomer, last_published: int) -> Staged:
+def weigh(database: Database, one: Newcomer, last_published: int) -> Made:
     """Make a newcomer's weights from everybody's states as of the last published round.
 
     Raises:
@@ -85,7 +82,7 @@ def weigh(database: Database, one: Newcomer, last_published: int) -> Staged:
             [*(other.facts for other in others), _facts(one, aligned)], one.plan.rounds.staleness_decay
         )
         client = one.member.client_id
-        staged = mix(
+        made = mix(
             database,
             strategy.weigh(cohort),
             {other.facts.client: other.state for other in others},
@@ -93,7 +90,7 @@ def weigh(database: Database, one: Newcomer, last_published: int) -> Staged:
             block_bytes=_BLOCK_BYTES,
             between=lambda: None,
         )
-        return staged[client]
+        return made[client]
 
 
 @contextmanager
@@ -114,7 +111,7 @@ def _facts(one: Newcomer, aligned: str | None) -> ClientFacts:
         modules=modules_of(one.layout),
         age=None,
         examples=0,
-        signature=np.frombuffer(one.signature, "<f4") if one.signature is not None else None,
+        signature=one.signature,
         signature_model=store.signature_model(one.plan, one.member.base_model),
         is_source=False,
     )

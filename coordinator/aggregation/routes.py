@@ -29,8 +29,8 @@ from coordinator.logs import bind
 from coordinator.paths import RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds import bases
-from coordinator.rounds.waking import Wake
 from coordinator.sessions import TheDatabase, TheMetrics
+from coordinator.strategies.base import Signature
 from coordinator.updates.intake import Address, check_address, signature_of
 from schemas.maths.adapter import SIGNATURE
 from schemas.messages.rounds import Joined
@@ -66,7 +66,6 @@ def join_round(
     body: Annotated[ReceivedBody | None, Depends(_body)],
     database: TheDatabase,
     metrics: TheMetrics,
-    wake: Wake,
 ) -> Joined:
     """Take part in a round, and learn which weights to start from; a repeated request gets the same answer.
 
@@ -78,16 +77,15 @@ def join_round(
         with database.read() as session:
             dim = plan_of(federation(session, member.federation_id)).signature.dim
             pack = bases.pack_digest(session, member.federation_id, member.base_model)
-        vector = _signature(body, Address(member.federation_id, n, member.client_id, pack), dim)
-        signature = SentSignature(vector, body.bytes)
+        sent = _signature(body, Address(member.federation_id, n, member.client_id, pack), dim)
+        signature = SentSignature(sent, body.bytes)
     weights, is_new = join(database, member, n, signature)
     if is_new:
         metrics.bytes_up.inc(body.bytes if body is not None else 0)
-        wake()
     return Joined(weights=weights)
 
 
-def _signature(body: ReceivedBody, address: Address, dim: int) -> bytes:
+def _signature(body: ReceivedBody, address: Address, dim: int) -> Signature:
     with unpack(
         cast("BinaryIO", body.file),
         encoding=body.encoding,
@@ -101,4 +99,4 @@ def _signature(body: ReceivedBody, address: Address, dim: int) -> bytes:
         check_address(said, address)
     if vector is None:
         raise SignatureRefused
-    return vector.astype("<f4").tobytes()
+    return Signature(vector, manifest.signature_reliability)

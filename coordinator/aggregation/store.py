@@ -9,7 +9,7 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.aggregate import StoredState
-from coordinator.strategies.base import ClientFacts, Weighing, modules_of
+from coordinator.strategies.base import ClientFacts, Signature, Weighing, modules_of
 from coordinator.tables import ClientRow, PackRow, RelevanceRow, SignatureRow, UpdateRow
 from schemas.messages.federations import FederationPlan
 
@@ -37,7 +37,7 @@ def established(session: Session, fid: str, plan: FederationPlan, number: int) -
         .subquery()
     )
     rows = session.execute(
-        select(UpdateRow, ClientRow, SignatureRow.vector, PackRow.alignment_set)
+        select(UpdateRow, ClientRow, SignatureRow, PackRow)
         .join(last, (last.c.client_id == UpdateRow.client_id) & (last.c.number == UpdateRow.round_number))
         .join(ClientRow, ClientRow.id == UpdateRow.client_id)
         .outerjoin(
@@ -51,8 +51,8 @@ def established(session: Session, fid: str, plan: FederationPlan, number: int) -
         .order_by(UpdateRow.client_id)
     )
     return [
-        _established(plan, number, update, client, vector, alignment_set)
-        for update, client, vector, alignment_set in rows
+        _established(plan, number, update, client, signature, _set_in_use(pack))
+        for update, client, signature, pack in rows
     ]
 
 
@@ -68,16 +68,16 @@ def signature_model(plan: FederationPlan, base_model: str) -> str:
 
 
 def alignment_set(session: Session, fid: str, base_model: str) -> str | None:
-    """Which alignment set does a base model's pack belong to?"""
-    return session.scalar(
-        select(PackRow.alignment_set).where(PackRow.federation_id == fid, PackRow.base_model == base_model)
+    """In which alignment set does a base model share? None without a pack, or when its test failed."""
+    return _set_in_use(
+        session.scalar(select(PackRow).where(PackRow.federation_id == fid, PackRow.base_model == base_model))
     )
 
 
-def signature_of_join(session: Session, fid: str, client_id: str) -> bytes | None:
+def signature_of_join(session: Session, fid: str, client_id: str) -> Signature | None:
     """Which signature did a newcomer send with its last join that had one?"""
-    return session.scalar(
-        select(SignatureRow.vector)
+    row = session.scalar(
+        select(SignatureRow)
         .where(
             SignatureRow.federation_id == fid,
             SignatureRow.client_id == client_id,
@@ -86,6 +86,7 @@ def signature_of_join(session: Session, fid: str, client_id: str) -> bytes | Non
         .order_by(SignatureRow.round_number.desc())
         .limit(1)
     )
+    return _signature(row)
 
 
 def keep_relevance(session: Session, round_id: int, weighing: Weighing) -> None:
@@ -103,12 +104,23 @@ def keep_relevance(session: Session, round_id: int, weighing: Weighing) -> None:
         )
 
 
+def _set_in_use(pack: PackRow | None) -> str | None:
+    """Name the set of a pack, unless it failed its acceptance test: then P and Q mean nothing elsewhere."""
+    if pack is None or (pack.acceptance is not None and pack.acceptance["verdict"] == "failed"):
+        return None
+    return pack.alignment_set
+
+
+def _signature(row: SignatureRow | None) -> Signature | None:
+    return Signature(np.frombuffer(row.vector, "<f4"), row.reliability) if row is not None else None
+
+
 def _established(
     plan: FederationPlan,
     number: int,
     update: UpdateRow,
     client: ClientRow,
-    vector: bytes | None,
+    signature: SignatureRow | None,
     aligned: str | None,
 ) -> Established:
     layout = {str(name): tuple(int(extent) for extent in shape) for name, shape in update.layout}
@@ -121,7 +133,7 @@ def _established(
             modules=modules_of(layout),
             age=age,
             examples=update.examples,
-            signature=np.frombuffer(vector, "<f4") if vector is not None else None,
+            signature=_signature(signature),
             signature_model=signature_model(plan, client.base_model),
             is_source=age <= plan.rounds.max_staleness,
         ),

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from coordinator.database import now
 from coordinator.errors import NotFound
 from coordinator.rounds.lifecycle import TAKING_PART, TRANSITIONS, IllegalTransition, RoundFacts
+from coordinator.strategies.base import Signature
 from coordinator.tables import (
     ClientRow,
     FederationRow,
@@ -214,7 +215,7 @@ def join(session: Session, row: RoundRow, client_id: str, base_digest: str, mome
     session.flush()
 
 
-def keep_signature(session: Session, row: RoundRow, client_id: str, origin: str, vector: bytes) -> None:
+def keep_signature(session: Session, row: RoundRow, client_id: str, origin: str, sent: Signature) -> None:
     """Keep a client's signature; `origin` is `join` or `update`."""
     session.add(
         SignatureRow(
@@ -223,7 +224,8 @@ def keep_signature(session: Session, row: RoundRow, client_id: str, origin: str,
             round_number=row.number,
             client_id=client_id,
             origin=origin,
-            vector=vector,
+            vector=sent.vector.astype("<f4").tobytes(),
+            reliability=sent.reliability,
         )
     )
 

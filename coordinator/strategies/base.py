@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, JsonValue
 
-from schemas.maths.adapter import Layout, Shape, module_of
+from schemas.maths.adapter import Layout, Shape, is_of_one_base_model, module_of
 
 Module = str
 Form = tuple[tuple[str, Shape], ...]
@@ -31,6 +31,18 @@ class UnknownStrategy(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Signature:
+    """A client's sanitized sketch: `vector` (dim,) float32.
+
+    `reliability`, in (0, 1], is the share of its squared length that is not sampling noise, as the client
+    estimates it; 1 where nothing is known.
+    """
+
+    vector: NDArray[np.float32]
+    reliability: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ClientFacts:
     """What is known of one client when a round is weighed.
 
@@ -38,10 +50,10 @@ class ClientFacts:
         client: its id.
         base_model: the slug of its exact weights.
         alignment_set: the set its alignment pack belongs to; None without a pack.
-        modules: the (block, role)s it has, each with the names and shapes of its tensors.
+        modules: the (block, role)s and (layer, role)s it has, each with the names and shapes of its tensors.
         age: rounds since its last accepted update, 0 = this round; None = it never had one (a newcomer).
         examples: how many examples its last update was trained on.
-        signature: (dim,) float32; None = it sent none.
+        signature: None = it sent none.
         signature_model: which small model made the signature; only those of one model are comparable.
         is_source: whether its update may serve others and itself: recent enough, and the client not revoked.
     """
@@ -52,7 +64,7 @@ class ClientFacts:
     modules: Mapping[Module, Form]
     age: int | None
     examples: int
-    signature: NDArray[np.float32] | None
+    signature: Signature | None
     signature_model: str
     is_source: bool
 
@@ -77,28 +89,34 @@ class Cohort:
         """Say who has an update that serves, (N,)."""
         return np.array([facts.is_source for facts in self.clients], bool)
 
-    def kin(self) -> NDArray[np.bool_]:
-        """Say whose P and Q mean the same: identical base model, or packs of one alignment set; (N, N)."""
+    def kin(self, module: Module) -> NDArray[np.bool_]:
+        """Say to whom a module's tensors mean the same, (N, N).
+
+        That is clients of the identical base model; and, for P and Q, with packs of one alignment set.
+        """
         same_model = same([facts.base_model for facts in self.clients])
+        if is_of_one_base_model(module):
+            return same_model
         return same_model | same([facts.alignment_set for facts in self.clients])
 
     def shares(self, module: Module) -> NDArray[np.bool_]:
-        """Say who shares a (block, role) with whom: kin that both have it in the same shapes; (N, N)."""
-        return self.kin() & same([facts.modules.get(module) for facts in self.clients])
+        """Say who shares a module with whom: kin that both have it in the same shapes; (N, N)."""
+        return self.kin(module) & same([facts.modules.get(module) for facts in self.clients])
 
     def shares_any(self) -> NDArray[np.bool_]:
-        """Say who shares at least one (block, role) with whom; (N, N)."""
+        """Say who shares at least one module with whom; (N, N)."""
         shared = np.zeros((len(self.clients),) * 2, bool)
-        # Most (block, role)s are held by the same clients: one of each kind is enough.
-        for module in {self._holders(module): module for module in self._modules()}.values():
+        # Most modules are held by the same clients and mean the same to them: one of each kind is enough.
+        for module in {self._kind(module): module for module in self._modules()}.values():
             shared |= self.shares(module)
         return shared
 
     def _modules(self) -> Iterator[Module]:
         yield from sorted({module for facts in self.clients for module in facts.modules})
 
-    def _holders(self, module: Module) -> tuple[int, ...]:
-        return tuple(numbered([facts.modules.get(module) for facts in self.clients]))
+    def _kind(self, module: Module) -> tuple[bool, tuple[int, ...]]:
+        holders = tuple(numbered([facts.modules.get(module) for facts in self.clients]))
+        return is_of_one_base_model(module), holders
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +139,10 @@ class Weighing:
         object.__setattr__(self, "entropy", np.abs(np.sum(self.relevance * logs, axis=1)))
 
     def of_module(self, module: Module) -> Floats:
-        """Give the weights for one (block, role), (N, N): each row renormalised over those who share it.
+        """Give the weights for one module, (N, N): each row renormalised over those who share it.
 
         A client none of whose sources shares it keeps its own value; a newcomer, having none, gets zeros.
-        Rows of clients without this (block, role) are zero.
+        Rows of clients without this module are zero.
         """
         weights = np.where(self.cohort.shares(module), self.relevance, 0.0)
         total = weights.sum(axis=1)
@@ -141,6 +159,10 @@ class Strategy(Protocol):
 
     needs_signature: ClassVar[bool]
     """Whether every update must carry a signature."""
+
+    @property
+    def gated(self) -> bool:
+        """Whether clients let what they are served act as a frozen global branch beside their own P and Q."""
 
     def weigh(self, cohort: Cohort) -> Weighing:
         """Decide whom each client listens to; the same cohort gives the same answer."""
@@ -184,7 +206,7 @@ def make(name: str, options: Mapping[str, JsonValue]) -> Strategy:
 
 
 def modules_of(layout: Layout) -> dict[Module, Form]:
-    """Group a layout's tensors by (block, role)."""
+    """Group a layout's tensors by module."""
     grouped: dict[Module, list[tuple[str, Shape]]] = {}
     for tensor, shape in layout.items():
         grouped.setdefault(module_of(tensor), []).append((tensor, shape))

@@ -28,6 +28,11 @@ class Strategy:
 
     options: Options
 
+    @property
+    def gated(self) -> bool:
+        """Never: what is served is the one model of all."""
+        return False
+
     def weigh(self, cohort: Cohort) -> Weighing:
         """w_ij = d^age_j n_j / the sum over all j that i shares something with."""
         count = len(cohort.clients)

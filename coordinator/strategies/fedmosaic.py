@@ -1,7 +1,8 @@
 """FedMosaic (arXiv 2506.11024): each client listens to those whose gradients resemble its own.
 
-S_ij = cos(s_i, s_j); w_i = softmax_j(S_ij / temperature) over the eligible j. What differs from the published
-code (centring, a floor, fading, newcomers) and why is told in docs/; knows no adapter and no byte.
+S_ij = cos(s_i, s_j) / sqrt(rho_i rho_j); w_i = softmax_j(S_ij / tau) over the eligible j. What differs
+from the published code (reliabilities rho, a floor, fading, newcomers) and why is told in docs/decisions;
+knows no adapter and no byte.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from coordinator.strategies.base import (
     Cohort,
     Floats,
+    Signature,
     Weighing,
     fading,
     keep_own,
@@ -27,6 +29,9 @@ from coordinator.strategies.base import (
 _SMALLEST_CENTRED = 3
 """With two clients the centred signatures always point away from each other."""
 
+_LEAST_RELIABILITY = 0.25
+"""Nobody becomes more than twice as relevant by calling its own signature noise."""
+
 _NO_DIVISION_BY_ZERO = 1e-9
 
 
@@ -34,18 +39,20 @@ class Options(BaseModel):
     """How relevance is computed, and how clients use what they are served.
 
     `sources` holds for established clients under `mix` average and gate: peers of the identical base model,
-    or all; with `mix` init, and for newcomers, it is always all. `min_relevance` is a floor on the cosine.
+    or all; with `mix` init, and for newcomers, it is always all. `min_relevance` is a floor on S. `centre`
+    subtracts the mean signature first, and with it most of what a majority has in common; the cosine is then
+    not corrected for noise.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     temperature: Annotated[float, Field(ge=1e-6)] = 0.1
     include_self: bool = False
-    centre: bool = True
+    centre: bool = False
     top_k: Annotated[int, Field(ge=1)] | None = None
     mix: Literal["init", "average", "gate"] = "average"
     sources: Literal["same_architecture", "all"] = "same_architecture"
-    min_relevance: Annotated[float, Field(ge=-1, le=1)] | None = 0.1
+    min_relevance: Annotated[float, Field(ge=-1, le=1)] | None = 0.6
     weight_by_examples: bool = False
     guard: Literal["off"] = "off"
 
@@ -57,6 +64,11 @@ class Strategy:
     needs_signature: ClassVar[bool] = True
 
     options: Options
+
+    @property
+    def gated(self) -> bool:
+        """Whether the served P and Q act beside the client's own, mixed by a gate per layer."""
+        return self.options.mix == "gate"
 
     def weigh(self, cohort: Cohort) -> Weighing:
         """w_ij = d^age_j n_j^e exp(S_ij / temperature) / the sum over the eligible j.
@@ -99,21 +111,36 @@ class Strategy:
 
 
 def _similarity(cohort: Cohort, *, centre: bool) -> Floats:
-    """Compare the signatures of each small model among themselves: S (N, N), NaN = not compared."""
+    """Compare the signatures of each small model among themselves: S (N, N), NaN = not compared.
+
+    Sampling noise, independent between clients, shortens the cosine of two samples of one task to
+    sqrt(rho_i rho_j), which hangs on how many examples they have; divided by it, the cosine is about 1 for
+    one task at any size (Spearman 1904, "correction for attenuation"), so that one floor fits all.
+    """
     clients = cohort.clients
     similarity = np.full((len(clients), len(clients)), np.nan)
+    sent: dict[int, Signature] = {}
     groups: dict[tuple[str, int], list[int]] = {}
     for i, facts in enumerate(clients):
         if facts.signature is not None:
-            groups.setdefault((facts.signature_model, facts.signature.size), []).append(i)
+            sent[i] = facts.signature
+            groups.setdefault((facts.signature_model, facts.signature.vector.size), []).append(i)
     for members in groups.values():
-        signatures = np.stack([np.asarray(clients[i].signature, np.float64) for i in members])  # (n, dim)
+        signatures = np.stack([sent[i].vector.astype(np.float64) for i in members])  # (n, dim)
+        rho = np.array([sent[i].reliability for i in members])  # (n,)
         # Whoever is long gone is still compared, but no longer moves the mean of those who are here.
         present = np.array([clients[i].is_source or clients[i].age is None for i in members])
         if centre and np.count_nonzero(present) >= _SMALLEST_CENTRED:
-            signatures = signatures - signatures[present].mean(axis=0)
-        similarity[np.ix_(members, members)] = _cosines(signatures)
+            signatures, rho = signatures - signatures[present].mean(axis=0), np.ones(len(members))
+        similarity[np.ix_(members, members)] = _corrected(_cosines(signatures), rho)
     return similarity
+
+
+def _corrected(cosines: Floats, rho: Floats) -> Floats:
+    """S_ij = cos_ij / sqrt(rho_i rho_j), at most 1 in size."""
+    rho = np.maximum(rho, _LEAST_RELIABILITY)
+    corrected: Floats = np.clip(cosines / np.sqrt(rho[:, None] * rho[None, :]), -1, 1)
+    return corrected
 
 
 def _cosines(vectors: Floats) -> Floats:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.errors import BaseMismatch, MetadataRefused, NormExceeded, SignatureRefused
+from coordinator.strategies.base import Signature
 from schemas.maths.adapter import SIGNATURE, Layout
 from schemas.messages.federations import LimitsPlan
 from schemas.messages.updates import SignatureManifest, UpdateManifest
@@ -55,12 +56,12 @@ class Verdict:
     Attributes:
         norm: L2 over the adapter tensors together, as sent.
         scale: 1, or what brings the norm down to `limits.clip_norm`.
-        signature: (dim,) float32.
+        signature: None = there is none.
     """
 
     norm: float
     scale: float
-    signature: NDArray[np.float32] | None
+    signature: Signature | None
     examples: int
 
     @property
@@ -83,13 +84,14 @@ def judge(envelope: Envelope, terms: Terms) -> Verdict:
     norm = envelope.norm(terms.layout)
     if norm > terms.limits.max_norm:
         raise NormExceeded(norm=norm, limit=terms.limits.max_norm)
-    signature = signature_of(envelope, terms.dim)
+    vector = signature_of(envelope, terms.dim)
     manifest = envelope.manifest(UpdateManifest)
     check_address(manifest, terms.address)
     if manifest.base != terms.base:
         raise BaseMismatch(expected=terms.base)
     clip = terms.limits.clip_norm
     scale = clip / norm if clip is not None and norm > clip else 1.0
+    signature = Signature(vector, manifest.signature_reliability) if vector is not None else None
     return Verdict(norm=norm, scale=scale, signature=signature, examples=manifest.examples)
 
 

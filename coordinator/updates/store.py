@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -85,8 +84,7 @@ def keep(
     )
     session.add(update)
     if verdict.signature is not None:
-        vector = verdict.signature.astype(np.dtype("<f4")).tobytes()
-        rounds.keep_signature(session, row, client_id, "update", vector)
+        rounds.keep_signature(session, row, client_id, "update", verdict.signature)
     rounds.mark(session, row.id, client_id, "arrived")
     rounds.count_bytes(session, row.id, client_id, up=received.size)
     session.flush()

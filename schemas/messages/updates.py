@@ -9,6 +9,8 @@ from pydantic import Field, JsonValue, StrictInt, StrictStr
 from schemas.messages.strict import Digest, Lenient, Strict, UtcTime
 
 Count = Annotated[StrictInt, Field(ge=1, lt=2**31)]
+Reliability = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+"""The share of a signature's squared length that is not sampling noise: 1 = another sample gives the same."""
 
 
 class Manifest(Lenient):
@@ -20,7 +22,10 @@ class Manifest(Lenient):
 
 
 class UpdateManifest(Manifest):
-    """A client's adapter and signature; `base` is the digest of the weights it was trained from."""
+    """A client's adapter and signature; `base` is the digest of the weights it was trained from.
+
+    `signature_reliability` may be left out: the signature is then taken as free of noise.
+    """
 
     kind: Literal["update"] = "update"
     round: Count
@@ -28,6 +33,7 @@ class UpdateManifest(Manifest):
     base: Digest
     pack: Digest | None
     examples: Count
+    signature_reliability: Reliability = 1.0
 
 
 class SignatureManifest(Manifest):
@@ -37,6 +43,7 @@ class SignatureManifest(Manifest):
     round: Count
     client: StrictStr
     pack: Digest | None = None
+    signature_reliability: Reliability = 1.0
 
 
 class WeightsManifest(Manifest):

@@ -16,7 +16,7 @@ from client_agent.model.frames import random_frames
 from client_agent.model.inject import inject_pq
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Encoded, answer_logits, collate, pad_id
-from client_agent.signature import ema, last_block_gradient, sketch, sketch_of
+from client_agent.signature import Signature, ema, last_block_gradient, reliability_of, sketch, sketch_of
 from schemas.messages.federations import AdapterPlan, SignaturePlan
 
 PLAN = SignaturePlan(dim=64)
@@ -27,16 +27,16 @@ def texts_for(base: BaseModel, examples: Sequence[Example]) -> list[Encoded]:
 
 
 def by_autograd(base: BaseModel, texts: Sequence[Encoded]) -> Tensor:
-    """The gradient of the summed loss with respect to the last down_proj weight."""
+    """The gradient of the summed loss with respect to the last block's `down` weight: (d_out, d_in)."""
     weight = base.parts.linear(base.model, base.layers - 1, "down").get_parameter("weight")
     weight.requires_grad_(True)
     logits, targets = answer_logits(base.model, base.parts, collate(texts, pad=pad_id(base.tokenizer)))
     (gradient,) = torch.autograd.grad(nnf.cross_entropy(logits, targets, reduction="sum"), weight)
     weight.requires_grad_(False)
-    return gradient
+    return gradient if tuple(gradient.shape) == base.shapes["down"] else gradient.T
 
 
-def test_the_closed_form_is_the_gradient(each_architecture: BaseModel, examples: list[Example]) -> None:
+def test_what_is_signed_is_the_gradient(each_architecture: BaseModel, examples: list[Example]) -> None:
     base = each_architecture
     texts = texts_for(base, examples[:6])
     expected = by_autograd(base, texts)
@@ -68,7 +68,7 @@ def test_a_signature_is_the_clipped_mean_over_examples_whatever_the_batches(
     expected = sketch(torch.stack(parts).mean(0).numpy(), PLAN.dim, PLAN.seed)
     for batch_size in (1, 4, 6):
         np.testing.assert_allclose(
-            sketch_of(base, examples, PLAN, batch_size=batch_size), expected, atol=1e-5
+            sketch_of(base, examples, PLAN, batch_size=batch_size).vector, expected, atol=1e-5
         )
 
 
@@ -76,7 +76,7 @@ def test_a_signature_is_no_longer_than_the_clip(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
-    short = sketch_of(base, examples, PLAN.model_copy(update={"clip": 0.01}))
+    short = sketch_of(base, examples, PLAN.model_copy(update={"clip": 0.01})).vector
     assert 0 < np.linalg.norm(short) <= 0.01 * (1 + 1e-6)
 
 
@@ -115,7 +115,7 @@ def test_equal_tasks_have_closer_signatures_than_different_ones(tiny: Callable[.
     plan = SignaturePlan(dim=256, probe_examples=40)
 
     def of(answer: Callable[[str], str], part: list[str]) -> np.ndarray:
-        return sketch_of(base, [Example(f"t {w}=", answer(w)) for w in part], plan)
+        return sketch_of(base, [Example(f"t {w}=", answer(w)) for w in part], plan).vector
 
     here, there = of(lambda w: w[::-1], words[:40]), of(lambda w: w[::-1], words[40:80])
     other = of(lambda w: "7" * len(w), words[40:80])
@@ -131,12 +131,12 @@ def test_a_representation_signature_follows_the_adapter(
 ) -> None:
     base = tiny()
     plan = SignaturePlan(kind="representation", dim=64)
-    before = sketch_of(base, examples, plan)
+    before = sketch_of(base, examples, plan).vector
     adapter_plan = AdapterPlan(rank=8, blocks=2)
     with inject_pq(base, adapter_plan, random_frames(base, adapter_plan, 0), gated=False) as adapter:
         adapter.load({name: np.ones(shape, np.float32) for name, shape in adapter.layout.items()})
-        assert np.abs(sketch_of(base, examples, plan) - before).max() > 1e-3
-    np.testing.assert_array_equal(sketch_of(base, examples, plan), before)
+        assert np.abs(sketch_of(base, examples, plan).vector - before).max() > 1e-3
+    np.testing.assert_array_equal(sketch_of(base, examples, plan).vector, before)
 
 
 def test_a_gradient_signature_needs_the_bare_model(
@@ -148,8 +148,8 @@ def test_a_gradient_signature_needs_the_bare_model(
         sketch_of(base, examples, PLAN)
 
 
-def test_no_hook_stays_behind(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
-    base = tiny()
+def test_no_hook_stays_behind(each_architecture: BaseModel, examples: list[Example]) -> None:
+    base = each_architecture
     sketch_of(base, examples, PLAN)
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in base.model.modules())
 
@@ -175,6 +175,40 @@ def test_useless_signatures_are_refused(tiny: Callable[..., BaseModel], examples
 
 
 def test_the_moving_average_weighs_the_new_one_by_a() -> None:
-    np.testing.assert_allclose(ema(np.float32([1, 0]), np.float32([0, 1]), 0.25), [0.75, 0.25])
+    east, north = (Signature(np.float32(vector), 0.5) for vector in ([1, 0], [0, 1]))
+    np.testing.assert_allclose(ema(east, north, 0.25).vector, [0.75, 0.25])
     with pytest.raises(SignatureUnusable):
-        ema(np.float32([1, 0]), np.float32([0, 1, 2]), 0.5)
+        ema(east, Signature(np.float32([0, 1, 2]), 0.5), 0.5)
+
+
+def test_reliability_is_the_cosine_that_two_samples_of_one_task_have() -> None:
+    """Means of n noisy copies of one vector: their cosine is what one sample alone already foretells."""
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=200)
+    for n in (8, 32):
+        samples = truth + 3 * rng.normal(size=(400, n, 200))
+        means = samples.mean(1)
+        squares = (samples**2).sum(-1).mean(1)
+        foretold = [reliability_of(s, float(m @ m), n) for s, m in zip(squares, means, strict=True)]
+        unit = means / np.linalg.norm(means, axis=1, keepdims=True)
+        cosines = (unit @ unit.T)[np.triu_indices(400, 1)]
+        assert np.mean(foretold) == pytest.approx(cosines.mean(), abs=0.01)
+
+
+def test_the_reliability_of_a_signature_grows_with_its_examples(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny()
+    few, many, one = (
+        sketch_of(base, examples, PLAN.model_copy(update={"probe_examples": n})).reliability
+        for n in (4, len(examples), 1)
+    )
+    assert 0 < few < many < 1
+    assert one == 1.0
+
+
+def test_a_signature_survives_being_written() -> None:
+    signature = Signature(np.float32([1, 2]), 0.25)
+    again = Signature.from_bytes(signature.to_bytes())
+    assert again.reliability == 0.25
+    assert again.vector.tolist() == [1, 2]

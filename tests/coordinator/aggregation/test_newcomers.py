@@ -137,7 +137,7 @@ def test_an_established_client_listens_to_those_like_it(coordinator: Served) -> 
     shown = coordinator.admin.get(f"/v1/federations/{fid}/rounds/1/relevance").json()
     assert shown["clients"] == [silo.client_id for silo in silos]
     np.testing.assert_allclose(np.array(shown["relevance"])[0], [0, 0, 1, 0], atol=1e-6)
-    np.testing.assert_allclose(np.array(shown["similarity"])[0], [1, -1, 1, -1], atol=1e-6)
+    np.testing.assert_allclose(np.array(shown["similarity"])[0], [1, 0, 1, 0], atol=1e-6)
     served = []
     for silo in silos:
         join(silo, 2)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from coordinator.strategies.base import (
     ClientFacts,
     Cohort,
+    Signature,
     Strategy,
     UnknownStrategy,
     Weighing,
@@ -43,20 +44,20 @@ def client(i: int, **facts: Any) -> ClientFacts:
         "modules": {"b0.q": FORM},
         "age": 0,
         "examples": 10,
-        "signature": np.array([1.0, 0.1 * i, 0.2], np.float32),
+        "signature": Signature(np.array([1.0, 0.1 * i, 0.2], np.float32)),
         "signature_model": "w",
         "is_source": True,
     }
     return ClientFacts(**(given_facts | facts))
 
 
-modules = st.sets(st.sampled_from(["b0.q", "b0.v", "b1.q"]), min_size=1).flatmap(
+modules = st.sets(st.sampled_from(["b0.q", "b0.v", "b1.q", "l0.q"]), min_size=1).flatmap(
     lambda chosen: st.fixed_dictionaries(
         {name: st.sampled_from([FORM, FORM, FORM, OTHER_FORM]) for name in sorted(chosen)}
     )
 )
 signatures = st.lists(st.floats(-10, 10, width=32), min_size=DIM, max_size=DIM).map(
-    lambda numbers: np.array(numbers, np.float32)
+    lambda numbers: Signature(np.array(numbers, np.float32))
 )
 
 
@@ -126,7 +127,7 @@ def test_each_module_is_renormalised_over_those_who_share_it(
     name: str, options: dict[str, Any], cohort: Cohort
 ) -> None:
     weighing = weigh(name, options, cohort)
-    for module in ("b0.q", "b0.v", "b1.q"):
+    for module in ("b0.q", "b0.v", "b1.q", "l0.q"):
         weights = weighing.of_module(module)
         shares = cohort.shares(module)
         for i, facts in enumerate(cohort.clients):
@@ -173,10 +174,10 @@ def test_other_names_change_only_the_names(name: str, options: dict[str, Any], c
 @every_strategy
 def test_an_absent_client_fades_round_by_round(name: str, options: dict[str, Any]) -> None:
     def weight_of_absent(age: int, *, is_source: bool = True) -> float:
-        signature = np.array([1.0, 1.0, 0.0], np.float32)
-        absent = client(2, age=age, is_source=is_source, signature=signature)
-        others = [client(0, signature=signature), client(1, signature=signature * 2)]
-        strangers = [client(i, signature=-signature) for i in (3, 4)]
+        east, west = (Signature(np.array([way, way, 0.0], np.float32)) for way in (1.0, -1.0))
+        absent = client(2, age=age, is_source=is_source, signature=east)
+        others = [client(0, signature=east), client(1, signature=east)]
+        strangers = [client(i, signature=west) for i in (3, 4)]
         return float(weigh(name, options, Cohort([*others, absent, *strangers], 0.5)).relevance[0, 2])
 
     weights = [weight_of_absent(age) for age in range(4)]
@@ -227,13 +228,13 @@ def test_a_newcomer_without_a_signature_is_given_something(name: str, options: d
 
 @every_strategy
 def test_a_module_that_only_some_have_is_shared_by_those(name: str, options: dict[str, Any]) -> None:
-    signature = np.array([1.0, 1.0, 0.0], np.float32)
+    east, west = (Signature(np.array([way, way, 0.0], np.float32)) for way in (1.0, -1.0))
     both = {"b0.q": FORM, "b0.v": FORM}
-    opposite = [client(i, signature=-signature) for i in (7, 8)]
+    opposite = [client(i, signature=west) for i in (7, 8)]
     clients = [
-        client(0, signature=signature, modules=both),
-        client(1, signature=signature),
-        client(2, signature=signature, modules=both),
+        client(0, signature=east, modules=both),
+        client(1, signature=east),
+        client(2, signature=east, modules=both),
         *opposite,
     ]
     weights = weigh(name, options, Cohort(clients, 0.5)).of_module("b0.v")
@@ -241,6 +242,34 @@ def test_a_module_that_only_some_have_is_shared_by_those(name: str, options: dic
     assert weights[0].sum() == pytest.approx(1.0)
     assert weights[0, 2] > 0.4
     assert not weights[1].any()
+
+
+@every_strategy
+def test_lora_is_shared_by_clients_of_the_identical_base_model_alone(
+    name: str, options: dict[str, Any]
+) -> None:
+    signatures = {"s": np.array([1.0, 1.0, 0.0], np.float32), "l": np.array([1.0, 1.0, 0.05], np.float32)}
+    facts = {
+        "alignment_set": "x",
+        "modules": {"b0.q": FORM, "l0.q": FORM},
+        "signature": Signature(signatures["s"]),
+    }
+
+    def one(i: int, sign: float) -> ClientFacts:
+        model = "sl"[i % 2]
+        return client(i, base_model=model, **(facts | {"signature": Signature(sign * signatures[model])}))
+
+    alike = [one(i, 1.0) for i in range(4)]
+    opposite = [one(i, -1.0) for i in (6, 7)]
+    newcomer = client(8, base_model="m", **(facts | {"age": None, "is_source": False, "examples": 0}))
+    weighing = weigh(name, options, Cohort([*alike, *opposite, newcomer], 0.5))
+    own = weighing.of_module("l0.q")
+    assert own[0, 2] > 0.3
+    assert own[1, 3] > 0.3
+    assert not own[[0, 2, 4]][:, [1, 3, 5]].any()
+    assert not own[[1, 3, 5]][:, [0, 2, 4]].any()
+    assert not own[6].any()  # nobody of its base model: its LoRA starts from zeros, its P and Q do not
+    assert weighing.of_module("b0.q")[6, :4].sum() > 0.5
 
 
 @pytest.mark.parametrize("name", names())

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from coordinator.strategies.base import ClientFacts, Cohort, Weighing, make
+from coordinator.strategies.base import ClientFacts, Cohort, Signature, Weighing, make
 
 FORM = (("P", (2, 2)),)
 EAST, NORTH = (1.0, 0.0), (0.0, 1.0)
 
 
-def client(i: int, signature: tuple[float, float] | None = EAST, **facts: Any) -> ClientFacts:
+def client(
+    i: int, signature: tuple[float, ...] | None = EAST, *, reliability: float = 1.0, **facts: Any
+) -> ClientFacts:
     given: dict[str, Any] = {
         "client": f"c{i}",
         "base_model": "s",
@@ -20,7 +22,7 @@ def client(i: int, signature: tuple[float, float] | None = EAST, **facts: Any) -
         "modules": {"b0.q": FORM},
         "age": 0,
         "examples": 1,
-        "signature": np.array(signature, np.float32) if signature is not None else None,
+        "signature": None if signature is None else Signature(np.array(signature, np.float32), reliability),
         "signature_model": "w",
         "is_source": True,
     }
@@ -41,7 +43,6 @@ def test_weights_are_a_softmax_of_cosines() -> None:
         client(1, (3.0, 0.0)),
         client(2, (1.0, 1.0)),
         temperature=0.5,
-        centre=False,
         include_self=True,
         min_relevance=None,
     )
@@ -57,17 +58,41 @@ def test_self_is_left_out_unless_asked_for() -> None:
 
 
 def test_signatures_are_centred_from_three_clients_on() -> None:
-    two = weigh(client(0, EAST), client(1, (1.0, 0.1)))
+    two = weigh(client(0, EAST), client(1, (1.0, 0.1)), centre=True)
     assert two.similarity[0, 1] > 0.99
-    three = weigh(client(0, (10.0, 1.0)), client(1, (10.0, 1.1)), client(2, (10.0, -1.0)))
+    three = weigh(client(0, (10.0, 1.0)), client(1, (10.0, 1.1)), client(2, (10.0, -1.0)), centre=True)
     assert three.similarity[0, 1] > 0.99
     assert three.similarity[0, 2] < -0.99
     assert three.relevance[0].tolist() == [0.0, 1.0, 0.0]
 
 
+def test_noise_does_not_hide_that_two_have_one_task() -> None:
+    """Two samples of one task, half noise each: their cosine is .5, and what they have in common is all."""
+    noisy = [
+        client(i, vector, reliability=0.5) for i, vector in enumerate([(1.0, 1.0, 0.0), (1.0, 0.0, 1.0)])
+    ]
+    assert weigh(*noisy).similarity[0, 1] == pytest.approx(1.0)
+    assert weigh(*noisy).relevance.tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    trusted = [client(0, (1.0, 1.0)), client(1, (1.0, 0.0))]
+    assert weigh(*trusted).similarity[0, 1] == pytest.approx(0.5**0.5)
+
+
+def test_nobody_becomes_relevant_by_calling_itself_noise() -> None:
+    honest = client(0, EAST)
+    liar = client(1, (1.0, 4.0), reliability=1e-6)
+    assert weigh(honest, liar).similarity[0, 1] == pytest.approx(2 / 17**0.5)
+    assert weigh(honest, liar).relevance.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_everybody_may_have_the_same_task() -> None:
+    facts = [client(i, (1.0, 0.1 * i)) for i in range(4)]
+    assert not np.diag(weigh(*facts).relevance).any()
+
+
 def test_an_absentee_filled_with_zeros_never_looks_like_another() -> None:
     # After centring two zero vectors would both be minus the mean, and each other's nearest.
-    weighing = weigh(client(0, (1.0, 2.0)), client(1, (2.0, 1.0)), client(2, None), client(3, None))
+    facts = [client(0, (1.0, 2.0)), client(1, (2.0, 1.0)), client(2, None), client(3, None)]
+    weighing = weigh(*facts, centre=True)
     assert np.isnan(weighing.similarity[2, 3])
     assert weighing.relevance[2].tolist() == [0.0, 0.0, 1.0, 0.0]
 
@@ -75,56 +100,56 @@ def test_an_absentee_filled_with_zeros_never_looks_like_another() -> None:
 def test_whoever_is_long_gone_does_not_move_the_mean() -> None:
     here = [client(0, (1.0, 0.2)), client(1, (1.0, 0.3)), client(2, (1.0, -0.5))]
     gone = client(3, (-50.0, 50.0), age=9, is_source=False)
-    without, beside = weigh(*here), weigh(*here, gone)
+    without, beside = weigh(*here, centre=True), weigh(*here, gone, centre=True)
     np.testing.assert_allclose(beside.similarity[:3, :3], without.similarity)
     np.testing.assert_allclose(beside.relevance[:3, :3], without.relevance)
 
 
 def test_peers_at_or_below_the_floor_are_dropped() -> None:
     facts = [client(0, EAST), client(1, NORTH)]
-    assert weigh(*facts, centre=False, min_relevance=0.0).relevance[0].tolist() == [1.0, 0.0]
-    assert weigh(*facts, centre=False, min_relevance=-0.1).relevance[0].tolist() == [0.0, 1.0]
-    assert weigh(*facts, centre=False, min_relevance=None).relevance[0].tolist() == [0.0, 1.0]
+    assert weigh(*facts, min_relevance=0.0).relevance[0].tolist() == [1.0, 0.0]
+    assert weigh(*facts, min_relevance=-0.1).relevance[0].tolist() == [0.0, 1.0]
+    assert weigh(*facts, min_relevance=None).relevance[0].tolist() == [0.0, 1.0]
 
 
 def test_only_the_most_similar_stay_with_top_k() -> None:
     facts = [client(0, EAST), client(1, (1.0, 0.1)), client(2, (1.0, 0.2)), client(3, (1.0, 0.3))]
-    weighing = weigh(*facts, centre=False, top_k=2)
+    weighing = weigh(*facts, top_k=2)
     assert (weighing.relevance[0] > 0).tolist() == [False, True, True, False]
 
 
 def test_absent_clients_fade_before_the_softmax_is_renormalised() -> None:
     facts = [client(0), client(1, age=0), client(2, age=2)]
-    weighing = weigh(*facts, centre=False)
+    weighing = weigh(*facts)
     np.testing.assert_allclose(weighing.relevance[0], [0.0, 0.8, 0.2])
 
 
 def test_examples_count_only_when_asked_for() -> None:
     facts = [client(0), client(1, examples=30), client(2, examples=10)]
-    np.testing.assert_allclose(weigh(*facts, centre=False).relevance[0], [0.0, 0.5, 0.5])
-    weighing = weigh(*facts, centre=False, weight_by_examples=True)
+    np.testing.assert_allclose(weigh(*facts).relevance[0], [0.0, 0.5, 0.5])
+    weighing = weigh(*facts, weight_by_examples=True)
     np.testing.assert_allclose(weighing.relevance[0], [0.0, 0.75, 0.25])
 
 
 @pytest.mark.parametrize("mix", ["average", "gate"])
 def test_established_clients_listen_to_their_own_base_model(mix: str) -> None:
     facts = [client(0), client(1), client(2, base_model="l")]
-    weighing = weigh(*facts, mix=mix, centre=False)
+    weighing = weigh(*facts, mix=mix)
     assert weighing.relevance[0].tolist() == [0.0, 1.0, 0.0]
     assert weighing.relevance[2].tolist() == [0.0, 0.0, 1.0]
-    everyone = weigh(*facts, mix=mix, sources="all", centre=False)
+    everyone = weigh(*facts, mix=mix, sources="all")
     np.testing.assert_allclose(everyone.relevance[0], [0.0, 0.5, 0.5])
 
 
 def test_with_mix_init_everybody_is_a_source() -> None:
     facts = [client(0), client(1), client(2, base_model="l")]
-    weighing = weigh(*facts, mix="init", sources="same_architecture", centre=False)
+    weighing = weigh(*facts, mix="init", sources="same_architecture")
     np.testing.assert_allclose(weighing.relevance[2], [0.5, 0.5, 0.0])
 
 
 def test_a_newcomer_listens_across_base_models() -> None:
     facts = [client(0, EAST), client(1, NORTH), newcomer(2, (1.0, 0.1), base_model="l")]
-    assert weigh(*facts, centre=False).relevance[2].tolist() == [1.0, 0.0, 0.0]
+    assert weigh(*facts).relevance[2].tolist() == [1.0, 0.0, 0.0]
 
 
 def test_a_newcomer_with_a_signature_like_nobodys_gets_zeros() -> None:
