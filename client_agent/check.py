@@ -10,12 +10,16 @@ from pathlib import Path
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.errors import AgentError, NotEnrolled
 from client_agent.membership import read_membership
+from client_agent.model.examples import encode_all
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
+from client_agent.model.memory import held_bytes, step_memory
+from client_agent.model.tokens import collate, pad_id
 from client_agent.settings import AgentSettings, read_settings
 from client_agent.silo import device_of, dtype_of
-from client_agent.training.data import load_data
+from client_agent.training.data import SiloData, load_data
 from client_agent.training.evaluate import evaluate
 from schemas import PROTOCOL_VERSION
+from schemas.messages.federations import TrainingPlan
 
 _PROBE_EXAMPLES = 4
 _PROBE_LENGTH = 512
@@ -49,7 +53,8 @@ def findings(config: Path | None) -> list[Finding]:
 
 def _device(settings: AgentSettings) -> str:
     device = device_of(settings)
-    return f"{device}, {dtype_of(settings, device)}".replace("torch.", "")
+    bits = "" if settings.quantization == "none" else f", linear layers in {settings.quantization}"
+    return f"{device}, {dtype_of(settings, device)}{bits}".replace("torch.", "")
 
 
 def _model(settings: AgentSettings) -> str:
@@ -61,8 +66,23 @@ def _shared_model(settings: AgentSettings) -> str:
     return base_model_slug(settings.pivot_model) if settings.pivot_model else "our own model"
 
 
+def _memory(settings: AgentSettings) -> str:
+    base, plan = _loaded(settings), TrainingPlan()
+    texts = encode_all(_examples(settings).train[:_PROBE_EXAMPLES], base.tokenizer, _PROBE_LENGTH)
+    needed = step_memory(base, collate(texts, pad=pad_id(base.tokenizer)).to(base.device))
+    tokens = plan.batch_size * plan.max_length
+    return (
+        f"{_size(held_bytes(base))} of weights; a step of {plan.batch_size} x {plan.max_length} tokens up to "
+        f"{_size(needed.step(tokens))} more, {_size(needed.recomputing_step(tokens))} with checkpointing"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
 def _data(settings: AgentSettings) -> str:
-    data = load_data(settings.train, settings.test, test_share=settings.test_share)
+    data = _examples(settings)
     probe = data.test[:_PROBE_EXAMPLES]
     metrics = evaluate(_loaded(settings), probe, max_length=_PROBE_LENGTH)
     return f"{len(data.train)} to train on, {len(data.test)} held out, loss now {metrics.loss:.2f}"
@@ -91,7 +111,17 @@ def _identity(settings: AgentSettings) -> str:
 @cache
 def _loaded(settings: AgentSettings) -> BaseModel:
     device = device_of(settings)
-    return load_base_model(settings.model, device=device, dtype=dtype_of(settings, device))
+    return load_base_model(
+        settings.model,
+        device=device,
+        dtype=dtype_of(settings, device),
+        quantization=settings.quantization,
+    )
+
+
+@cache
+def _examples(settings: AgentSettings) -> SiloData:
+    return load_data(settings.train, settings.test, test_share=settings.test_share)
 
 
 _LOOKS: dict[str, Callable[[AgentSettings], str]] = {
@@ -99,6 +129,7 @@ _LOOKS: dict[str, Callable[[AgentSettings], str]] = {
     "model": _model,
     "shared model": _shared_model,
     "data": _data,
+    "memory": _memory,
     "connection": _connection,
     "identity": _identity,
 }

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from client_agent.errors import SettingsUnusable
 
 _PREFIX = "TESSERA_AGENT_"
+Quantization = Literal["none", "nf4", "int8"]
 
 
 class AgentSettings(BaseSettings):
@@ -38,7 +39,9 @@ class AgentSettings(BaseSettings):
     device: str = "auto"
     """auto, cpu, cuda or cuda:<n>."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """The base model's type: auto is bfloat16 on a GPU and float32 on a CPU. Adapters are always float32."""
+    """The base model's type: auto is bfloat16 on a GPU or when quantised, else float32. Adapters: float32."""
+    quantization: Quantization = "none"
+    """How the base model's linear layers are held in memory: as `dtype` says, in 4 bits or in 8 bits."""
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads; set it to 1 when several agents share a machine."""
     request_deadline_seconds: Annotated[float, Field(gt=0)] = 900.0

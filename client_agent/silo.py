@@ -21,31 +21,41 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Silo:
-    """A silo's model and data, loaded once."""
+    """A silo's model and data, loaded once; `few_bits_of` is where `base` is from when it is quantised.
+
+    A quantised model keeps its slug, and adapters and packs of that slug: its function is nearly the same, so
+    that what was trained on it works on the dense model and the other way round. A gradient's direction is
+    not: in 4 bits that of a small model has little to do with the dense one's.
+    """
 
     base: BaseModel
     data: SiloData
     pivot_source: str | None
     _pivot: BaseModel | None = None
+    few_bits_of: str | None = None
 
     def model_named(self, slug: str) -> BaseModel:
-        """Give the base model with exactly these weights: our own, or the one `pivot_model` points at.
+        """Give the dense base model with exactly these weights: our own, or the one `pivot_model` points at.
+
+        What is computed with it is compared between silos, so that a quantised model of our own will not do:
+        its weights are loaded once more.
 
         Raises:
             PivotMissing: neither is it.
         """
-        if slug == self.base.slug:
+        if slug == self.base.slug and self.few_bits_of is None:
             return self.base
-        if self._pivot is None:
-            if self.pivot_source is None:
+        if self._pivot is None or self._pivot.slug != slug:
+            source = self.few_bits_of if slug == self.base.slug else self.pivot_source
+            if source is None:
                 raise PivotMissing(f"the federation shares the model {slug}: set pivot_model to a copy of it")
-            found = base_model_slug(self.pivot_source)
+            found = base_model_slug(source)
             if found != slug:
                 raise PivotMissing(
                     f"the federation shares the model {slug}, and pivot_model is {found}: other weights"
                 )
             log.info("loading the shared model %s", slug)
-            self._pivot = load_base_model(self.pivot_source, device=self.base.device)
+            self._pivot = load_base_model(source, device=self.base.device)
         return self._pivot
 
     @property
@@ -74,11 +84,17 @@ def open_silo(settings: AgentSettings) -> Silo:
         torch.set_num_threads(settings.threads)
     device = device_of(settings)
     data = load_data(settings.train, settings.test, test_share=settings.test_share)
-    base = load_base_model(settings.model, device=device, dtype=dtype_of(settings, device))
+    base = load_base_model(
+        settings.model,
+        device=device,
+        dtype=dtype_of(settings, device),
+        quantization=settings.quantization,
+    )
     log.info(
         "%s on %s, %d examples to train on, %d held out", base.slug, device, len(data.train), len(data.test)
     )
-    return Silo(base, data, settings.pivot_model)
+    few_bits_of = settings.model if settings.quantization != "none" else None
+    return Silo(base, data, settings.pivot_model, few_bits_of=few_bits_of)
 
 
 def device_of(settings: AgentSettings) -> torch.device:
@@ -100,7 +116,11 @@ def device_of(settings: AgentSettings) -> torch.device:
 
 
 def dtype_of(settings: AgentSettings, device: torch.device) -> torch.dtype:
-    """Choose the base model's type."""
+    """Choose the base model's type, which is also the one that a quantised model's layers compute in.
+
+    Beside the error of 4 or 8 bits that of bfloat16 is small, so that only a dense model on a CPU gets more.
+    """
     if settings.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        few_bits = settings.quantization != "none"
+        return torch.bfloat16 if device.type == "cuda" or few_bits else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[settings.dtype]

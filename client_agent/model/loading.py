@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from client_agent.errors import ModelNotFound, TokenizerUnfit
+from client_agent.model.quantisation import bits_and_bytes, keep_differentiable
 from client_agent.model.roles import Architecture, architecture_of
+from client_agent.settings import Quantization
 from schemas.messages.federations import Role
 
 _CHUNK = 1 << 20
@@ -47,8 +48,16 @@ class BaseModel:
         return architecture_of(self.architecture)
 
 
-def load_base_model(source: str, *, device: torch.device, dtype: torch.dtype = torch.float32) -> BaseModel:
+def load_base_model(
+    source: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    quantization: Quantization = "none",
+) -> BaseModel:
     """Load a causal language model from a folder or from the hub's cache or the hub; nothing in it trains.
+
+    Tensors go to `device` one by one, so that a quantised model never lies there whole in `dtype`.
 
     Raises:
         ModelNotFound: there is no config.json with safetensors weights, or they cannot be loaded.
@@ -56,18 +65,31 @@ def load_base_model(source: str, *, device: torch.device, dtype: torch.dtype = t
         TokenizerUnfit: the tokenizer gives no character offsets or has no end-of-sequence token.
     """
     folder = _folder_of(source)
-    parts = architecture_of(str(_config_of(folder).get("model_type")))
+    config = _config_of(folder)
+    parts = architecture_of(str(config.get("model_type")))
+    if "quantization_config" in config:
+        raise ModelNotFound(
+            f"{source}: its weights are stored quantised, so that nobody else's model would be the same; "
+            "give the model they were made from, and set quantization to nf4 or int8"
+        )
     slug = base_model_slug(source)
     cast(Any, transformers_logging).disable_progress_bar()  # one bar per tensor file says nothing in a log
     try:
         model = cast(
-            PreTrainedModel, AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+            PreTrainedModel,
+            AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                device_map={"": device},
+                quantization_config=bits_and_bytes(quantization, dtype),
+                local_files_only=True,
+            ),
         )
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelNotFound(f"{source}: cannot be loaded ({error}); download the model again") from error
     _check(tokenizer, source)
-    cast(nn.Module, model).to(device)
+    keep_differentiable(model)
     model.requires_grad_(False)
     cast(Any, model).eval()
     return BaseModel(
@@ -77,7 +99,7 @@ def load_base_model(source: str, *, device: torch.device, dtype: torch.dtype = t
         architecture=str(model.config.model_type),
         hidden_size=int(model.config.hidden_size),
         layers=int(model.config.num_hidden_layers),
-        shapes={role: _shape(parts.linear(model, 0, role)) for role in parts.roles},
+        shapes={role: parts.shape(model, role) for role in parts.roles},
         device=device,
     )
 
@@ -87,7 +109,7 @@ def base_model_slug(source: str) -> str:
 
     The digits are a SHA-256 over config.json, without what does not change the function (names, dtypes,
     versions), and over every tensor's name, dtype, shape and bytes in the order of their names: the same
-    for one file and for shards.
+    for one file and for shards. How the weights are held in memory, 16 or 4 bits, is not part of the name.
 
     Raises:
         ModelNotFound: config.json or safetensors weights are missing or damaged.
@@ -101,7 +123,8 @@ def base_model_slug(source: str) -> str:
         for chunk in chunks:
             digest.update(chunk)
     kind = re.sub(r"[^A-Za-z0-9]+", "-", str(config.get("model_type", "model"))).strip("-")[:80]
-    size = f"{config.get('hidden_size', 0)}x{config.get('num_hidden_layers', 0)}"
+    width = config.get("hidden_size", config.get("n_embd", 0))  # GPT-2 has names of its own
+    size = f"{width}x{config.get('num_hidden_layers', config.get('n_layer', 0))}"
     return f"{kind}-{size}-{digest.hexdigest()[:12]}"
 
 
@@ -185,10 +208,6 @@ def _bytes(file: Path, start: int, count: int) -> Iterator[bytes]:
                 raise ModelNotFound(f"{file}: shorter than its header says; download it again")
             count -= len(chunk)
             yield chunk
-
-
-def _shape(linear: nn.Module) -> tuple[int, int]:
-    return int(cast(int, linear.out_features)), int(cast(int, linear.in_features))
 
 
 def _check(tokenizer: object, source: str) -> None:

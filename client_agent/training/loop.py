@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,7 +68,8 @@ def train(
     training goes on as if it had never paused. `stop` is asked before each step.
 
     Raises:
-        MissingGradient: a trainable parameter had no gradient after the first backward pass.
+        MissingGradient: a trainable parameter had no gradient after the first backward pass, or one that
+            lacks what an operation without a backward pass kept from it.
         LossNotFinite: the loss or the gradient is NaN or infinite.
         LayoutMismatch: `optimiser_state` belongs to another adapter.
     """
@@ -86,7 +88,8 @@ def train(
     with _training(base, plan, seed, round_number):
         while len(losses) < plan.steps and not (stop is not None and stop()):
             step = [_on_device(base, next(batches)) for _ in range(plan.accumulation)]
-            loss = _backward(base, step)
+            with _without_gaps():
+                loss = _backward(base, step)
             _check_gradients(parameters, loss, first=not losses)
             norm = nn.utils.clip_grad_norm_(parameters.values(), plan.max_grad_norm or inf)
             if not isfinite(norm.item()):
@@ -135,6 +138,24 @@ def _backward(base: BaseModel, step: Sequence[Batch]) -> float:
     return total
 
 
+@contextmanager
+def _without_gaps() -> Iterator[None]:
+    """Stop at an operation that has no backward pass.
+
+    torch only warns of it, and no gradient need be missing: around it, through residuals and adapters, a
+    wrong one reaches every parameter.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*an autograd kernel was not registered")
+        try:
+            yield
+        except UserWarning as warning:
+            raise MissingGradient(
+                f"gradients do not pass through the base model: {str(warning).partition(':')[0]} cannot be "
+                "differentiated; load the model anew, or without quantization"
+            ) from warning
+
+
 def _check_gradients(parameters: Mapping[str, nn.Parameter], loss: float, *, first: bool) -> None:
     if not isfinite(loss):
         raise LossNotFinite(
@@ -163,6 +184,9 @@ def _training(base: BaseModel, plan: TrainingPlan, seed: int, round_number: int)
         model.train()
         if plan.gradient_checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False})
+            # It also made embeddings require gradients, which only its other variant needs: the pass back
+            # would go through the layers below every adapter, and the hook would stay for ever.
+            model.disable_input_require_grads()
         try:
             yield
         finally:

@@ -1,0 +1,100 @@
+"""Find out how much memory a base model holds and a training step would need. Trains nothing.
+
+What a backward pass needs is not computed from the architecture but seen: one forward pass over a few texts
+notes every tensor that autograd keeps for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from client_agent.model.loading import BaseModel
+from client_agent.model.tokens import NO_TARGET, Batch, hidden_states
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Bytes per token, padding included, that a step of a model of `depth` layers keeps for its pass back."""
+
+    layers: float
+    own: float  # of these, what 8-bit layers keep by themselves, recomputed or not
+    head: float
+    hidden: float  # one layer's input
+    depth: int
+
+    def step(self, tokens: int) -> int:
+        """Give the bytes for so many tokens at once."""
+        return round(tokens * (self.layers + self.head))
+
+    def recomputing_step(self, tokens: int) -> int:
+        """Give the bytes with gradient checkpointing: every layer's input, and one layer in full."""
+        one_layer = self.layers / self.depth
+        return round(tokens * (self.depth * self.hidden + one_layer + self.own + self.head))
+
+
+def held_bytes(base: BaseModel) -> int:
+    """Count the bytes of parameters and buffers; of 4 bits, without their scales, which add 3 %."""
+    return int(cast(Any, base.model).get_memory_footprint())
+
+
+def step_memory(base: BaseModel, batch: Batch) -> StepMemory:
+    """See what a pass back through the bare model and the loss of this batch would need.
+
+    With adapters in the last layers only, the layers below the first of them need nothing.
+    """
+    model = cast(Any, base.model)
+    frozen = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    model.enable_input_require_grads()
+    try:
+        with torch.enable_grad(), _kept(model, frozen) as (kept, own):
+            hidden = hidden_states(base.model, base.parts, batch)  # (n, t, d)
+            layers = sum((kept | own).values())
+            wanted = batch.targets != NO_TARGET
+            logits = base.parts.logits(base.model, hidden[wanted]).float()  # (m, V)
+            loss = nnf.cross_entropy(logits, batch.targets[wanted], reduction="sum")
+            head = sum((kept | own).values()) - layers
+            del loss  # not before: with it goes the graph
+    finally:
+        model.disable_input_require_grads()
+    tokens = batch.ids.numel()
+    return StepMemory(
+        layers=layers / tokens,
+        own=sum(own.values()) / tokens,
+        head=head / tokens,
+        hidden=hidden.shape[-1] * hidden.element_size(),
+        depth=base.layers,
+    )
+
+
+@contextmanager
+def _kept(model: nn.Module, frozen: set[int]) -> Iterator[tuple[dict[int, int], dict[int, int]]]:
+    """Note the storages (address: bytes) that autograd keeps, less `frozen` ones, and that layers keep."""
+    by_autograd: dict[int, int] = {}
+    by_layers: dict[int, int] = {}
+    alive: list[Tensor] = []  # so that no address is used twice
+
+    def note(tensor: Tensor, where: dict[int, int]) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in frozen:
+            where[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    def note_input(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        note(arguments[0], by_layers)
+
+    eight_bit = [module for module in model.modules() if hasattr(module, "init_8bit_state")]
+    hooks = [module.register_forward_pre_hook(note_input) for module in eight_bit]
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: note(x, by_autograd), lambda x: x):
+            yield by_autograd, by_layers
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,157 @@
+"""Training on a GPU: models of real sizes learn in 16, 8 and 4 bits, in the memory that was foretold."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.random_llama import Size, full_batch
+from client_agent.model.adapter import Adapter
+from client_agent.model.examples import encode_all
+from client_agent.model.frames import random_frames
+from client_agent.model.inject import inject_lora, inject_pq
+from client_agent.model.loading import BaseModel, load_base_model
+from client_agent.model.memory import held_bytes, step_memory
+from client_agent.model.roles import ARCHITECTURES
+from client_agent.model.tokens import collate, pad_id
+from client_agent.settings import Quantization
+from client_agent.signature import sketch_of
+from client_agent.training.evaluate import evaluate
+from client_agent.training.loop import TrainingOutcome, train
+from schemas.messages.federations import AdapterPlan, SignaturePlan, TrainingPlan
+from tests.client_agent.conftest import save_model
+from tests.gpu.conftest import ONE_BILLION, SEVEN_BILLION
+
+GIB, MIB = 2**30, 2**20
+ADAPTER = AdapterPlan(rank=32, blocks=4)
+every_number_of_bits = pytest.mark.parametrize("quantization", ["none", "nf4", "int8"])
+OneBillion = Callable[[Quantization], BaseModel]
+
+
+def injected(base: BaseModel) -> Adapter:
+    return inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=False)
+
+
+def trained(base: BaseModel, adapter: Adapter, size: Size, steps: int, **changes: bool) -> TrainingOutcome:
+    """Train on one and the same full batch."""
+    plan = TrainingPlan(
+        steps=steps,
+        batch_size=size.batch,
+        max_length=size.length,
+        **{"gradient_checkpointing": True} | changes,
+    )
+    return train(base, adapter, full_batch(size), plan, seed=0, round_number=1)
+
+
+def scored_trained_scored(base: BaseModel, size: Size) -> None:
+    """Score, train and score the bare model's adapter; each must see what the one before left."""
+    examples = full_batch(size)
+    with injected(base) as adapter:
+        before = evaluate(base, examples, max_length=size.length, batch_size=size.batch).loss
+        losses = trained(base, adapter, size, steps=20).losses
+        after = evaluate(base, examples, max_length=size.length, batch_size=size.batch).loss
+        assert losses[0] == pytest.approx(before, rel=0.02)
+        assert losses[-1] < losses[0] - 0.3
+        assert after < before - 0.3
+        assert all(p.device.type == "cuda" for p in adapter.named_parameters().values())
+        assert {p.dtype for p in adapter.named_parameters().values()} == {torch.float32}
+
+
+@every_number_of_bits
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_every_architecture_learns_in_every_number_of_bits(
+    gpu: torch.device, tmp_path: Path, model_type: str, quantization: Quantization
+) -> None:
+    folder = save_model(tmp_path, model_type, hidden_size=64, head_dim=16, intermediate_size=64)
+    base = load_base_model(folder, device=gpu, dtype=torch.bfloat16, quantization=quantization)
+    size = Size(64, 64, 4, 4, 2, 64, batch=4, length=32)
+    for make in (injected, lambda model: inject_lora(model, ADAPTER)):
+        with make(base) as adapter:
+            losses = trained(base, adapter, size, steps=10).losses
+        assert losses[-1] < losses[0] - 0.1
+    assert sketch_of(base, full_batch(size), SignaturePlan(dim=64)).vector.any()
+
+
+@every_number_of_bits
+def test_one_billion_parameters_learn(
+    gpu: torch.device, one_billion: OneBillion, quantization: Quantization
+) -> None:
+    base = one_billion(quantization)
+    assert {p.device.type for p in base.model.parameters()} == {"cuda"}
+    assert {b.device.type for b in base.model.buffers()} == {"cuda"}
+    scored_trained_scored(base, ONE_BILLION)
+
+
+def test_seven_billion_parameters_learn_in_ten_gigabytes(seven_billion: BaseModel) -> None:
+    assert held_bytes(seven_billion) < 4.5 * GIB
+    scored_trained_scored(seven_billion, SEVEN_BILLION)
+    assert torch.cuda.max_memory_allocated() < 10 * GIB
+
+
+def test_few_bits_take_the_memory_that_they_should(gpu: torch.device, one_billion: OneBillion) -> None:
+    held = {}
+    for quantization in ("none", "int8", "nf4"):
+        before = torch.cuda.memory_allocated()
+        base = one_billion(quantization)
+        held[quantization] = torch.cuda.memory_allocated() - before
+        assert held[quantization] == pytest.approx(held_bytes(base), rel=0.1)
+        del base
+        gc.collect()
+    assert held["nf4"] < held["int8"] < held["none"]
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_checkpointing_saves_memory_and_changes_no_loss(
+    gpu: torch.device, one_billion: OneBillion, quantization: Quantization
+) -> None:
+    base = one_billion(quantization)
+    peaks, first = [], []
+    for checkpointing in (False, True):
+        torch.cuda.reset_peak_memory_stats()
+        with injected(base) as adapter:
+            outcome = trained(base, adapter, ONE_BILLION, steps=3, gradient_checkpointing=checkpointing)
+        peaks.append(torch.cuda.max_memory_allocated())
+        first.append(outcome.losses)
+    assert first[1] == pytest.approx(first[0], rel=1e-2)
+    assert peaks[1] < 0.8 * peaks[0]
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_a_step_needs_no_more_memory_than_was_foretold(
+    gpu: torch.device, one_billion: OneBillion, quantization: Quantization
+) -> None:
+    base = one_billion(quantization)
+    texts = encode_all(full_batch(ONE_BILLION), base.tokenizer, ONE_BILLION.length)
+    foretold = step_memory(base, collate(texts, pad=pad_id(base.tokenizer)).to(gpu))
+    tokens = ONE_BILLION.batch * ONE_BILLION.length
+    for checkpointing, most in ((False, foretold.step), (True, foretold.recomputing_step)):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with injected(base) as adapter:
+            trained(base, adapter, ONE_BILLION, steps=3, gradient_checkpointing=checkpointing)
+        assert torch.cuda.max_memory_allocated() - before < 2 * most(tokens)
+
+
+@every_number_of_bits
+def test_memory_is_flat_over_fifty_rounds(
+    gpu: torch.device, one_billion: OneBillion, quantization: Quantization
+) -> None:
+    base = one_billion(quantization)
+    size = Size(2048, 8192, 16, 32, 8, 128256, batch=2, length=64)
+    examples = full_batch(size)
+    allocated = []
+    for _ in range(50):
+        with injected(base) as adapter:
+            evaluate(base, examples, max_length=size.length)
+            trained(base, adapter, size, steps=2)
+            evaluate(base, examples, max_length=size.length)
+        sketch_of(base, examples, SignaturePlan(dim=64))
+        del adapter
+        gc.collect()
+        allocated.append(torch.cuda.memory_allocated())
+    assert max(allocated[10:]) - min(allocated[10:]) < MIB, allocated
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in base.model.modules())
