@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
+from safetensors import SafetensorError
 
-from client_agent.errors import PlanUnusable
+from client_agent.errors import AdapterUnreadable, PlanUnusable
 from client_agent.local_training import Trained, train_locally, zeros_like
 from client_agent.model.adapter import Adapter
 from client_agent.model.frames import random_frames
-from client_agent.model.inject import inject_lora, inject_pq
+from client_agent.model.inject import inject
 from client_agent.model.pack import Pack
 from client_agent.silo import Silo
 from schemas.messages.federations import FederationPlan
@@ -42,7 +44,7 @@ def train_alone(
         AlignmentImpossible: the pack is not one of this base model.
     """
     earlier: Trained | None = None
-    with _injected(silo, plan, pack) as adapter:
+    with injected(silo, plan, pack) as adapter:
         for number in range(1, plan.rounds.total + 1):
             earlier = train_locally(
                 silo,
@@ -57,11 +59,36 @@ def train_alone(
             yield earlier
 
 
-def _injected(silo: Silo, plan: FederationPlan, pack: bytes | None) -> Adapter:
-    if plan.adapter.kind == "lora":
-        return inject_lora(silo.base, plan.adapter, seed=plan.training.seed)
+@contextmanager
+def reopened(silo: Silo, plan: FederationPlan, pack: bytes | None, file: Path) -> Iterator[Adapter]:
+    """Put back around the base model what `train_alone` left in a file; leaving the context takes it away.
+
+    Raises:
+        AdapterUnreadable: the file holds no such adapter.
+        LayoutMismatch: it was trained under another plan, or on another base model.
+        AlignmentImpossible: the pack is not one of this base model.
+    """
+    try:
+        trained = Trained.from_bytes(file.read_bytes())
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise AdapterUnreadable(
+            f"{file} is not what `tessera agent train --out` writes ({error}); give such a file"
+        ) from error
+    with injected(silo, plan, pack) as adapter:
+        adapter.load(trained.adapter)
+        adapter.load_private(trained.private)
+        yield adapter
+
+
+def injected(silo: Silo, plan: FederationPlan, pack: bytes | None) -> Adapter:
+    """Put the plan's adapter around the silo's base model; leaving its context takes it away.
+
+    Raises:
+        AlignmentImpossible: the pack is not one of this base model.
+    """
+    seed = plan.training.seed
     if pack is not None:
         frames = Pack.from_body(pack).frames()
     else:
-        frames = random_frames(silo.base, plan.adapter, plan.training.seed)
-    return inject_pq(silo.base, plan.adapter, frames, gated=False)
+        frames = random_frames(silo.base, plan.adapter, seed) if plan.adapter.kind == "pq" else {}
+    return inject(silo.base, plan.adapter, frames, gated=False, seed=seed)

@@ -9,7 +9,7 @@ from pathlib import Path
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.frames_in_use import FramesInUse, frames_for
 from client_agent.model.adapter import Adapter
-from client_agent.model.inject import inject_lora, inject_pq
+from client_agent.model.inject import inject
 from client_agent.round_folder import RoundFolders
 from client_agent.silo import Silo
 from client_agent.strategies.base import load_strategy
@@ -47,7 +47,6 @@ class Participant:
 
     def injected(self, brief: RoundBrief) -> Adapter:
         """Put the plan's adapter around our base model; leaving its context takes it away."""
-        if brief.adapter.kind == "lora":
-            return inject_lora(self.silo.base, brief.adapter, seed=brief.training.seed)
         gated = load_strategy(brief.strategy.name, brief.strategy.options).gated
-        return inject_pq(self.silo.base, brief.adapter, self.frames(brief).frames, gated=gated)
+        frames = self.frames(brief).frames
+        return inject(self.silo.base, brief.adapter, frames, gated=gated, seed=brief.training.seed)

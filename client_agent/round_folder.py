@@ -25,6 +25,7 @@ UPDATE = "update.body"
 RECEIPT = "receipt.json"
 SCORES_SENT = "scores_sent.json"
 CLOSED = "closed.json"
+FINAL_WEIGHTS = "final_weights.safetensors"  # of the federation: beside the rounds, not in one
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,3 +124,15 @@ def participant(
                 ),
                 stop,
             )
+
+
+def read_pack(file: Path) -> bytes:
+    """Read the alignment pack that --pack names.
+
+    Raises:
+        SettingsUnusable: it cannot be read.
+    """
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise SettingsUnusable(f"--pack: {file} cannot be read: {error.strerror}") from error

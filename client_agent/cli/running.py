@@ -19,6 +19,7 @@ from client_agent.cli.opening import (
     connection,
     opened_settings,
     participant,
+    read_pack,
 )
 from client_agent.errors import SettingsUnusable
 
@@ -116,7 +117,7 @@ def train(
         stop.listen()
         if out is not None and not out.parent.is_dir():
             raise SettingsUnusable(f"--out: there is no folder {out.parent}")
-        body = _pack_body(pack) if pack is not None else None
+        body = read_pack(pack) if pack is not None else None
         results = []
         for trained in train_alone(open_silo(settings), read_plan(plan), body, stop.is_set):
             results.append(trained)
@@ -132,10 +133,3 @@ def train(
 def _secret(token: str) -> str:
     """Take the token as given, or from standard input, so that it shows in no list of processes."""
     return sys.stdin.readline().strip() if token == "-" else token
-
-
-def _pack_body(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise SettingsUnusable(f"--pack: {file} cannot be read: {error.strerror}") from error

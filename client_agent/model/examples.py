@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from transformers import PreTrainedTokenizerFast
 
@@ -53,6 +54,23 @@ def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast, max_len
     return encode(tokenizer, prompt, answer, max_length=max_length, special=False)
 
 
+def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerFast, *, chat: bool) -> list[int]:
+    """Tokenise what comes before an answer as `encode_example` does; with `chat` the prompt is a user's turn.
+
+    Raises:
+        TokenizerUnfit: a chat meets a tokenizer without a chat template, or nothing is left to read.
+    """
+    text = _before((Turn("user", prompt),), tokenizer) if chat else prompt
+    coded = tokenizer(text, add_special_tokens=not chat, return_offsets_mapping=True)
+    ids = [int(i) for i in cast(list[int], coded["input_ids"])]
+    spans = cast(list[tuple[int, int]], coded["offset_mapping"])
+    while len(ids) > 1 and spans[len(ids) - 1][0] == spans[len(ids) - 1][1]:
+        ids.pop()  # a special token that the tokenizer adds where an answer would follow
+    if not ids:
+        raise TokenizerUnfit("the prompt is empty, and this model's tokenizer adds no first token; write one")
+    return ids
+
+
 def encode_all(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, max_length: int
 ) -> list[Encoded]:
@@ -62,14 +80,9 @@ def encode_all(
 
 def _render(example: Example, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str]:
     """Write a chat out with the tokenizer's template: the text before the answer, and the answer's."""
-    if tokenizer.chat_template is None:
-        raise TokenizerUnfit(
-            "the data are chats and this model's tokenizer has no chat template; use a chat model, "
-            "or give prompt and completion"
-        )
+    before = _before(example.turns, tokenizer)
     turns = [{"role": turn.role, "content": turn.content} for turn in example.turns]
     answer = {"role": "assistant", "content": example.completion}
-    before = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
     whole = str(tokenizer.apply_chat_template([*turns, answer], tokenize=False)).rstrip()
     if not whole.startswith(before) or len(whole) == len(before):
         raise TokenizerUnfit(
@@ -77,3 +90,14 @@ def _render(example: Example, tokenizer: PreTrainedTokenizerFast) -> tuple[str, 
             "cannot be told apart; give prompt and completion instead"
         )
     return before, whole[len(before) :]
+
+
+def _before(turns: Sequence[Turn], tokenizer: PreTrainedTokenizerFast) -> str:
+    """Write out the turns that an answer follows."""
+    if tokenizer.chat_template is None:
+        raise TokenizerUnfit(
+            "the data are chats and this model's tokenizer has no chat template; use a chat model, "
+            "or give prompt and completion"
+        )
+    said = [{"role": turn.role, "content": turn.content} for turn in turns]
+    return str(tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True))

@@ -37,14 +37,16 @@ Frames = Mapping[str, Frame]
 
 
 def frame_of(a: NDArray[Any], b: NDArray[Any]) -> Frame:
-    """Pair A and B with their rate, r / (|A| |B|) in Frobenius norms.
+    """Pair A and B with their rate, sqrt(r) / |B| in the Frobenius norm.
 
-    A step of P moves the output in proportion to |A| |B|, which differs between base models (fedmosaic.md
-    section 3); a pivot's frames are orthonormal, so that their rate is 1.
+    A step dP moves the output by s B dP z with z = A h, for random signs in proportion to |B| rms(z). A is
+    fitted so that z has the pivot's values: |A| is large where it reaches into directions of little variance,
+    and says nothing about the step. B is fitted to gradients, and nothing ties its size to the pivot's, whose
+    frames are orthonormal: their rate is 1 (docs/decisions/0013).
     """
     a, b = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
-    size = float(np.linalg.norm(a.astype(np.float64)) * np.linalg.norm(b.astype(np.float64)))
-    return Frame(a, b, rate=a.shape[0] / size if size else 1.0)
+    size = float(np.linalg.norm(b.astype(np.float64)))
+    return Frame(a, b, rate=sqrt(b.shape[1]) / size if size else 1.0)
 
 
 def random_frames(base: BaseModel, plan: AdapterPlan, seed: int) -> dict[str, Frame]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from client_agent.model.adapter import Adapter
+from client_agent.model.adapter import Adapter, require_bare
+from client_agent.model.composed import ComposedAdapter
 from client_agent.model.frames import Frames
 from client_agent.model.loading import BaseModel
 from client_agent.model.lora_adapter import LoraAdapter
@@ -10,14 +11,32 @@ from client_agent.model.pq_adapter import PQAdapter
 from schemas.messages.federations import AdapterPlan
 
 
-def inject_pq(base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool) -> Adapter:
-    """Wrap the (block, role) that have a frame in PQ-LoRA layers, P = Q = 0.
+def inject(base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool, seed: int) -> Adapter:
+    """Put what `plan.kind` says around the base model; `frames` and `gated` are of PQ-LoRA alone.
+
+    Raises:
+        AdapterInPlace, LayoutMismatch: as `inject_pq` and `inject_lora` say.
+    """
+    if plan.kind == "lora":
+        return inject_lora(base, plan, seed=seed)
+    return inject_pq(base, plan, frames, gated=gated, seed=seed)
+
+
+def inject_pq(base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool, seed: int = 0) -> Adapter:
+    """Wrap the (block, role) that have a frame in PQ-LoRA layers, P = Q = 0, and what is beside them.
+
+    With `same_architecture_rank` or `private_rank` every (layer, role) carries an ordinary LoRA too, even
+    where no (block, role) has a frame.
 
     Raises:
         AdapterInPlace: the base model carries an adapter already.
-        LayoutMismatch: a frame has another rank or width than plan and model, or there is none at all.
+        LayoutMismatch: a frame has another rank or width than plan and model, or there is nothing to inject.
     """
-    return PQAdapter(base, plan, frames, gated=gated)
+    require_bare(base)
+    if not plan.same_architecture_rank and not plan.private_rank:
+        return PQAdapter(base, plan, frames, gated=gated)
+    around = (lambda: PQAdapter(base, plan, frames, gated=gated)) if frames else None
+    return ComposedAdapter(base, plan, seed=seed, around=around)
 
 
 def inject_lora(base: BaseModel, plan: AdapterPlan, *, seed: int = 0) -> Adapter:

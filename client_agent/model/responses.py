@@ -100,8 +100,8 @@ def passes(
         z_rows: list[int] = []
         g_rows: list[int] = []
         if responses is not None:
-            read, z_rows = _matched(batch, read, responses.z_row)
-            predicting, g_rows = _matched(batch, predicting, responses.g_row)
+            read, z_rows = matched(batch, read, responses.z_row)
+            predicting, g_rows = matched(batch, predicting, responses.g_row)
         yield Rows(
             {source: _at(h, read) for source, h in result.h.items()},
             {name: _at(g, predicting) for name, g in result.g.items()},
@@ -113,11 +113,19 @@ def passes(
             progress(what, done, len(texts))
 
 
-def _matched(
+def matched(
     batch: Sequence[Text], places: Sequence[tuple[int, int]], rows: Mapping[tuple[int, int], int]
 ) -> tuple[list[tuple[int, int]], list[int]]:
-    """Keep the places whose token ends where one of the pivot's does, with the pivot's row."""
-    found = [(i, t, rows.get((batch[i].anchor, batch[i].encoded.spans[t][1]))) for i, t in places]
+    """Keep the places (text, position) whose token ends where one of the pivot's does, with the pivot's row.
+
+    A byte-level tokenizer may cut a character into several tokens, all of which end with it: only the last
+    has read it.
+    """
+    found = [
+        (i, t, rows.get((batch[i].anchor, batch[i].encoded.spans[t][1])))
+        for i, t in places
+        if batch[i].encoded.spans[t + 1 : t + 2] != batch[i].encoded.spans[t : t + 1]
+    ]
     return [(i, t) for i, t, row in found if row is not None], [row for *_, row in found if row is not None]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from coordinator.strategies.base import Form, Module, modules_of
-from schemas.maths.adapter import Layout, module_of
+from schemas.maths.adapter import Layout, is_of_one_base_model, module_of
 
 _VALUE_BYTES = 4
 
@@ -17,7 +17,7 @@ class Block:
     """Consecutive values that the same clients have.
 
     Attributes:
-        module: one of the (block, role)s inside; the weights of all of them are equal.
+        module: one of the modules inside; the weights of all of them are equal.
         size: how many values.
         begins: where they begin in each client's state, by the client's place; in values.
     """
@@ -40,8 +40,9 @@ def blocks(layouts: Sequence[Layout], block_bytes: int) -> Iterator[Block]:
 
 
 def _runs(layouts: Sequence[Layout]) -> Iterator[Block]:
-    """Join neighbouring tensors that the same clients have, in the same shapes of the whole (block, role).
+    """Join neighbouring tensors that the same clients have, in the same shapes of the whole module.
 
+    Those that mean something across base models never join those that do not: their weights differ.
     Layouts are sorted by name and so is their union: what is consecutive there is so in each client's state.
     """
     holders: dict[tuple[str, Form], list[int]] = {}
@@ -53,7 +54,7 @@ def _runs(layouts: Sequence[Layout]) -> Iterator[Block]:
     run: Block | None = None
     for (tensor, form), places in sorted(holders.items()):
         size = prod(dict(form)[tensor])
-        if run is not None and list(run.begins) == places:
+        if run is not None and list(run.begins) == places and _alike(run.module, module_of(tensor)):
             run = Block(run.module, run.size + size, run.begins)
         else:
             if run is not None:
@@ -63,3 +64,7 @@ def _runs(layouts: Sequence[Layout]) -> Iterator[Block]:
             positions[place] += size
     if run is not None:
         yield run
+
+
+def _alike(one: Module, other: Module) -> bool:
+    return is_of_one_base_model(one) == is_of_one_base_model(other)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.errors import FederationStateConflict, Forbidden, Invalid
-from schemas.maths.adapter import SIGNATURE, Layout, lora_layout, pq_layout, size
+from schemas.maths.adapter import SIGNATURE, Layout, in_order, lora_layout, pq_layout, size
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import UpdateManifest
@@ -37,14 +37,17 @@ def admit(plan: FederationPlan, state: str, profile: Profile) -> None:
     roles = [role for role in plan.adapter.roles if role in profile.roles]
     if not roles:
         raise Invalid("the model has none of the plan's roles", field="profile.roles")
-    if plan.adapter.kind == "lora":
+    if plan.adapter.travelling_lora_rank:
         missing = [role for role in roles if role not in (profile.shapes or {})]
         if missing:
             raise Invalid(f"LoRA tensors need the shapes of {', '.join(missing)}", field="profile.shapes")
         known = profile.shapes or {}
         shapes: dict[str, tuple[int, int]] = {role: known[role] for role in roles}
         _check_number(2 * profile.layers * len(roles), field="profile.shapes")
-        _check_size(plan, lora_layout(profile.layers, shapes, plan.adapter.rank), field="profile.shapes")
+        layout = lora_layout(profile.layers, shapes, plan.adapter.travelling_lora_rank)
+        if plan.adapter.kind == "pq":
+            layout |= pq_layout(plan.adapter.blocks, roles, plan.adapter.rank)
+        _check_size(plan, in_order(layout), field="profile.shapes")
 
 
 def check_adapter(plan: FederationPlan) -> None:

@@ -169,31 +169,32 @@ def _person_of(caller: Person | Member, role: PersonRole) -> Person:
     return caller
 
 
-def _admin(caller: Caller) -> Person:
+# What follows only looks at who was recognised, which is not worth a change of threads.
+async def _admin(caller: Caller) -> Person:
     return _person_of(caller, "admin")
 
 
-def _operator(caller: Caller) -> Person:
+async def _operator(caller: Caller) -> Person:
     return _person_of(caller, "operator")
 
 
-def _auditor(caller: Caller) -> Person:
+async def _auditor(caller: Caller) -> Person:
     return _person_of(caller, "auditor")
 
 
-def _any_member(caller: Caller) -> Member:
+async def _any_member(caller: Caller) -> Member:
     if not isinstance(caller, Member):
         raise Forbidden(needs="client")
     return caller
 
 
-def _member_of(fid: FederationId, member: Annotated[Member, Depends(_any_member)]) -> Member:
+async def _member_of(fid: FederationId, member: Annotated[Member, Depends(_any_member)]) -> Member:
     if member.federation_id != fid:
         raise NotFound
     return member
 
 
-def _caller_about(fid: FederationId, cid: ClientId, caller: Caller) -> Person | Member:
+async def _caller_about(fid: FederationId, cid: ClientId, caller: Caller) -> Person | Member:
     """Hide all clients but itself from a client."""
     if isinstance(caller, Member) and (caller.federation_id, caller.client_id) != (fid, cid):
         raise NotFound
@@ -203,15 +204,15 @@ def _caller_about(fid: FederationId, cid: ClientId, caller: Caller) -> Person | 
 _CallerAbout = Annotated[Person | Member, Depends(_caller_about)]
 
 
-def _admin_of_client(caller: _CallerAbout) -> Person:
+async def _admin_of_client(caller: _CallerAbout) -> Person:
     return _person_of(caller, "admin")
 
 
-def _auditor_of_client(caller: _CallerAbout) -> Person:
+async def _auditor_of_client(caller: _CallerAbout) -> Person:
     return _person_of(caller, "auditor")
 
 
-def _reader(fid: FederationId, caller: Caller) -> Person | Member:
+async def _reader(fid: FederationId, caller: Caller) -> Person | Member:
     if isinstance(caller, Member) and caller.federation_id != fid:
         raise NotFound
     return caller

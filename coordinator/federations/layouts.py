@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from schemas.maths.adapter import Layout, lora_layout, pq_layout
+from schemas.maths.adapter import Layout, in_order, lora_layout, pq_layout
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan, Role
 
@@ -17,13 +17,19 @@ def roles_of(plan: FederationPlan, profile: Profile) -> tuple[Role, ...]:
 def layout_of(plan: FederationPlan, profile: Profile, pack_selected: Collection[str] | None) -> Layout:
     """Lay out a client's adapter: the plan's roles that it has, minus what its alignment pack deselects.
 
+    A pack speaks of P and Q alone: LoRA tensors that travel are those of every layer, whatever it selects.
     `pack_selected` are the (block, role)s that the client's pack shares, None while there is no pack; in a
     federation with alignment a client without a pack has no layout yet: {}.
     """
     if plan.alignment is not None and pack_selected is None:
         return {}
-    roles = roles_of(plan, profile)
-    if plan.adapter.kind == "pq":
-        return pq_layout(plan.adapter.blocks, roles, plan.adapter.rank, selected=pack_selected)
-    shapes = profile.shapes or {}
-    return lora_layout(profile.layers, {role: shapes[role] for role in roles}, plan.adapter.rank)
+    roles, adapter = roles_of(plan, profile), plan.adapter
+    tensors: Layout = {}
+    if adapter.kind == "pq":
+        tensors |= pq_layout(adapter.blocks, roles, adapter.rank, selected=pack_selected)
+    if adapter.travelling_lora_rank:
+        shapes = profile.shapes or {}
+        tensors |= lora_layout(
+            profile.layers, {role: shapes[role] for role in roles}, adapter.travelling_lora_rank
+        )
+    return in_order(tensors)

@@ -61,8 +61,8 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
     """Write the strategy's own defaults into the plan, after checking what its parts say of each other.
 
     Raises:
-        Invalid: no such strategy, no such options, an adapter that cannot travel, signatures that cannot be
-            compared.
+        Invalid: no such strategy, no such options, an adapter that cannot travel or be mixed, signatures that
+            cannot be compared.
     """
     check_adapter(plan)
     if plan.signature.kind == "representation" and plan.alignment is None:
@@ -70,11 +70,18 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
             "signature.kind: representations are made of an alignment's anchors", field="signature.kind"
         )
     try:
-        accepted = load(plan.strategy.name).Options
+        file = load(plan.strategy.name)
     except UnknownStrategy as error:
         raise Invalid(
             "strategy.name: there is no such strategy", field="strategy.name", known=[*names()]
         ) from error
-    options = parse(accepted, json.dumps(plan.strategy.options).encode(), under="strategy.options")
+    options = parse(file.Options, json.dumps(plan.strategy.options).encode(), under="strategy.options")
+    if plan.adapter.travelling_lora_rank and file.Strategy(options).gated:
+        field = "adapter.kind" if plan.adapter.kind == "lora" else "adapter.same_architecture_rank"
+        raise Invalid(
+            f"{field}: a gate mixes what lies between common frames, which ordinary LoRA has not; "
+            "leave it out, or let the strategy mix in another way",
+            field=field,
+        )
     resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
     return plan.model_copy(update={"strategy": resolved})

@@ -10,6 +10,7 @@ from coordinator.enrolment.store import client_view
 from coordinator.errors import NotFound
 from coordinator.ids import new_id
 from coordinator.tables import (
+    AnchorsRow,
     ClientRow,
     FederationRow,
     PackRow,
@@ -23,12 +24,20 @@ from schemas.messages.federations import (
     Federation,
     FederationPage,
     FederationPlan,
+    PackStanding,
     RoundNumber,
+    Standing,
 )
 
 _TRUSTED_OPERATOR = (
     "The server operator is trusted; what clients send is confidential in transit and from other clients."
 )
+_SHARING: dict[Standing, str] = {
+    "passed": "Its pack passed the acceptance test: what both packs select is shared across architectures.",
+    "failed": "Its pack failed the acceptance test: it shares with clients of the identical base model only.",
+    "untested": "Nobody has tested its pack: what both packs select is shared across architectures. "
+    "`tessera agent alignment-test` in one of its silos tests it.",
+}
 _BEARER = "Clients identify themselves with bearer credentials: who reads decrypted requests can act as one."
 
 
@@ -89,6 +98,7 @@ def view(session: Session, row: FederationRow) -> Federation:
             "round": _current_round(session, row.id),
             "clients": _client_counts(session, row.id),
             "claims": claims(plan),
+            "alignment": _alignment(session, row.id) if plan.alignment is not None else [],
             "created_at": row.created_at,
         }
     )
@@ -97,6 +107,23 @@ def view(session: Session, row: FederationRow) -> Federation:
 def claims(plan: FederationPlan) -> list[str]:
     """Say what may honestly be claimed about privacy under this plan."""
     return [_TRUSTED_OPERATOR, *([_BEARER] if plan.privacy.allow_bearer_clients else [])]
+
+
+def _alignment(session: Session, fid: str) -> list[PackStanding]:
+    """How does the pack of each base model stand?"""
+    rows = session.scalars(select(PackRow).where(PackRow.federation_id == fid).order_by(PackRow.base_model))
+    return [standing(row) for row in rows]
+
+
+def standing(row: PackRow) -> PackStanding:
+    """Say what became of a pack's acceptance test, and what its base model shares with others therefore."""
+    verdict: Standing = row.acceptance["verdict"] if row.acceptance is not None else "untested"
+    return PackStanding(base_model=row.base_model, verdict=verdict, sharing=_SHARING[verdict])
+
+
+def anchors_stored(session: Session, fid: str) -> int:
+    """How many anchor texts does a federation have?"""
+    return session.scalar(select(AnchorsRow.count).where(AnchorsRow.federation_id == fid)) or 0
 
 
 def pack_selected(session: Session, fid: str, base_model: str) -> list[str] | None:

@@ -9,11 +9,25 @@ Shape = tuple[int, ...]
 Layout = dict[str, Shape]
 
 SIGNATURE = "signature"
+_BLOCK, _LAYER = "b", "l"
 
 
 def module_name(block: int, role: str) -> str:
     """Name a (block, role): `b0.q`."""
-    return f"b{block}.{role}"
+    return f"{_BLOCK}{block}.{role}"
+
+
+def layer_module_name(layer: int, role: str) -> str:
+    """Name a (layer, role), which ordinary LoRA adapts: `l0.q`."""
+    return f"{_LAYER}{layer}.{role}"
+
+
+def is_of_one_base_model(module: str) -> bool:
+    """Say whether a module's tensors mean something to clients of the identical base model only.
+
+    So do those of a (layer, role): they act on one model's own activations, whatever frames it shares.
+    """
+    return module.startswith(_LAYER)
 
 
 def module_of(tensor: str) -> str:
@@ -39,8 +53,9 @@ def lora_layout(layers: int, shapes: Mapping[str, tuple[int, int]], rank: int) -
     tensors: Layout = {}
     for layer in range(layers):
         for role, (d_out, d_in) in shapes.items():
-            tensors[f"l{layer}.{role}.A"] = (rank, d_in)
-            tensors[f"l{layer}.{role}.B"] = (d_out, rank)
+            module = layer_module_name(layer, role)
+            tensors[f"{module}.A"] = (rank, d_in)
+            tensors[f"{module}.B"] = (d_out, rank)
     return in_order(tensors)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from statistics import fmean, stdev
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, model_validator
 
-from schemas.messages.strict import BaseModelSlug, Digest, Name, Strict, UtcTime
+from schemas.messages.strict import BaseModelSlug, Digest, Name, Strict, UtcTime, wrong
 from schemas.messages.updates import Manifest
 
 
@@ -50,8 +51,100 @@ class AlignmentManifest(Manifest):
     errors: dict[str, PackErrors]
 
 
+Verdict = Literal["passed", "failed"]
+Start = Literal["right", "zero", "wrong_task", "random_frames"]
+CONTROLS: tuple[Start, ...] = ("zero", "wrong_task", "random_frames")
+
+
+class Ending(Strict):
+    """How good P and Q were: one figure per pseudo-task, on anchors held out from alignment and training."""
+
+    loss: Annotated[list[Annotated[FiniteFloat, Field(ge=0)]], Field(min_length=1, max_length=100)]
+    exact_match: Annotated[
+        list[Annotated[FiniteFloat, Field(ge=0, le=1)]], Field(min_length=1, max_length=100)
+    ]
+
+
+class Direction(Strict):
+    """P and Q were trained in `source` and loaded in `target`.
+
+    `learnt` is how good the right start was in the source itself, `endings` how good every start was in the
+    target after the further steps.
+    """
+
+    source: BaseModelSlug
+    target: BaseModelSlug
+    learnt: Ending
+    endings: dict[Start, Ending]
+
+    def beats(self, control: Start) -> bool:
+        """Say whether the right start's loss is below a control's by more than one standard error.
+
+        The differences are paired: both starts of a pseudo-task learn from the same examples.
+        """
+        mean, error = spread(
+            [c - r for r, c in zip(self.endings["right"].loss, self.endings[control].loss, strict=True)]
+        )
+        return mean > error
+
+    @property
+    def passed(self) -> bool:
+        """Say whether the right start beats every control."""
+        return all(self.beats(control) for control in CONTROLS)
+
+
+class Acceptance(Strict):
+    """The acceptance test of a pack: whether what one architecture learnt helps the other, both ways.
+
+    `taught` are the steps in the source, `steps` the further ones in the target; `verdict` must follow from
+    the figures.
+    """
+
+    pack: Digest
+    verdict: Verdict
+    directions: Annotated[list[Direction], Field(min_length=2, max_length=2)]
+    taught: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Field(ge=1)]
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+
+    @model_validator(mode="after")
+    def _figures_are_complete(self) -> Self:
+        for direction in self.directions:
+            if direction.endings.keys() != {"right", *CONTROLS}:
+                raise wrong("must have every start", "directions")
+            every = (direction.learnt, *direction.endings.values())
+            lengths = {len(figures) for e in every for figures in (e.loss, e.exact_match)}
+            if len(lengths) != 1:
+                raise wrong("must have one figure per pseudo-task", "directions")
+        if self.verdict != verdict_on(self.directions):
+            raise wrong("must follow from the figures", "verdict")
+        return self
+
+
+def verdict_on(directions: list[Direction]) -> Verdict:
+    """Judge: a pack passes when it does in both directions."""
+    return "passed" if all(direction.passed for direction in directions) else "failed"
+
+
+def spread(values: list[float]) -> tuple[float, float]:
+    """Give the mean of some figures and its standard error, which is 0 for one figure."""
+    return fmean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+
+
+class AcceptanceView(Strict):
+    """A stored acceptance test; `tested_by` is a client, or null for an operator."""
+
+    verdict: Verdict
+    directions: list[Direction]
+    taught: int
+    steps: int
+    seed: int
+    tested_by: str | None
+    tested_at: UtcTime
+
+
 class PackView(Strict):
-    """An alignment pack as it is listed."""
+    """An alignment pack as it is listed; `acceptance` is null while nobody has tested it."""
 
     base_model: str
     digest: Digest
@@ -60,6 +153,8 @@ class PackView(Strict):
     selected: list[str]
     errors: dict[str, PackErrors]
     stored_at: UtcTime
+    acceptance: AcceptanceView | None
+    sharing: str
 
 
 class PackList(Strict):

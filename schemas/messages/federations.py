@@ -28,6 +28,9 @@ class AdapterPlan(Strict):
 
     `pq`: `P` (rank, rank) and `Q` (rank,) per (block, role) between frozen frames; `lora`: ordinary
     `A` (rank, d_in), `B` (d_out, rank) per (layer, role). `scale` multiplies the adapter's output.
+
+    Beside `P`, `Q` an ordinary LoRA of every (layer, role) may train: clients of the identical base model
+    share `same_architecture_rank` ranks of it, and `private_rank` ranks never leave the client; 0 = none.
     """
 
     kind: Literal["pq", "lora"] = "pq"
@@ -35,14 +38,26 @@ class AdapterPlan(Strict):
     scale: Positive = 2.0
     blocks: Annotated[int, Field(ge=1, le=64)] = 4
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ALL_ROLES
-    private_rank: Annotated[int, Field(ge=0, le=0)] = 0
-    same_architecture_rank: Annotated[int, Field(ge=0, le=0)] = 0
+    private_rank: Annotated[int, Field(ge=0, le=1024)] = 0
+    same_architecture_rank: Annotated[int, Field(ge=0, le=1024)] = 0
 
     @model_validator(mode="after")
     def _roles_are_distinct(self) -> Self:
         if len(set(self.roles)) != len(self.roles):
             raise wrong("must be distinct", "roles")
         return self
+
+    @model_validator(mode="after")
+    def _further_ranks_belong_to_pq(self) -> Self:
+        for field in ("same_architecture_rank", "private_rank"):
+            if self.kind == "lora" and getattr(self, field):
+                raise wrong("must be 0 with kind lora: it is for the LoRA beside P and Q; use rank", field)
+        return self
+
+    @property
+    def travelling_lora_rank(self) -> int:
+        """The rank of the `A`, `B` that travel; 0 = there are none."""
+        return self.rank if self.kind == "lora" else self.same_architecture_rank
 
 
 class RoundsPlan(Strict):
@@ -163,8 +178,19 @@ class ClientCounts(Strict):
     revoked: int
 
 
+Standing = Literal["passed", "failed", "untested"]
+
+
+class PackStanding(Strict):
+    """How a base model's alignment pack stands, and in words what follows for whom its clients share with."""
+
+    base_model: str
+    verdict: Standing
+    sharing: str
+
+
 class Federation(Strict):
-    """A federation as people see it; `plan` is the resolved one."""
+    """A federation as people see it; `plan` is the resolved one, `alignment` has a line per pack."""
 
     id: str
     name: str
@@ -173,6 +199,7 @@ class Federation(Strict):
     round: RoundNumber | None
     clients: ClientCounts
     claims: list[str]
+    alignment: list[PackStanding]
     created_at: UtcTime
 
 

@@ -184,7 +184,7 @@ class Envelope:
             left -= len(raw)
             values = cast("Array", np.frombuffer(raw, _DTYPES[entry.dtype]))
             wide = values.astype(np.float64)
-            squares = float(np.dot(wide, wide))
+            squares = float(np.einsum("i,i->", wide, wide))  # np.dot would wake BLAS's threads for each
             if not np.isfinite(squares):  # float64 holds the square of every finite float32
                 raise TensorNonfinite(f"{entry.name} has NaN or infinity")
             if entry.dtype != "I32":

@@ -35,4 +35,4 @@ def _choices(name: str) -> list[dict[str, JsonValue]]:
 def test_the_agent_understands_what_a_plan_says(name: str) -> None:
     for options in _choices(name):
         understood = agent_side.load_strategy(name, options)
-        assert isinstance(understood.gated, bool)
+        assert understood.gated == coordinator_side.make(name, options).gated

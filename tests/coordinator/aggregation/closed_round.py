@@ -136,7 +136,7 @@ def served(database: Database, client_id: str, layout: Layout, number: int = 2) 
             select(WeightsRow).where(WeightsRow.client_id == client_id, WeightsRow.round_number == number)
         ).one()
         count = size(layout) * 4
-        raw = payloads.read(session, row.payload_id, row.bytes - count, row.bytes)
+        raw = payloads.read(session, row.payload_id, row.begin, row.begin + count)
     return np.frombuffer(raw, "<f4")
 
 

@@ -25,7 +25,7 @@ from tests.coordinator.aggregation.closed_round import (
     simple,
 )
 
-names = st.sampled_from(["b0.k", "b0.q", "b1.q", "b1.v", "b2.q"])
+names = st.sampled_from(["b0.k", "b0.q", "b1.q", "b1.v", "b2.q", "l0.q", "l1.q"])
 layouts = st.dictionaries(names, st.sampled_from([1, 2, 5]), min_size=1).map(
     lambda ranks: in_order(
         {f"{m}.P": (r, r) for m, r in ranks.items()} | {f"{m}.Q": (r,) for m, r in ranks.items()}
@@ -43,8 +43,15 @@ def test_blocks_cover_every_value_of_every_client_once_and_in_order(
         assert block.size == 1 or block.size * len(block.begins) * 4 <= block_bytes
         for place, begin in block.begins.items():
             assert begin == reached[place]
+            inside = _kinds(layouts[place])[begin : begin + block.size]
+            assert set(inside) == {block.module[0]}  # weights of P, Q and of LoRA differ
             reached[place] += block.size
     assert reached == [size(layout) for layout in layouts]
+
+
+def _kinds(layout: Layout) -> str:
+    """Say of each value whether it is a block's or a layer's."""
+    return "".join(name[0] * int(np.prod(shape)) for name, shape in layout.items())
 
 
 def test_everybody_gets_the_mean_of_those_who_share_each_module(database: Database) -> None:

@@ -1,0 +1,57 @@
+"""Let a model write: greedily, token by token, in the format that training used. Trains nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from client_agent.model.loading import BaseModel
+
+
+def completion(base: BaseModel, prompt: Sequence[int], *, max_new_tokens: int) -> Iterator[str]:
+    """Continue a tokenised prompt with the likeliest token each time; give the text as it grows.
+
+    Any special token but the unknown one ends it, as it ends an answer in training.
+    """
+    return growing_text(base.tokenizer, prompt, _likeliest(base, prompt, max_new_tokens))
+
+
+def growing_text(
+    tokenizer: PreTrainedTokenizerFast, prompt: Sequence[int], tokens: Iterable[int]
+) -> Iterator[str]:
+    """Turn tokens into text piece by piece; a character that takes several tokens comes whole."""
+    # Decoded together with the prompt, since some tokenizers drop a leading space.
+    ids = list(prompt)
+    told = len(_text(tokenizer, ids))
+    for token in tokens:
+        ids.append(token)
+        text = _text(tokenizer, ids)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}") and len(text) > told:
+            yield text[told:]
+            told = len(text)
+    rest = _text(tokenizer, ids)[told:]
+    if rest:
+        yield rest
+
+
+@torch.inference_mode()
+def _likeliest(base: BaseModel, prompt: Sequence[int], count: int) -> Iterator[int]:
+    model, tokenizer = cast(Any, base.model), cast(Any, base.tokenizer)
+    ends = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    ids = torch.tensor([list(prompt)], device=base.device)  # (1, t)
+    past = None
+    for _ in range(count):
+        output = model(input_ids=ids, past_key_values=past, use_cache=True)
+        token = int(output.logits[0, -1].argmax())
+        if token in ends:
+            return
+        yield token
+        past, ids = output.past_key_values, ids.new_tensor([[token]])
+
+
+def _text(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
+    decode = cast(Any, tokenizer).decode
+    return str(decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -1,0 +1,100 @@
+"""What a model writes: the format of training, the likeliest tokens, text that is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from client_agent.errors import TokenizerUnfit
+from client_agent.model.examples import Example, Turn, encode_example, encode_prompt
+from client_agent.model.frames import random_frames
+from client_agent.model.generation import completion, growing_text
+from client_agent.model.inject import inject_pq
+from client_agent.model.loading import BaseModel
+from schemas.messages.federations import AdapterPlan
+from tests.client_agent.conftest import character_tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+PLAN = AdapterPlan(rank=8, blocks=2, private_rank=2)
+
+
+def test_a_prompt_is_tokenised_as_before_an_answer_in_training() -> None:
+    tokenizer = character_tokenizer()
+    example = Example("rev abc=", "cba")
+    ids = encode_prompt("rev abc=", tokenizer, chat=False)
+    whole = encode_example(example, tokenizer, 64)
+    assert tuple(ids) == whole.ids[: whole.answer.index(True)]
+
+
+def test_a_chats_prompt_is_the_users_turn() -> None:
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    whole = encode_example(Example("", "cba", (Turn("user", "rev abc="),)), tokenizer, 64)
+    assert tuple(encode_prompt("rev abc=", tokenizer, chat=True)) == whole.ids[: whole.answer.index(True)]
+    with pytest.raises(TokenizerUnfit, match="chat template"):
+        encode_prompt("rev abc=", character_tokenizer(), chat=True)
+
+
+def test_an_end_token_that_the_tokenizer_adds_is_not_part_of_a_prompt() -> None:
+    tokenizer = character_tokenizer()
+    plain = encode_prompt("ab<eos>", tokenizer, chat=False)
+    ends = [("<bos>", tokenizer.bos_token_id), ("<eos>", tokenizer.eos_token_id)]
+    cast(Any, tokenizer).backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", pair="<bos> $A $B <eos>", special_tokens=ends
+    )
+    assert encode_prompt("ab<eos>", tokenizer, chat=False) == plain
+    assert plain[-1] == tokenizer.eos_token_id  # the one that was written
+    assert encode_prompt("", tokenizer, chat=False) == [tokenizer.bos_token_id]
+
+
+def test_the_likeliest_tokens_are_those_of_public_generation(each_architecture: BaseModel) -> None:
+    base = each_architecture
+    model, tokenizer = cast(Any, base.model), cast(Any, base.tokenizer)
+    rng = np.random.default_rng(0)
+    with inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=False) as adapter:
+        adapter.load({n: 0.3 * rng.standard_normal(s).astype(np.float32) for n, s in adapter.layout.items()})
+        lengths = set()
+        for prompt in ("rev abc=", "k", "zz|9 <"):
+            ids = encode_prompt(prompt, base.tokenizer, chat=False)
+            whole = model.generate(
+                torch.tensor([ids]),
+                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+                max_new_tokens=24,
+                do_sample=False,
+                eos_token_id=[0, 1, 2],
+                pad_token_id=0,
+            )
+            expected = tokenizer.decode(whole[0, len(ids) :], skip_special_tokens=True)
+            pieces = list(completion(base, ids, max_new_tokens=24))
+            assert "".join(pieces) == expected
+            lengths.add(len(expected))
+        assert max(lengths) > 0
+
+
+def test_generation_stops_at_the_limit(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    ids = encode_prompt("rev abc=", base.tokenizer, chat=False)
+    longest = "".join(completion(base, ids, max_new_tokens=9))
+    assert "".join(completion(base, ids, max_new_tokens=3)) == longest[:3]
+
+
+def test_characters_of_several_tokens_come_whole() -> None:
+    alphabet = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    prompt, answer = cast(Any, fast)("né="), cast(Any, fast)("日本é a")
+    pieces = list(growing_text(fast, prompt["input_ids"], answer["input_ids"]))
+    assert pieces == ["日", "本", "é", " ", "a"]
+    cut = list(growing_text(fast, prompt["input_ids"], answer["input_ids"][:4]))
+    assert cut == ["日", "\N{REPLACEMENT CHARACTER}"]

@@ -1,0 +1,138 @@
+"""P and Q are everybody's, LoRA is each base model's own: in one update, whatever the shapes are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from schemas.maths.adapter import Layout
+from schemas.wire.envelope import slots, unpack
+from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, SET, body
+from tests.coordinator.alignment.test_alignment import deliver as deliver_pack
+from tests.served import Served, Silo
+from tests.taking_part import join, put, show, update_body, url, wait_for
+
+THIRD = "tiny-m-bbbbbbbbbbbb"
+SHAPES = {"q": [5, 6]}  # of every base model: shapes alone must not decide
+LORA = ("l0.q.A", "l0.q.B", "l1.q.A", "l1.q.B")
+
+
+def federation(served: Served, strategy: dict[str, Any]) -> str:
+    fid = served.federation(
+        strategy=strategy,
+        adapter={"rank": 2, "blocks": 1, "roles": ["q"], "same_architecture_rank": 3},
+        rounds={"total": 3, "min_clients": 4, "collect_seconds": 600},
+        signature={"dim": 4},
+        alignment={"pivot": PIVOT, "frames": "random"},
+    )
+    frames = {"b0.q.A": np.ones((2, 6), np.float32), "b0.q.B": np.ones((5, 2), np.float32)}
+    for model in (PIVOT, OTHER, THIRD):
+        pack = body(fid, model, frames, selected=["b0.q"], errors={}, alignment_set=SET)
+        assert deliver_pack(served.admin, fid, model, pack).status_code == 201
+    return fid
+
+
+def enrol(served: Served, fid: str, name: str, model: str) -> Silo:
+    return served.enrol(fid, name, base_model=model, layers=2, shapes=SHAPES)
+
+
+def layout(silo: Silo) -> Layout:
+    return {name: tuple(shape) for name, shape in silo.http.get("/v1/me").json()["layout"].items()}
+
+
+def pack_digest(silo: Silo, model: str) -> str:
+    answer = silo.http.get(f"/v1/federations/{silo.federation_id}/alignments/{model}")
+    return answer.headers["etag"].strip('"')
+
+
+def deliver(silo: Silo, model: str, number: int, shared: float, own: float, signature: list[float]) -> None:
+    base = join(silo, number)
+    tensors = {
+        name: np.full(shape, own if name in LORA else shared, np.float32)
+        for name, shape in layout(silo).items()
+    }
+    content = update_body(
+        silo,
+        number,
+        base,
+        tensors,
+        signature=np.array(signature, np.float32),
+        pack=pack_digest(silo, model),
+    )
+    answer = put(silo, number, content)
+    assert answer.status_code == 201, answer.text
+
+
+def served_values(silo: Silo, number: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Give what is served of P and Q, and of LoRA: one value each, repeated."""
+    answer = silo.http.get(url(silo, number, "/weights"))
+    with unpack(answer.content, encoding=None, expected=slots(layout(silo)), max_bytes=2**20) as envelope:
+        assert {*envelope.names} == {"b0.q.P", "b0.q.Q", *LORA}
+        own = np.concatenate([envelope.read_float32(name).ravel() for name in LORA])
+        shared = np.concatenate([envelope.read_float32(f"b0.q.{part}").ravel() for part in "PQ"])
+    return np.unique(shared), np.unique(own)
+
+
+ALIKE = [1.0, 0.0, 0.0, 0.0]
+EVERYBODY = {"sources": "all", "min_relevance": None, "centre": False, "include_self": True}
+
+
+@pytest.mark.parametrize("strategy", [{"name": "fedavg"}, {"name": "fedmosaic", "options": EVERYBODY}])
+def test_p_and_q_are_shared_by_all_and_lora_inside_each_base_model(
+    coordinator: Served, strategy: dict[str, Any]
+) -> None:
+    fid = federation(coordinator, strategy)
+    models = [PIVOT, PIVOT, OTHER, OTHER]
+    silos = [enrol(coordinator, fid, f"silo-{i}", model) for i, model in enumerate(models)]
+    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    for i, (silo, model) in enumerate(zip(silos, models, strict=True)):
+        deliver(silo, model, 1, shared=float(i), own=10.0 * i, signature=ALIKE)
+    wait_for(coordinator, fid, 1, "published")
+    for i, silo in enumerate(silos):
+        join(silo, 2)
+        shared, own = served_values(silo, 2)
+        np.testing.assert_allclose(shared, [1.5], rtol=1e-6)
+        np.testing.assert_allclose(own, [5.0 if i < 2 else 25.0], rtol=1e-6)
+    newcomers = {model: enrol(coordinator, fid, f"new-{model}", model) for model in (OTHER, THIRD)}
+    for model, own_of_it in ((OTHER, 25.0), (THIRD, 0.0)):
+        join(newcomers[model], 2, np.array(ALIKE, np.float32))
+        shared, own = served_values(newcomers[model], 2)
+        np.testing.assert_allclose(shared, [1.5], rtol=1e-6)
+        np.testing.assert_allclose(own, [own_of_it], rtol=1e-6)
+
+
+def test_lora_follows_relevance_inside_its_base_model(coordinator: Served) -> None:
+    fid = federation(coordinator, {"name": "fedmosaic", "options": {"centre": False, "sources": "all"}})
+    models = [PIVOT, PIVOT, PIVOT, OTHER]
+    signatures = [ALIKE, ALIKE, [0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]
+    silos = [enrol(coordinator, fid, f"silo-{i}", model) for i, model in enumerate(models)]
+    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    for i, (silo, model, signature) in enumerate(zip(silos, models, signatures, strict=True)):
+        deliver(silo, model, 1, shared=float(i), own=10.0 * i, signature=signature)
+    wait_for(coordinator, fid, 1, "published")
+    seen = []
+    for silo in silos:
+        join(silo, 2)
+        seen.append([float(values[0]) for values in served_values(silo, 2)])
+    # The last two are alike but of different base models: P and Q change hands, LoRA stays where it was.
+    np.testing.assert_allclose(seen, [[1, 10], [0, 0], [3, 20], [2, 30]], rtol=1e-6, atol=1e-6)
+    relevance = coordinator.admin.get(f"/v1/federations/{fid}/rounds/1/relevance").json()["relevance"]
+    np.testing.assert_allclose(np.sum(relevance, axis=1), 1.0)
+
+
+def test_an_update_without_its_lora_or_with_the_private_one_is_refused(coordinator: Served) -> None:
+    fid = federation(coordinator, {"name": "fedavg"})
+    silo = enrol(coordinator, fid, "a", PIVOT)
+    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    base = join(silo, 1)
+    whole = {name: np.ones(shape, np.float32) for name, shape in layout(silo).items()}
+    digest = pack_digest(silo, PIVOT)
+    private = {"private.l0.q.A": np.ones((3, 6), np.float32)}
+    for wrong in ({n: v for n, v in whole.items() if n != "l1.q.B"}, whole | private):
+        answer = put(silo, 1, update_body(silo, 1, base, wrong, pack=digest))
+        assert answer.status_code == 422, answer.text
+    assert put(silo, 1, update_body(silo, 1, base, whole, pack=digest)).status_code == 201
+    assert show(coordinator, fid, 1)["clients"][0]["norm"] == pytest.approx(np.sqrt(6 + 2 * 3 * 11))
