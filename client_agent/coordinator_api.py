@@ -22,7 +22,7 @@ from client_agent.errors import (
     CoordinatorUnreachable,
     DownloadDamaged,
 )
-from schemas.messages.alignment import Anchors
+from schemas.messages.alignment import Acceptance, Anchors
 from schemas.messages.enrolment import Enrolment, EnrolmentRequest, Me
 from schemas.messages.people import Hello
 from schemas.messages.rounds import FinishedBrief, Joined, RoundBrief, Scores, WeightsReference
@@ -149,6 +149,11 @@ class CoordinatorApi:
         """Deliver a base model's alignment pack."""
         path = f"/v1/federations/{federation}/alignments/{base_model}"
         self._call("PUT", path, content=body, headers=_upload_headers(body))
+
+    def put_acceptance(self, federation: str, base_model: str, tested: Acceptance) -> None:
+        """Say how a base model's alignment pack did in its acceptance test."""
+        path = f"/v1/federations/{federation}/alignments/{base_model}/acceptance"
+        self._call("PUT", path, json=tested.model_dump(mode="json"))
 
     def _call(
         self,

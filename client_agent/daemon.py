@@ -90,18 +90,32 @@ def run(participant: Participant, sleep: Callable[[float], None]) -> None:
 
 
 def prepare(participant: Participant, sleep: Callable[[float], None]) -> str | None:
-    """Wait for the federation to start, make the packs that are missing, and give the digest of ours.
+    """Wait for a round, make the packs that are missing, and give the digest of ours.
 
     Raises:
         Stopped: a stop was asked for.
         FederationOver: there is nothing to prepare for.
     """
+    return participant.frames(next_round(participant, sleep)).pack_digest
+
+
+def next_round(participant: Participant, sleep: Callable[[float], None]) -> RoundBrief:
+    """Wait for a round that waits for us: not before the federation starts, nor while our update is in.
+
+    Raises:
+        Stopped: a stop was asked for.
+        FederationOver: there will be none.
+    """
+    is_told = False
     while True:
         answer = participant.api.current_round(participant.federation)
         if isinstance(answer, FinishedBrief):
             raise FederationOver
         if isinstance(answer, RoundBrief):
-            return participant.frames(answer).pack_digest
+            return answer
+        if not is_told:
+            log.info("waiting for a round to open")
+            is_told = True
         sleep(answer.seconds)
 
 

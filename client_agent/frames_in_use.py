@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client_agent.coordinator_api import CoordinatorApi
-from client_agent.errors import CoordinatorRefused, PackRefused, Stopped
+from client_agent.errors import AlignmentImpossible, CoordinatorRefused, PackRefused, Stopped
 from client_agent.model.alignment import aligned_pack, pivot_pack, random_pack
 from client_agent.model.frames import Frames, random_frames
+from client_agent.model.loading import BaseModel
 from client_agent.model.pack import Pack
 from client_agent.round_folder import write_durably
 from client_agent.silo import Silo
@@ -22,6 +23,7 @@ from schemas.wire.digests import digest_of
 log = logging.getLogger(__name__)
 
 _CONFLICT = 409
+_PACK = "pack.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +49,25 @@ def frames_for(
         PackRefused: the coordinator does not take the pack that was made.
         Stopped: `stop` said so; what was finished before is not made again.
     """
+    if brief.alignment is not None and not (folder / _PACK).exists():
+        making = _Making(silo, api, federation, folder, brief.adapter, brief.alignment, stop)
+        write_durably(folder / _PACK, making.our_pack())
+    return frames_kept(brief, silo.base, folder)
+
+
+def frames_kept(brief: RoundBrief, base: BaseModel, folder: Path) -> FramesInUse:
+    """Give the frames that this machine has: those of the pack in the folder, or random ones.
+
+    Raises:
+        AlignmentImpossible: the pack is not here, or is not one of this base model.
+    """
     if brief.adapter.kind == "lora":
         return FramesInUse({}, None)
     if brief.alignment is None:
-        return FramesInUse(random_frames(silo.base, brief.adapter, brief.training.seed), None)
-    file = folder / "pack.safetensors"
+        return FramesInUse(random_frames(base, brief.adapter, brief.training.seed), None)
+    file = folder / _PACK
     if not file.exists():
-        making = _Making(silo, api, federation, folder, brief.adapter, brief.alignment, stop)
-        write_durably(file, making.our_pack())
+        raise AlignmentImpossible(f"{file} is missing; `tessera agent align` fetches it")
     body = file.read_bytes()
     return FramesInUse(Pack.from_body(body).frames(), digest_of(body))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated, BinaryIO, cast
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from sqlalchemy.orm import Session
 
 from coordinator import events, payloads
@@ -34,7 +34,7 @@ from coordinator.federations.store import federation, plan_of
 from coordinator.json_body import json_body, takes
 from coordinator.locks import lock_federation
 from coordinator.logs import logger
-from coordinator.paths import FederationId
+from coordinator.paths import BaseModel, FederationId
 from coordinator.problems import answers
 from coordinator.rounds import store as rounds
 from coordinator.rounds.traffic import sent_to
@@ -53,11 +53,6 @@ PACK_BYTES = 256 * 2**20
 
 ANCHORS_BYTES = 32 * 2**20
 """The most the anchor texts may have."""
-
-BaseModel = Annotated[
-    str,
-    Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$", description="A base model's slug with its digest."),
-]
 
 
 def _planned(row: FederationRow) -> FederationPlan:

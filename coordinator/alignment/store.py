@@ -9,8 +9,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.errors import NotFound
+from coordinator.federations.store import standing
 from coordinator.tables import AnchorsRow, PackRow
-from schemas.messages.alignment import AlignmentManifest, PackView
+from schemas.messages.alignment import Acceptance, AcceptanceView, AlignmentManifest, PackView
 
 Row = TypeVar("Row")
 
@@ -76,9 +77,28 @@ def keep_pack(
     row.errors = {name: error.model_dump() for name, error in manifest.errors.items()}
     row.stored_by = stored_by
     row.stored_at = moment
+    row.acceptance = None  # what was tested was the one before
     session.add(row)
     session.flush()
     return row
+
+
+def acceptance(row: PackRow) -> Acceptance | None:
+    """Which acceptance test was stored for a pack?"""
+    if row.acceptance is None:
+        return None
+    said = {name: value for name, value in row.acceptance.items() if name not in ("tested_by", "tested_at")}
+    return Acceptance.model_validate({"pack": row.digest, **said})
+
+
+def keep_acceptance(
+    session: Session, row: PackRow, tested: Acceptance, *, tested_by: str | None, moment: datetime
+) -> None:
+    """Keep a pack's acceptance test, in place of the one before; `tested_by` is None for an operator."""
+    said = tested.model_dump(mode="json", exclude={"pack"})
+    shown = AcceptanceView.model_validate({**said, "tested_by": tested_by, "tested_at": moment})
+    row.acceptance = shown.model_dump(mode="json")
+    session.flush()
 
 
 def view(row: PackRow) -> PackView:
@@ -92,6 +112,8 @@ def view(row: PackRow) -> PackView:
             "selected": row.selected,
             "errors": row.errors,
             "stored_at": row.stored_at,
+            "acceptance": row.acceptance,
+            "sharing": standing(row).sharing,
         }
     )
 

@@ -119,6 +119,23 @@ function relevance(view, names) {
   view.relevance.flat().forEach((value, i) => { cells[i].style.background = `rgba(var(--brand), ${0.75 * value})`; });
 }
 
+function packs(found) {
+  at("alignment-part").hidden = !found.length;
+  const error = (pack, name) => {
+    if (!pack.errors[name]) return "–";
+    return `${share(pack.errors[name].b_task)}${pack.selected.includes(name) ? "" : " (not shared)"}`;
+  };
+  const mean = (values) => values.reduce((a, b) => a + b) / values.length;
+  const losses = (pack, start) => pack.acceptance
+    ? pack.acceptance.directions.map((direction) => share(mean(direction.endings[start].loss))).join(" / ") : "–";
+  table(at("packs"), ["base model", "acceptance test", "loss from right P, Q", "from zero", "wrong task", "random frames", "shares"],
+    found.map((pack) => [pack.base_model, pack.acceptance ? pack.acceptance.verdict : "untested",
+      ...["right", "zero", "wrong_task", "random_frames"].map((start) => losses(pack, start)), pack.sharing]));
+  const names = [...new Set(found.flatMap((pack) => Object.keys(pack.errors)))].sort();
+  table(at("errors"), ["block and role", ...found.map((pack) => pack.base_model)],
+    names.map((name) => [name, ...found.map((pack) => error(pack, name))]));
+}
+
 async function show() {
   const federations = (await ask("/v1/federations?limit=100")).items;
   const chosen = at("federation").value || (federations.at(-1) || {}).id;
@@ -146,6 +163,7 @@ async function show() {
   table(at("rounds"), ["round", "state", "opened", "updates", "up", "down", "mean exact match", "worst"],
     rounds.map((r) => [r.round, r.reason ? `${r.state}: ${r.reason}` : r.state, time(r.opened_at), `${r.counts.arrived} of ${r.counts.joined}`,
       size(r.bytes.up), size(r.bytes.down), share(r.scores && r.scores.mean.exact_match), share(r.scores && r.scores.worst.exact_match)]));
+  packs(federation.alignment.length ? (await ask(`${path}/alignments`)).items : []);
   at("claims").replaceChildren(...federation.claims.map((claim) => element("li", claim)));
 }
 

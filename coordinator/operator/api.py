@@ -45,6 +45,10 @@ class Coordinator:
         """Read something."""
         return self._call("GET", path, params=query)
 
+    def check_readiness(self) -> None:
+        """Ask whether the service and its database answer."""
+        self._send("GET", "/readyz")
+
     def post(self, path: str, message: Mapping[str, Any] | None = None) -> Any:
         """Make or start something."""
         return self._call("POST", path, json=message)
@@ -67,6 +71,10 @@ class Coordinator:
             page = self.get(path, after=page["next"])
 
     def _call(self, method: str, path: str, **options: Any) -> Any:
+        answer = self._send(method, path, **options)
+        return answer.json() if answer.content else None
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         import httpx
 
         try:
@@ -75,9 +83,9 @@ class Coordinator:
             give_up(f"{self._client.base_url} does not answer ({type(error).__name__}): {error}")
         except httpx.InvalidURL:
             give_up(f"{path!r} cannot be part of a URL")
-        if answer.is_success:
-            return answer.json() if answer.content else None
-        give_up(_explained(answer))
+        if not answer.is_success:
+            give_up(_explained(answer))
+        return answer
 
 
 def give_up(reason: str) -> NoReturn:

@@ -118,6 +118,7 @@ def _show(federation: dict[str, Any], as_json: bool) -> None:
             f"{federation['clients']['revoked']} revoked",
             "created": ago(federation["created_at"]),
             **{key: _line(value) for key, value in plan.items() if key != "name"},
+            **{pack["base_model"]: pack["sharing"] for pack in federation["alignment"]},
             **{f"claim {n}": claim for n, claim in enumerate(federation["claims"], 1)},
         }
     )

@@ -1,26 +1,21 @@
-"""Rounds as they happen, and what rounds across architectures need: anchors and alignment packs."""
+"""Rounds as they happen."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.operator.api import DEFAULT_URL, AsJson, Coordinator, Token, Url, give_up, print_json
-from coordinator.operator.show import ago, print_facts, print_table, size, table, traffic, until
+from coordinator.operator.api import DEFAULT_URL, AsJson, Coordinator, Token, Url, print_json
+from coordinator.operator.show import ago, print_table, table, traffic, until
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 app = typer.Typer(help="The rounds of a federation.", no_args_is_help=True)
-anchors = typer.Typer(help="The public texts on which base models are aligned.", no_args_is_help=True)
-alignments = typer.Typer(help="Alignment packs, one per base model.", no_args_is_help=True)
 
 Federation = Annotated[str, typer.Argument(help="The federation's id.")]
 
@@ -92,46 +87,6 @@ def watch(
     with Live(refresh_per_second=4) as live:
         for found in seen:
             live.update(_round(found) if found is not None else "No round yet.")
-
-
-@anchors.command("put")
-def put_anchors(
-    federation: Federation,
-    file: Annotated[Path, typer.Argument(help='JSON: {"anchors": [{"id", "prompt", "answer"}, ...]}.')],
-    url: Url = DEFAULT_URL,
-    token: Token = "",
-    as_json: AsJson = False,
-) -> None:
-    """Store a federation's anchor texts."""
-    try:
-        body = file.read_bytes()
-    except OSError as error:
-        give_up(f"{file}: {error.strerror}")
-    digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
-    headers = {"Content-Type": "application/json", "Content-Digest": f"sha-256=:{digest}:"}
-    stored = Coordinator(url, token).put(f"/v1/federations/{federation}/anchors", body, headers)
-    if as_json or stored is not None:
-        print_json(stored) if as_json else print_facts(stored)
-    else:
-        typer.echo("Stored.")
-
-
-@alignments.command("list")
-def list_alignments(
-    federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
-) -> None:
-    """List the alignment packs of a federation."""
-    found = list(Coordinator(url, token).pages(f"/v1/federations/{federation}/alignments"))
-    if as_json:
-        print_json(found)
-        return
-    print_table(
-        ["base model", "modules", "size", "digest", "stored"],
-        [
-            (p["base_model"], len(p["selected"]), size(p["bytes"]), p["digest"][:19], ago(p["stored_at"]))
-            for p in found
-        ],
-    )
 
 
 def _current_rounds(coordinator: Coordinator, federation: str, interval: float) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 
@@ -59,38 +60,35 @@ def layout(session: Session, fid: str, plan: FederationPlan, base_model: str, pr
     return layout_of(plan, profile, selected)
 
 
-def zeros(tensors: Layout, manifest: WeightsManifest) -> tuple[WeightsReference, Iterator[bytes]]:
-    """Make a body of zeros: its name, and its bytes in pieces of a chunk at most."""
-    beginning = head(tensors, manifest)
-    length = size(tensors) * _FLOAT32_BYTES
-    name = _Zeros(beginning, length)
-    return WeightsReference(digest=_digest(name), bytes=len(beginning) + length), name.pieces()
+def zeros(tensors: Layout, manifest: WeightsManifest) -> tuple[WeightsReference, Zeros]:
+    """Make a body of zeros: its name, and what it is made of."""
+    made = Zeros(head(tensors, manifest), size(tensors) * _FLOAT32_BYTES)
+    named = WeightsReference(digest=_digest(made.head, made.size), bytes=len(made.head) + made.size)
+    return named, made
 
 
-class _Zeros:
-    """A head and zeros; two of them are equal when their bytes are."""
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """A head of a client's own, and `size` bytes of zeros, which it shares with all who start anew."""
 
-    def __init__(self, beginning: bytes, length: int) -> None:
-        self._beginning = beginning
-        self._length = length
-        self._key = (sha256(beginning).digest(), length)
+    head: bytes
+    size: int
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Zeros) and other._key == self._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
+    @property
+    def digest(self) -> str:
+        """The digest of the zeros, without the head."""
+        return _digest(b"", self.size)
 
     def pieces(self) -> Iterator[bytes]:
-        yield self._beginning
-        for at in range(0, self._length, CHUNK_BYTES):
-            yield bytes(min(CHUNK_BYTES, self._length - at))
+        """Give the zeros in pieces of a chunk at most."""
+        for at in range(0, self.size, CHUNK_BYTES):
+            yield bytes(min(CHUNK_BYTES, self.size - at))
 
 
 # A client asks for its round again and again until the round begins, and the answer is a hash of megabytes.
 @lru_cache(maxsize=4096)
-def _digest(zeros: _Zeros) -> str:
-    seen = sha256()
-    for piece in zeros.pieces():
+def _digest(beginning: bytes, size: int) -> str:
+    seen = sha256(beginning)
+    for piece in Zeros(beginning, size).pieces():
         seen.update(piece)
     return digest_from_hash(seen.hexdigest())

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 
 from coordinator import events
 from coordinator.database import now
-from coordinator.errors import FederationStateConflict
-from coordinator.federations.store import plan_of
+from coordinator.errors import AnchorsMissing, FederationStateConflict
+from coordinator.federations.store import anchors_stored, plan_of
 from coordinator.rounds import store
 from coordinator.rounds.lifecycle import (
     ENDED,
@@ -33,12 +33,29 @@ def start(session: Session, federation: FederationRow) -> None:
 
     Raises:
         FederationStateConflict: it is finished.
+        AnchorsMissing: fewer anchor texts are stored than the plan aligns its base models on.
     """
     if federation.state == "finished":
         raise FederationStateConflict(state=federation.state)
+    if federation.state == "open":
+        _require_anchors(session, federation)
     federation.state = "running"
     session.flush()
     follow(session, federation)
+
+
+def _require_anchors(session: Session, federation: FederationRow) -> None:
+    plan = plan_of(federation)
+    if plan.alignment is None:
+        return
+    are_read = plan.alignment.frames != "random" or plan.signature.kind == "representation"
+    stored = anchors_stored(session, federation.id)
+    if are_read and stored < plan.alignment.anchors:
+        raise AnchorsMissing(
+            f"the plan aligns base models on {plan.alignment.anchors} anchor texts and {stored} are stored",
+            needed=plan.alignment.anchors,
+            stored=stored,
+        )
 
 
 def pause(session: Session, federation: FederationRow) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from coordinator.database import now
 from coordinator.enrolment.auth import AsMember, AsOperator, AsReader, Member, Person
 from coordinator.errors import (
+    AnchorsMissing,
     AuthMissing,
     FederationStateConflict,
     Forbidden,
@@ -58,7 +59,9 @@ _PLACE = re.compile(r"[0-9]{1,9}")
 _METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
 
 
-@router.post("/start", responses=answers(AuthMissing, Forbidden, NotFound, FederationStateConflict))
+@router.post(
+    "/start", responses=answers(AuthMissing, Forbidden, NotFound, FederationStateConflict, AnchorsMissing)
+)
 def start_federation(_: AsOperator, fid: FederationId, session: Writing) -> Federation:
     """Open the first round, or go on after a pause."""
     row = lock_federation(session, fid)

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 
-def _wake(request: Request) -> Callable[[], None]:
+async def _wake(request: Request) -> Callable[[], None]:
     wake: Callable[[], None] = request.app.state.ticker.wake
     return wake
 

@@ -1,6 +1,6 @@
-"""Pretrain the two tiny Llama models of the examples on the public tasks and save them.
+"""Pretrain the tiny models of the examples on the public tasks and save them.
 
-    python examples/models/make_models.py            both models, about ten minutes on one core
+    python examples/models/make_models.py            all three, about a quarter of an hour on one core
     python examples/models/make_models.py --only s   one of them
 
 It knows nothing of the client tasks. The same seed on the same machine gives the same weights.
@@ -22,33 +22,46 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 from torch.nn import functional as nnf
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from client_agent.model.tokens import NO_TARGET, Batch, collate, encode
 from examples.tasks import MAX_TOKENS, PUBLIC_TASKS, VOCABULARY, Example, draw, mixture
 
-IGNORE: Final = -100  # the label of a token that carries no loss
+SPECIAL: Final = ("<pad>", "<bos>", "<eos>", "<unk>")
+TOKENIZER_TEXTS: Final = 20_000  # that merges are counted on
 HELD_OUT: Final = 200  # examples per public task that pretraining never sees
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The shape of one model and how long it is trained."""
+    """The shape of one model and how long it is trained; without `merges` a token is a character."""
 
     name: str
     width: int
     depth: int
     inner: int
     steps: int
+    is_qwen: bool = False
+    merges: int = 0
 
 
 SIZES: Final = {
     "s": Size("tiny-s", width=96, depth=4, inner=256, steps=600),
     "l": Size("tiny-l", width=128, depth=8, inner=352, steps=500),
+    # About fifty merges spell the tasks' names; the others join letters, so that words are cut differently.
+    "q": Size("tiny-q", width=112, depth=6, inner=304, steps=700, is_qwen=True, merges=80),
 }
 
 
@@ -90,16 +103,9 @@ def orthogonalised(m: Tensor, iterations: int = 5) -> Tensor:
     return x.mT if tall else x
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character; a single text opens with bos; offsets are character positions."""
-    special = ["<pad>", "<bos>", "<eos>", "<unk>"]
-    ids = {token: i for i, token in enumerate([*special, *VOCABULARY])}
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", ids["<bos>"])]
-    )
+def make_tokenizer(size: Size) -> PreTrainedTokenizerFast:
+    """One token per character, or pieces learnt from public text; a single text opens with bos."""
+    tokenizer = pieces(size.merges) if size.merges else characters()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
@@ -112,45 +118,77 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(size: Size, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+def characters() -> Tokenizer:
+    """One token per character; offsets are character positions."""
+    ids = {token: i for i, token in enumerate([*SPECIAL, *VOCABULARY])}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = opening_with_bos(tokenizer)
+    return tokenizer
+
+
+def pieces(merges: int) -> Tokenizer:
+    """Byte pairs as Qwen's and GPT-2's tokenizers join them: a space belongs to the word after it."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted({piece for letter in VOCABULARY for piece, _ in byte_level(letter)})
+    trainer = trainers.BpeTrainer(
+        vocab_size=len(SPECIAL) + len(alphabet) + merges,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    rng = random.Random("tokenizer")
+    texts = mixture(PUBLIC_TASKS, TOKENIZER_TEXTS, rng)
+    tokenizer.train_from_iterator((text.prompt + text.completion for text in texts), trainer)
+    tokenizer.post_processor = opening_with_bos(tokenizer)
+    return tokenizer
+
+
+def byte_level(text: str) -> list[tuple[str, tuple[int, int]]]:
+    """Write text as a byte-level tokenizer does before it merges anything."""
+    split: list[tuple[str, tuple[int, int]]] = pre_tokenizers.ByteLevel(
+        add_prefix_space=False
+    ).pre_tokenize_str(text)
+    return split
+
+
+def opening_with_bos(tokenizer: Tokenizer) -> processors.TemplateProcessing:
+    bos = tokenizer.token_to_id("<bos>")
+    return processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", bos)]
+    )
+
+
+def make_model(size: Size, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=size.width,
-        intermediate_size=size.inner,
-        num_hidden_layers=size.depth,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return LlamaForCausalLM(config)
+    shape = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": size.width,
+        "intermediate_size": size.inner,
+        "num_hidden_layers": size.depth,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": size.width // 4,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    return Qwen3ForCausalLM(Qwen3Config(**shape)) if size.is_qwen else LlamaForCausalLM(LlamaConfig(**shape))
 
 
-def as_batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> tuple[Tensor, Tensor]:
-    """Token ids and labels (n, t), padded on the right; the completion and eos carry the loss."""
-    ids = tokenizer.get_vocab()
-    pad, bos, eos = ids["<pad>"], ids["<bos>"], ids["<eos>"]
-    rows: list[list[int]] = []
-    labels: list[list[int]] = []
-    for example in examples:
-        prompt = [bos, *(ids[a] for a in example.prompt)]
-        answer = [*(ids[a] for a in example.completion), eos]
-        rows.append(prompt + answer)
-        labels.append([IGNORE] * len(prompt) + answer)
-    longest = max(map(len, rows))
-    assert longest <= MAX_TOKENS
-    return (
-        torch.tensor([row + [pad] * (longest - len(row)) for row in rows]),
-        torch.tensor([row + [IGNORE] * (longest - len(row)) for row in labels]),
-    )
+def as_batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> Batch:
+    """Tokenise, padded on the right; the completion and eos are what is to be predicted."""
+    texts = [encode(tokenizer, e.prompt, e.completion, max_length=MAX_TOKENS) for e in examples]
+    return collate(texts, pad=SPECIAL.index("<pad>"))
 
 
 def pretrain(
-    model: LlamaForCausalLM, size: Size, tokenizer: PreTrainedTokenizerFast, seed: int, held_out: set[str]
+    model: PreTrainedModel, size: Size, tokenizer: PreTrainedTokenizerFast, seed: int, held_out: set[str]
 ) -> float:
     """Train in place: Muon on the hidden matrices, AdamW on the rest. Returns CPU seconds."""
     hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name]
@@ -171,11 +209,9 @@ def pretrain(
     with Progress(*columns) as progress:
         bar = progress.add_task(size.name, total=size.steps, loss=float("nan"))
         for step in range(size.steps):
-            ids, labels = as_batch(mixture(PUBLIC_TASKS, 128, rng, avoid=held_out), tokenizer)
-            logits = model(input_ids=ids).logits
-            loss = nnf.cross_entropy(
-                logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE
-            )
+            batch = as_batch(mixture(PUBLIC_TASKS, 128, rng, avoid=held_out), tokenizer)
+            logits = model(input_ids=batch.ids).logits
+            loss = nnf.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=NO_TARGET)
             loss.backward()
             scale = min(1.0, (step + 1) / 20) * (1 - step / size.steps)
             adam.param_groups[0]["lr"] = 3e-3 * scale
@@ -188,20 +224,20 @@ def pretrain(
 
 @torch.no_grad()
 def exact_match(
-    model: LlamaForCausalLM, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast
+    model: PreTrainedModel, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast
 ) -> float:
     """The share of examples whose whole answer, eos included, greedy decoding would write.
 
     Under teacher forcing the argmax equals greedy decoding up to the first mistake: nothing is generated.
     """
-    ids, labels = as_batch(examples, tokenizer)
-    guess = model(input_ids=ids).logits[:, :-1].argmax(-1)
-    right = (guess == labels[:, 1:]) | (labels[:, 1:] == IGNORE)
+    batch = as_batch(examples, tokenizer)
+    guess = model(input_ids=batch.ids).logits.argmax(-1)
+    right = (guess == batch.targets) | (batch.targets == NO_TARGET)
     return right.all(dim=1).float().mean().item()
 
 
 def save(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, facts: dict[str, object], target: Path
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, facts: dict[str, object], target: Path
 ) -> None:
     """Write the whole folder beside its place, then move it there."""
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
@@ -215,7 +251,7 @@ def save(
 
 
 def make(size: Size, out: Path, seed: int, console: Console) -> None:
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(size)
     rng = random.Random(f"held-out:{seed}")
     held_out = {task.name: draw(task, HELD_OUT, rng) for task in PUBLIC_TASKS}
     model = make_model(size, tokenizer, seed)
@@ -243,8 +279,8 @@ def make(size: Size, out: Path, seed: int, console: Console) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Pretrain tiny-s and tiny-l on the sixteen public tasks.")
-    parser.add_argument("--only", choices=sorted(SIZES), help="make one of the two models")
+    parser = argparse.ArgumentParser(description="Pretrain the tiny models on the sixteen public tasks.")
+    parser.add_argument("--only", choices=sorted(SIZES), help="make one of them")
     parser.add_argument(
         "--seed", type=int, default=0, help="of the weights and of the training text (default 0)"
     )

@@ -3,107 +3,126 @@
 from __future__ import annotations
 
 import json
-import random
-import sys
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from client_agent.model.alignment import aligned_pack, pivot_pack
-from client_agent.model.examples import Example
-from client_agent.model.frames import Frame, random_frames
-from client_agent.model.inject import inject_pq
+from client_agent.acceptance import FURTHER_STEPS, TASKS, Trial, judge, sides
+from client_agent.errors import AlignmentImpossible, Stopped
+from client_agent.model.alignment import aligned_pack, pivot_pack, random_pack
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.model.pack import Pack
-from client_agent.training.evaluate import evaluate
-from client_agent.training.loop import train
-from schemas.messages.alignment import Anchor
+from schemas.messages.alignment import Acceptance, Anchor, spread
 from schemas.messages.federations import AdapterPlan, AlignmentPlan, TrainingPlan
-from schemas.messages.rounds import Metrics
 
-ROOT = Path(__file__).parents[3]
+EXAMPLES = Path(__file__).parents[3] / "examples"
+RECORDS = json.loads((EXAMPLES / "anchors.json").read_text())["anchors"]
+ANCHORS = [Anchor.model_validate(record) for record in RECORDS]
 ADAPTER = AdapterPlan()
-State = dict[str, np.ndarray]
+TRAINING = TrainingPlan(max_length=64)
+DIGEST = "sha256:" + "0" * 64
 
 
-def drawn(task: str, seed: int, count: int) -> list[Example]:
-    sys.path.insert(0, str(ROOT))
-    try:
-        from examples.tasks import TASKS, draw
-    finally:
-        sys.path.remove(str(ROOT))
-    rng = random.Random(f"transfer:{task}:{seed}")
-    return [Example(e.prompt, e.completion) for e in draw(TASKS[task], count, rng)]
-
-
-def trained(
-    base: BaseModel, frames: Mapping[str, Frame], start: State | None, examples: list[Example], steps: int
-) -> tuple[State, Metrics]:
-    """Train on all examples but the last 96, and score on those."""
-    plan = TrainingPlan(steps=steps, batch_size=16, max_length=64)
-    with inject_pq(base, ADAPTER, frames, gated=False) as adapter:
-        if start is not None:
-            adapter.load(start)
-        train(base, adapter, examples[:-96], plan, seed=0, round_number=1)
-        return adapter.state(), evaluate(base, examples[-96:], max_length=64)
+def shipped(name: str) -> BaseModel:
+    return load_base_model(str(EXAMPLES / "models" / name), device=torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
-def models() -> tuple[BaseModel, BaseModel]:
+def pivot() -> tuple[BaseModel, Pack]:
     torch.set_num_threads(1)
-    small, large = (
-        load_base_model(str(ROOT / "examples" / "models" / name), device=torch.device("cpu"))
-        for name in ("tiny-s", "tiny-l")
-    )
-    return small, large
+    base = shipped("tiny-s")
+    return base, pivot_pack(base, ANCHORS, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
 
 
 @pytest.fixture(scope="module")
-def packs(models: tuple[BaseModel, BaseModel]) -> tuple[Pack, Pack]:
-    small, large = models
-    records = json.loads((ROOT / "examples" / "anchors.json").read_text())["anchors"]
-    anchors = [Anchor.model_validate(record) for record in records]
-    plan = AlignmentPlan(pivot=small.slug)
-    pivot = pivot_pack(small, anchors, ADAPTER, plan, "test")
-    return pivot, aligned_pack(large, small, pivot, anchors, ADAPTER, plan, "test")
+def hasty() -> tuple[BaseModel, Pack]:
+    """The pivot on few anchors, for what needs no good frames."""
+    base = shipped("tiny-s")
+    return base, pivot_pack(base, ANCHORS[:64], ADAPTER, AlignmentPlan(pivot=base.slug), "test")
+
+
+def aligned(base: BaseModel, pivot: tuple[BaseModel, Pack]) -> Pack:
+    return aligned_pack(base, *pivot, ANCHORS, ADAPTER, AlignmentPlan(pivot=pivot[0].slug), "test")
+
+
+def figures(base: BaseModel, pack: Pack, pivot: tuple[BaseModel, Pack]) -> Acceptance:
+    trial = Trial(ADAPTER, TRAINING, ANCHORS, seed=0)
+    one, other = sides(base, pack, *pivot, trial)
+    return judge(one, other, trial, pack=DIGEST)
 
 
 @pytest.mark.slow
-def test_later_blocks_are_shared_and_their_queries_and_keys_are_not(packs: tuple[Pack, Pack]) -> None:
-    selected = set(packs[1].manifest.selected)
+@pytest.mark.timeout(900)
+def test_later_blocks_are_shared_and_their_queries_and_keys_are_not(pivot: tuple[BaseModel, Pack]) -> None:
+    selected = set(aligned(shipped("tiny-l"), pivot).manifest.selected)
     assert {"b3.down", "b3.o", "b3.v", "b2.down", "b2.o"} <= selected
     assert not {"b2.q", "b2.k", "b3.q", "b3.k"} & selected
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("direction", ["small to large", "large to small"])
-def test_an_aligned_start_beats_zero_a_wrong_task_and_random_frames(
-    models: tuple[BaseModel, BaseModel], packs: tuple[Pack, Pack], direction: str
-) -> None:
-    """All at one learning rate: what is compared is the frames, not how fast P may move in them."""
-    selected = packs[1].manifest.selected
-    of_small, of_large = (
-        {name: replace(pack.frames()[name], rate=1.0) for name in selected} for pack in packs
-    )
-    pairs = [(models[0], of_small), (models[1], of_large)]
-    (source, theirs), (target, own) = pairs if direction == "small to large" else reversed(pairs)
-    task = drawn("cipher", 0, 64 + 128 + 96)
-    teach, learn = task[:64] + task[-96:], task[64:]
-    right, learnt = trained(source, theirs, None, teach, 60)
-    wrong, _ = trained(source, theirs, None, drawn("label", 0, 64 + 96), 60)
-    blind, _ = trained(source, random_frames(source, ADAPTER, 0), None, teach, 60)
-    assert learnt.exact_match > 0.6
-    after = {
-        "aligned": trained(target, own, right, learn, 10)[1],
-        "zero": trained(target, own, None, learn, 10)[1],
-        "wrong task": trained(target, own, wrong, learn, 10)[1],
-        "random frames": trained(target, random_frames(target, ADAPTER, 0), blind, learn, 10)[1],
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["tiny-l", "tiny-q"])
+def test_shipped_models_help_each_other_in_both_directions(pivot: tuple[BaseModel, Pack], name: str) -> None:
+    """`tessera agent alignment-test` on the shipped models, whose tokenizers differ in the case of tiny-q."""
+    base = shipped(name)
+    result = figures(base, aligned(base, pivot), pivot)
+    print(result.model_dump_json(indent=1))
+    assert result.steps == FURTHER_STEPS
+    assert [(d.source, d.target) for d in result.directions] == [
+        (pivot[0].slug, base.slug),
+        (base.slug, pivot[0].slug),
+    ]
+    for direction in result.directions:
+        assert spread(direction.learnt.exact_match)[0] > 0.3
+        right = direction.endings["right"]
+        for name_of_start in ("zero", "wrong_task", "random_frames"):
+            control = direction.endings[name_of_start]
+            assert direction.beats(name_of_start), (direction.source, name_of_start)
+            assert spread(right.exact_match)[0] > spread(control.exact_match)[0] + 0.1
+    assert result.verdict == "passed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_pack_whose_frames_say_nothing_fails(pivot: tuple[BaseModel, Pack]) -> None:
+    base = shipped("tiny-l")
+    pack = aligned(base, pivot)
+    generator = torch.Generator().manual_seed(0)
+    scrambled = {
+        name: torch.tensor(values)[:, torch.randperm(values.shape[1], generator=generator)].numpy()
+        if name.endswith(".A")
+        else values
+        for name, values in pack.tensors.items()
     }
-    print({name: (round(m.loss, 3), round(m.exact_match, 3)) for name, m in after.items()})
-    for name in ("zero", "wrong task", "random frames"):
-        assert after["aligned"].loss < after[name].loss, name
-        assert after["aligned"].exact_match > after[name].exact_match, name
+    assert figures(base, Pack(scrambled, pack.manifest), pivot).verdict == "failed"
+
+
+def test_the_pivot_and_packs_that_share_nothing_cannot_be_tested(hasty: tuple[BaseModel, Pack]) -> None:
+    base, of_pivot = hasty
+    trial = Trial(ADAPTER, TRAINING, ANCHORS, seed=0)
+    with pytest.raises(AlignmentImpossible, match="is the pivot"):
+        sides(base, of_pivot, base, of_pivot, trial)
+    nothing = Pack({}, of_pivot.manifest.model_copy(update={"selected": []}))
+    with pytest.raises(AlignmentImpossible, match="nothing to test"):
+        sides(shipped("tiny-l"), nothing, base, of_pivot, trial)
+
+
+def test_a_test_counts_its_steps_and_stops_when_it_is_told_to(hasty: tuple[BaseModel, Pack]) -> None:
+    base, of_pivot = hasty
+    seen: list[tuple[str, int, int]] = []
+    trial = Trial(ADAPTER, TRAINING, ANCHORS[:64], seed=0, steps=1)
+    other = shipped("tiny-l")
+    made = random_pack(other, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
+    manifest = made.manifest.model_copy(update={"alignment_set": of_pivot.manifest.alignment_set})
+    one, of_other = sides(other, Pack(made.tensors, manifest), base, of_pivot, trial)
+    with pytest.raises(Stopped):
+        judge(
+            one,
+            of_other,
+            trial,
+            pack=DIGEST,
+            progress=lambda *report: seen.append(report),
+            stop=lambda: len(seen) >= 2,
+        )
+    assert seen == [("acceptance test", done, 2 * TASKS * (3 * 60 + 4)) for done in (1, 2)]

@@ -32,19 +32,22 @@ ANCHORS = {"anchors": [{"id": f"a{i}", "prompt": f"{i} + {i} =", "answer": f" {2
 WIDTH = {PIVOT: 6, OTHER: 8}
 
 
-def aligned(served: Served, frames: str = "pca-tok", **plan: Any) -> str:
-    return served.federation(
+def aligned(served: Served, frames: str = "pca-tok", *, has_anchors: bool = True, **plan: Any) -> str:
+    fid = served.federation(
         **(
             {
                 "strategy": {"name": "fedmosaic", "options": {"sources": "all", "min_relevance": None}},
                 "adapter": {"rank": 2, "blocks": 1, "roles": ["q", "v"]},
                 "rounds": {"total": 2, "min_clients": 2, "collect_seconds": 600},
                 "signature": {"dim": 4},
-                "alignment": {"pivot": PIVOT, "frames": frames},
+                "alignment": {"pivot": PIVOT, "frames": frames, "anchors": len(ANCHORS["anchors"])},
             }
             | plan
         )
     )
+    if has_anchors:
+        assert served.admin.put(f"/v1/federations/{fid}/anchors", json=ANCHORS).status_code == 201
+    return fid
 
 
 def tensors(base_model: str, *, responses: bool | None = None) -> dict[str, Any]:
@@ -87,7 +90,7 @@ def refused(answer: httpx.Response) -> tuple[int, str]:
 
 
 def test_anchors_are_set_by_an_operator_before_the_start(coordinator: Served) -> None:
-    fid = aligned(coordinator)
+    fid = aligned(coordinator, has_anchors=False)
     path = f"/v1/federations/{fid}/anchors"
     silo = coordinator.enrol(fid, "a")
     assert refused(silo.http.get(path)) == (404, "not-found")
@@ -105,6 +108,30 @@ def test_anchors_are_set_by_an_operator_before_the_start(coordinator: Served) ->
     coordinator.admin.post(f"/v1/federations/{fid}/start")
     assert refused(operator.put(path, json=fewer)) == (409, "federation-state")
     assert operator.put(path, json=ANCHORS).status_code == 200
+
+
+@pytest.mark.parametrize("stored", [0, 2])
+def test_a_federation_does_not_start_with_fewer_anchors_than_it_aligns_on(
+    coordinator: Served, stored: int
+) -> None:
+    fid = aligned(coordinator, has_anchors=False)
+    if stored:
+        some = {"anchors": ANCHORS["anchors"][:stored]}
+        coordinator.admin.put(f"/v1/federations/{fid}/anchors", json=some)
+    answer = coordinator.admin.post(f"/v1/federations/{fid}/start")
+    assert refused(answer) == (409, "anchors-missing")
+    assert (answer.json()["needed"], answer.json()["stored"]) == (3, stored)
+    assert coordinator.admin.get(f"/v1/federations/{fid}").json()["state"] == "open"
+    coordinator.admin.put(f"/v1/federations/{fid}/anchors", json=ANCHORS)
+    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+
+
+def test_random_frames_start_without_anchors_unless_signatures_are_made_of_them(coordinator: Served) -> None:
+    fid = aligned(coordinator, frames="random", has_anchors=False)
+    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    fid = aligned(coordinator, frames="random", has_anchors=False, signature={"kind": "representation"})
+    answer = coordinator.admin.post(f"/v1/federations/{fid}/start")
+    assert refused(answer) == (409, "anchors-missing")
 
 
 def test_anchors_of_one_id_are_refused(coordinator: Served) -> None:

@@ -1,0 +1,232 @@
+"""Test an alignment pack: does what one architecture learnt help the other, more than anything else would?
+
+P and Q are taught a public pseudo-task in one model and go on learning in the other. Knows no coordinator.
+(fedmosaic.md section 3, acceptance test)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from client_agent.errors import AlignmentImpossible, Stopped
+from client_agent.model.adapter import Adapter, State
+from client_agent.model.alignment import HELD_OUT_EVERY
+from client_agent.model.anchors import pseudo_task
+from client_agent.model.examples import Example
+from client_agent.model.frames import Frames, random_frames
+from client_agent.model.inject import inject_pq
+from client_agent.model.loading import BaseModel
+from client_agent.model.pack import Pack
+from client_agent.model.responses import Progress
+from client_agent.model.selection import FITTING_TASKS, HELD_OUT_TASKS
+from client_agent.training.evaluate import evaluate
+from client_agent.training.loop import Step, train
+from schemas.messages.alignment import Acceptance, Anchor, Direction, Ending, Start, verdict_on
+from schemas.messages.federations import AdapterPlan, TrainingPlan
+from schemas.messages.rounds import Metrics
+
+TASKS = 3
+TAUGHT_STEPS = 60
+FURTHER_STEPS = 50
+_TAUGHT_BATCH = 16
+_FURTHER_BATCH = 8
+# At the plan's own rate every start has learnt a pseudo-task by the end, and where it began no longer shows.
+_FURTHER_RATE = 0.3
+_MOST_EXAMPLES = 256  # to be taught with, as many others to go on with, and the most that are scored on
+_FIRST_TASK = FITTING_TASKS + HELD_OUT_TASKS  # those before have chosen what is shared
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A model, the frames of what both packs share, and random ones of the same (block, role)."""
+
+    base: BaseModel
+    frames: Frames
+    random: Frames
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How a pack is tested: `steps` are the further ones; of `training` rate and lengths are used."""
+
+    adapter: AdapterPlan
+    training: TrainingPlan
+    anchors: Sequence[Anchor]
+    seed: int
+    steps: int = FURTHER_STEPS
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A pseudo-task: to be taught with, the same prompts wrongly answered, to go on with, to be scored on."""
+
+    teach: Sequence[Example]
+    wrong: Sequence[Example]
+    further: Sequence[Example]
+    held_out: Sequence[Example]
+
+
+def require_another(own: BaseModel, pivot: str) -> None:
+    """Make sure that a base model is not the pivot itself.
+
+    Raises:
+        AlignmentImpossible: it is.
+    """
+    if own.slug == pivot:
+        raise AlignmentImpossible(
+            f"{own.slug} is the pivot, to which the others are aligned: test where another base model runs"
+        )
+
+
+def sides(own: BaseModel, of_own: Pack, pivot: BaseModel, of_pivot: Pack, trial: Trial) -> tuple[Side, Side]:
+    """Put each model beside the frames that both packs share.
+
+    Raises:
+        AlignmentImpossible: the pack is the pivot's own, or the packs share nothing.
+    """
+    require_another(own, pivot.slug)
+    shared = [name for name in of_own.manifest.selected if name in of_pivot.manifest.selected]
+    if not shared or of_own.manifest.alignment_set != of_pivot.manifest.alignment_set:
+        raise AlignmentImpossible(
+            f"the packs of {own.slug} and {pivot.slug} share no (block, role): there is nothing to test"
+        )
+
+    def side(base: BaseModel, pack: Pack) -> Side:
+        frames, random = pack.frames(), random_frames(base, trial.adapter, trial.seed)
+        return Side(base, {name: frames[name] for name in shared}, {name: random[name] for name in shared})
+
+    return side(own, of_own), side(pivot, of_pivot)
+
+
+def judge(
+    own: Side,
+    pivot: Side,
+    trial: Trial,
+    *,
+    pack: str,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Acceptance:
+    """Test the pack of `own`, whose digest is `pack`, in both directions.
+
+    Every start goes on with the same examples in the same order, for as many steps at the same rate. Random
+    frames are those that the seed draws in each model, taught the right task.
+
+    Raises:
+        Stopped: `stop` said so.
+    """
+    tasks = [_task(trial, number) for number in range(TASKS)]
+    learner = _Learner(trial, progress, stop)
+    directions = [
+        _direction(learner, source, target, tasks) for source, target in ((pivot, own), (own, pivot))
+    ]
+    return Acceptance(
+        pack=pack,
+        verdict=verdict_on(directions),
+        directions=directions,
+        taught=TAUGHT_STEPS,
+        steps=trial.steps,
+        seed=trial.seed,
+    )
+
+
+class _Learner:
+    """Trains P and Q; counts the steps of all trainings together."""
+
+    def __init__(self, trial: Trial, progress: Progress | None, stop: Callable[[], bool] | None) -> None:
+        # P and Q alone: what may train beside them means nothing in another architecture.
+        self._adapter = trial.adapter.model_copy(update={"same_architecture_rank": 0, "private_rank": 0})
+        self._taught = trial.training.model_copy(
+            update={"steps": TAUGHT_STEPS, "batch_size": _TAUGHT_BATCH, "seed": trial.seed}
+        )
+        rate = _FURTHER_RATE * trial.training.learning_rate
+        self._further = self._taught.model_copy(
+            update={"steps": trial.steps, "batch_size": _FURTHER_BATCH, "learning_rate": rate}
+        )
+        self._progress = progress
+        self._stop = stop
+        self._done = 0
+        self._total = 2 * TASKS * (3 * TAUGHT_STEPS + 4 * trial.steps)
+
+    def taught(self, base: BaseModel, frames: Frames, examples: Sequence[Example]) -> State:
+        """Teach from zero; give P and Q."""
+        with inject_pq(base, self._adapter, frames, gated=False) as adapter:
+            self._train(base, adapter, examples, self._taught)
+            return adapter.state()
+
+    def gone_on(self, base: BaseModel, frames: Frames, start: State | None, task: _Task) -> Metrics:
+        """Take the further steps from a start, or from zero; give the score on held-out anchors."""
+        with inject_pq(base, self._adapter, frames, gated=False) as adapter:
+            if start is not None:
+                adapter.load(start)
+            self._train(base, adapter, task.further, self._further)
+            return evaluate(base, task.held_out, max_length=self._further.max_length)
+
+    def score(self, base: BaseModel, frames: Frames, state: State, task: _Task) -> Metrics:
+        """Score P and Q as they are."""
+        with inject_pq(base, self._adapter, frames, gated=False) as adapter:
+            adapter.load(state)
+            return evaluate(base, task.held_out, max_length=self._further.max_length)
+
+    def _train(
+        self, base: BaseModel, adapter: Adapter, examples: Sequence[Example], plan: TrainingPlan
+    ) -> None:
+        train(
+            base, adapter, examples, plan, seed=plan.seed, round_number=1, on_step=self._step, stop=self._stop
+        )
+        if self._stop is not None and self._stop():
+            raise Stopped
+
+    def _step(self, step: Step) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress("acceptance test", self._done, self._total)
+
+
+def _direction(learner: _Learner, source: Side, target: Side, tasks: Sequence[_Task]) -> Direction:
+    """Teach in the source, go on in the target, one pseudo-task after the other."""
+    learnt: list[Metrics] = []
+    endings: dict[Start, list[Metrics]] = {}
+    for task in tasks:
+        right = learner.taught(source.base, source.frames, task.teach)
+        learnt.append(learner.score(source.base, source.frames, right, task))
+        starts: dict[Start, tuple[Frames, State | None]] = {
+            "right": (target.frames, right),
+            "zero": (target.frames, None),
+            "wrong_task": (target.frames, learner.taught(source.base, source.frames, task.wrong)),
+            "random_frames": (target.random, learner.taught(source.base, source.random, task.teach)),
+        }
+        for name, (frames, start) in starts.items():
+            endings.setdefault(name, []).append(learner.gone_on(target.base, frames, start, task))
+    return Direction(
+        source=source.base.slug,
+        target=target.base.slug,
+        learnt=_ending(learnt),
+        endings={name: _ending(scores) for name, scores in endings.items()},
+    )
+
+
+def _ending(scores: Sequence[Metrics]) -> Ending:
+    return Ending(loss=[s.loss for s in scores], exact_match=[s.exact_match for s in scores])
+
+
+def _task(trial: Trial, number: int) -> _Task:
+    """Draw a pseudo-task and a wrong one on its prompts; it is scored on anchors that fitted no frame."""
+    anchors = trial.anchors
+    first = _FIRST_TASK + 2 * number
+    right, wrong = (pseudo_task(anchors, trial.seed, task, len(anchors)) for task in (first, first + 1))
+    held_out = [i for i in right if i % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
+    rest = [i for i in right if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
+    half = min(ceil(len(rest) / 2), _MOST_EXAMPLES)
+
+    def examples(answers: Mapping[int, str], chosen: Sequence[int]) -> list[Example]:
+        return [Example(anchors[i].prompt, answers[i]) for i in chosen]
+
+    return _Task(
+        teach=examples(right, rest[:half]),
+        wrong=examples(wrong, rest[:half]),
+        further=examples(right, rest[half : 2 * half]),
+        held_out=examples(right, held_out[:_MOST_EXAMPLES]),
+    )

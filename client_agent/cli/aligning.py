@@ -1,0 +1,235 @@
+"""Test what alignment is for: does what one architecture learnt help the other?"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from client_agent.cli.opening import Config, Json, clear_errors, opened_settings, participant
+from client_agent.errors import AlignmentImpossible, PlanUnusable, SettingsUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from client_agent.participant import Participant
+    from client_agent.settings import AgentSettings
+    from schemas.messages.alignment import Acceptance, Anchor, Direction
+
+aligning = typer.Typer()
+log = logging.getLogger(__name__)
+
+_STARTS = {
+    "right": "right P, Q",
+    "zero": "zero",
+    "wrong_task": "wrong task",
+    "random_frames": "random frames",
+}
+
+
+@aligning.command("alignment-test")
+def alignment_test(
+    config: Config = None,
+    steps: Annotated[int, typer.Option(min=1, help="Further steps in the model that was not taught.")] = 50,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Draws the pseudo-tasks; the plan's alignment.seed if not given."),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Without a coordinator: a federation plan as JSON.")
+    ] = None,
+    anchors: Annotated[Path | None, typer.Option(help="With --plan: the anchor texts as JSON.")] = None,
+    pack: Annotated[
+        Path | None, typer.Option(help="With --plan: our base model's pack; made if not given.")
+    ] = None,
+    pivot_pack: Annotated[
+        Path | None, typer.Option(help="With --plan: the pivot's pack; made if not given.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Test our base model's alignment pack in both directions and store the verdict; exit 1 if it fails.
+
+    P and Q are taught public pseudo-tasks in one model and go on learning in the other. They must end better
+    than zero, than those of a wrong task and than those between random frames.
+    """
+    with clear_errors(), opened_settings(config) as settings, _Bars() as bars:
+        if plan is not None and anchors is not None:
+            tested = _offline(settings, plan, anchors, pack, pivot_pack, steps, seed, bars)
+        elif any((plan, anchors, pack, pivot_pack)):
+            raise SettingsUnusable("--plan and --anchors go together, --pack and --pivot-pack with them")
+        else:
+            with participant(settings) as (who, stop):
+                tested = _in_federation(who, stop.sleep, steps, seed, bars)
+                who.api.put_acceptance(who.federation, who.silo.base.slug, tested)
+    if as_json:
+        print(tested.model_dump_json(indent=1))
+    else:
+        for direction in tested.directions:
+            Console().print(_table(direction, tested))
+        print(
+            "passed: what one model learns helps the other."
+            if tested.verdict == "passed"
+            else "failed: this base model should share with the identical base model only."
+        )
+    if tested.verdict == "failed":
+        raise typer.Exit(1)
+
+
+def _in_federation(
+    who: Participant, sleep: Callable[[float], None], steps: int, seed: int | None, bars: _Bars
+) -> Acceptance:
+    """Test the packs that are stored; one that nobody has made yet is made and stored first."""
+    from client_agent.acceptance import Trial, judge, require_another, sides
+    from client_agent.daemon import next_round
+    from client_agent.model.pack import Pack
+    from schemas.wire.digests import digest_of
+
+    brief = next_round(who, sleep)
+    alignment, own = brief.alignment, who.silo.base
+    if alignment is None:
+        raise AlignmentImpossible("this federation aligns no base models: there is nothing to test")
+    require_another(own, alignment.pivot)
+    who.frames(brief)
+    ours, theirs = (who.api.pack(who.federation, slug) for slug in (own.slug, alignment.pivot))
+    if ours is None or theirs is None:
+        raise AlignmentImpossible("an alignment pack is not stored any more; try again")
+    trial = Trial(
+        brief.adapter,
+        brief.training,
+        who.api.anchors(who.federation).anchors[: alignment.anchors],
+        alignment.seed if seed is None else seed,
+        steps,
+    )
+    pivot = who.silo.model_named(alignment.pivot)
+    one, other = sides(own, Pack.from_body(ours.body), pivot, Pack.from_body(theirs.body), trial)
+    return judge(one, other, trial, pack=digest_of(ours.body), progress=bars, stop=who.stop)
+
+
+def _offline(
+    settings: AgentSettings,
+    plan_file: Path,
+    anchors_file: Path,
+    pack_file: Path | None,
+    pivot_pack_file: Path | None,
+    steps: int,
+    seed: int | None,
+    bars: _Bars,
+) -> Acceptance:
+    """Test packs that are files, or that are made here and thrown away."""
+    from client_agent.acceptance import Trial, judge, require_another, sides
+    from client_agent.alone import read_plan
+    from client_agent.daemon import StopFlag
+    from client_agent.model.alignment import aligned_pack, pivot_pack
+    from client_agent.model.pack import Pack
+    from client_agent.silo import open_silo
+    from schemas.wire.digests import digest_of
+
+    plan = read_plan(plan_file)
+    alignment = plan.alignment
+    if alignment is None:
+        raise PlanUnusable(f"{plan_file} has no alignment: name a pivot in it")
+    anchors = _anchors(anchors_file)[: alignment.anchors]
+    stop = StopFlag()
+    stop.listen()
+    silo = open_silo(settings)
+    own = silo.base
+    require_another(own, alignment.pivot)
+    pivot = silo.model_named(alignment.pivot)
+    if pivot_pack_file is not None:
+        theirs = Pack.from_body(_read(pivot_pack_file))
+    else:
+        theirs = pivot_pack(pivot, anchors, plan.adapter, alignment, "offline", progress=bars)
+    if pack_file is not None:
+        body = _read(pack_file)
+    else:
+        made = aligned_pack(own, pivot, theirs, anchors, plan.adapter, alignment, "offline", progress=bars)
+        body = made.to_body()
+    trial = Trial(plan.adapter, plan.training, anchors, alignment.seed if seed is None else seed, steps)
+    one, other = sides(own, Pack.from_body(body), pivot, theirs, trial)
+    return judge(one, other, trial, pack=digest_of(body), progress=bars, stop=stop.is_set)
+
+
+def _anchors(file: Path) -> list[Anchor]:
+    from pydantic import ValidationError
+
+    from schemas.messages.alignment import Anchors
+
+    try:
+        return Anchors.model_validate_json(_read(file)).anchors
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, fault["loc"]))
+        raise PlanUnusable(f"{file} holds no anchor texts: {place}: {fault['msg']}") from error
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise SettingsUnusable(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _table(direction: Direction, tested: Acceptance) -> Table:
+    """Lay out how every start ended; means over pseudo-tasks with their standard errors."""
+    from schemas.messages.alignment import CONTROLS, spread
+
+    def shown(values: list[float]) -> str:
+        mean, error = spread(values)
+        return f"{mean:.3f} ± {error:.3f}"
+
+    learnt, _ = spread(direction.learnt.exact_match)
+    table = Table(
+        "start",
+        "loss",
+        "exact match",
+        "right P, Q ahead by",
+        "",
+        title=f"{direction.source} to {direction.target}: {tested.taught} steps there "
+        f"(exact match {learnt:.3f}), {tested.steps} further steps here",
+        title_justify="left",
+    )
+    right = direction.endings["right"].loss
+    for start, ending in direction.endings.items():
+        ahead = [control - ours for control, ours in zip(ending.loss, right, strict=True)]
+        is_control = start in CONTROLS
+        table.add_row(
+            _STARTS[start],
+            shown(ending.loss),
+            shown(ending.exact_match),
+            shown(ahead) if is_control else "",
+            ("[green]yes" if direction.beats(start) else "[red]no") if is_control else "",
+        )
+    return table
+
+
+class _Bars:
+    """A bar for each kind of work on a terminal, a few plain lines elsewhere."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show how far something is."""
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(what, total=total)
+        self._bars.update(self._tasks[what], completed=done)
+        if self._bars.disable and (done == total or done % max(1, total // 5) == 0):
+            log.info("%s: %d of %d", what, done, total)

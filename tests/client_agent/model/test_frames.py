@@ -1,0 +1,24 @@
+"""How fast P and Q may move in a frame."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from client_agent.model.frames import frame_of
+
+RNG = np.random.default_rng(0)
+
+
+def test_a_step_moves_the_output_as_far_whatever_the_size_of_a_and_b() -> None:
+    """A is fitted to give the pivot's z; so z is what a step of P meets in every base model."""
+    z, signs = RNG.normal(size=4), np.sign(RNG.normal(size=(4, 4)))
+    directions, _ = np.linalg.qr(RNG.normal(size=(12, 4)))  # the pivot's B is orthonormal
+    for factor in (0.1, 1.0, 7.0):
+        frame = frame_of(RNG.normal(size=(4, 9)) / factor, directions * factor)
+        moved = np.linalg.norm(frame.B @ (frame.rate * signs) @ z)
+        assert moved == pytest.approx(np.linalg.norm(signs @ z), rel=1e-5)
+
+
+def test_a_frame_that_does_nothing_has_a_rate() -> None:
+    assert frame_of(np.ones((2, 3)), np.zeros((5, 2))).rate == 1
