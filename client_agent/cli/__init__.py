@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from client_agent.cli import running
+from client_agent.cli import adapters, aligning, comparing, running
 
-_GROUPS = (running.agent,)
+_GROUPS = (running.agent, adapters.adapters, aligning.aligning)
 
 
 def commands(app: typer.Typer) -> None:
@@ -19,3 +19,4 @@ def commands(app: typer.Typer) -> None:
     for group in _GROUPS:
         agent.add_typer(group)
     app.add_typer(agent)
+    app.add_typer(comparing.compare)

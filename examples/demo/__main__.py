@@ -13,9 +13,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from client_agent.errors import AgentError
+from client_agent.simulation.coordinator import running_coordinator
+from client_agent.simulation.operator import Answer, Operator
 from examples.demo import alone, federated, report
-from examples.demo.coordinator import Answer, DemoFailed, running_coordinator
-from examples.demo.silos import EXAMPLES, SiloSetup
+from examples.demo.silos import EXAMPLES, DemoFailed, SiloSetup
 
 ROUNDS = 6
 
@@ -34,7 +36,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         scores, federations = _run(arguments.seed, out, console)
-    except DemoFailed as error:
+    except (DemoFailed, AgentError) as error:
         console.print(f"[red]the demo stopped:[/red] {error}")
         return 1
     summary = report.build(scores, federations, time.monotonic() - began)
@@ -55,7 +57,11 @@ def _run(
         )
     scores: dict[str, dict[str, list[Answer]]] = {}
     federations: dict[str, federated.FederatedResult] = {}
-    with running_coordinator(out / "coordinator") as operator, _Progress(console) as show:
+    with (
+        running_coordinator(out / "coordinator") as running,
+        Operator(running.url, running.token) as operator,
+        _Progress(console) as show,
+    ):
         for method, strategy, frames in (
             ("fedmosaic", "fedmosaic", "pca-tok"),
             ("fedmosaic_random_frames", "fedmosaic", "random"),

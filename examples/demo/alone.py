@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from examples.demo.coordinator import Answer, DemoFailed
+from client_agent.simulation.operator import Answer
 from examples.demo.federated import ROLES
-from examples.demo.silos import SILOS, SiloSetup, start_agent, write_config
+from examples.demo.silos import SILOS, DemoFailed, SiloSetup, start_agent, write_config
 
 # An ordinary LoRA of usual rank and rate, on every layer and all seven
 # roles: 6 times as many parameters as P and Q have on S, 25 times on L.

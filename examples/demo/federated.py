@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from client_agent.model.loading import base_model_slug
-from examples.demo.coordinator import Answer, DemoFailed, Operator
+from client_agent.simulation.operator import Answer, Operator
 from examples.demo.silos import (
     EXAMPLES,
     FOUNDERS,
     LATECOMER,
     PIVOT,
     SILOS,
+    DemoFailed,
     SiloSetup,
     start_agent,
     write_config,

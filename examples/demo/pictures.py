@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import re
-
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from examples.demo.coordinator import Answer
+from client_agent.simulation.operator import Answer
+from client_agent.simulation.pictures import STYLE, svg
 
 COLOURS = {
     "local": "#8c8c8c",
@@ -19,29 +17,18 @@ COLOURS = {
     "fedmosaic": "#1f4e79",
 }
 _INK = "#222222"
-_STYLE = {
-    "font.size": 10,
-    "axes.edgecolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e5e5e5",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "tessera",
-}
 
 
 def draw(report: Answer) -> dict[str, str]:
     """Give every picture by name, as SVG to put into a page."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         return {
-            "accuracy": _svg(_accuracy(report)),
-            "clients": _svg(_clients(report)),
-            "late": _svg(_late(report)),
-            "relevance": _svg(_relevance(report)),
-            "bytes": _svg(_bytes(report)),
-            "alignment": _svg(_alignment(report)),
+            "accuracy": svg(_accuracy(report)),
+            "clients": svg(_clients(report)),
+            "late": svg(_late(report)),
+            "relevance": svg(_relevance(report)),
+            "bytes": svg(_bytes(report)),
+            "alignment": svg(_alignment(report)),
         }
 
 
@@ -148,10 +135,3 @@ def _alignment(report: Answer) -> Figure:
 def _rounds(axes: Axes, x: str, y: str) -> None:
     axes.set(xlabel=x, ylabel=y, ylim=(0, 1))
     axes.xaxis.get_major_locator().set_params(integer=True)
-
-
-def _svg(figure: Figure) -> str:
-    """Give the picture without the XML prolog, which has no place inside a page."""
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    return re.sub(r"^.*?(?=<svg)", "", text.getvalue(), count=1, flags=re.DOTALL)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from client_agent.simulation.coordinator import TESSERA, quiet_environment
 
 EXAMPLES = Path(__file__).resolve().parent.parent
 MODELS = {"S": EXAMPLES / "models" / "tiny-s", "L": EXAMPLES / "models" / "tiny-l"}
 PIVOT = MODELS["S"]
-TESSERA = [str(Path(sys.executable).parent / "tessera")]
+
+
+class DemoFailed(Exception):
+    """Something did not work; the message says where to look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +58,10 @@ def write_config(silo: SiloSetup, data: Path, folder: Path, url: str) -> Path:
 
 def start_agent(arguments: list[str], folder: Path, token: str | None = None) -> subprocess.Popen[bytes]:
     """Start `tessera agent ...`; what it says goes to agent.log in the folder, what it prints is a pipe."""
-    environment = {**_environment(), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = quiet_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     if token is not None:
         environment["TESSERA_AGENT_TOKEN"] = token
     with (folder / "agent.log").open("ab") as log:
         return subprocess.Popen(
             [*TESSERA, "agent", *arguments], stdout=subprocess.PIPE, stderr=log, env=environment
         )
-
-
-def _environment() -> dict[str, str]:
-    """Leave out what would configure another agent, or send loopback through a proxy."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
-    return {**kept, "NO_PROXY": "127.0.0.1"}

@@ -1,0 +1,94 @@
+"""Run a real coordinator, `tessera serve` on a SQLite file, as long as a block lasts."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from client_agent.errors import CoordinatorStopped
+
+TESSERA = (str(Path(sys.executable).parent / "tessera"),)
+_READY_SECONDS = 60.0
+_STOP_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCoordinator:
+    """Where it listens, what lets an operator in, and its process."""
+
+    url: str
+    token: str
+    process: int
+
+
+def quiet_environment(**changes: str) -> dict[str, str]:
+    """Give this process's environment without what would configure another agent or use a proxy."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
+    return kept | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"} | changes
+
+
+@contextmanager
+def running_coordinator(folder: Path) -> Iterator[RunningCoordinator]:
+    """Run a coordinator; its database and its log, coordinator.log, are in the folder.
+
+    Raises:
+        CoordinatorStopped: it does not become ready.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    token = f"tsr_adm_{secrets.token_urlsafe(32)}"
+    port = _free_port()
+    environment = quiet_environment(
+        TESSERA_DATABASE_URL=f"sqlite:///{folder / 'tessera.db'}",
+        TESSERA_ADMIN_TOKEN=token,
+        TESSERA_RETRY_SECONDS="1",
+        TESSERA_TICK_SECONDS="0.2",
+    )
+    log = folder / "coordinator.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*TESSERA, "serve", "--host", "127.0.0.1", "--port", str(port)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait_until_ready(url, process, log)
+            yield RunningCoordinator(url, token, process.pid)
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise CoordinatorStopped(f"the coordinator stopped: see {log}")
+        try:
+            if httpx.get(f"{url}/readyz", trust_env=False).is_success:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise CoordinatorStopped(f"the coordinator was not ready within {_READY_SECONDS:.0f} s: see {log}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,77 @@
+"""The coordinator as its operator sees it: what a simulation asks for and reads, over HTTP."""
+
+from __future__ import annotations
+
+import json
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from client_agent.errors import CoordinatorRefused
+from schemas.wire.compress import is_frame
+from schemas.wire.digests import digest_of, to_field
+from schemas.wire.envelope import MEDIA_TYPE
+
+Answer = dict[str, Any]
+_PAGE = 100
+
+
+class Operator:
+    """An operator's HTTP calls.
+
+    Raises:
+        CoordinatorRefused: every call, for an answer that is an error.
+    """
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url
+        self._client = httpx.Client(
+            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60, trust_env=False
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def get(self, path: str) -> Answer:
+        """Read one thing."""
+        return _content(self._client.get(path))
+
+    def post(self, path: str, content: object = None) -> Answer:
+        """Create or change one thing."""
+        return _content(self._client.post(path, json=content))
+
+    def put(self, path: str, content: object) -> Answer:
+        """Store one thing."""
+        return _content(self._client.put(path, json=content))
+
+    def put_tensors(self, path: str, body: bytes) -> Answer:
+        """Store a tensor body."""
+        headers = {"Content-Type": MEDIA_TYPE, "Content-Digest": to_field(digest_of(body))}
+        if is_frame(body):
+            headers["Content-Encoding"] = "zstd"
+        return _content(self._client.put(path, content=body, headers=headers))
+
+    def every(self, path: str) -> list[Answer]:
+        """Read all pages of a list."""
+        items: list[Answer] = []
+        after: str | None = None
+        while True:
+            page = self.get(f"{path}?limit={_PAGE}" + (f"&after={after}" if after else ""))
+            items += page["items"]
+            after = page["next"]
+            if after is None:
+                return items
+
+
+def _content(answer: httpx.Response) -> Answer:
+    if answer.is_error:
+        request = answer.request
+        raise CoordinatorRefused(answer.status_code, "", answer.text, f"{request.method} {request.url.path}")
+    content: Answer = json.loads(answer.content) if answer.content else {}
+    return content

@@ -1,0 +1,29 @@
+"""Write a comparison's page, with its pictures inside. Needs the extra `report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jinja2
+
+from client_agent.round_folder import write_durably
+from client_agent.simulation.pictures import draw
+from client_agent.simulation.summary import BASELINES, Report
+from client_agent.simulation.table import difference, figure, passing
+
+
+def write_page(report: Report, file: Path) -> None:
+    """Write the page; nothing in it is fetched from elsewhere."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    template = jinja2.Environment(loader=loader, autoescape=True).get_template("page.html.j2")
+    page = template.render(
+        report=report,
+        baselines=BASELINES,
+        groups=list(dict.fromkeys(group for method in report.methods for group in method.groups)),
+        lone=any(method.lone for method in report.methods),
+        pictures=draw(report),
+        figure=figure,
+        difference=difference,
+        passing=passing,
+    )
+    write_durably(file, page.encode())

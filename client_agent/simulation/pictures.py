@@ -1,0 +1,126 @@
+"""Draw a comparison's pictures as SVG text. Knows the figures, not how they came about."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from client_agent.simulation.estimates import Estimate
+from client_agent.simulation.summary import MethodSummary, Report
+
+_INK = "#222222"
+_COLOURS = ("#8c8c8c", "#c9a227", "#c1543c", "#7aa6c2", "#1f4e79", "#4c8c4a", "#8e5ea2", "#d17d2f", "#2a9d8f")
+STYLE: Final[dict[Any, Any]] = {
+    "font.size": 10,
+    "axes.edgecolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e5e5e5",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tessera",
+}
+
+
+def draw(report: Report) -> dict[str, str]:
+    """Give every picture by name, as SVG to put into a page; a picture without content is left out."""
+    colours = {m.method: _COLOURS[i % len(_COLOURS)] for i, m in enumerate(report.methods)}
+    with mpl.rc_context(STYLE):
+        pictures = {
+            "steps": svg(_steps(report.methods, colours)),
+            "methods": svg(_methods(report, colours)),
+        }
+        if any(method.latecomers for method in report.methods):
+            pictures["late"] = svg(_late(report.methods, colours))
+        if any(method.bytes_up for method in report.methods):
+            pictures["bytes"] = svg(_bytes(report.methods))
+    return pictures
+
+
+def _steps(methods: Sequence[MethodSummary], colours: Mapping[str, str]) -> Figure:
+    """Mean accuracy of the founders over local steps; the band is one standard error over seeds."""
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for method in methods:
+        _curve(axes, method.steps, method.accuracy_by_step, colours[method.method], method.method)
+    axes.set(xlabel="local steps", ylabel="mean exact match", ylim=(0, 1))
+    axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def _methods(report: Report, colours: Mapping[str, str]) -> Figure:
+    """Mean and worst client of each method after the last round."""
+    methods = report.methods
+    figure = Figure(figsize=(7.2, 0.6 + 0.5 * len(methods)), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(methods), 0, -1)
+    for place, method in zip(places, methods, strict=True):
+        axes.barh(
+            place,
+            method.accuracy.mean,
+            0.6,
+            xerr=method.accuracy.error,
+            color=colours[method.method],
+            ecolor=_INK,
+        )
+        axes.plot(method.worst.mean, place, marker="D", color=_INK, markersize=5, linestyle="none")
+    axes.set_yticks(list(places), [method.method for method in methods])
+    axes.set(xlim=(0, 1), xlabel="exact match after the last round: mean (bar), worst client (mark)")
+    axes.grid(visible=False, axis="y")
+    return figure
+
+
+def _late(methods: Sequence[MethodSummary], colours: Mapping[str, str]) -> Figure:
+    """Accuracy of each late joiner over its own steps, the start included."""
+    names = list(dict.fromkeys(late.name for method in methods for late in method.latecomers))
+    figure = Figure(figsize=(6.4, 3.6 * len(names)), layout="constrained")
+    grid = figure.subplots(len(names), squeeze=False)
+    for axes, name in zip(grid[:, 0], names, strict=True):
+        for method in methods:
+            for late in method.latecomers:
+                if late.name == name:
+                    _curve(axes, late.steps, late.accuracy, colours[method.method], method.method)
+        axes.set(xlabel=f"{name}'s own local steps", ylabel="exact match", ylim=(0, 1))
+        axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def _bytes(methods: Sequence[MethodSummary]) -> Figure:
+    """Encoded bytes of one client in one round."""
+    shown = [method for method in methods if method.bytes_up]
+    figure = Figure(figsize=(6.4, 0.8 + 0.6 * len(shown)), layout="constrained")
+    axes = figure.subplots()
+    for offset, direction, colour in ((0.2, "down", "#7aa6c2"), (-0.2, "up", "#1f4e79")):
+        values = [(m.bytes_up if direction == "up" else m.bytes_down) / 1000 for m in shown]
+        places = [len(shown) - i + offset for i in range(len(shown))]
+        bars = axes.barh(places, values, 0.38, color=colour, label=direction)
+        axes.bar_label(bars, fmt="%.1f kB", padding=4, fontsize=8)
+    axes.set_yticks([len(shown) - i for i in range(len(shown))], [method.method for method in shown])
+    axes.set(xlabel="kB per client and round (encoded bodies)")
+    axes.margins(x=0.2)
+    axes.grid(visible=False, axis="y")
+    axes.legend(frameon=False, fontsize=9, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    return figure
+
+
+def _curve(axes: Axes, steps: Sequence[int], values: Sequence[Estimate], colour: str, label: str) -> None:
+    mean = [value.mean for value in values]
+    error = [value.error or 0.0 for value in values]
+    axes.plot(steps, mean, marker="o", markersize=4, color=colour, label=label)
+    low = [m - e for m, e in zip(mean, error, strict=True)]
+    high = [m + e for m, e in zip(mean, error, strict=True)]
+    axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def svg(figure: Figure) -> str:
+    """Give the picture without the XML prolog, which has no place inside a page."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    return re.sub(r"^.*?(?=<svg)", "", text.getvalue(), count=1, flags=re.DOTALL)

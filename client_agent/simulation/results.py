@@ -1,0 +1,138 @@
+"""What one run of a method leaves behind, and when it need not be run again. Knows no report."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from client_agent import __version__
+from client_agent.model.loading import base_model_slug
+from client_agent.round_folder import write_durably
+from client_agent.simulation.draws import digest_of_examples, drawn
+from client_agent.simulation.methods import Method, plan_of
+from client_agent.simulation.study import Study
+from schemas.messages.federations import FederationPlan
+from schemas.messages.rounds import Scores
+from schemas.messages.strict import Strict
+
+# What a run's figures follow from; the rest shows them, or moves bytes.
+_DECIDING = (
+    ("client_agent", ("*.py", "model/*.py", "training/*.py", "strategies/*.py", "simulation/federated.py")),
+    ("schemas", ("maths/*.py", "wire/*.py")),
+    ("coordinator", ("strategies/*.py", "aggregation/*.py")),
+)
+
+
+class ClientRound(Strict):
+    """One client in one round: its scores on held-out examples, and its bytes where they travelled."""
+
+    round: int
+    scores: Scores
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class ClientResult(Strict):
+    """One client's rounds, in order."""
+
+    name: str
+    base_model: str
+    joins_after: int
+    rounds: list[ClientRound]
+
+
+class CellResult(Strict):
+    """One method with one seed. `cpu_seconds` are the clients'; the coordinator serves several runs."""
+
+    digest: str
+    method: str
+    seed: int
+    alone: bool
+    plan: FederationPlan
+    clients: list[ClientResult]
+    wall_seconds: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One method with one seed, to be run; `digest` names everything its figures follow from."""
+
+    method: str
+    seed: int
+    alone: bool
+    plan: FederationPlan
+    digest: str
+
+    @property
+    def label(self) -> str:
+        """How people call it."""
+        return f"{self.method}, seed {self.seed}"
+
+    def folder(self, out: Path) -> Path:
+        """Where its files are."""
+        return out / "cells" / f"{self.method}-seed-{self.seed}"
+
+    def log(self, out: Path) -> Path:
+        """Where it is told what happened."""
+        return self.folder(out) / "log.txt"
+
+
+def cells_of(study: Study, methods: list[Method], seeds: list[int]) -> Iterator[Cell]:
+    """Give every (method, seed), all methods of a seed together.
+
+    Raises:
+        StudyUnusable: a plan or a pool does not work.
+        ModelNotFound, DataInvalid: files are missing.
+    """
+    slugs = {model: base_model_slug(model) for model in study.models}
+    pivot = slugs[study.pivot_model] if study.pivot_model is not None else None
+    anchors = hashlib.sha256(study.anchors.read_bytes()).hexdigest() if study.anchors is not None else ""
+    for seed in seeds:
+        data = drawn(study, seed)
+        silos = [
+            [
+                *(silo.name, slugs[silo.model], silo.joins_after),
+                digest_of_examples(data[silo.name].train),
+                digest_of_examples(data[silo.name].test),
+            ]
+            for silo in study.silo
+        ]
+        for method in methods:
+            plan = plan_of(study, method, seed, pivot)
+            facts = [method.alone, plan.model_dump(mode="json"), silos, anchors, _code()]
+            digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+            yield Cell(method.name, seed, method.alone, plan, digest)
+
+
+def finished(cell: Cell, out: Path) -> CellResult | None:
+    """Give the result of an earlier run if it is of exactly this cell."""
+    try:
+        result = CellResult.model_validate_json((cell.folder(out) / "result.json").read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+    return result if result.digest == cell.digest else None
+
+
+def keep(cell: Cell, out: Path, result: CellResult) -> None:
+    """Write a result: it is there whole or not at all."""
+    write_durably(cell.folder(out) / "result.json", result.model_dump_json(indent=1).encode())
+
+
+@cache
+def _code() -> str:
+    """Name the code that decides figures, so that results of other code are not taken for its own."""
+    digest = hashlib.sha256(__version__.encode())
+    for package, patterns in _DECIDING:
+        spec = importlib.util.find_spec(package)
+        for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+            for file in sorted(file for pattern in patterns for file in Path(root).glob(pattern)):
+                digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()

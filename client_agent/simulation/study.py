@@ -1,0 +1,156 @@
+"""Say what a study is: which silos, which data, which methods. Reads the TOML file; runs nothing."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, JsonValue, ValidationError, model_validator
+
+from client_agent.errors import StudyUnusable
+from schemas.messages.federations import Count
+from schemas.messages.strict import Name, Strict, wrong
+
+MethodName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Table = dict[str, JsonValue]
+_RESERVED = frozenset({"like", "alone"})
+
+
+class StudySilo(Strict):
+    """One silo: its base model, where its examples come from and how many of them it has.
+
+    Silos that name the same `train` file get different examples of it. `joins_after` is the round after
+    which it joins, 0 for a founder; `group` is a label for the report, such as the silo's task.
+    """
+
+    name: Name
+    model: str
+    train: Path
+    test: Path | None = None
+    examples: Count
+    joins_after: Annotated[int, Field(ge=0)] = 0
+    group: Name | None = None
+
+
+class StudyMethod(Strict):
+    """How a method differs from the one it is `like`; `plan` is laid over that one's plan.
+
+    An `alone` method trains every silo without a federation.
+    """
+
+    like: MethodName | None = None
+    alone: bool | None = None
+    plan: Table = Field(default_factory=dict)
+
+
+class Study(Strict):
+    """A comparison of methods over the same silos; `plan` is what their federation plans have in common."""
+
+    silo: Annotated[list[StudySilo], Field(min_length=2)]
+    pivot_model: str | None = None
+    anchors: Path | None = None
+    tests: Count = 128
+    seeds: Annotated[list[Seed], Field(min_length=1)] = Field(default_factory=lambda: [0, 1, 2])
+    methods: list[MethodName] | None = None
+    plan: Table = Field(default_factory=dict)
+    method: dict[MethodName, StudyMethod] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _is_one_federation(self) -> Self:
+        twice = [name for name, count in Counter(silo.name for silo in self.silo).items() if count > 1]
+        if twice:
+            raise wrong(f"two silos are called {twice[0]}", "silo")
+        if len(self.founders) < 2:
+            raise wrong("at least two silos must be founders (joins_after = 0)", "silo")
+        if len(set(self.seeds)) != len(self.seeds):
+            raise wrong("a seed is named twice", "seeds")
+        if self.pivot_model is None and len({silo.model for silo in self.silo}) > 1:
+            raise wrong("silos of several base models need a model that all of them load", "pivot_model")
+        if self.pivot_model is not None and self.anchors is None:
+            raise wrong("a pivot needs public anchor texts", "anchors")
+        return self
+
+    @property
+    def founders(self) -> list[StudySilo]:
+        """The silos that are there from the first round on."""
+        return [silo for silo in self.silo if silo.joins_after == 0]
+
+    @property
+    def latecomers(self) -> list[StudySilo]:
+        """The silos that join later."""
+        return [silo for silo in self.silo if silo.joins_after > 0]
+
+    @property
+    def models(self) -> list[str]:
+        """The base models in use, the pivot first."""
+        pivot = [self.pivot_model] if self.pivot_model is not None else []
+        return list(dict.fromkeys([*pivot, *(silo.model for silo in self.silo)]))
+
+    def with_examples(self, count: int) -> Study:
+        """Give the same study with so many examples for every silo."""
+        silos = [silo.model_copy(update={"examples": count}) for silo in self.silo]
+        return self.model_copy(update={"silo": silos})
+
+
+def read_study(file: Path) -> Study:
+    """Read a study; relative paths in it are relative to the file.
+
+    Raises:
+        StudyUnusable: it cannot be read, or a field is missing, unknown or wrong.
+    """
+    try:
+        content = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise StudyUnusable(f"{file} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StudyUnusable(f"{file} is not TOML: {error}") from error
+    methods = content.get("method")
+    if isinstance(methods, dict):
+        content["method"] = {name: _method(table) for name, table in methods.items()}
+    try:
+        study = Study.model_validate(content)
+    except ValidationError as error:
+        raise StudyUnusable(f"{file} is not a study: {faults(error)}") from error
+    return _placed(study, file.absolute().parent)
+
+
+def faults(error: ValidationError) -> str:
+    """Name the fields that are wrong, and what is wrong with them."""
+    return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+
+
+def _method(table: object) -> object:
+    """Tell what a method's table says about the method from what it says about the plan."""
+    if not isinstance(table, dict):
+        return table
+    own: dict[str, Any] = {key: value for key, value in table.items() if key in _RESERVED}
+    return own | {"plan": {key: value for key, value in table.items() if key not in _RESERVED}}
+
+
+def _placed(study: Study, folder: Path) -> Study:
+    silos = [
+        silo.model_copy(
+            update={
+                "model": _model(silo.model, folder),
+                "train": folder / silo.train.expanduser(),
+                "test": folder / silo.test.expanduser() if silo.test is not None else None,
+            }
+        )
+        for silo in study.silo
+    ]
+    return study.model_copy(
+        update={
+            "silo": silos,
+            "pivot_model": _model(study.pivot_model, folder) if study.pivot_model is not None else None,
+            "anchors": folder / study.anchors.expanduser() if study.anchors is not None else None,
+        }
+    )
+
+
+def _model(value: str, folder: Path) -> str:
+    """Read a base model's place as the agent's settings do: a folder if there is one, else a hub id."""
+    place = (folder / Path(value).expanduser()).resolve()
+    return str(place) if place.is_dir() else value

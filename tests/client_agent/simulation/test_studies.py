@@ -1,0 +1,139 @@
+"""A study is read strictly, and says which method has which plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from client_agent.errors import StudyUnusable
+from client_agent.simulation.methods import methods_of, plan_of
+from client_agent.simulation.study import read_study
+from schemas.messages.federations import ALL_ROLES, FederationPlan
+from tests.client_agent.simulation.studies import silo_table, study, write_study
+from tests.integration.agents import EXAMPLES, MODELS
+
+PIVOT = "tiny-s-000000000000"
+
+
+def plans(folder: Path, more: str = "", seed: int = 0) -> dict[str, FederationPlan]:
+    read = study(folder, more=more)
+    return {method.name: plan_of(read, method, seed, PIVOT) for method in methods_of(read)}
+
+
+def test_paths_are_relative_to_the_file_and_a_model_may_be_a_hub_id(tmp_path: Path) -> None:
+    file = write_study(tmp_path, silo_table("aster"), silo_table("birch"))
+    (tmp_path / "model").mkdir()
+    text = file.read_text().replace(json.dumps(str(MODELS["S"])), '"model"', 1)
+    file.write_text(text.replace(json.dumps(str(MODELS["S"])), '"org/model"', 1))
+    read = read_study(file)
+    assert read.pivot_model == str(tmp_path / "model")
+    assert read.silo[0].model == "org/model"
+    assert read.silo[0].train == tmp_path / "copy" / "train.jsonl"
+    assert read.anchors == EXAMPLES / "anchors.json"
+
+
+@pytest.mark.parametrize(
+    ("silos", "more", "field"),
+    [
+        ((silo_table("a"), silo_table("a")), "", "silo: two silos are called a"),
+        ((silo_table("a"), silo_table("b", joins_after=1)), "", "silo: at least two silos must be founders"),
+        ((silo_table("a"), silo_table("b", examples=0)), "", "silo.1.examples"),
+        ((silo_table("a"), silo_table("b", colour="red")), "", "silo.1.colour"),
+        ((), "seeds_ = 1\n", "seeds_"),
+        ((), "[method.Bad]\n", "method.Bad"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_field(
+    tmp_path: Path, silos: tuple[str, ...], more: str, field: str
+) -> None:
+    with pytest.raises(StudyUnusable, match=field):
+        study(tmp_path, *silos, more=more)
+
+
+def test_a_file_that_is_missing_or_no_toml_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StudyUnusable, match="cannot be read"):
+        read_study(tmp_path / "nothing.toml")
+    (tmp_path / "bad.toml").write_text("silo = [")
+    with pytest.raises(StudyUnusable, match="is not TOML"):
+        read_study(tmp_path / "bad.toml")
+
+
+def test_the_studies_of_the_examples_can_be_run() -> None:
+    files = sorted((EXAMPLES / "studies").glob("*.toml"))
+    assert len(files) >= 6
+    for file in files:
+        read = read_study(file)
+        for method in methods_of(read):
+            assert plan_of(read, method, 0, PIVOT).rounds.min_clients == len(read.founders)
+
+
+def test_every_method_trains_the_study_s_steps_with_the_run_s_seed(tmp_path: Path) -> None:
+    made = plans(tmp_path, seed=7)
+    assert list(made) == ["local", "local_lora", "fedavg", "fedmosaic_random_frames", "fedmosaic"]
+    assert {(p.training.steps, p.training.seed, p.rounds.total) for p in made.values()} == {(2, 7, 2)}
+
+
+def test_the_ordinary_lora_is_not_held_to_the_roles_and_rate_of_p_and_q(tmp_path: Path) -> None:
+    lora = plans(tmp_path)["local_lora"]
+    assert (lora.adapter.kind, lora.adapter.rank, lora.adapter.roles) == ("lora", 16, ALL_ROLES)
+    assert lora.training.learning_rate == 0.003
+    assert lora.alignment is None
+
+
+def test_the_control_differs_from_the_method_in_its_frames_alone(tmp_path: Path) -> None:
+    made = plans(tmp_path, "[method.fedmosaic]\nstrategy.options.centre = false\n")
+    aligned, control = made["fedmosaic"], made["fedmosaic_random_frames"]
+    assert aligned.strategy.options == control.strategy.options == {"centre": False}
+    assert aligned.alignment is not None
+    assert control.alignment is not None
+    assert (aligned.alignment.frames, control.alignment.frames) == ("pca-tok", "random")
+    assert aligned.alignment.pivot == PIVOT
+
+
+def test_a_variant_is_another_method_with_dotted_changes(tmp_path: Path) -> None:
+    more = """
+[method.gated]
+like = "fedmosaic"
+"strategy.options.mix" = "gate"
+training.steps = 5
+[method.gated_alone]
+like = "gated"
+alone = true
+"""
+    read = study(tmp_path, more=more)
+    gated, alone = methods_of(read, ["gated", "gated_alone"])
+    assert (gated.alone, alone.alone) == (False, True)
+    for method in (gated, alone):
+        plan = plan_of(read, method, 0, PIVOT)
+        assert plan.strategy.options == {"mix": "gate"}
+        assert plan.training.steps == 5
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ('[method.a]\nlike = "b"\n', "there is no method b"),
+        ('[method.a]\nlike = "c"\n[method.c]\nlike = "a"\n', "like itself"),
+        ('[method.a]\nlike = "fedavg"\ntraining.step = 3\n', "training.step: Extra inputs"),
+    ],
+)
+def test_a_method_that_cannot_be_is_refused(tmp_path: Path, more: str, said: str) -> None:
+    with pytest.raises(StudyUnusable, match=said):
+        plans(tmp_path, more)
+
+
+def test_nobody_joins_after_the_last_round(tmp_path: Path) -> None:
+    file = write_study(tmp_path, silo_table("aster"), silo_table("birch"), silo_table("late", joins_after=2))
+    read = read_study(file)
+    with pytest.raises(StudyUnusable, match="late joins after round 2 of 2"):
+        plan_of(read, methods_of(read)[0], 0, PIVOT)
+
+
+def test_silos_of_several_models_need_a_pivot(tmp_path: Path) -> None:
+    file = write_study(tmp_path, silo_table("aster"), silo_table("birch", model="L"))
+    text = file.read_text()
+    file.write_text("\n".join(line for line in text.splitlines() if not line.startswith("pivot_model")))
+    with pytest.raises(StudyUnusable, match="pivot_model"):
+        read_study(file)
