@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from coordinator import operator
+from coordinator.operator.api import DEFAULT_URL, Coordinator, Url
 
 
 def commands(app: typer.Typer) -> None:
     """Add the coordinator's commands to `tessera`."""
     app.command("serve", rich_help_panel="Coordinator")(serve)
     app.command("migrate", rich_help_panel="Coordinator")(migrate)
+    app.command("ready", rich_help_panel="Coordinator")(ready)
     operator.commands(app)
 
 
@@ -40,6 +42,11 @@ def migrate() -> None:
     except SettingsUnusable as error:
         _give_up(error)
     typer.echo("The database is current.")
+
+
+def ready(url: Url = DEFAULT_URL) -> None:
+    """Ask whether a coordinator can serve, database and all; exit 1 and say why if not. For health checks."""
+    Coordinator(url, token="").check_readiness()
 
 
 def _give_up(error: Exception) -> None:

@@ -1,13 +1,22 @@
-"""How one process of the coordinator is configured: `TESSERA_*` environment variables and nothing else."""
+"""How one process of the coordinator is configured: `TESSERA_*` variables, or files of these names.
+
+Files are for secrets: in the folder that TESSERA_SECRETS_DIR names, `tessera_admin_token` holds what
+TESSERA_ADMIN_TOKEN would say. The environment wins.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings.sources import SecretsSettingsSource
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
 
 PREFIX = "TESSERA_"
+SECRETS_DIR = f"{PREFIX}SECRETS_DIR"
 
 
 class Settings(BaseSettings):
@@ -15,6 +24,9 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
 
+    database_password: Annotated[
+        SecretStr | None, Field(description="joins a database_url that names a user and no password")
+    ] = None
     database_url: Annotated[
         str, Field(description="sqlite:///file.db or postgresql://user:password@host/name")
     ] = "sqlite:///tessera.db"
@@ -32,7 +44,7 @@ class Settings(BaseSettings):
     log_format: Annotated[Literal["json", "console"], Field(description="for machines or for eyes")] = "json"
     aggregation_block_mib: Annotated[
         int, Field(ge=1, le=65536, description="memory for the clients' columns while aggregating")
-    ] = 64
+    ] = 32
     lease_seconds: Annotated[
         float, Field(gt=0, description="how long an aggregating process may be silent")
     ] = 60.0
@@ -40,6 +52,32 @@ class Settings(BaseSettings):
     retry_seconds: Annotated[
         float, Field(gt=0, description="how long clients with nothing to do are told to wait")
     ] = 5.0
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Look for files where the environment says, at the moment it is asked."""
+        folder = os.environ.get(SECRETS_DIR)
+        files = SecretsSettingsSource(settings_cls, secrets_dir=folder or None)
+        return init_settings, env_settings, files
+
+    @field_validator("database_url")
+    @classmethod
+    def _with_password(cls, url: str, others: ValidationInfo) -> str:
+        password: SecretStr | None = others.data.get("database_password")
+        try:
+            parsed = make_url(url)
+        except ArgumentError:
+            return url  # said where the database is opened
+        if password is None or parsed.username is None or parsed.password is not None:
+            return url
+        return parsed.set(password=password.get_secret_value()).render_as_string(hide_password=False)
 
     @field_validator("admin_token")
     @classmethod

@@ -43,13 +43,24 @@ class PostgresServer:
         """Where a database is."""
         return f"postgresql+psycopg://postgres@127.0.0.1:{self._port}/{name}"
 
-    def create(self, name: str, *, template: str = "template1") -> None:
+    def create(self, name: str, *, template: str = "template1", owner: str = "postgres") -> None:
         """Make a database, a copy of another."""
-        self._execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
+        self._execute(f"CREATE DATABASE {name} OWNER {owner} TEMPLATE {template} STRATEGY file_copy")
 
     def drop(self, name: str) -> None:
         """Drop a database, whoever uses it."""
         self._execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def create_role(self, name: str, password: str) -> None:
+        """Make a user who is asked for a password."""
+        self._execute(f"CREATE ROLE {name} LOGIN PASSWORD '{password}'")
+        rules = self._home / "data" / "pg_hba.conf"
+        rules.write_text(f"host all {name} 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
+        self._execute("SELECT pg_reload_conf()")
+
+    def drop_role(self, name: str) -> None:
+        """Forget a user who owns nothing."""
+        self._execute(f"DROP ROLE {name}")
 
     def _execute(self, statement: str) -> None:
         url = f"postgresql://postgres@127.0.0.1:{self._port}/postgres"

@@ -123,6 +123,11 @@ def test_watch_follows_rounds_until_the_federation_is_finished(tessera: Operator
     assert "abandoned" in tessera("round", "watch", fid, "--interval", "0.1")
 
 
+def test_ready_says_nothing_of_a_coordinator_that_serves_and_why_another_does_not(tessera: Operator) -> None:
+    assert tessera("ready") == ""
+    assert "does not answer" in tessera("ready", "--url", "http://127.0.0.1:1", fails=True)
+
+
 def test_help_is_quick_and_needs_neither_service_nor_torch() -> None:
     program = (
         "import sys\n"
@@ -135,7 +140,7 @@ def test_help_is_quick_and_needs_neither_service_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for name in ("serve", "migrate", "federation", "token", "enrolment", "client", "round", "agent"):
+    for name in ("serve", "migrate", "ready", "federation", "token", "enrolment", "client", "round", "agent"):
         assert name in done.stdout
 
 

@@ -1,0 +1,86 @@
+# Three images from one file: coordinator (without torch), agent, and caddy, the reverse proxy with our configuration.
+#   docker build --target coordinator .
+#   docker build --target agent .                                                     CPU build of torch
+#   docker build --target agent --build-arg TORCH_INDEX=https://pypi.org/simple .     CUDA build of torch
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+ARG CADDY_IMAGE=caddy:2.11-alpine
+
+# Dependencies follow from pyproject.toml alone, so a change of our code installs none of them again: without
+# the packages beside it, pip installs what the extras name and an empty tessera-fl, which the wheel replaces.
+FROM ${PYTHON_IMAGE} AS dependencies
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_ONLY_BINARY=:all:
+RUN python -m venv /opt/tessera
+ENV PATH=/opt/tessera/bin:$PATH
+WORKDIR /source
+COPY pyproject.toml ./
+RUN touch README.md
+
+FROM dependencies AS wheel
+COPY README.md ./
+COPY schemas schemas
+COPY coordinator coordinator
+COPY client_agent client_agent
+COPY migrations migrations
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip wheel --no-deps --wheel-dir /wheels .
+
+FROM dependencies AS coordinator-installed
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip install '.[coordinator,postgres]'
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    pip install --no-deps --no-index --force-reinstall /wheels/*.whl
+
+FROM dependencies AS agent-installed
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# First torch, from its own index and in pyproject.toml's range; the rest then finds it installed.
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip install --index-url "${TORCH_INDEX}" "$(python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(next(r for r in project["optional-dependencies"]["agent"] if r.startswith("torch>")))')"
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip install '.[agent]'
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    pip install --no-deps --no-index --force-reinstall /wheels/*.whl
+
+# The user has a fixed number and a name: volumes keep the number, and torch asks for the name.
+FROM ${PYTHON_IMAGE} AS runtime
+ARG VERSION=unreleased
+ARG REVISION=unknown
+LABEL org.opencontainers.image.version=${VERSION} \
+      org.opencontainers.image.revision=${REVISION}
+RUN groupadd --gid 10001 tessera \
+    && useradd --uid 10001 --gid tessera --home-dir /var/lib/tessera --create-home --shell /usr/sbin/nologin tessera \
+    && install -d -o tessera -g tessera /run/enrolment
+ENV PATH=/opt/tessera/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /var/lib/tessera
+USER 10001:10001
+
+FROM runtime AS coordinator
+LABEL org.opencontainers.image.title="Tessera coordinator" \
+      org.opencontainers.image.description="Personalised federated fine-tuning of language models: the service"
+COPY --from=coordinator-installed /opt/tessera /opt/tessera
+ENV TESSERA_HOST=0.0.0.0
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --retries=3 CMD ["tessera", "ready"]
+ENTRYPOINT ["tessera"]
+CMD ["serve"]
+
+FROM runtime AS agent
+LABEL org.opencontainers.image.title="Tessera agent" \
+      org.opencontainers.image.description="Personalised federated fine-tuning of language models: a silo's agent"
+COPY --from=agent-installed /opt/tessera /opt/tessera
+ENV TESSERA_AGENT_FOLDER=/var/lib/tessera/agent HF_HOME=/var/lib/tessera/hub
+VOLUME /var/lib/tessera
+ENTRYPOINT ["tessera", "agent"]
+CMD ["run"]
+
+# The image's binary carries a file capability, and cannot be executed at all where every capability is dropped.
+# A copy carries none; it needs none, because it listens above port 1024.
+FROM ${CADDY_IMAGE} AS caddy
+RUN cp /usr/bin/caddy /usr/bin/caddy-copy && mv /usr/bin/caddy-copy /usr/bin/caddy \
+    && install -d -o 10001 -g 10001 -m 0700 /var/lib/caddy
+COPY deploy/Caddyfile /etc/caddy/Caddyfile
+ENV XDG_DATA_HOME=/var/lib XDG_CONFIG_HOME=/tmp
+EXPOSE 8080 8443
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["wget", "-q", "-O", "/dev/null", "http://127.0.0.1:8081/"]
+USER 10001:10001
+ENTRYPOINT ["caddy", "run", "--config", "/etc/caddy/Caddyfile"]
+CMD []

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from coordinator.errors import SettingsUnusable
+from coordinator.serving import load_settings
+
+WITHOUT_PASSWORD = "postgresql://tessera@postgres/tessera"
+
+
+@pytest.fixture
+def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for variable in ("ADMIN_TOKEN", "DATABASE_URL", "DATABASE_PASSWORD"):
+        monkeypatch.delenv(f"TESSERA_{variable}", raising=False)
+    monkeypatch.setenv("TESSERA_SECRETS_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_a_secret_is_read_from_a_file_without_the_newline_that_editors_add(secrets: Path) -> None:
+    (secrets / "tessera_admin_token").write_text("long and random\n")
+    token = load_settings().admin_token
+    assert token is not None
+    assert token.get_secret_value() == "long and random"
+
+
+def test_a_folder_without_a_file_for_it_leaves_an_option_as_it_is(secrets: Path) -> None:
+    assert load_settings().admin_token is None
+    assert load_settings().database_url == "sqlite:///tessera.db"
+
+
+def test_the_environment_wins_over_a_file(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (secrets / "tessera_admin_token").write_text("from the file")
+    monkeypatch.setenv("TESSERA_ADMIN_TOKEN", "from the environment")
+    token = load_settings().admin_token
+    assert token is not None
+    assert token.get_secret_value() == "from the environment"
+
+
+def test_the_password_joins_the_databases_url_whatever_is_in_it(
+    secrets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sqlalchemy import make_url
+
+    (secrets / "tessera_database_password").write_text("p@ss/w:rd%20?")
+    monkeypatch.setenv("TESSERA_DATABASE_URL", WITHOUT_PASSWORD)
+    settings = load_settings()
+    assert make_url(settings.database_url).password == "p@ss/w:rd%20?"
+    assert make_url(settings.database_url).host == "postgres"
+    assert "p@ss" not in repr(settings.database_password)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://tessera:own@postgres/tessera", "sqlite:///file.db", "postgresql:///peer"]
+)
+def test_a_url_that_needs_no_password_stays_as_it_is(
+    secrets: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    (secrets / "tessera_database_password").write_text("other")
+    monkeypatch.setenv("TESSERA_DATABASE_URL", url)
+    assert load_settings().database_url == url
+
+
+def test_a_folder_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TESSERA_SECRETS_DIR", str(tmp_path / "none"))
+    with pytest.raises(SettingsUnusable, match=r"TESSERA_SECRETS_DIR: there is no folder .*/none"):
+        load_settings()
+
+
+def test_a_file_that_may_not_be_read_is_named_with_the_user_who_may_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nobody, me = 65534, os.geteuid()
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        file = Path(folder) / "tessera_admin_token"
+        file.write_text("x")
+        file.chmod(0o000)
+        monkeypatch.setenv("TESSERA_SECRETS_DIR", folder)
+        if me == 0:  # root would read it all the same
+            os.seteuid(nobody)
+        try:
+            with pytest.raises(SettingsUnusable) as refused:
+                load_settings()
+        finally:
+            os.seteuid(me)
+    assert f"user {nobody if me == 0 else me} cannot read it" in str(refused.value)
+    assert str(file) in str(refused.value)

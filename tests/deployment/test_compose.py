@@ -1,0 +1,191 @@
+"""What docker-compose.yml promises, read from the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from client_agent.model.loading import base_model_slug
+from coordinator.alignment.routes import PACK_BYTES
+from coordinator.settings import PREFIX, Settings
+from schemas.messages.federations import FederationPlan, LimitsPlan
+from tests.deployment.composition import COMPOSE, OURS, ROOT, SERVICES, environment_of, mounts_of, stage_of
+
+ONE_SHOTS = {"migrate", "setup"}
+
+
+def test_the_file_is_what_the_compose_specification_says() -> None:
+    check = Path(sys.executable).with_name("check-jsonschema")
+    done = subprocess.run(
+        [check, "--builtin-schema", "vendor.compose-spec", ROOT / "docker-compose.yml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_is_an_ordinary_user_who_can_write_nowhere_but_in_its_volumes(name: str) -> None:
+    service = SERVICES[name]
+    user, group = map(int, service["user"].split(":"))
+    assert user > 0
+    assert group > 0
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert "cap_add" not in service
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "/tmp" in {path.partition(":")[0] for path in service["tmpfs"]}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_service_runs_as_the_user_whom_its_image_is_made_for(name: str) -> None:
+    assert SERVICES[name]["user"] == stage_of(name).last("USER")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_has_limits_for_memory_processors_processes_and_logs(name: str) -> None:
+    assert set(SERVICES[name]["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}
+    assert {"max-size", "max-file"} <= set(SERVICES[name]["logging"]["options"])
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_runs_for_ever_is_restarted_and_watched_and_the_rest_is_not(name: str) -> None:
+    service = SERVICES[name]
+    if name in ONE_SHOTS:
+        assert service["restart"] == "no"
+        assert service["healthcheck"] == {"disable": True}
+    elif "agents" in service.get("profiles", []):
+        assert service["restart"] == "on-failure"  # a finished federation is no failure
+    else:
+        assert service["restart"] == "unless-stopped"
+        assert "healthcheck" in service or stage_of(name).health_argv
+
+
+def test_nothing_starts_before_what_it_needs() -> None:
+    for name, service in SERVICES.items():
+        for needed, how in service.get("depends_on", {}).items():
+            expected = "service_completed_successfully" if needed in ONE_SHOTS else "service_healthy"
+            assert how == {"condition": expected}, f"{name} needs {needed}"
+    assert set(SERVICES["coordinator"]["depends_on"]) == {"postgres", "migrate"}
+    assert set(SERVICES["aster"]["depends_on"]) == {"setup"}
+
+
+def test_only_the_proxy_is_reached_from_outside_and_agents_reach_nothing_else() -> None:
+    assert [name for name, service in SERVICES.items() if "ports" in service] == ["caddy"]
+    outside = {name for name, service in SERVICES.items() if "outside" in service["networks"]}
+    assert outside == {"caddy", "aster", "cedar"}
+    assert all(SERVICES[name]["networks"] == ["outside"] for name in ("aster", "cedar"))
+    inner = {name for name, network in COMPOSE["networks"].items() if (network or {}).get("internal")}
+    assert inner == {"database", "inside"}
+    assert {n for n, s in SERVICES.items() if "database" in s["networks"]} == {
+        "postgres",
+        "migrate",
+        "coordinator",
+    }
+
+
+def test_the_coordinator_can_be_scaled() -> None:
+    """Two replicas need a name and a port of their own each."""
+    assert not {"container_name", "ports"} & set(SERVICES["coordinator"])
+    assert "volumes" not in SERVICES["coordinator"]
+
+
+def test_secrets_are_files_and_nobody_gets_one_that_it_does_not_need() -> None:
+    given = {name: set(service.get("secrets", [])) for name, service in SERVICES.items()}
+    admin, database = "tessera_admin_token", "tessera_database_password"
+    assert {name for name, secrets in given.items() if admin in secrets} == {"coordinator", "setup"}
+    assert {name for name, secrets in given.items() if database in secrets} == {
+        "postgres",
+        "migrate",
+        "coordinator",
+    }
+    for name, service in SERVICES.items():
+        for variable in service.get("environment", {}):
+            secret = re.search(r"(PASSWORD|TOKEN)$", variable)
+            assert secret is None, f"{name} has {variable} in its environment, which everybody can inspect"
+
+
+def test_what_is_mounted_exists() -> None:
+    for name in OURS:
+        for source in mounts_of(name).values():
+            if source.startswith("./") and not source.startswith("./secrets/"):
+                assert (ROOT / source).is_dir(), source
+            elif not source.startswith("./"):
+                assert source in COMPOSE["volumes"]
+
+
+def test_the_coordinators_variables_are_options_that_it_has() -> None:
+    known = {f"{PREFIX}{option}".upper() for option in Settings.model_fields} | {"TESSERA_SECRETS_DIR"}
+    for name in ("migrate", "coordinator"):
+        named = {v for v in SERVICES[name]["environment"] if v.startswith(PREFIX)}
+        assert named <= known
+
+
+def test_the_proxy_stops_no_body_that_the_coordinator_would_take() -> None:
+    caddyfile = (ROOT / "deploy" / "Caddyfile").read_text("utf-8")
+    found = re.search(r"max_size \{\$TESSERA_MAX_BODY:(\d+)MiB\}", caddyfile)
+    assert found is not None
+    assert int(found[1]) * 2**20 >= max(PACK_BYTES, LimitsPlan().max_update_bytes)
+
+
+@pytest.mark.skipif(shutil.which("caddy") is None, reason="Caddy is not installed")
+def test_the_proxy_takes_its_configuration() -> None:
+    done = subprocess.run(
+        ["caddy", "validate", "--adapter", "caddyfile", "--config", ROOT / "deploy" / "Caddyfile"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_example_federation_has_a_plan_for_the_example_models() -> None:
+    plan = FederationPlan.model_validate_json((ROOT / "deploy" / "try_out.json").read_bytes())
+    assert plan.alignment is not None
+    pivot = environment_of("aster")["TESSERA_AGENT_PIVOT_MODEL"].removeprefix("/")
+    assert plan.alignment.pivot == base_model_slug(str(ROOT / pivot))
+    for name in ("aster", "cedar"):
+        for variable in ("MODEL", "PIVOT_MODEL", "TRAIN", "TEST"):
+            path = environment_of(name)[f"TESSERA_AGENT_{variable}"]
+            assert (ROOT / path.removeprefix("/")).exists()
+
+
+def test_secrets_are_made_once_in_a_closed_folder(tmp_path: Path) -> None:
+    script = tmp_path / "deploy" / "make_secrets.sh"
+    script.parent.mkdir()
+    script.write_bytes((ROOT / "deploy" / "make_secrets.sh").read_bytes())
+    subprocess.run(["sh", str(script)], check=True, capture_output=True)
+    folder = tmp_path / "secrets"
+    made = {path.name: path.read_text() for path in folder.iterdir()}
+    assert set(made) == set(COMPOSE["secrets"])
+    assert all(len(re.fullmatch(r"[\w-]+", secret)[0]) == 43 for secret in made.values())  # type: ignore[index]
+    assert len(set(made.values())) == len(made)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o444}
+    subprocess.run(["sh", str(script)], check=True, capture_output=True)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == made
+
+
+def test_secrets_stay_out_of_git_and_out_of_images() -> None:
+    ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
+    assert {os.path.dirname(secret["file"]) for secret in COMPOSE["secrets"].values()} == {"./secrets"}
+    assert "secrets/" in ignored
+    allowed = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    assert not any(line.startswith("!secrets") for line in allowed)
+
+
+def test_the_plan_of_the_example_federation_says_only_what_it_must() -> None:
+    """A default that it repeats would hide the default's change."""
+    wanted = json.loads((ROOT / "deploy" / "try_out.json").read_text("utf-8"))
+    defaults = FederationPlan(name="x", strategy={"name": "fedmosaic"}).model_dump(mode="json")
+    for part in ("rounds", "training", "signature"):
+        repeated = {key for key, value in wanted[part].items() if defaults[part][key] == value}
+        assert repeated <= {"min_clients"}  # two agents, whatever the default is

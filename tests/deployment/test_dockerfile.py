@@ -1,0 +1,121 @@
+"""What the images are made of, read from the Dockerfile and from the metadata of what it installs."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, requires
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.deployment.composition import OURS, ROOT, SERVICES, Stage, dockerfile
+
+TARGETS = ("coordinator", "agent", "caddy")
+HEAVY = {"torch", "transformers", "peft", "bitsandbytes"}
+
+
+def test_every_target_that_compose_builds_exists() -> None:
+    assert {SERVICES[name]["build"]["target"] for name in OURS} == set(TARGETS)
+    assert set(TARGETS) <= set(dockerfile())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_image_runs_as_root_or_through_a_shell(target: str) -> None:
+    stage = dockerfile()[target]
+    words = [word for word, _ in stage.instructions]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", stage.last("USER") or "")
+    assert "USER" not in words[: words.index("USER")]
+    assert stage.argv("ENTRYPOINT")
+    stage.argv("CMD")
+    for word in ("ADD", "SHELL"):
+        assert word not in words
+
+
+@pytest.mark.parametrize("target", ["coordinator", "agent"])
+def test_what_runs_has_no_build_step_and_no_secret_in_it(target: str) -> None:
+    stage = dockerfile()[target]
+    assert not any("pip" in rest or "apt" in rest for word, rest in stage.instructions if word == "RUN")
+    copied = [rest for word, rest in stage.instructions if word == "COPY"]
+    assert copied == [f"--from={target}-installed /opt/tessera /opt/tessera"]
+    assert "title" in "".join(rest for word, rest in stage.instructions if word == "LABEL")
+    named = [rest for word, rest in stage.instructions if word in ("ARG", "ENV")]
+    assert not re.search("(?i)token|password|secret", " ".join(named))
+
+
+def test_bases_are_pinned_to_a_minor_version() -> None:
+    stages = dockerfile()
+    outside = {stage.base for stage in stages.values()} - set(stages)
+    assert all(re.search(r":\d+\.\d+-", base) for base in outside), outside
+
+
+def test_dependencies_are_installed_before_our_code_arrives() -> None:
+    """A layer is made anew when what it copies changes: code must not come before the slow layer."""
+    for target in ("coordinator-installed", "agent-installed"):
+        instructions = dockerfile()[target].instructions
+        copied = [rest for word, rest in instructions if word == "COPY"]
+        assert copied == ["pyproject.toml ./"]
+
+
+def test_the_coordinators_image_has_what_it_needs_and_no_torch() -> None:
+    installed = _everything_that(_extras(dockerfile()["coordinator-installed"]))
+    assert {"fastapi", "sqlalchemy", "psycopg", "httpx"} <= installed
+    assert not HEAVY & installed
+
+
+def test_the_agents_image_trains_and_serves_nothing() -> None:
+    installed = _everything_that(_extras(dockerfile()["agent-installed"]))
+    assert installed >= HEAVY
+    assert not {"fastapi", "sqlalchemy", "psycopg"} & installed
+
+
+def test_only_what_is_copied_reaches_the_builder() -> None:
+    lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    lines = [line for line in lines if not line.startswith("#")]
+    assert lines[0] == "*"
+    allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    copied = {
+        source
+        for stage in dockerfile().values()
+        for word, rest in stage.instructions
+        if word == "COPY" and "--from" not in rest
+        for source in rest.split()[:-1]
+    }
+    assert allowed == copied
+    assert all((ROOT / source).exists() for source in copied)
+
+
+def test_the_wheel_is_made_of_every_package_that_the_project_has() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    packages = {p.rstrip("*") for p in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    copied = [rest.split()[0] for word, rest in dockerfile()["wheel"].instructions if word == "COPY"]
+    assert packages | {"pyproject.toml", "README.md"} == set(copied)
+
+
+def _extras(stage: Stage) -> set[str]:
+    """Which extras of the project does a stage install?"""
+    commands = " ".join(rest for word, rest in stage.instructions if word == "RUN")
+    found = re.search(r"pip install '\.\[([\w,]+)\]'", commands)
+    assert found is not None
+    return set(found[1].split(","))
+
+
+def _everything_that(extras: set[str]) -> set[str]:
+    """Follow requirements through the metadata of what is installed here."""
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = [("tessera-fl", frozenset(extras))]
+    while waiting:
+        name, wanted = waiting.pop()
+        if (name, wanted) in seen:
+            continue
+        seen.add((name, wanted))
+        try:
+            needed = [Requirement(line) for line in requires(name) or []]
+        except PackageNotFoundError:
+            continue  # for another platform
+        for requirement in needed:
+            settings = [{"extra": extra} for extra in (wanted or {""})]
+            if requirement.marker is None or any(map(requirement.marker.evaluate, settings)):
+                waiting.append((requirement.name.lower(), frozenset(requirement.extras)))
+    return {name for name, _ in seen}

@@ -1,0 +1,156 @@
+"""Every service's very command on a real PostgreSQL, with secrets as files: migrate, serve, take part."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trustme
+
+from tests.deployment.composition import ROOT, argv_of, stage_of
+from tests.deployment.containers import Host
+from tests.deployment.tls_front import tls_front
+from tests.postgres_server import PostgresServer
+
+pytestmark = pytest.mark.timeout(600)
+
+ROLE, NAME = "tessera", "tessera_composed"
+
+
+@pytest.fixture
+def host(postgres: PostgresServer, tmp_path: Path) -> Iterator[Host]:
+    """A machine with an empty disk, a database that asks for a password, and newly made secrets."""
+    scripts = tmp_path / "deploy"
+    scripts.mkdir()
+    shutil.copy(ROOT / "deploy" / "make_secrets.sh", scripts)
+    subprocess.run(["sh", str(scripts / "make_secrets.sh")], check=True, capture_output=True)
+    host = Host(tmp_path)
+    postgres.create_role(ROLE, (host.secrets / "tessera_database_password").read_text())
+    postgres.create(NAME, owner=ROLE)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    host.addresses = {
+        "postgres/tessera": postgres.url(NAME).rpartition("@")[2],
+        "http://coordinator:8000": f"http://127.0.0.1:{port}",
+    }
+    host.extra = {
+        "TESSERA_PORT": str(port),
+        "TESSERA_URL": f"http://127.0.0.1:{port}",
+        "TESSERA_TICK_SECONDS": "0.05",
+        "TESSERA_RETRY_SECONDS": "0.2",
+    }
+    yield host
+    postgres.drop(NAME)
+    postgres.drop_role(ROLE)
+
+
+@contextmanager
+def running(host: Host, service: str) -> Iterator[subprocess.Popen[str]]:
+    process = host.start(service)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        assert process.wait(timeout=30) == 0, host.log(service)
+
+
+def _healthy(host: Host) -> bool:
+    return host.run("coordinator", stage_of("coordinator").health_argv) == 0
+
+
+def _wait(condition: Callable[[], Any], host: Host) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, host.log("coordinator")
+        time.sleep(0.3)
+
+
+def _admin(host: Host, url: str) -> httpx.Client:
+    token = (host.secrets / "tessera_admin_token").read_text()
+    return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+
+
+@pytest.mark.slow
+def test_the_coordinator_starts_after_migrations_with_secrets_from_files(host: Host) -> None:
+    assert argv_of("migrate") == ["tessera", "migrate"]
+    assert argv_of("coordinator") == ["tessera", "serve"]
+    assert host.start("coordinator").wait(timeout=60) == 1
+    assert "run `tessera migrate` first" in host.log("coordinator")
+    assert not _healthy(host)
+    assert host.run("migrate") == 0, host.log("migrate")
+    with running(host, "coordinator"):
+        _wait(lambda: _healthy(host), host)
+        url = host.addresses["http://coordinator:8000"]
+        with _admin(host, url) as admin:
+            assert admin.get("/v1/federations").json()["items"] == []
+        assert httpx.get(f"{url}/metrics", trust_env=False).status_code == 401
+    assert not _healthy(host)
+    assert "does not answer" in host.log("coordinator")
+    said = host.log("migrate") + host.log("coordinator")
+    assert "First admin token" not in said
+    for secret in host.secrets.iterdir():
+        assert secret.read_text() not in said
+    assert list(host.home("coordinator").iterdir()) == [], "its disk is read-only"
+
+
+def test_a_wrong_password_is_refused_and_not_shown(host: Host) -> None:
+    password = host.secrets / "tessera_database_password"
+    password.chmod(0o600)
+    password.write_text("another-password")
+    assert host.run("migrate") == 1
+    assert "TESSERA_DATABASE_URL" in host.log("migrate")
+    assert "another-password" not in host.log("migrate")
+
+
+@pytest.mark.slow
+def test_the_example_agents_finish_their_federation_over_tls(host: Host) -> None:
+    port = int(host.extra["TESSERA_PORT"])
+    root = host.volume("certificates") / "pki" / "authorities" / "local" / "root.crt"
+    assert host.run("migrate") == 0, host.log("migrate")
+    with running(host, "coordinator"), tls_front(port, root) as url:
+        host.addresses["https://caddy:8443"] = url
+        _wait(lambda: _healthy(host), host)
+        for _ in range(2):  # as `up` does when it is repeated
+            assert host.run("setup") == 0, host.log("setup")
+        agents = [host.start(name) for name in ("aster", "cedar")]
+        for name, agent in zip(("aster", "cedar"), agents, strict=True):
+            assert agent.wait(timeout=400) == 0, host.log(name)
+        assert host.run("setup") == 0, host.log("setup")
+        assert host.run("aster") == 0, "a finished agent that is started again ends at once"
+        with _admin(host, host.addresses["http://coordinator:8000"]) as admin:
+            (federation,) = admin.get("/v1/federations").json()["items"]
+            rounds = admin.get(f"/v1/federations/{federation['id']}/rounds").json()["items"]
+    assert federation["state"] == "finished"
+    assert [(r["state"], r["counts"]["arrived"]) for r in rounds] == [("published", 2)] * 3
+    for name in ("aster", "cedar"):
+        state = host.volume(name)
+        assert next(state.glob("**/final_weights.safetensors")).stat().st_size > 1000
+    enrolled = {path.name for path in host.volume("enrolment").iterdir()}
+    assert enrolled == {"aster.token", "cedar.token", "root.crt"}
+
+
+@pytest.mark.slow
+def test_an_agent_that_does_not_trust_the_certificate_sends_nothing(host: Host) -> None:
+    port = int(host.extra["TESSERA_PORT"])
+    root = host.volume("certificates") / "pki" / "authorities" / "local" / "root.crt"
+    assert host.run("migrate") == 0, host.log("migrate")
+    with running(host, "coordinator"), tls_front(port, root) as url:
+        host.addresses["https://caddy:8443"] = url
+        _wait(lambda: _healthy(host), host)
+        assert host.run("setup") == 0, host.log("setup")
+        trustme.CA().cert_pem.write_to_path(host.volume("enrolment") / "root.crt")
+        host.extra["TESSERA_AGENT_REQUEST_DEADLINE_SECONDS"] = "1"
+        assert host.run("aster") == 1
+        assert "CERTIFICATE_VERIFY_FAILED" in host.log("aster")
+        with _admin(host, host.addresses["http://coordinator:8000"]) as admin:
+            (federation,) = admin.get("/v1/federations").json()["items"]
+    assert federation["clients"]["enrolled"] == 0
