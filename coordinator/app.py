@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from coordinator import health, migrate, openapi, problems
 from coordinator.aggregation import routes as aggregation
 from coordinator.aggregation.ticker import Ticker
+from coordinator.alignment import acceptance
 from coordinator.alignment import routes as alignment
 from coordinator.dashboard import routes as dashboard
 from coordinator.database import Database
@@ -40,6 +41,7 @@ _ROUTERS = (
     weights.router,
     updates.router,
     alignment.router,
+    acceptance.router,
     dashboard.router,
 )
 

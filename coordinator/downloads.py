@@ -6,6 +6,7 @@ Refuses to know what they are and who may have them.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -21,13 +22,15 @@ _SINGLE = re.compile(r"bytes\s*=\s*(\d{0,18})-(\d{0,18})\s*")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Bytes in the database, and what is said about them."""
+    """Bytes in the database, and what is said about them: `head`, then the payload from `begin` on."""
 
     payload_id: int
     digest: str
     size: int
     media_type: str
     encoding: str | None = None
+    head: bytes = b""
+    begin: int = 0
 
     @property
     def etag(self) -> str:
@@ -79,8 +82,15 @@ def reply(database: Database, stored: Stored, part: Wanted) -> Response:
     if part.status == 206:
         headers["Content-Range"] = f"bytes {part.begin}-{part.end - 1}/{stored.size}"
     headers["Content-Length"] = str(part.size)
-    content = payloads.stream(database, stored.payload_id, part.begin, part.end)
-    return StreamingResponse(content, part.status, headers, stored.media_type)
+    return StreamingResponse(_content(database, stored, part), part.status, headers, stored.media_type)
+
+
+def _content(database: Database, stored: Stored, part: Wanted) -> Iterator[bytes]:
+    shift = stored.begin - len(stored.head)
+    if part.begin < len(stored.head):
+        yield stored.head[part.begin : part.end]
+    begin = max(part.begin, len(stored.head))
+    yield from payloads.stream(database, stored.payload_id, begin + shift, part.end + shift)
 
 
 def _range(field: str | None, size: int) -> tuple[int, int] | None:

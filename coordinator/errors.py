@@ -77,6 +77,10 @@ class UploadConflict(Refused):
     status, slug, title = 409, "upload-conflict", "Other bytes were accepted under this name before"
 
 
+class AnchorsMissing(Refused):
+    status, slug, title = 409, "anchors-missing", "Store the anchor texts that the plan aligns on first"
+
+
 class PackMissing(Refused):
     status, slug, title = 409, "pack-missing", "The alignment pack of your base model is not stored yet"
 

@@ -32,6 +32,12 @@ TokenId = Annotated[
 ]
 """`{id}`"""
 
+BaseModel = Annotated[
+    str,
+    Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$", description="A base model's slug with its digest."),
+]
+"""`{base_model}`"""
+
 RoundNumber = Annotated[int, Path(ge=1, lt=2**31, description="A round's number, from 1.", examples=[1])]
 """`{n}`"""
 

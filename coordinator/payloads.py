@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from coordinator.database import Database, now
+from coordinator.database import Database, now, sqlite_of
 from coordinator.tables import (
     CHUNK_BYTES,
     AnchorsRow,
@@ -33,6 +33,10 @@ from schemas.wire.digests import digest_from_hash, digest_of
 
 GRACE = timedelta(hours=1)
 """How long a payload that nobody refers to is left alone: it may be in the making."""
+
+# A block of an aggregation is a small part of each payload, and SQLite follows a chunk from its beginning:
+# of the largest chunks it would read several times what is wanted.
+_WRITTEN_BYTES = 2**18
 
 _REFERENCES = (
     UpdateRow.payload_id,
@@ -53,7 +57,7 @@ def pieces(file: BinaryIO) -> Iterator[bytes]:
 def store(session: Session, digest: str, size: int, content: Iterable[bytes]) -> int:
     """Put down `size` bytes whose digest is known, unless they are there already; give the payload's id.
 
-    Whoever refers to it must do so in the same transaction. `content` are pieces of CHUNK_BYTES at most.
+    Whoever refers to it must do so in the same transaction.
     """
     while True:
         created = _insert(session, digest, size)
@@ -72,19 +76,8 @@ def read(session: Session, payload_id: int, begin: int, end: int) -> bytes:
     Raises:
         LookupError: the payload does not reach that far.
     """
-    larger_of = func.max if _is_sqlite(session) else func.greatest
-    first = cast(larger_of(begin - ChunkRow.begin, 0) + 1, Integer)
-    part = func.substr(ChunkRow.data, first, cast(end - begin, Integer))
-    rows = session.execute(
-        select(ChunkRow.begin, part)
-        .where(
-            ChunkRow.payload_id == payload_id,
-            ChunkRow.begin < end,
-            ChunkRow.begin > begin - CHUNK_BYTES,
-        )
-        .order_by(ChunkRow.begin)
-    )
-    found = b"".join(bytes(data)[: end - max(begin, start)] for start, data in rows)
+    parts = _parts_on_sqlite if _is_sqlite(session) else _parts
+    found = b"".join(parts(session, payload_id, begin, end))
     if len(found) != end - begin:
         raise LookupError(f"payload {payload_id} has no bytes {begin} to {end}")
     return found
@@ -113,11 +106,9 @@ class Staged:
 
     def append(self, session: Session, content: bytes | memoryview) -> None:
         """Write further bytes."""
-        view = memoryview(content)
-        cuts = (bytes(view[at : at + CHUNK_BYTES]) for at in range(0, len(view), CHUNK_BYTES))
-        _append(session, self.payload_id, self.size, cuts)
-        self._seen.update(view)
-        self.size += len(view)
+        _append(session, self.payload_id, self.size, [content])
+        self._seen.update(content)
+        self.size += len(content)
 
     def adopt(self, session: Session) -> int:
         """Finish: give the id of the payload with these bytes, this one or an older equal one."""
@@ -175,8 +166,7 @@ def collect(database: Database, *, grace: timedelta = GRACE) -> int:
 def store_bytes(session: Session, body: bytes) -> tuple[int, str]:
     """Put down bytes that are in memory; give the payload's id and digest."""
     digest = digest_of(body)
-    cuts = (body[at : at + CHUNK_BYTES] for at in range(0, len(body), CHUNK_BYTES))
-    return store(session, digest, len(body), cuts), digest
+    return store(session, digest, len(body), [body]), digest
 
 
 def _unreferenced() -> Select[int]:
@@ -196,12 +186,56 @@ def _insert(session: Session, digest: str, size: int) -> int | None:
     )
 
 
-def _append(session: Session, payload_id: int, begin: int, content: Iterable[bytes]) -> None:
+def _parts(session: Session, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
+    """Cut what is wanted out of each chunk; PostgreSQL fetches no more of it."""
+    first = cast(func.greatest(begin - ChunkRow.begin, 0) + 1, Integer)
+    part = func.substr(ChunkRow.data, first, cast(end - begin, Integer))
+    rows = session.execute(
+        select(ChunkRow.begin, part)
+        .where(
+            ChunkRow.payload_id == payload_id,
+            ChunkRow.begin < end,
+            ChunkRow.begin > begin - CHUNK_BYTES,
+        )
+        .order_by(ChunkRow.begin)
+    )
+    for start, data in rows:
+        yield bytes(data)[: end - max(begin, start)]
+
+
+def _parts_on_sqlite(session: Session, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
+    """Do the same through handles on blobs: SQLite's SQL reads and copies whole chunks, whatever is cut."""
+    connection = sqlite_of(session)
+    chunks = connection.execute(
+        "SELECT rowid, begin FROM payload_chunks"
+        " WHERE payload_id = ? AND begin < ? AND begin > ? ORDER BY begin",
+        (payload_id, end, begin - CHUNK_BYTES),
+    ).fetchall()
+    for row, start in chunks:
+        with connection.blobopen("payload_chunks", "data", row, readonly=True) as data:
+            first, last = max(begin - start, 0), min(end - start, len(data))
+            if first < last:
+                data.seek(first)
+                yield data.read(last - first)
+
+
+def _append(session: Session, payload_id: int, begin: int, content: Iterable[bytes | memoryview]) -> None:
+    put = _put_on_sqlite if _is_sqlite(session) else _put
     for piece in content:
-        if len(piece) > CHUNK_BYTES:
-            raise ValueError(f"a chunk has at most {CHUNK_BYTES} bytes")
-        session.execute(insert(ChunkRow).values(payload_id=payload_id, begin=begin, data=piece))
-        begin += len(piece)
+        view = memoryview(piece)
+        for at in range(0, len(view), _WRITTEN_BYTES):
+            put(session, payload_id, begin + at, view[at : at + _WRITTEN_BYTES])
+        begin += len(view)
+
+
+def _put(session: Session, payload_id: int, begin: int, piece: memoryview) -> None:
+    session.execute(insert(ChunkRow).values(payload_id=payload_id, begin=begin, data=piece))
+
+
+def _put_on_sqlite(session: Session, payload_id: int, begin: int, piece: memoryview) -> None:
+    sqlite_of(session).execute(
+        "INSERT INTO payload_chunks (payload_id, begin, data) VALUES (?, ?, ?)", (payload_id, begin, piece)
+    )
 
 
 def _with_digest(digest: str) -> Select[int]:

@@ -18,17 +18,18 @@ from coordinator.metrics import Metrics
 from coordinator.settings import Settings
 
 
-def _database(request: Request) -> Database:
+# A look at memory: as plain functions these would cost every request a change of threads each.
+async def _database(request: Request) -> Database:
     database: Database = request.app.state.database
     return database
 
 
-def _metrics(request: Request) -> Metrics:
+async def _metrics(request: Request) -> Metrics:
     metrics: Metrics = request.app.state.metrics
     return metrics
 
 
-def _settings(request: Request) -> Settings:
+async def _settings(request: Request) -> Settings:
     settings: Settings = request.app.state.settings
     return settings
 

@@ -1,30 +1,37 @@
 """G = W U in column blocks: each client's weights from everybody's states, in memory that never grows.
 
-U (N, D) are the clients' adapter states in the database, W (N, N) the weights of each (block, role). A block
-of columns is read, multiplied and appended to the new bodies before the next one is looked at.
+U (N, D) are the clients' adapter states in the database, W (N, N) the weights of each module. While a block
+of columns is multiplied the one before it is written. Receivers whose rows of G are equal share one payload;
+each keeps a head of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlalchemy.orm import Session
 
 from coordinator import payloads
 from coordinator.aggregation.columns import Block, blocks
 from coordinator.database import Database
+from coordinator.downloads import Stored
 from coordinator.payloads import Staged
-from coordinator.strategies.base import Floats, Weighing
+from coordinator.strategies.base import Floats, Weighing, modules_of
 from schemas.maths.adapter import Layout
+from schemas.wire.digests import digest_from_hash
+from schemas.wire.envelope import MEDIA_TYPE
 
 Item = TypeVar("Item")
+Values = NDArray[np.float32]
 
 _VALUE_BYTES = 4
-_TRANSACTION_BYTES = 8 * 2**20
-_SLICE_BYTES = 4 * 2**20
+_TRANSACTION_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,21 @@ class Receiver:
     head: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A new body: `head`, then what `staged` has from `begin` on; digest and size are the whole body's."""
+
+    head: bytes
+    staged: Staged
+    begin: int
+    digest: str
+    size: int
+
+    def adopted(self, payload_id: int) -> Stored:
+        """Say where the body is once what was staged is the payload `payload_id`."""
+        return Stored(payload_id, self.digest, self.size, MEDIA_TYPE, head=self.head, begin=self.begin)
+
+
 def mix(
     database: Database,
     weighing: Weighing,
@@ -53,48 +75,142 @@ def mix(
     *,
     block_bytes: int,
     between: Callable[[], None],
-) -> dict[str, Staged]:
-    """Write each receiver's weights as a staged payload; give them by client.
+) -> dict[str, Made]:
+    """Write the receivers' weights as staged payloads; give each one's body by client.
 
     `between` is called after every block; what it raises ends the work and what was staged is discarded.
     """
-    clients = [facts.client for facts in weighing.cohort.clients]
-    layouts = {one.client: one.layout for one in receivers}
-    places = [clients.index(one.client) for one in receivers]
-    staged = _begin(database, receivers)
+    bodies = _begin(database, _alike(weighing, receivers))
+    firsts = [body.receivers[0] for body in bodies]
     try:
-        every = [layouts[one] if one in layouts else states[one].layout for one in clients]
-        for block in blocks(every, block_bytes):
-            here = [place for place in places if place in block.begins]
-            mixed = _mixed(database, weighing, [states.get(client) for client in clients], block, here)
-            _append(database, [staged[clients[place]] for place in here], mixed)
-            between()
+        with ThreadPoolExecutor(1, "aggregation-writer") as writer:
+            # Reading waits for nobody's writing: SQLite's rollback journal shuts readers out meanwhile.
+            product: tuple[list[_Body], Values] = [], np.empty((0, 0), np.float32)
+            for columns in in_blocks(database, weighing, states, firsts, block_bytes=block_bytes):
+                written = writer.submit(_append, database, *product)
+                product = [bodies[place] for place in columns.places], columns.product()
+                written.result()
+                between()
+            _append(database, *product)
     except BaseException:
-        payloads.discard(database, staged.values())
+        discard(database, [made for body in bodies for made in body.made().values()])
         raise
-    return staged
+    return {client: made for body in bodies for client, made in body.made().items()}
 
 
-def _begin(database: Database, receivers: Sequence[Receiver]) -> dict[str, Staged]:
-    staged: dict[str, Staged] = {}
-    with database.write() as session:
-        for one in receivers:
-            staged[one.client] = payloads.stage(session)
-            staged[one.client].append(session, one.head)
-    return staged
+def discard(database: Database, made: Iterable[Made]) -> None:
+    """Forget bodies that will not be given to anybody."""
+    payloads.discard(database, {one.staged.payload_id: one.staged for one in made}.values())
 
 
-def _mixed(
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Some columns of U and what they are multiplied with.
+
+    Attributes:
+        places: which of the receivers have these columns, R of them.
+        weights: (R, used), over the clients that any of them listens to.
+        values: (used, block) float32; only until the next columns are asked for.
+    """
+
+    places: list[int]
+    weights: Floats
+    values: Values
+
+    def product(self) -> Values:
+        """Give the receivers' rows of G, (R, block).
+
+        One sum of N products per value, in float32: its rounding is that of the values themselves.
+        """
+        return self.weights.astype(np.float32) @ self.values
+
+
+def in_blocks(
     database: Database,
     weighing: Weighing,
+    states: Mapping[str, StoredState],
+    receivers: Sequence[Receiver],
+    *,
+    block_bytes: int,
+) -> Iterator[Columns]:
+    """Read what makes G, block by block."""
+    clients = [facts.client for facts in weighing.cohort.clients]
+    layouts = {one.client: one.layout for one in receivers}
+    rows = {clients.index(one.client): place for place, one in enumerate(receivers)}
+    every = [layouts[one] if one in layouts else states[one].layout for one in clients]
+    held = [states.get(client) for client in clients]
+    buffer = np.empty(0, np.float32)  # one for all blocks: new memory has to be cleared by the kernel
+    for block in blocks(every, block_bytes):
+        here = [row for row in rows if row in block.begins]
+        weights = weighing.of_module(block.module)[here]  # (here, N)
+        used = [place for place in block.begins if weights[:, place].any()]
+        if buffer.size < len(used) * block.size:
+            buffer = np.empty(len(used) * block.size, np.float32)
+        values = buffer[: len(used) * block.size].reshape(len(used), block.size)
+        _read(database, held, block, used, values)
+        yield Columns([rows[row] for row in here], weights[:, used], values)
+
+
+class _Body:
+    """What receivers of equal values get: one payload, beginning with the first one's head."""
+
+    def __init__(self, staged: Staged, receivers: Sequence[Receiver]) -> None:
+        self.receivers = receivers
+        self._staged = staged
+        self._seen = [sha256(one.head) for one in receivers[1:]]
+
+    def look_at(self, values: memoryview) -> None:
+        """Hash values for everybody but the first, whose body is what is staged."""
+        for seen in self._seen:
+            seen.update(values)
+
+    def append(self, session: Session, values: memoryview) -> None:
+        """Write values."""
+        self._staged.append(session, values)
+
+    def made(self) -> dict[str, Made]:
+        """Give what each receiver gets."""
+        first, begin = self.receivers[0], len(self.receivers[0].head)
+        made = {first.client: Made(first.head, self._staged, begin, self._staged.digest, self._staged.size)}
+        for one, seen in zip(self.receivers[1:], self._seen, strict=True):
+            size = len(one.head) + self._staged.size - begin
+            made[one.client] = Made(one.head, self._staged, begin, digest_from_hash(seen.hexdigest()), size)
+        return made
+
+
+def _alike(weighing: Weighing, receivers: Sequence[Receiver]) -> list[list[Receiver]]:
+    """Put receivers together whose rows of G are equal: same layout, same weights in every module of it."""
+    rows = {facts.client: row for row, facts in enumerate(weighing.cohort.clients)}
+    modules = sorted({module for one in receivers for module in modules_of(one.layout)})
+    seen = {one.client: sha256(repr(one.layout).encode()) for one in receivers}
+    for module in modules:
+        weights = np.ascontiguousarray(weighing.of_module(module))
+        for one in receivers:
+            seen[one.client].update(weights[rows[one.client]])
+    groups: dict[bytes, list[Receiver]] = {}
+    for one in receivers:
+        groups.setdefault(seen[one.client].digest(), []).append(one)
+    return list(groups.values())
+
+
+def _begin(database: Database, groups: Sequence[Sequence[Receiver]]) -> list[_Body]:
+    bodies = []
+    with database.write() as session:
+        for receivers in groups:
+            staged = payloads.stage(session)
+            staged.append(session, receivers[0].head)
+            bodies.append(_Body(staged, receivers))
+    return bodies
+
+
+def _read(
+    database: Database,
     states: Sequence[StoredState | None],
     block: Block,
-    rows: Sequence[int],
-) -> NDArray[np.float32]:
-    """Give the block's columns of G for the clients `rows`: (rows, block) float32."""
-    weights = weighing.of_module(block.module)[rows]  # (rows, N)
-    used = [place for place in block.begins if weights[:, place].any()]
-    values = np.empty((len(used), block.size), np.float32)  # (used, block)
+    used: Sequence[int],
+    values: Values,
+) -> None:
+    """Read the block's columns of the clients `used` into `values` (used, block)."""
     wanted = [(i, states[place], block.begins[place]) for i, place in enumerate(used)]
     for some in _portions(wanted, block.size * _VALUE_BYTES):
         with database.read() as session:
@@ -104,26 +220,19 @@ def _mixed(
                 at = state.begin + begin * _VALUE_BYTES
                 raw = payloads.read(session, state.payload_id, at, at + block.size * _VALUE_BYTES)
                 values[i] = np.frombuffer(raw, "<f4")
-    return _product(weights[:, used], values)
 
 
-def _product(weights: Floats, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """W U in float64, rounded to float32 once; the float64 copy is made of few columns at a time."""
-    product = np.zeros((len(weights), values.shape[1]), np.float32)
-    step = max(1, _SLICE_BYTES // (8 * max(1, len(values))))
-    for at in range(0, values.shape[1] if len(values) else 0, step):
-        product[:, at : at + step] = weights @ values[:, at : at + step].astype(np.float64)
-    return product
-
-
-def _append(database: Database, staged: Sequence[Staged], mixed: NDArray[np.float32]) -> None:
-    for some in _portions(list(zip(staged, mixed, strict=True)), mixed.shape[1] * _VALUE_BYTES):
+def _append(database: Database, bodies: Sequence[_Body], values: Values) -> None:
+    for some in _portions(list(zip(bodies, values, strict=True)), values.shape[1] * _VALUE_BYTES):
+        views = [(body, memoryview(row.astype("<f4", copy=False)).cast("B")) for body, row in some]
+        for body, view in views:
+            body.look_at(view)
         with database.write() as session:
-            for body, row in some:
-                body.append(session, row.astype("<f4", copy=False).tobytes())
+            for body, view in views:
+                body.append(session, view)
 
 
-def _portions(items: Sequence[Item], bytes_each: int) -> Iterator[Iterable[Item]]:
+def _portions(items: Sequence[Item], bytes_each: int) -> Iterator[Sequence[Item]]:
     """Cut work into transactions that are short whatever the block: nobody waits long for the database."""
     most = max(1, _TRANSACTION_BYTES // max(1, bytes_each))
     for at in range(0, len(items), most):

@@ -12,13 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from coordinator import payloads
 from coordinator.aggregation import store
-from coordinator.aggregation.aggregate import Receiver, mix
+from coordinator.aggregation.aggregate import Made, Receiver, discard, mix
 from coordinator.database import Database, now
 from coordinator.federations.store import plan_of
 from coordinator.locks import lock_federation
-from coordinator.payloads import Staged
 from coordinator.rounds import control
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import AGGREGATION_FAILED, next_state
@@ -110,11 +108,11 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
         if one.is_enrolled
     ]
     states = {one.facts.client: one.state for one in everyone}
-    staged = mix(database, weighing, states, receivers, block_bytes=block_bytes, between=between)
+    made = mix(database, weighing, states, receivers, block_bytes=block_bytes, between=between)
     try:
-        _publish(database, claim, weighing, staged)
+        _publish(database, claim, weighing, made)
     except BaseException:
-        payloads.discard(database, staged.values())
+        discard(database, made.values())
         raise
     return int(sum(row[place] == 1.0 for place, row in enumerate(weighing.relevance)))
 
@@ -128,24 +126,20 @@ def abandon(database: Database, claim: Claim) -> None:
             control.abandon(session, locked, row, AGGREGATION_FAILED)
 
 
-def _publish(database: Database, claim: Claim, weighing: Weighing, staged: dict[str, Staged]) -> None:
+def _publish(database: Database, claim: Claim, weighing: Weighing, made: dict[str, Made]) -> None:
     with database.write() as session:
         locked = lock_federation(session, claim.federation_id)
         row = rounds.numbered(session, claim.federation_id, claim.number, lock=True)
         if row.lease_token != claim.token:
             raise rounds.LostRace
         moment = now(session)
-        for client, body in sorted(staged.items()):
-            give(
-                session,
-                claim.federation_id,
-                client,
-                claim.number + 1,
-                payload_id=body.adopt(session),
-                digest=body.digest,
-                size=body.size,
-                moment=moment,
-            )
+        adopted: dict[int, int] = {}
+        for client, body in sorted(made.items()):
+            staged = body.staged
+            if staged.payload_id not in adopted:
+                adopted[staged.payload_id] = staged.adopt(session)
+            stored = body.adopted(adopted[staged.payload_id])
+            give(session, claim.federation_id, client, claim.number + 1, stored, moment)
         store.keep_relevance(session, row.id, weighing)
         control.publish(session, locked, row)
 

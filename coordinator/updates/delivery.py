@@ -48,8 +48,17 @@ class _Decoded:
     state: store.Content | int
 
 
-def deliver(database: Database, member: Member, number: int, body: ReceivedBody) -> tuple[Receipt, bool]:
-    """Take an update in; give its receipt and whether it is new.
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """An update is there for good: whether it was not before, and whether its round waits for no other."""
+
+    receipt: Receipt
+    is_new: bool = False
+    closed_round: bool = False
+
+
+def deliver(database: Database, member: Member, number: int, body: ReceivedBody) -> Delivered:
+    """Take an update in.
 
     Raises:
         Refused, BodyRefused: the subclass says why; nothing of it was kept but that its client was late.
@@ -59,7 +68,7 @@ def deliver(database: Database, member: Member, number: int, body: ReceivedBody)
             row = rounds.numbered(session, member.federation_id, number)
             known = _known(session, row, member)
             if known is not None and known.digest == body.digest:
-                return _receipt(known), False
+                return Delivered(_receipt(known))
             terms = _terms(session, row, member, delivered=known is not None)
         with _decoder(), _decoded(body, terms) as decoded:
             return _keep(database, member, terms, body, decoded)
@@ -140,7 +149,7 @@ def _copied(envelope: Envelope, terms: Terms, verdict: Verdict, copy: BinaryIO) 
 
 def _keep(
     database: Database, member: Member, terms: Terms, body: ReceivedBody, decoded: _Decoded
-) -> tuple[Receipt, bool]:
+) -> Delivered:
     """Keep an update in one transaction: the bytes first, then, with the round locked, what refers to them.
 
     Raises:
@@ -156,7 +165,7 @@ def _keep(
         if known is not None:
             if known.digest != body.digest:
                 raise UploadConflict(accepted=known.digest)
-            return _receipt(known), False
+            return Delivered(_receipt(known))
         if row.state not in TAKING_PART:
             raise RoundClosed(state=row.state)
         moment = now(session)
@@ -173,7 +182,7 @@ def _keep(
         )
         control.announce(session, row, moment)
         control.advance(session, locked, row)
-        return _receipt(update), True
+        return Delivered(_receipt(update), is_new=True, closed_round=row.state == "closing")
 
 
 def _mark_late(database: Database, member: Member, number: int) -> None:

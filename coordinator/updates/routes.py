@@ -91,11 +91,13 @@ def put_update(
 ) -> Receipt:
     """Take a client's adapter and signature: 201, or 200 with the same receipt when it was taken before."""
     bind(round=n)
-    receipt, is_new = deliver(database, member, n, body)
-    if not is_new:
+    delivered = deliver(database, member, n, body)
+    receipt = delivered.receipt
+    if not delivered.is_new:
         response.status_code = 200
         return receipt
-    wake()
+    if delivered.closed_round:
+        wake()
     metrics.updates_accepted.inc()
     metrics.bytes_up.inc(body.bytes)
     log.info("update-accepted", bytes=body.bytes, digest=body.digest, clipped=receipt.clipped)

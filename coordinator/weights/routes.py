@@ -34,7 +34,14 @@ def get_weights(
     with database.read() as session:
         served = store.served(session, member.federation_id, member.client_id, n)
     weights = served.weights
-    stored = Stored(weights.payload_id, weights.digest, weights.bytes, MEDIA_TYPE)
+    stored = Stored(
+        weights.payload_id,
+        weights.digest,
+        weights.bytes,
+        MEDIA_TYPE,
+        head=weights.head or b"",
+        begin=weights.begin,
+    )
     part = wanted(request.headers, stored)
     sent_to(database, metrics, member.client_id, part.size, round_id=served.round_id)
     return reply(database, stored, part)

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
+from coordinator.downloads import Stored
 from coordinator.errors import NotFound, NotJoined
 from coordinator.federations.store import federation
 from coordinator.rounds import bases
@@ -38,26 +39,18 @@ def served(session: Session, fid: str, client_id: str, number: int) -> Served:
     return Served(_or_not_found(bases.newest(session, client_id, number)), row.id)
 
 
-def give(
-    session: Session,
-    fid: str,
-    client_id: str,
-    number: int,
-    *,
-    payload_id: int,
-    digest: str,
-    size: int,
-    moment: datetime,
-) -> None:
+def give(session: Session, fid: str, client_id: str, number: int, stored: Stored, moment: datetime) -> None:
     """Let a client be served these bytes from the start of round `number` on."""
     session.add(
         WeightsRow(
             federation_id=fid,
             round_number=number,
             client_id=client_id,
-            payload_id=payload_id,
-            digest=digest,
-            bytes=size,
+            payload_id=stored.payload_id,
+            head=stored.head,
+            begin=stored.begin,
+            digest=stored.digest,
+            bytes=stored.size,
             created_at=moment,
         )
     )

@@ -1,0 +1,151 @@
+"""The programs that the aggregation benchmark compares; each is run in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+from sqlalchemy import func, select
+
+from benchmarks.closed_round import close_round, layout_of, states
+from benchmarks.memory import MIB, peak_rss_mib
+from coordinator import migrate, payloads
+from coordinator.aggregation import publishing, store
+from coordinator.aggregation.aggregate import Receiver, in_blocks
+from coordinator.database import Database, now
+from coordinator.federations.store import federation, plan_of
+from coordinator.rounds import bases
+from coordinator.rounds import store as rounds
+from coordinator.strategies.base import Cohort, make
+from coordinator.tables import RelevanceRow
+from schemas.maths.adapter import size
+
+_LEASE_SECONDS = 3600.0
+_SAMPLE = 1000
+
+
+class ProgramFailed(Exception):
+    """A measured program did not do its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the arrays of one size are: in a database, and as files in a folder."""
+
+    url: str
+    folder: Path
+    clients: int
+    values: int
+    block_mib: int
+
+
+def prepare(place: Place) -> None:
+    """Write the states into the database, and into files."""
+    layout = layout_of(place.values)
+    drawn = states(place.clients, layout)
+    for i, state in enumerate(drawn):
+        state.tofile(place.folder / f"state-{i}")
+    database = Database(place.url)
+    migrate.upgrade(database)
+    close_round(database, layout, drawn)
+    database.close()
+
+
+def _tessera(place: Place) -> dict[str, Any]:
+    """Aggregate the round as the coordinator does: from claimed to published."""
+    database = Database(place.url)
+    claim = publishing.claim_due(database, _LEASE_SECONDS)
+    if claim is None:
+        raise ProgramFailed("there is no round to aggregate")
+    with _measured() as cost:
+        publishing.aggregate(database, claim, block_bytes=place.block_mib * MIB, between=lambda: None)
+    with database.read() as session:
+        client = f"{claim.federation_id}-{place.clients - 1:04}"
+        row = bases.newest(session, client)
+        if row is None:
+            raise ProgramFailed("nothing was published")
+        end = row.begin + 4 * size(layout_of(place.values))
+        tail = payloads.read(session, row.payload_id, end - 4 * _SAMPLE, end)
+    return cost | {"sample": np.frombuffer(tail, "<f4")}
+
+
+def _tessera_unwritten(place: Place) -> dict[str, Any]:
+    """Do the same without writing the new bodies: read, weigh, multiply."""
+    database = Database(place.url)
+    with database.read() as session:
+        ((fid, number),) = rounds.awaiting_worker(session, now(session))
+        plan = plan_of(federation(session, fid))
+    with _measured() as cost:
+        with database.read() as session:
+            everyone = store.established(session, fid, plan, number)
+        cohort = Cohort([one.facts for one in everyone], plan.rounds.staleness_decay)
+        weighing = make(plan.strategy.name, plan.strategy.options).weigh(cohort)
+        held = {one.facts.client: one.state for one in everyone}
+        receivers = [Receiver(client, state.layout, b"") for client, state in held.items()]
+        for columns in in_blocks(database, weighing, held, receivers, block_bytes=place.block_mib * MIB):
+            columns.product()
+    return cost
+
+
+def _product(place: Place) -> dict[str, Any]:
+    """Multiply what is in memory, into memory that is there."""
+    u = states(place.clients, layout_of(place.values))  # (N, D)
+    w = _weights(place)
+    g = np.zeros_like(u)
+    with _measured() as cost:
+        np.matmul(w, u, out=g)
+    return cost | {"sample": g[-1, -_SAMPLE:].copy()}
+
+
+def _files(place: Place) -> dict[str, Any]:
+    """Read files, multiply, write files as durably as a database does."""
+    w = _weights(place)
+    with _measured() as cost:
+        u = np.stack([np.fromfile(place.folder / f"state-{i}", np.float32) for i in range(place.clients)])
+        g = w @ u
+        for i, row in enumerate(g):
+            with (place.folder / f"mixed-{i}").open("wb") as file:
+                file.write(row.data)
+                file.flush()
+                os.fsync(file.fileno())
+    return cost
+
+
+def _weights(place: Place) -> NDArray[np.float32]:
+    """Read what the coordinator weighed, so that the products are the same: (N, N)."""
+    database = Database(place.url)
+    with database.read() as session:
+        newest = session.scalars(select(func.max(RelevanceRow.round_id))).one()
+        rows = session.scalars(
+            select(RelevanceRow.relevance)
+            .where(RelevanceRow.round_id == newest)
+            .order_by(RelevanceRow.ordinal)
+        )
+        return np.stack([np.frombuffer(row, "<f8") for row in rows]).astype(np.float32)
+
+
+PROGRAMS: dict[str, Callable[[Place], dict[str, Any]]] = {
+    "tessera_unwritten": _tessera_unwritten,
+    "tessera": _tessera,
+    "product": _product,
+    "files": _files,
+}
+
+
+@contextmanager
+def _measured() -> Iterator[dict[str, Any]]:
+    """Note seconds, processor seconds and memory (MiB) of what is done inside."""
+    cost = {"idle_rss_mib": psutil.Process().memory_info().rss / MIB}
+    began, used = time.perf_counter(), time.process_time()
+    yield cost
+    cost["seconds"] = time.perf_counter() - began
+    cost["cpu_seconds"] = time.process_time() - used
+    cost["peak_rss_mib"] = peak_rss_mib()

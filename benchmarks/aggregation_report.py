@@ -1,0 +1,68 @@
+"""Show what aggregation costs beside the bare product: a table and a picture. Measures nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from benchmarks import figures
+
+WITHIN_PRODUCT = 2.0
+
+
+def show(console: Console, found: dict[str, Any]) -> None:
+    """Print figures."""
+    rows = []
+    for size in found["sizes"]:
+        tessera = size["tessera"]
+        rows.append(
+            [
+                f"{size['clients']} x {size['values']}",
+                round(size["mib"]),
+                size["product"]["seconds"],
+                size["files"]["seconds"],
+                tessera["seconds"],
+                tessera["cpu_seconds"],
+                size["ratio_without_writing"],
+                f"{size['ratio']:.3g} / {WITHIN_PRODUCT:g}",
+                size["ratio_to_files"],
+                f"{tessera['peak_rss_mib'] - tessera['idle_rss_mib']:.0f}",
+            ]
+        )
+    columns = ["N x D", "MiB", "product s", "files s", "tessera s", "tessera CPU s"]
+    columns += ["unwritten / product", "tessera / product", "tessera / files", "memory above idle, MiB"]
+    title = f"G = W U from the database, block budget {found['block_mib']} MiB (measured / goal)"
+    figures.show(console, title, columns, rows)
+
+
+def draw(path: Path, found: dict[str, Any]) -> None:
+    """Draw seconds and memory over the bytes that are mixed."""
+    sizes = sorted(found["sizes"], key=lambda size: float(size["mib"]))
+    with figures.style():
+        figure = Figure(figsize=(8, 3.2), layout="constrained")
+        time, memory = figure.subplots(1, 2)
+        _lines(time, sizes, "seconds")
+        time.set_ylabel("s")
+        _lines(memory, sizes, "peak_rss_mib")
+        memory.axhline(found["block_mib"], color="#c1543c", linestyle=":", label="block budget")
+        memory.set_ylabel("peak memory, MiB")
+        memory.set_yscale("log")
+        memory.legend()
+        figures.save(path, figure)
+
+
+def _lines(axes: Axes, sizes: list[dict[str, Any]], key: str) -> None:
+    for program, colour in (("tessera", "#1f4e79"), ("product", "#8c8c8c"), ("files", "#c9a227")):
+        axes.plot(
+            [size["mib"] for size in sizes],
+            [size[program][key] for size in sizes],
+            marker="o",
+            color=colour,
+            label=program,
+        )
+    axes.set_xlabel("N x D, MiB")
+    axes.legend()

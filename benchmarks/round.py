@@ -1,0 +1,243 @@
+"""What a round costs: N clients take B bytes from a running coordinator and give B bytes back, over loopback.
+
+    python -m benchmarks.round [--clients 4 --mib 1] [--rounds 5] [--postgres URL] [--out FILE.json]
+
+Without sizes it goes through those of the goals, and through one with more clients, for memory. The clients
+are processes of their own; they use the agent's HTTP client and train nothing. A round's seconds are counted
+from the moment when all clients hold its weights until all hold the next round's: every byte goes up once and
+down once. `from_open` counts from the round's opening, so that its own join and download come on top.
+Beside it, in the same run: SHA-256 of the same bytes, written to files and synced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import figures
+from benchmarks.memory import MIB
+from benchmarks.round_client import Holds, Task, take_part
+from benchmarks.round_report import draw, show
+from benchmarks.serving import Coordinator, ServerFailed, running
+from schemas.messages.enrolment import Profile
+
+SIZES = ((4, 1), (8, 8), (32, 8), (8, 64))
+_LAYERS, _WIDTH = 8, 4096
+_SILENCE_SECONDS = 180.0
+_PHASES = ("open", "collecting", "closing", "aggregating")
+
+
+def main() -> None:
+    """Measure, show, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.round", description=__doc__)
+    parser.add_argument(
+        "--clients", type=int, help="how many clients; with --mib, instead of the usual sizes"
+    )
+    parser.add_argument("--mib", type=int, help="how many MiB an adapter has")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="how many rounds are counted, after a first one"
+    )
+    parser.add_argument("--look-seconds", type=float, default=0.05, help="how often clients ask for a round")
+    parser.add_argument("--compress", action="store_true", help="updates as zstd frames")
+    parser.add_argument("--postgres", help="URL of an empty database, instead of a SQLite file")
+    parser.add_argument("--folder", type=Path, help="where the database is, on the disk to be measured")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/round.json"))
+    arguments = parser.parse_args()
+    if (arguments.clients is None) != (arguments.mib is None):
+        parser.error("--clients and --mib belong together")
+    sizes = SIZES if arguments.clients is None else ((arguments.clients, arguments.mib),)
+    found = {"machine": figures.machine(), "look_seconds": arguments.look_seconds, "sizes": []}
+    console = Console()
+    for clients, mib in sizes:
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+            size = measure(
+                clients,
+                mib,
+                rounds=arguments.rounds,
+                folder=Path(folder),
+                look_seconds=arguments.look_seconds,
+                compress=arguments.compress,
+                database_url=arguments.postgres,
+            )
+        found["sizes"].append(size)
+        console.print(f"{clients} x {mib} MiB: {size['seconds']:.3f} s per round")
+    figures.write(arguments.out, found)
+    show(console, found)
+    draw(arguments.out.with_suffix(".svg"), found)
+    console.print(f"figures in {arguments.out}")
+
+
+def measure(
+    clients: int,
+    mib: int,
+    *,
+    rounds: int,
+    folder: Path,
+    look_seconds: float,
+    compress: bool = False,
+    database_url: str | None = None,
+) -> dict[str, Any]:
+    """Run one federation of `clients` adapters of `mib` MiB; give medians over rounds.
+
+    Raises:
+        ServerFailed: something did not work; what is said above it tells more.
+    """
+    with running(folder, database_url, {}) as coordinator:
+        idle_rss, idle_cpu = coordinator.peak_rss_mib(), coordinator.cpu_seconds()
+        fid, seen = _run(coordinator, clients, mib, rounds + 1, look_seconds, compress)
+        views = [coordinator.get(f"/v1/federations/{fid}/rounds/{n}") for n in range(2, rounds + 2)]
+        total_cpu = coordinator.cpu_seconds() - idle_cpu
+    reference = _copy_and_hash(folder, clients, mib, rounds)
+    payload = clients * mib * MIB
+    spans = [after.at - before.at for before, after in pairwise(seen[1:])]
+    processor = [after.cpu - before.cpu for before, after in pairwise(seen[1:])]
+    wire = (seen[-1].wire - seen[1].wire) / rounds
+    opened = [datetime.fromisoformat(view["opened_at"]).timestamp() for view in views]
+    return {
+        "clients": clients,
+        "mib": mib,
+        "rounds": rounds,
+        "compressed": compress,
+        "seconds": statistics.median(spans),
+        "seconds_each": spans,
+        "from_open_seconds": statistics.median(
+            end.wall - begin for begin, end in zip(opened, seen[2:], strict=True)
+        ),
+        "phases": {phase: statistics.median(view["seconds"][phase] for view in views) for phase in _PHASES},
+        "copy_and_hash_seconds": statistics.median(one[0] for one in reference),
+        "copy_and_hash_cpu_seconds": statistics.median(one[1] for one in reference),
+        "cpu_seconds": statistics.median(processor),
+        "cpu_seconds_first_to_last": total_cpu,
+        "idle_rss_mib": idle_rss,
+        "peak_rss_mib": seen[-1].rss,
+        "wire_bytes": wire,
+        "wire_ratio": wire / (2 * payload),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """All clients hold a round's weights."""
+
+    at: float
+    wall: float
+    cpu: float
+    rss: float
+    wire: int
+
+
+def _run(
+    coordinator: Coordinator, clients: int, mib: int, rounds: int, look_seconds: float, compress: bool
+) -> tuple[str, list[_Moment]]:
+    fid = coordinator.post("/v1/federations", _plan(clients, mib, rounds, compress))["id"]
+    context = multiprocessing.get_context("spawn")
+    told = context.Queue()
+    processes = []
+    for place in range(clients):
+        wanted = {"client_name": f"client-{place}"}
+        token = coordinator.post(f"/v1/federations/{fid}/enrolment-tokens", wanted)["token"]
+        task = Task(coordinator.url, token, place, clients, _profile(), look_seconds, compress)
+        processes.append(context.Process(target=take_part, args=(task, told), daemon=True))
+    try:
+        for process in processes:
+            process.start()
+        _wait_for_members(coordinator, fid, clients)
+        coordinator.post(f"/v1/federations/{fid}/start")
+        return fid, _watch(coordinator, told, clients, rounds)
+    finally:
+        for process in processes:
+            process.join(timeout=10)
+            process.kill()
+
+
+def _wait_for_members(coordinator: Coordinator, fid: str, clients: int) -> None:
+    deadline = time.monotonic() + _SILENCE_SECONDS
+    while coordinator.get(f"/v1/federations/{fid}")["clients"]["enrolled"] < clients:
+        if time.monotonic() > deadline:
+            raise ServerFailed("the clients did not enrol")
+        time.sleep(0.1)
+    time.sleep(1.0)  # each makes its random numbers, which is not what is measured
+
+
+def _watch(coordinator: Coordinator, told: Any, clients: int, rounds: int) -> list[_Moment]:
+    """Note the moments when all clients hold the weights of round 1, 2, ..., rounds + 1."""
+    waiting: dict[int, list[Holds]] = {}
+    moments: list[_Moment] = []
+    latest: dict[int, Holds] = {}
+    while len(moments) <= rounds:
+        holds = told.get(timeout=_SILENCE_SECONDS)
+        if isinstance(holds, str):
+            raise ServerFailed(holds)
+        latest[holds.place] = holds
+        arrived = waiting.setdefault(holds.round, [])
+        arrived.append(holds)
+        if len(arrived) == clients:
+            at = max(one.at for one in arrived)
+            moments.append(
+                _Moment(
+                    at=at,
+                    wall=time.time() - (time.monotonic() - at),
+                    cpu=coordinator.cpu_seconds(),
+                    rss=coordinator.peak_rss_mib(),
+                    wire=sum(one.sent + one.received for one in arrived),
+                )
+            )
+    return moments
+
+
+def _plan(clients: int, mib: int, rounds: int, compress: bool) -> dict[str, Any]:
+    """Ordinary LoRA on q in 8 layers of width 4096: A and B of rank 4 have one MiB."""
+    return {
+        "name": f"{clients} x {mib} MiB",
+        "strategy": {"name": "fedavg"},
+        "adapter": {"kind": "lora", "rank": mib * MIB // (4 * 2 * _WIDTH * _LAYERS), "roles": ["q"]},
+        "rounds": {"total": rounds, "min_clients": clients},
+        "limits": {"max_update_bytes": (mib + 1) * MIB, "max_norm": 1e9},
+        "wire": {"compression": "zstd" if compress else "none"},
+    }
+
+
+def _profile() -> Profile:
+    return Profile(
+        architecture="benchmark",
+        base_model="benchmark-000000000000",
+        hidden_size=_WIDTH,
+        layers=_LAYERS,
+        shapes={"q": (_WIDTH, _WIDTH)},
+        agent_version="0",
+        protocol_version=1,
+    )
+
+
+def _copy_and_hash(folder: Path, clients: int, mib: int, repeats: int) -> list[tuple[float, float]]:
+    """Hash 2 N bodies and write each to a file, synced: (seconds, processor seconds), several times."""
+    body = os.urandom(mib * MIB)
+    found = []
+    for _ in range(repeats):
+        began, used = time.perf_counter(), time.process_time()
+        for place in range(2 * clients):
+            hashlib.sha256(body).digest()
+            with (folder / f"copy-{place}").open("wb") as file:
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+        found.append((time.perf_counter() - began, time.process_time() - used))
+        for place in range(2 * clients):
+            (folder / f"copy-{place}").unlink()
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""One client of the round benchmark, in a process of its own: the agent's own calls, and no training.
+
+What it adds to the weights it is served is random, so that nothing compresses, and known, so that what it is
+served next can be checked.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from typing import Any
+
+import httpcore
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from client_agent.coordinator_api import CoordinatorApi
+from schemas.messages.enrolment import EnrolmentRequest, Profile
+from schemas.messages.rounds import FinishedBrief, RoundBrief
+from schemas.messages.updates import UpdateManifest
+from schemas.wire.envelope import pack, slots, unpack
+
+Adapter = dict[str, NDArray[np.float32]]
+
+_DEADLINE_SECONDS = 120.0
+_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a client is told: where to enrol, who it is, how often it looks whether there is a new round."""
+
+    url: str
+    token: str
+    place: int
+    clients: int
+    profile: Profile
+    look_seconds: float
+    compress: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """A client has the weights of a round: when (monotonic seconds), and how many bytes it sent and got."""
+
+    place: int
+    round: int
+    at: float
+    sent: int
+    received: int
+
+
+class WrongWeights(Exception):
+    """A client was served something else than the mean of what was delivered."""
+
+
+def take_part(task: Task, told: Queue[Holds | str]) -> None:
+    """Take part until the federation is over; tells of every round's weights, or of what went wrong."""
+    try:
+        _take_part(task, told)
+    except Exception as error:
+        told.put(f"client {task.place}: {type(error).__name__}: {error}")
+        raise
+
+
+def _take_part(task: Task, told: Queue[Holds | str]) -> None:
+    traffic = _Traffic()
+    api = CoordinatorApi(task.url, credential=None, deadline_seconds=_DEADLINE_SECONDS)
+    request = EnrolmentRequest(token=task.token, name=f"client-{task.place}", profile=task.profile)
+    member = api.enrol(request)
+    api = CoordinatorApi(
+        task.url,
+        credential=member.credential,
+        deadline_seconds=_DEADLINE_SECONDS,
+        transport=_counting(traffic),
+    )
+    layout = {name: tuple(shape) for name, shape in api.me().layout.items()}
+    steps = [_step(layout, place) for place in range(task.clients)]
+    mean = {name: np.mean([step[name][0] for step in steps], axis=0) for name in layout}
+    own, number = steps[task.place], 1
+    del steps
+    while True:
+        brief = _next(api, member.federation_id, number, task.look_seconds)
+        if isinstance(brief, RoundBrief):
+            api.join(member.federation_id, number, None)
+        body = api.weights(member.federation_id, number)
+        told.put(Holds(task.place, number, time.monotonic(), traffic.sent, traffic.received))
+        with unpack(body.body, encoding=None, expected=slots(layout), max_bytes=2**40) as envelope:
+            served = {name: envelope.read_float32(name) for name in layout}
+        _check(served, mean, number)
+        if isinstance(brief, FinishedBrief):
+            return
+        update = _update(served, own, task, member.federation_id, member.client_id, number, body.digest)
+        del body, served
+        api.push_update(member.federation_id, number, update)
+        number += 1
+
+
+def _next(api: CoordinatorApi, federation: str, number: int, look_seconds: float) -> Any:
+    while True:
+        answer = api.current_round(federation)
+        if isinstance(answer, RoundBrief | FinishedBrief) and answer.round == number:
+            return answer
+        time.sleep(look_seconds)
+
+
+def _step(layout: dict[str, tuple[int, ...]], place: int) -> Adapter:
+    """Make what a client adds in every round."""
+    random = np.random.default_rng(place)
+    return {name: random.standard_normal(shape, np.float32) for name, shape in layout.items()}
+
+
+def _check(served: Adapter, mean: dict[str, Any], number: int) -> None:
+    """Compare the first row of every tensor with the sum of all means so far."""
+    for name, values in served.items():
+        if not np.allclose(values[0], (number - 1) * mean[name], rtol=_TOLERANCE, atol=_TOLERANCE):
+            raise WrongWeights(f"round {number}: {name}")
+
+
+def _update(
+    served: Adapter, own: Adapter, task: Task, federation: str, client: str, number: int, base: str
+) -> bytes:
+    manifest = UpdateManifest(
+        federation=federation, recipe={}, round=number, client=client, base=base, pack=None, examples=1
+    )
+    moved = {name: values + own[name] for name, values in served.items()}
+    return pack(moved, manifest, compress=task.compress)
+
+
+class _Traffic:
+    """Bytes that went through a client's connections, headers and all."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.received = 0
+
+
+class _CountedStream(httpcore.NetworkStream):
+    def __init__(self, stream: httpcore.NetworkStream, traffic: _Traffic) -> None:
+        self._stream = stream
+        self._traffic = traffic
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        found = self._stream.read(max_bytes, timeout)
+        self._traffic.received += len(found)
+        return found
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._traffic.sent += len(buffer)
+        self._stream.write(buffer, timeout)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+class _CountingBackend(httpcore.SyncBackend):
+    def __init__(self, traffic: _Traffic) -> None:
+        self._traffic = traffic
+
+    def connect_tcp(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
+        return _CountedStream(super().connect_tcp(*arguments, **options), self._traffic)
+
+
+def _counting(traffic: _Traffic) -> httpx.HTTPTransport:
+    """Make httpx's own transport count what goes through its sockets."""
+    transport = httpx.HTTPTransport(trust_env=False)
+    transport._pool = httpcore.ConnectionPool(network_backend=_CountingBackend(traffic))
+    return transport

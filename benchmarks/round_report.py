@@ -1,0 +1,88 @@
+"""Show what rounds cost beside their goals: a table and a picture. Measures nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from benchmarks import figures
+
+WITHIN_COPY_AND_HASH, WITHIN_BYTES = 3.0, 1.02
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is asked of a size: seconds per round, the server's peak memory, its processor time per round."""
+
+    seconds: float
+    rss_mib: float
+    cpu_seconds: float
+
+
+GOALS = {(4, 1): Goal(0.3, 150, 0.05), (8, 8): Goal(1.0, 200, 0.4), (8, 64): Goal(4.0, 400, 2.5)}
+
+
+def show(console: Console, found: dict[str, Any]) -> None:
+    """Print figures and, behind a slash, what is asked for."""
+    rows = []
+    for size in found["sizes"]:
+        goal = GOALS.get((size["clients"], size["mib"]))
+        rows.append(
+            [
+                f"{size['clients']} x {size['mib']} MiB",
+                _beside(size["seconds"], goal and goal.seconds),
+                f"{size['from_open_seconds']:.3g}",
+                f"{size['copy_and_hash_seconds']:.3g}",
+                _beside(size["seconds"] / size["copy_and_hash_seconds"], WITHIN_COPY_AND_HASH),
+                _beside(size["peak_rss_mib"], goal and goal.rss_mib),
+                _beside(size["cpu_seconds"], goal and goal.cpu_seconds),
+                _beside(size["wire_ratio"], WITHIN_BYTES, digits=4),
+            ]
+        )
+    columns = [
+        "size",
+        "s per round",
+        "s from open",
+        "copy + hash s",
+        "ratio",
+        "peak RSS MiB",
+        "CPU s",
+        "bytes / 2NB",
+    ]
+    figures.show(console, "A round through the running coordinator (measured / goal)", columns, rows)
+
+
+def draw(path: Path, found: dict[str, Any]) -> None:
+    """Draw seconds, memory and processor time over the sizes, goals as lines."""
+    sizes = found["sizes"]
+    names = [f"{size['clients']} x {size['mib']}" for size in sizes]
+    parts = (
+        ("seconds", "seconds per round", "s"),
+        ("peak_rss_mib", "server's peak memory", "MiB"),
+        ("cpu_seconds", "server's processor time per round", "s"),
+    )
+    with figures.style():
+        figure = Figure(figsize=(10, 3), layout="constrained")
+        for axes, (key, title, unit) in zip(figure.subplots(1, 3), parts, strict=True):
+            axes.bar(names, [size[key] for size in sizes], color="#1f4e79", width=0.6)
+            for place, size in enumerate(sizes):
+                goal = GOALS.get((size["clients"], size["mib"]))
+                if goal is not None:
+                    asked = {
+                        "seconds": goal.seconds,
+                        "peak_rss_mib": goal.rss_mib,
+                        "cpu_seconds": goal.cpu_seconds,
+                    }
+                    axes.hlines(asked[key], place - 0.4, place + 0.4, color="#c1543c")
+            axes.set_title(title)
+            axes.set_ylabel(unit)
+            axes.set_xlabel("clients x MiB (line: goal)")
+        figures.save(path, figure)
+
+
+def _beside(measured: float, goal: float | None, digits: int = 3) -> str:
+    return f"{measured:.{digits}g}" + (f" / {goal:g}" if goal is not None else "")

@@ -1,0 +1,105 @@
+"""A real coordinator in a process of its own, what it costs, and an operator's calls to it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks.memory import peak_rss_mib
+
+_READY_SECONDS = 60.0
+
+
+class ServerFailed(Exception):
+    """The coordinator does not do what it should; the message says where to look."""
+
+
+class Coordinator:
+    """`tessera serve`, seen from outside."""
+
+    def __init__(self, url: str, token: str, process: subprocess.Popen[bytes]) -> None:
+        self.url = url
+        self.process = psutil.Process(process.pid)
+        self._http = httpx.Client(
+            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60, trust_env=False
+        )
+
+    def cpu_seconds(self) -> float:
+        """Give the processor time that the server has used so far, user and system."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+    def peak_rss_mib(self) -> float:
+        """Give the largest resident memory the server ever had, MiB."""
+        return peak_rss_mib(self.process.pid)
+
+    def get(self, path: str) -> Any:
+        """Read one thing as an admin."""
+        return self._call("GET", path, None)
+
+    def post(self, path: str, content: object = None) -> Any:
+        """Create or change one thing as an admin."""
+        return self._call("POST", path, content)
+
+    def close(self) -> None:
+        """Close the connections to it; it goes on running."""
+        self._http.close()
+
+    def _call(self, method: str, path: str, content: object) -> Any:
+        answer = self._http.request(method, path, json=content)
+        if answer.is_error:
+            raise ServerFailed(f"{method} {path}: {answer.status_code} {answer.text}")
+        return answer.json()
+
+
+@contextmanager
+def running(folder: Path, database_url: str | None, settings: Mapping[str, str]) -> Iterator[Coordinator]:
+    """Run `tessera serve` as long as the block lasts; its log is coordinator.log in the folder.
+
+    Without a `database_url` the database is a SQLite file in the folder.
+    """
+    token = f"tsr_adm_{secrets.token_urlsafe(32)}"
+    environment = {
+        **os.environ,
+        "TESSERA_DATABASE_URL": database_url or f"sqlite:///{folder / 'tessera.db'}",
+        "TESSERA_ADMIN_TOKEN": token,
+        **settings,
+    }
+    tessera = str(Path(sys.executable).parent / "tessera")
+    log = folder / "coordinator.log"
+    with log.open("wb") as output:
+        if database_url is not None:
+            subprocess.run([tessera, "migrate"], check=True, env=environment, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            [tessera, "serve", "--host", "127.0.0.1", "--port", "0"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        try:
+            with closing(Coordinator(_url(process, log), token, process)) as coordinator:
+                yield coordinator
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def _url(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Wait until the server says where it listens."""
+    deadline = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        for line in log.read_text("utf-8").splitlines():
+            if line.startswith("Tessera listens on "):
+                return line.rpartition(" ")[2]
+        time.sleep(0.05)
+    raise ServerFailed(f"the coordinator did not start: see {log}")

@@ -1,0 +1,46 @@
+"""The benchmarks run, at sizes that mean nothing, and report what they promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import aggregation, aggregation_report, figures, round_report
+from benchmarks import round as rounds
+
+COST = {"seconds", "cpu_seconds", "idle_rss_mib", "peak_rss_mib"}
+
+
+def test_a_round_is_measured_through_a_running_coordinator(tmp_path: Path) -> None:
+    size = rounds.measure(2, 1, rounds=2, folder=tmp_path, look_seconds=0.05)
+    assert (size["clients"], size["mib"], len(size["seconds_each"])) == (2, 1, 2)
+    assert 0 < size["seconds"] <= max(size["seconds_each"])
+    assert size["cpu_seconds_first_to_last"] > 0
+    assert size["copy_and_hash_seconds"] > 0
+    assert size["peak_rss_mib"] >= size["idle_rss_mib"] > 20
+    assert set(size["phases"]) == {"open", "collecting", "closing", "aggregating"}
+    # everything goes up once and down once, and little else does
+    assert 1 < size["wire_ratio"] < 1.5
+    found = {"machine": figures.machine(), "sizes": [size]}
+    round_report.draw(tmp_path / "round.svg", found)
+    assert (tmp_path / "round.svg").read_text("utf-8").count("<svg") == 1
+    console = Console(record=True, width=200)
+    round_report.show(console, found)
+    assert "2 x 1 MiB" in console.export_text()
+
+
+def test_aggregation_is_measured_beside_the_bare_product(tmp_path: Path) -> None:
+    size = aggregation.measure(3, 4096, block_mib=1, repeats=1, folder=tmp_path, database_url=None)
+    assert (size["clients"], size["values"]) == (3, 4096)
+    for program in ("tessera", "tessera_unwritten", "product", "files"):
+        assert set(size[program]) == COST
+        assert size[program]["seconds"] > 0
+    assert size["ratio"] == size["tessera"]["seconds"] / size["product"]["seconds"]
+    found = {"machine": figures.machine(), "block_mib": 1, "sizes": [size]}
+    aggregation_report.draw(tmp_path / "aggregation.svg", found)
+    figures.write(tmp_path / "aggregation.json", found)
+    assert (tmp_path / "aggregation.json").stat().st_size > 500
+    console = Console(record=True, width=200)
+    aggregation_report.show(console, found)
+    assert "3 x 4096" in console.export_text()
