@@ -25,10 +25,18 @@ demo: setup ## Run the main job: seven silos, two base models, five methods comp
 	$(RUN) $(BIN)/python -m examples.demo --seed $(SEED)
 
 test: setup lint ## Lint, types, dependency rules and the fast tests
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-slow: setup ## The tests that take longer: kills, memory, transfer between architectures
 	$(PYTEST) -m slow
+
+test-gpu: setup ## Models of 1 and 7 billion parameters in 16, 8 and 4 bits, where there is a GPU
+	$(RUN) $(BIN)/python -m pytest -m gpu tests/gpu
+
+bench: setup ## What rounds, aggregation and a training step cost (an hour; nothing else should run)
+	$(RUN) $(BIN)/python -m benchmarks.round
+	$(RUN) $(BIN)/python -m benchmarks.aggregation
+	$(RUN) $(BIN)/python -m benchmarks.training_step
 
 lint: setup ## Style, types and dependency rules
 	$(BIN)/ruff check .
@@ -49,4 +57,4 @@ openapi: setup ## Rewrite the OpenAPI snapshot that the tests compare with
 clean: ## Remove what was built, not what was trained
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test test-slow lint format models openapi clean
+.PHONY: help setup demo test test-slow test-gpu bench lint format models openapi clean

@@ -67,6 +67,26 @@ class PlanUnusable(AgentError):
     """A plan file is missing or wrong."""
 
 
+class NothingTrained(AgentError):
+    """The agent's folder does not hold the trained adapter that is asked for."""
+
+
+class AdapterUnreadable(AgentError):
+    """A file or folder holds no trained adapter of this silo's base model."""
+
+
+class StudyUnusable(AgentError):
+    """A study's file is missing or wrong."""
+
+
+class CoordinatorStopped(AgentError):
+    """The coordinator that was started for simulated clients does not run."""
+
+
+class RoundMissed(AgentError):
+    """A simulated client's update did not count in a round, so that methods cannot be compared."""
+
+
 class NotEnrolled(AgentError):
     """The agent's folder holds no credential."""
 

@@ -140,6 +140,9 @@ def test_another_protocol_version_is_told_to_upgrade(coordinator: Served) -> Non
         ({"blocks": 5}, {}, "profile.layers"),
         ({"kind": "lora"}, {}, "profile.shapes"),
         ({"kind": "lora", "roles": ["q", "up"]}, {"shapes": {"q": [96, 96]}}, "profile.shapes"),
+        ({"same_architecture_rank": 1}, {}, "profile.shapes"),
+        ({"same_architecture_rank": 8, "roles": ["q"]}, {"shapes": {"q": [2**21, 2**21]}}, "profile.shapes"),
+        ({"same_architecture_rank": 1}, {"shapes": {"q": [1, 1]}, "layers": 500}, "profile.shapes"),
         ({"roles": ["gate"]}, {"roles": ["q"]}, "profile.roles"),
         ({"kind": "lora", "roles": ["q"]}, {"shapes": {"q": [2**22, 2**22]}}, "profile.shapes"),
         ({"kind": "lora", "roles": ["q"]}, {"shapes": {"q": [1, 1]}, "layers": 500}, "profile.shapes"),
@@ -174,6 +177,18 @@ def test_lora_tensors_take_the_shapes_that_the_client_reports(coordinator: Serve
         "l0.k.B": [32, 4],
         "l0.q.A": [4, 64],
         "l0.q.B": [96, 4],
+    }
+
+
+def test_lora_beside_p_and_q_travels_and_what_is_private_does_not(coordinator: Served) -> None:
+    adapter = {"rank": 3, "same_architecture_rank": 4, "private_rank": 5, "roles": ["q"], "blocks": 1}
+    silo = coordinator.enrol(coordinator.federation(adapter=adapter), "a", layers=2, shapes={"q": [96, 64]})
+    layout = silo.http.get("/v1/me").json()["layout"]
+    assert list(layout) == sorted(layout)
+    assert layout == {"b0.q.P": [3, 3], "b0.q.Q": [3]} | {
+        name: shape
+        for layer in (0, 1)
+        for name, shape in ((f"l{layer}.q.A", [4, 64]), (f"l{layer}.q.B", [96, 4]))
     }
 
 

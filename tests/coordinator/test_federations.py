@@ -54,6 +54,34 @@ def test_the_claims_say_whom_one_must_trust(coordinator: Served) -> None:
             "signature.kind",
         ),
         ({"name": "x", "strategy": {"name": "fedavg"}, "misspelt": 1}, "misspelt"),
+        (
+            {"name": "x", "strategy": {"name": "fedavg"}, "adapter": {"kind": "lora", "private_rank": 1}},
+            "adapter.private_rank",
+        ),
+        (
+            {
+                "name": "x",
+                "strategy": {"name": "fedavg"},
+                "adapter": {"kind": "lora", "same_architecture_rank": 1},
+            },
+            "adapter.same_architecture_rank",
+        ),
+        (
+            {
+                "name": "x",
+                "strategy": {"name": "fedmosaic", "options": {"mix": "gate"}},
+                "adapter": {"same_architecture_rank": 1},
+            },
+            "adapter.same_architecture_rank",
+        ),
+        (
+            {
+                "name": "x",
+                "strategy": {"name": "fedmosaic", "options": {"mix": "gate"}},
+                "adapter": {"kind": "lora"},
+            },
+            "adapter.kind",
+        ),
         ([], ""),
     ],
 )

@@ -51,7 +51,7 @@ def test_equal_bytes_are_kept_once(database: Database) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(keep, range(4)))) == 1
     assert count(database, PayloadRow) == 1
-    assert count(database, ChunkRow) == 3
+    assert count(database, ChunkRow) == 9
 
 
 def staged(database: Database, body: bytes, step: int) -> Staged:
@@ -77,7 +77,7 @@ def test_a_staged_payload_gives_way_to_an_equal_one(database: Database) -> None:
     with database.write() as session:
         assert first.adopt(session) == second.adopt(session)
     assert count(database, PayloadRow) == 1
-    assert count(database, ChunkRow) == 3
+    assert count(database, ChunkRow) == 9
 
 
 def test_only_what_nobody_refers_to_is_collected_and_only_when_old(database: Database) -> None:

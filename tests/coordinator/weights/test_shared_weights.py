@@ -1,0 +1,97 @@
+"""Clients that are served equal values share them in the database; nobody can tell from what it is served."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import func, select
+
+from coordinator.database import Database
+from coordinator.tables import ChunkRow, WeightsRow
+from tests.served import Served, Silo
+from tests.taking_part import (
+    deliver,
+    from_bytes_digest,
+    join,
+    one_round,
+    plan,
+    running,
+    url,
+    values,
+    wait_for,
+)
+
+RANK = 600
+LARGE = plan(adapter={"rank": RANK, "blocks": 1, "roles": ["q"]}, rounds={"min_clients": 3})
+STATE_BYTES = 4 * (RANK * RANK + RANK)
+
+
+def download(silo: Silo, number: int, field: str | None = None) -> tuple[int, bytes]:
+    headers = {"Range": field} if field is not None else {}
+    answer = silo.http.get(url(silo, number, "/weights"), headers=headers)
+    if field is None:
+        assert from_bytes_digest(answer) == answer.headers["etag"].strip('"')
+    return answer.status_code, answer.content
+
+
+@pytest.fixture(scope="module")
+def second_round(coordinator: Served) -> list[Silo]:
+    """Three clients that were served zeros, and have joined with the mean of what they sent."""
+    fid, silos = running(coordinator, 3, **LARGE)
+    for silo, fill in zip(silos, (1.0, 2.0, 6.0), strict=True):
+        deliver(silo, 1, values(fill, RANK))
+    wait_for(coordinator, fid, 1, "published")
+    for silo in silos:
+        join(silo, 2)
+    return silos
+
+
+def test_equal_values_are_kept_once(coordinator: Served, second_round: list[Silo]) -> None:
+    database = Database(coordinator.database_url)
+    fid = second_round[0].federation_id
+    for number in (1, 2):
+        with database.read() as session:
+            kept = set(
+                session.scalars(
+                    select(WeightsRow.payload_id).where(
+                        WeightsRow.federation_id == fid, WeightsRow.round_number == number
+                    )
+                )
+            )
+            size = session.scalar(
+                select(func.sum(func.length(ChunkRow.data))).where(ChunkRow.payload_id.in_(kept))
+            )
+        assert len(kept) == 1
+        assert STATE_BYTES <= size < STATE_BYTES + 2000
+    database.close()
+
+
+def test_each_client_has_a_body_of_its_own(second_round: list[Silo]) -> None:
+    for number in (1, 2):
+        bodies = [download(silo, number)[1] for silo in second_round]
+        assert len({body[-STATE_BYTES:] for body in bodies}) == 1
+        for silo, body in zip(second_round, bodies, strict=True):
+            assert f'\\"client\\":\\"{silo.client_id}\\"'.encode() in body[:-STATE_BYTES]
+
+
+@pytest.mark.parametrize(
+    "field", ["bytes=0-9", "bytes=5-4000", "bytes=300000-1400000", "bytes=-7", "bytes=9-"]
+)
+def test_a_range_may_begin_and_end_in_the_head_or_in_the_values(second_round: list[Silo], field: str) -> None:
+    first, last = field.removeprefix("bytes=").split("-")
+    for silo in second_round:
+        _, whole = download(silo, 2)
+        begin = int(first) if first else len(whole) - int(last)
+        end = int(last) + 1 if first and last else len(whole)
+        assert download(silo, 2, field) == (206, whole[begin:end])
+
+
+def test_clients_that_listen_to_different_peers_share_nothing(coordinator: Served) -> None:
+    fid, silos = running(coordinator, 2, **plan(strategy={"name": "fedmosaic"}))
+    one_round(coordinator, fid, silos, 1, [1.0, 2.0])
+    database = Database(coordinator.database_url)
+    with database.read() as session:
+        kept = session.scalars(
+            select(WeightsRow.payload_id).where(WeightsRow.federation_id == fid, WeightsRow.round_number == 2)
+        ).all()
+    database.close()
+    assert len(set(kept)) == 2
