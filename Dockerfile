@@ -59,7 +59,7 @@ LABEL org.opencontainers.image.title="Tessera coordinator" \
 COPY --from=coordinator-installed /opt/tessera /opt/tessera
 ENV TESSERA_HOST=0.0.0.0
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --retries=3 CMD ["tessera", "ready"]
+HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 CMD ["tessera", "ready"]
 ENTRYPOINT ["tessera"]
 CMD ["serve"]
 
@@ -76,7 +76,7 @@ CMD ["run"]
 # A copy carries none; it needs none, because it listens above port 1024.
 FROM ${CADDY_IMAGE} AS caddy
 RUN cp /usr/bin/caddy /usr/bin/caddy-copy && mv /usr/bin/caddy-copy /usr/bin/caddy \
-    && install -d -o 10001 -g 10001 -m 0700 /var/lib/caddy
+    && install -d -o 10001 -g 10001 -m 0700 /var/lib/caddy /run/authority
 COPY deploy/Caddyfile /etc/caddy/Caddyfile
 ENV XDG_DATA_HOME=/var/lib XDG_CONFIG_HOME=/tmp
 EXPOSE 8080 8443

@@ -79,6 +79,10 @@ class StudyUnusable(AgentError):
     """A study's file is missing or wrong."""
 
 
+class OutputUnwritable(AgentError):
+    """Results cannot be written where they should go."""
+
+
 class CoordinatorStopped(AgentError):
     """The coordinator that was started for simulated clients does not run."""
 

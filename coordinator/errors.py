@@ -164,5 +164,11 @@ class Unavailable(Refused):
     headers: ClassVar[dict[str, str]] = {"Retry-After": "5"}
 
 
+class StorageFull(Refused):
+    status, slug, title = 507, "storage-full", "There is no space left here; try again later"
+    # A body that found no space is not read to its end.
+    headers: ClassVar[dict[str, str]] = {"Retry-After": "60", "Connection": "close"}
+
+
 class Internal(Refused):
     status, slug, title = 500, "internal", "Something went wrong here; the log has this incident"

@@ -138,10 +138,17 @@ def stage(session: Session) -> Staged:
 
 
 def discard(database: Database, staged: Iterable[Staged]) -> None:
-    """Forget payloads that will not be finished."""
-    with database.write() as session:
-        ids = [one.payload_id for one in staged]
-        session.execute(delete(PayloadRow).where(PayloadRow.id.in_(ids), PayloadRow.digest.is_(None)))
+    """Forget payloads that will not be finished, each in a transaction of its own: others write between."""
+    for one in staged:
+        with database.write() as session:
+            session.execute(
+                delete(PayloadRow).where(PayloadRow.id == one.payload_id, PayloadRow.digest.is_(None))
+            )
+
+
+def let_go(session: Session, payload_id: int) -> None:
+    """Say that a reference goes: who is reading has a grace from now on, however old the payload is."""
+    session.execute(update(PayloadRow).where(PayloadRow.id == payload_id).values(created_at=now(session)))
 
 
 def collect(database: Database, *, grace: timedelta = GRACE) -> int:

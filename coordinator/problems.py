@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import secrets
+import sqlite3
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -21,6 +24,7 @@ from coordinator.errors import (
     MethodNotAllowed,
     NotFound,
     Refused,
+    StorageFull,
     Unavailable,
 )
 from coordinator.json_body import invalid
@@ -29,6 +33,9 @@ from schemas.problems import MEDIA_TYPE, PREFIX
 from schemas.wire.refusals import BodyRefused
 
 log = logger(__name__)
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_DATABASE_FULL = (sqlite3.SQLITE_FULL, "53100")  # SQLite's code, and PostgreSQL's
 
 _OF_STATUS: dict[int, type[Refused]] = {
     400: JsonMalformed,
@@ -79,6 +86,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _parameters)
     for kind in (OperationalError, InterfaceError, PoolExhausted):
         app.add_exception_handler(kind, _database_down)
+    app.add_exception_handler(OSError, _disk_full)
 
 
 async def _refused(_: Request, error: Exception) -> Response:
@@ -121,6 +129,18 @@ async def _parameters(_: Request, error: Exception) -> Response:
     return render(invalid(named) if named else Invalid())
 
 
+async def _disk_full(_: Request, error: Exception) -> Response:
+    if not isinstance(error, OSError) or error.errno not in _NO_SPACE:
+        raise error
+    log.error("storage-full", error=os.strerror(error.errno))
+    return render(StorageFull())
+
+
 async def _database_down(_: Request, error: Exception) -> Response:
+    told = getattr(error, "orig", None)
+    code = getattr(told, "sqlite_errorcode", None) or getattr(told, "sqlstate", None)
+    if code in _DATABASE_FULL:
+        log.error("storage-full", error=str(told))
+        return render(StorageFull())
     log.warning("database-unavailable", error=type(error).__name__)
     return render(Unavailable())

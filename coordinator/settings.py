@@ -22,7 +22,8 @@ SECRETS_DIR = f"{PREFIX}SECRETS_DIR"
 class Settings(BaseSettings):
     """Everything that differs between two coordinators; a federation's own choices are in its plan."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
+    # Compose hands on an empty value where nothing is set.
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
 
     database_password: Annotated[
         SecretStr | None, Field(description="joins a database_url that names a user and no password")
@@ -43,8 +44,9 @@ class Settings(BaseSettings):
     ] = "info"
     log_format: Annotated[Literal["json", "console"], Field(description="for machines or for eyes")] = "json"
     aggregation_block_mib: Annotated[
-        int, Field(ge=1, le=65536, description="memory for the clients' columns while aggregating")
-    ] = 32
+        int,
+        Field(ge=1, le=65536, description="memory while aggregating: for what is read, made and written"),
+    ] = 96
     lease_seconds: Annotated[
         float, Field(gt=0, description="how long an aggregating process may be silent")
     ] = 60.0

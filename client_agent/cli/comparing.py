@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 compare = typer.Typer()
 
 _INTERRUPTED = 130
+_LIKE = {"--methods": "local,fedmosaic", "--seeds": "0,1,2"}
+_SEED = re.compile("0|[1-9][0-9]*")
 _REPORT_EXTRA = ("jinja2", "matplotlib")
 
 
@@ -57,17 +61,21 @@ def compare_methods(
         name = study.stem if examples is None else f"{study.stem}-{examples}"
         target = (out or Path("runs") / name).absolute()
         comparison = Comparison.planned(read, target, _names(methods), _numbers(seeds))
-        if fresh:
-            comparison.forget()
-        failures = _run(comparison, workers or os.cpu_count() or 1)
-        if comparison.results():
-            _report(comparison, comparison.reported(name), as_json)
-    if failures:
+        with comparison.claimed():
+            if fresh:
+                comparison.forget()
+            _run(comparison, workers or os.cpu_count() or 1)
+            if comparison.results():
+                _report(comparison, comparison.reported(name), as_json)
+            missing = comparison.missing()
+    if missing:
+        said = f"{len(missing)} of {len(comparison.cells)} runs are missing; the same command again runs them"
+        Console(stderr=True).print(said, soft_wrap=True, highlight=False)
         raise typer.Exit(1)
 
 
-def _run(comparison: Comparison, workers: int) -> dict[str, str]:
-    """Run what is missing and show how it goes; give what failed, and why."""
+def _run(comparison: Comparison, workers: int) -> None:
+    """Run what is missing and show how it goes."""
     from client_agent.simulation.telling import Teller
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -85,7 +93,6 @@ def _run(comparison: Comparison, workers: int) -> dict[str, str]:
             highlight=False,
         )
         raise typer.Exit(_INTERRUPTED) from None
-    return teller.failures
 
 
 def _report(comparison: Comparison, report: Report, as_json: bool) -> None:
@@ -112,14 +119,24 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _names(text: str | None) -> list[str] | None:
-    return [name.strip() for name in text.split(",") if name.strip()] if text is not None else None
+def _names(text: str | None, option: str = "--methods") -> list[str] | None:
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise typer.BadParameter(
+            f"{text!r} has an empty place; write like {_LIKE[option]}", param_hint=option
+        )
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise typer.BadParameter(f"{twice[0]} is named twice in {text!r}; name it once", param_hint=option)
+    return names
 
 
 def _numbers(text: str | None) -> list[int] | None:
-    names = _names(text)
+    names = _names(text, "--seeds")
     if names is None:
         return None
-    if not names or not all(name.isdecimal() for name in names):
+    if not all(_SEED.fullmatch(name) for name in names):
         raise typer.BadParameter(f"{text!r} is no list of numbers like 0,1,2", param_hint="--seeds")
     return [int(name) for name in names]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from client_agent.errors import FolderInUse, OutputUnwritable
 from client_agent.round_folder import write_durably
 from client_agent.simulation.methods import methods_of
 from client_agent.simulation.pool import Audience, opened_pool
@@ -33,7 +36,32 @@ class Comparison:
             StudyUnusable: a method, a plan or a pool does not work.
             ModelNotFound, DataInvalid: files are missing.
         """
-        return cls(study, out, list(cells_of(study, methods_of(study, methods), seeds or study.seeds)))
+        chosen = seeds if seeds is not None else study.seeds
+        return cls(study, out, list(cells_of(study, methods_of(study, methods), chosen)))
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Make the folder, and keep other comparisons away from it as long as the block lasts.
+
+        Raises:
+            OutputUnwritable: it cannot be made or written to.
+            FolderInUse: another comparison is under way there.
+        """
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            lock = (self.out / "compare.lock").open("w")
+        except OSError as error:
+            raise OutputUnwritable(
+                f"--out: {self.out} is no folder that can be written to ({error.strerror}); give another"
+            ) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FolderInUse(
+                    f"another comparison writes to {self.out}; wait until it ends, or give another --out"
+                ) from None
+            yield
 
     def forget(self) -> None:
         """Delete earlier results of these cells."""
@@ -63,6 +91,7 @@ class Comparison:
     def reported(self, name: str) -> Report:
         """Summarise the results that are there, and write report.json."""
         missing = [f"{cell.label}: see {cell.log(self.out)}" for cell in self.missing()]
-        report = summarised(self.study, name, self.results(), missing)
+        seeds = list(dict.fromkeys(cell.seed for cell in self.cells))
+        report = summarised(self.study, name, seeds, self.results(), missing)
         write_durably(self.out / "report.json", report.model_dump_json(indent=1).encode() + b"\n")
         return report

@@ -20,6 +20,12 @@ from schemas.messages.federations import ALL_ROLES, FederationPlan
 LOCAL: Final = "local"
 LOCAL_LORA: Final = "local_lora"
 _PATIENCE_SECONDS = 7 * 86400.0
+_SET_BY: Final[Mapping[str, str]] = {
+    "name": "method and seed set it; leave it out",
+    "rounds.min_clients": "it is the number of founders, silos without joins_after; leave it out",
+    "training.seed": "it is the run's seed; use seeds in the study, or --seeds",
+    "alignment.pivot": "it is the study's pivot_model; set that",
+}
 
 BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     # P and Q alone, in the frames that the federations use.
@@ -54,7 +60,8 @@ def methods_of(study: Study, wanted: list[str] | None = None) -> list[Method]:
     Raises:
         StudyUnusable: a method is unknown, or is like itself.
     """
-    names = wanted or study.methods or list(dict.fromkeys([*BUILT_IN, *study.method]))
+    everything = list(dict.fromkeys([*BUILT_IN, *study.method]))
+    names = next((names for names in (wanted, study.methods) if names is not None), everything)
     return [Method(name, *_laid_together(study, name, ())) for name in dict.fromkeys(names)]
 
 
@@ -65,6 +72,10 @@ def plan_of(study: Study, method: Method, seed: int, pivot: str | None) -> Feder
         StudyUnusable: a field of the plan is unknown or wrong.
     """
     plan = laid_over(laid_over({}, study.plan), method.plan)
+    for path, setter in _SET_BY.items():
+        table, _, field = path.rpartition(".")
+        if field in (_table(plan.get(table)) if table else plan):
+            raise StudyUnusable(f"the plan of method {method.name} may not say {path}: {setter}")
     plan["name"] = f"{method.name}, seed {seed}"
     everybody: Table = {"min_clients": len(study.founders)}
     plan["rounds"] = {"collect_seconds": _PATIENCE_SECONDS} | _table(plan.get("rounds")) | everybody
@@ -86,6 +97,27 @@ def plan_of(study: Study, method: Method, seed: int, pivot: str | None) -> Feder
             "lower joins_after, or raise plan.rounds.total"
         )
     return made
+
+
+def require_equal_training(plans: Mapping[str, FederationPlan]) -> None:
+    """Make sure that every method's clients take as many local steps, on batches of one size.
+
+    Raises:
+        StudyUnusable: they do not.
+    """
+    amounts: dict[tuple[int, int], list[str]] = {}
+    for name, plan in plans.items():
+        steps, batch = plan.training.steps * plan.rounds.total, plan.training.batch_size
+        amounts.setdefault((steps, batch * plan.training.accumulation), []).append(name)
+    if len(amounts) > 1:
+        told = "; ".join(
+            f"{', '.join(names)}: {steps} steps on batches of {batch}"
+            for (steps, batch), names in amounts.items()
+        )
+        raise StudyUnusable(
+            f"methods that train unequally cannot be compared ({told}): make rounds.total x training.steps, "
+            "and training.batch_size x training.accumulation, the same for all"
+        )
 
 
 def laid_over(below: Mapping[str, JsonValue], above: Mapping[str, JsonValue]) -> Table:

@@ -17,6 +17,7 @@ from client_agent.model.alignment import aligned_pack, pivot_pack
 from client_agent.model.loading import BaseModel
 from client_agent.model.pack import Pack
 from client_agent.round_folder import write_durably
+from client_agent.simulation.code import code_of_packs
 from client_agent.simulation.study import faults
 from schemas.messages.alignment import Anchor, Anchors
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
@@ -81,8 +82,9 @@ def addressed(pack: Pack, federation: str) -> bytes:
 
 
 def _digest(anchors: Sequence[Anchor], adapter: AdapterPlan, plan: AlignmentPlan) -> str:
-    """Name what frames follow from: of the adapter's plan only the rank and the (block, role) there are."""
+    """Name what frames follow from: code, and of the adapter's plan the rank and its (block, role)."""
     facts = [
+        code_of_packs(),
         [anchor.model_dump() for anchor in anchors],
         adapter.model_dump(include={"kind", "rank", "blocks", "roles"}, mode="json"),
         plan.model_dump(mode="json"),

@@ -9,7 +9,7 @@ import jinja2
 from client_agent.round_folder import write_durably
 from client_agent.simulation.pictures import draw
 from client_agent.simulation.summary import BASELINES, Report
-from client_agent.simulation.table import difference, figure, passing
+from client_agent.simulation.table import amounts, difference, figure, passing, seeds_of
 
 
 def write_page(report: Report, file: Path) -> None:
@@ -25,5 +25,7 @@ def write_page(report: Report, file: Path) -> None:
         figure=figure,
         difference=difference,
         passing=passing,
+        seeds_of=seeds_of,
+        amounts=amounts(report),
     )
     write_durably(file, page.encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import matplotlib as mpl
@@ -12,10 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from client_agent.simulation.estimates import Estimate
-from client_agent.simulation.summary import MethodSummary, Report
+from client_agent.simulation.summary import BASELINES, MethodSummary, Report
 
 _INK = "#222222"
 _COLOURS = ("#8c8c8c", "#c9a227", "#c1543c", "#7aa6c2", "#1f4e79", "#4c8c4a", "#8e5ea2", "#d17d2f", "#2a9d8f")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_LINES = ("-", "--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))
 STYLE: Final[dict[Any, Any]] = {
     "font.size": 10,
     "axes.edgecolor": _INK,
@@ -29,33 +32,49 @@ STYLE: Final[dict[Any, Any]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What tells a method's curve from others, with and without colours."""
+
+    colour: str
+    marker: str
+    line: Any
+
+    @classmethod
+    def nth(cls, i: int) -> _Look:
+        return cls(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], _LINES[i % len(_LINES)])
+
+
 def draw(report: Report) -> dict[str, str]:
     """Give every picture by name, as SVG to put into a page; a picture without content is left out."""
-    colours = {m.method: _COLOURS[i % len(_COLOURS)] for i, m in enumerate(report.methods)}
+    looks = {m.method: _Look.nth(i) for i, m in enumerate(report.methods)}
     with mpl.rc_context(STYLE):
         pictures = {
-            "steps": svg(_steps(report.methods, colours)),
-            "methods": svg(_methods(report, colours)),
+            "steps": svg(_steps(report.methods, looks)),
+            "methods": svg(_methods(report, looks)),
         }
+        if any(method.against for method in report.methods):
+            pictures["differences"] = svg(_differences(report.methods, looks))
         if any(method.latecomers for method in report.methods):
-            pictures["late"] = svg(_late(report.methods, colours))
+            pictures["late"] = svg(_late(report.methods, looks))
         if any(method.bytes_up for method in report.methods):
             pictures["bytes"] = svg(_bytes(report.methods))
     return pictures
 
 
-def _steps(methods: Sequence[MethodSummary], colours: Mapping[str, str]) -> Figure:
-    """Mean accuracy of the founders over local steps; the band is one standard error over seeds."""
+def _steps(methods: Sequence[MethodSummary], looks: Mapping[str, _Look]) -> Figure:
+    """Mean accuracy of the founders over local steps, from 0 on; the band is one standard error."""
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
     for method in methods:
-        _curve(axes, method.steps, method.accuracy_by_step, colours[method.method], method.method)
+        _curve(axes, method.steps, method.accuracy_by_step, looks[method.method], method.method)
     axes.set(xlabel="local steps", ylabel="mean exact match", ylim=(0, 1))
-    axes.legend(frameon=False, fontsize=9)
+    axes.set_xlim(left=0)
+    axes.legend(frameon=False, fontsize=9, handlelength=4)
     return figure
 
 
-def _methods(report: Report, colours: Mapping[str, str]) -> Figure:
+def _methods(report: Report, looks: Mapping[str, _Look]) -> Figure:
     """Mean and worst client of each method after the last round."""
     methods = report.methods
     figure = Figure(figsize=(7.2, 0.6 + 0.5 * len(methods)), layout="constrained")
@@ -67,7 +86,7 @@ def _methods(report: Report, colours: Mapping[str, str]) -> Figure:
             method.accuracy.mean,
             0.6,
             xerr=method.accuracy.error,
-            color=colours[method.method],
+            color=looks[method.method].colour,
             ecolor=_INK,
         )
         axes.plot(method.worst.mean, place, marker="D", color=_INK, markersize=5, linestyle="none")
@@ -77,7 +96,27 @@ def _methods(report: Report, colours: Mapping[str, str]) -> Figure:
     return figure
 
 
-def _late(methods: Sequence[MethodSummary], colours: Mapping[str, str]) -> Figure:
+def _differences(methods: Sequence[MethodSummary], looks: Mapping[str, _Look]) -> Figure:
+    """Paired differences to each way of training alone; lines are one standard error over seeds."""
+    shown = [name for name in BASELINES if any(name in method.against for method in methods)]
+    figure = Figure(figsize=(7.2, 0.9 + 0.4 * len(methods)), layout="constrained")
+    grid = figure.subplots(1, len(shown), squeeze=False, sharey=True, sharex=True)
+    places = range(len(methods), 0, -1)
+    for axes, name in zip(grid[0], shown, strict=True):
+        axes.axvline(0, color=_INK, linewidth=0.8)
+        for place, method in zip(places, methods, strict=True):
+            if name in method.against:
+                found, look = method.against[name].seeds, looks[method.method]
+                axes.errorbar(
+                    found.mean, place, xerr=found.error, color=look.colour, marker=look.marker, capsize=3
+                )
+        axes.set_yticks(list(places), [method.method for method in methods])
+        axes.set(xlabel=f"exact match against {name}", ylim=(0.4, len(methods) + 0.6))
+        axes.grid(visible=False, axis="y")
+    return figure
+
+
+def _late(methods: Sequence[MethodSummary], looks: Mapping[str, _Look]) -> Figure:
     """Accuracy of each late joiner over its own steps, the start included."""
     names = list(dict.fromkeys(late.name for method in methods for late in method.latecomers))
     figure = Figure(figsize=(6.4, 3.6 * len(names)), layout="constrained")
@@ -86,7 +125,7 @@ def _late(methods: Sequence[MethodSummary], colours: Mapping[str, str]) -> Figur
         for method in methods:
             for late in method.latecomers:
                 if late.name == name:
-                    _curve(axes, late.steps, late.accuracy, colours[method.method], method.method)
+                    _curve(axes, late.steps, late.accuracy, looks[method.method], method.method)
         axes.set(xlabel=f"{name}'s own local steps", ylabel="exact match", ylim=(0, 1))
         axes.legend(frameon=False, fontsize=9)
     return figure
@@ -110,13 +149,15 @@ def _bytes(methods: Sequence[MethodSummary]) -> Figure:
     return figure
 
 
-def _curve(axes: Axes, steps: Sequence[int], values: Sequence[Estimate], colour: str, label: str) -> None:
+def _curve(axes: Axes, steps: Sequence[int], values: Sequence[Estimate], look: _Look, label: str) -> None:
     mean = [value.mean for value in values]
     error = [value.error or 0.0 for value in values]
-    axes.plot(steps, mean, marker="o", markersize=4, color=colour, label=label)
+    axes.plot(
+        steps, mean, marker=look.marker, markersize=5, linestyle=look.line, color=look.colour, label=label
+    )
     low = [m - e for m, e in zip(mean, error, strict=True)]
     high = [m + e for m, e in zip(mean, error, strict=True)]
-    axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.fill_between(steps, low, high, color=look.colour, alpha=0.15, linewidth=0)
 
 
 def svg(figure: Figure) -> str:

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from client_agent import __version__
 from client_agent.model.loading import base_model_slug
 from client_agent.round_folder import write_durably
+from client_agent.simulation.code import code_of_runs
 from client_agent.simulation.draws import digest_of_examples, drawn
-from client_agent.simulation.methods import Method, plan_of
+from client_agent.simulation.methods import Method, plan_of, require_equal_training
 from client_agent.simulation.study import Study
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import Scores
 from schemas.messages.strict import Strict
-
-# What a run's figures follow from; the rest shows them, or moves bytes.
-_DECIDING = (
-    ("client_agent", ("*.py", "model/*.py", "training/*.py", "strategies/*.py", "simulation/federated.py")),
-    ("schemas", ("maths/*.py", "wire/*.py")),
-    ("coordinator", ("strategies/*.py", "aggregation/*.py")),
-)
 
 
 class ClientRound(Strict):
@@ -49,7 +40,10 @@ class ClientResult(Strict):
 
 
 class CellResult(Strict):
-    """One method with one seed. `cpu_seconds` are the clients'; the coordinator serves several runs."""
+    """One method with one seed. Seconds are those of its training and rounds alone.
+
+    `cpu_seconds` are the clients'; the coordinator serves several runs.
+    """
 
     digest: str
     method: str
@@ -89,7 +83,7 @@ def cells_of(study: Study, methods: list[Method], seeds: list[int]) -> Iterator[
     """Give every (method, seed), all methods of a seed together.
 
     Raises:
-        StudyUnusable: a plan or a pool does not work.
+        StudyUnusable: a plan or a pool does not work, or methods would train unequally.
         ModelNotFound, DataInvalid: files are missing.
     """
     slugs = {model: base_model_slug(model) for model in study.models}
@@ -105,9 +99,11 @@ def cells_of(study: Study, methods: list[Method], seeds: list[int]) -> Iterator[
             ]
             for silo in study.silo
         ]
+        plans = {method.name: plan_of(study, method, seed, pivot) for method in methods}
+        require_equal_training(plans)
         for method in methods:
-            plan = plan_of(study, method, seed, pivot)
-            facts = [method.alone, plan.model_dump(mode="json"), silos, anchors, _code()]
+            plan = plans[method.name]
+            facts = [method.alone, plan.model_dump(mode="json"), silos, anchors, code_of_runs()]
             digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
             yield Cell(method.name, seed, method.alone, plan, digest)
 
@@ -124,15 +120,3 @@ def finished(cell: Cell, out: Path) -> CellResult | None:
 def keep(cell: Cell, out: Path, result: CellResult) -> None:
     """Write a result: it is there whole or not at all."""
     write_durably(cell.folder(out) / "result.json", result.model_dump_json(indent=1).encode())
-
-
-@cache
-def _code() -> str:
-    """Name the code that decides figures, so that results of other code are not taken for its own."""
-    digest = hashlib.sha256(__version__.encode())
-    for package, patterns in _DECIDING:
-        spec = importlib.util.find_spec(package)
-        for root in (spec.submodule_search_locations or ()) if spec is not None else ():
-            for file in sorted(file for pattern in patterns for file in Path(root).glob(pattern)):
-                digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
-    return digest.hexdigest()

@@ -38,9 +38,9 @@ def run_cell(place: Workplace, cell: Cell, tell: Tell) -> CellResult:
     Raises:
         AgentError: a client or the coordinator says so.
     """
-    began, cpu = time.monotonic(), time.process_time()
     silos = silos_of(place.study, drawn(place.study, cell.seed), place.models)
     packs = _packs(place, cell, silos, partial(tell, 0))
+    began, cpu = time.monotonic(), time.process_time()  # models and packs may have been there before
     clients = (
         _alone(place, cell, silos, packs, tell) if cell.alone else _federated(place, cell, silos, packs, tell)
     )

@@ -54,7 +54,7 @@ class Study(Strict):
     anchors: Path | None = None
     tests: Count = 128
     seeds: Annotated[list[Seed], Field(min_length=1)] = Field(default_factory=lambda: [0, 1, 2])
-    methods: list[MethodName] | None = None
+    methods: Annotated[list[MethodName], Field(min_length=1)] | None = None
     plan: Table = Field(default_factory=dict)
     method: dict[MethodName, StudyMethod] = Field(default_factory=dict)
 
@@ -67,6 +67,8 @@ class Study(Strict):
             raise wrong("at least two silos must be founders (joins_after = 0)", "silo")
         if len(set(self.seeds)) != len(self.seeds):
             raise wrong("a seed is named twice", "seeds")
+        if self.methods is not None and len(set(self.methods)) != len(self.methods):
+            raise wrong("a method is named twice", "methods")
         if self.pivot_model is None and len({silo.model for silo in self.silo}) > 1:
             raise wrong("silos of several base models need a model that all of them load", "pivot_model")
         if self.pivot_model is not None and self.anchors is None:

@@ -22,13 +22,15 @@ BASELINES = (LOCAL, LOCAL_LORA)
 class Latecomer(Strict):
     """A late joiner: `accuracy` at its own `steps`, and `alone`, the end of training by itself.
 
-    `ahead_after` gives per baseline the fewest steps after which it was ahead of that end, seed by seed.
+    `ahead_after` gives per baseline the fewest steps after which it was ahead of that end and stayed so to
+    its own end, seed by seed; None where it was not. `against` compares the two ends.
     """
 
     name: str
     steps: list[int]
     accuracy: list[Estimate]
     alone: dict[str, Estimate]
+    against: dict[str, Pairing]
     ahead_after: dict[str, list[int | None]]
 
 
@@ -41,11 +43,17 @@ class Lone(Strict):
 
 
 class MethodSummary(Strict):
-    """One method over all seeds. Bytes are those of one client in one round, encoded."""
+    """One method over the seeds it has results of. Bytes are those of one client in one round, encoded.
+
+    `against` takes the seeds that all methods of the report have. `steps` begins with 0, before training.
+    """
 
     method: str
     alone: bool
     seeds: list[int]
+    rounds: int
+    steps_per_round: int
+    batch_size: int
     accuracy: Estimate
     worst: Estimate
     loss: Estimate
@@ -63,22 +71,38 @@ class MethodSummary(Strict):
 
 
 class Report(Strict):
-    """A comparison: every method in the order in which the study names them, and which runs are missing."""
+    """A comparison: its methods in the order in which they ran, and which runs are missing.
+
+    `seeds` are those that were asked for, `paired_seeds` those of them that all methods here have results of.
+    `tests` is the most items that a silo is scored on; `models` gives each silo's base model.
+    """
 
     study: str
+    seeds: list[int]
+    paired_seeds: list[int]
+    tests: int
     examples: dict[str, int]
+    models: dict[str, str]
     methods: list[MethodSummary]
     missing: list[str]
 
 
-def summarised(study: Study, name: str, results: Sequence[CellResult], missing: Sequence[str]) -> Report:
-    """Summarise all results that are there."""
+def summarised(
+    study: Study, name: str, seeds: Sequence[int], results: Sequence[CellResult], missing: Sequence[str]
+) -> Report:
+    """Summarise all results that are there, of the runs of these seeds that were asked for."""
     order = list(dict.fromkeys(result.method for result in results))
-    runs = {method: _Runs(study, [r for r in results if r.method == method]) for method in order}
+    by_method = {method: [r for r in results if r.method == method] for method in order}
+    paired = [s for s in seeds if all(s in {r.seed for r in of_one} for of_one in by_method.values())]
+    runs = {method: _Runs(study, of_one, paired) for method, of_one in by_method.items()}
     baselines = {method: runs[method] for method in BASELINES if method in runs}
     return Report(
         study=name,
+        seeds=list(seeds),
+        paired_seeds=paired,
+        tests=study.tests,
         examples={silo.name: silo.examples for silo in study.silo},
+        models={client.name: client.base_model for client in results[0].clients},
         methods=[_summary(method, runs[method], baselines) for method in order],
         missing=list(missing),
     )
@@ -86,10 +110,11 @@ def summarised(study: Study, name: str, results: Sequence[CellResult], missing: 
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """All runs of one method."""
+    """All runs of one method; `paired` are the seeds on which methods are compared."""
 
     study: Study
     results: list[CellResult]
+    paired: list[int]
 
     def last(self, names: Sequence[str]) -> dict[int, dict[str, float]]:
         """Give the accuracy after the last round by seed and client."""
@@ -97,6 +122,10 @@ class _Runs:
             result.seed: {c.name: _end(c) for c in result.clients if c.name in names}
             for result in self.results
         }
+
+    def last_of_paired(self, names: Sequence[str]) -> dict[int, dict[str, float]]:
+        """Give the same for the seeds on which methods are compared."""
+        return {seed: figures for seed, figures in self.last(names).items() if seed in self.paired}
 
     def of(self, name: str) -> list[ClientResult]:
         """Give one client's runs, seed by seed."""
@@ -113,6 +142,9 @@ def _summary(method: str, runs: _Runs, baselines: dict[str, _Runs]) -> MethodSum
         method=method,
         alone=results[0].alone,
         seeds=[result.seed for result in results],
+        rounds=plan.rounds.total,
+        steps_per_round=plan.training.steps,
+        batch_size=plan.training.batch_size * plan.training.accumulation,
         accuracy=estimate([_mean(list(figures.values())) for figures in last.values()]),
         worst=estimate([min(figures.values()) for figures in last.values()]),
         loss=estimate(
@@ -121,7 +153,7 @@ def _summary(method: str, runs: _Runs, baselines: dict[str, _Runs]) -> MethodSum
                 for result in results
             ]
         ),
-        against=_against(method, last, {name: other.last(founders) for name, other in baselines.items()}),
+        against=_against(method, founders, runs, baselines),
         clients={s.name: estimate([_end(client) for client in runs.of(s.name)]) for s in study.silo},
         groups={
             group: estimate([_mean([figures[name] for name in names]) for figures in last.values()])
@@ -129,10 +161,10 @@ def _summary(method: str, runs: _Runs, baselines: dict[str, _Runs]) -> MethodSum
         },
         latecomers=[_latecomer(method, silo.name, runs, baselines) for silo in study.latecomers],
         lone=[_lone(method, name, runs, baselines) for name in _lone_names(study)],
-        steps=[plan.training.steps * number for number in range(1, plan.rounds.total + 1)],
+        steps=[plan.training.steps * number for number in range(plan.rounds.total + 1)],
         accuracy_by_step=[
-            estimate([_mean([_after(c, index) for c in r.clients if c.name in founders]) for r in results])
-            for index in range(plan.rounds.total)
+            estimate([_mean([_curve(c)[index] for c in r.clients if c.name in founders]) for r in results])
+            for index in range(plan.rounds.total + 1)
         ],
         bytes_up=_mean([entry.bytes_up for entry in rounds]),
         bytes_down=_mean([entry.bytes_down for entry in rounds]),
@@ -143,7 +175,7 @@ def _summary(method: str, runs: _Runs, baselines: dict[str, _Runs]) -> MethodSum
 
 def _latecomer(method: str, name: str, runs: _Runs, baselines: dict[str, _Runs]) -> Latecomer:
     mine = runs.of(name)
-    curves = [[_before(client), *(_after(client, i) for i in range(len(client.rounds)))] for client in mine]
+    curves = [_curve(client) for client in mine]
     length = min(map(len, curves))
     steps = [runs.results[0].plan.training.steps * number for number in range(length)]
     seeds = [result.seed for result in runs.results]
@@ -159,9 +191,10 @@ def _latecomer(method: str, name: str, runs: _Runs, baselines: dict[str, _Runs])
         steps=steps,
         accuracy=[estimate([curve[i] for curve in curves]) for i in range(length)],
         alone={baseline: estimate(list(end.values())) for baseline, end in ends.items()},
+        against=_against(method, [name], runs, baselines),
         ahead_after={
             baseline: [
-                next((step for step, value in zip(steps, curve, strict=False) if value > end[seed]), None)
+                _stays_ahead(steps, curve, end[seed])
                 for seed, curve in zip(seeds, curves, strict=True)
                 if seed in end
             ]
@@ -171,19 +204,32 @@ def _latecomer(method: str, name: str, runs: _Runs, baselines: dict[str, _Runs])
 
 
 def _lone(method: str, name: str, runs: _Runs, baselines: dict[str, _Runs]) -> Lone:
-    last = runs.last([name])
     return Lone(
         name=name,
-        accuracy=estimate([figures[name] for figures in last.values()]),
-        against=_against(method, last, {key: other.last([name]) for key, other in baselines.items()}),
+        accuracy=estimate([figures[name] for figures in runs.last([name]).values()]),
+        against=_against(method, [name], runs, baselines),
     )
 
 
+def _stays_ahead(steps: Sequence[int], curve: Sequence[float], end: float) -> int | None:
+    """Give the first step from which on every evaluation is above `end`."""
+    first = None
+    for step, value in reversed(list(zip(steps, curve, strict=False))):
+        if value <= end:
+            break
+        first = step
+    return first
+
+
 def _against(
-    method: str, ours: dict[int, dict[str, float]], others: dict[str, dict[int, dict[str, float]]]
+    method: str, names: Sequence[str], runs: _Runs, baselines: dict[str, _Runs]
 ) -> dict[str, Pairing]:
-    paired = {name: pairing(ours, theirs) for name, theirs in others.items() if name != method}
-    return {name: found for name, found in paired.items() if found is not None}
+    """Compare some clients' ends with theirs under each baseline."""
+    ours = runs.last_of_paired(names)
+    found = {
+        key: pairing(ours, other.last_of_paired(names)) for key, other in baselines.items() if key != method
+    }
+    return {key: paired for key, paired in found.items() if paired is not None}
 
 
 def _groups(study: Study) -> dict[str, list[str]]:
@@ -200,16 +246,14 @@ def _lone_names(study: Study) -> list[str]:
     return [silo.name for silo in study.founders if silo.group is not None and sizes[silo.group] == 1]
 
 
-def _before(client: ClientResult) -> float:
-    return client.rounds[0].scores.before.exact_match
-
-
-def _after(client: ClientResult, index: int) -> float:
-    return client.rounds[index].scores.after.exact_match
+def _curve(client: ClientResult) -> list[float]:
+    """Give accuracies before the client's first training, and after each of its rounds."""
+    before = client.rounds[0].scores.before.exact_match
+    return [before, *(entry.scores.after.exact_match for entry in client.rounds)]
 
 
 def _end(client: ClientResult) -> float:
-    return _after(client, -1)
+    return client.rounds[-1].scores.after.exact_match
 
 
 def _mean(values: Sequence[float]) -> float:

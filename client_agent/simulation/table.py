@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
 
 from client_agent.simulation.estimates import Estimate, Pairing
-from client_agent.simulation.summary import BASELINES, Latecomer, Report
+from client_agent.simulation.summary import BASELINES, Latecomer, MethodSummary, Report
 
 
 def show(report: Report, console: Console) -> None:
     """Print the main table, then groups and costs, and late joiners and lone clients where there are any."""
+    if report.missing:
+        console.print(
+            f"these figures are incomplete, runs missing: {len(report.missing)}",
+            style="bold red",
+            markup=False,
+        )
+    for label in report.missing:
+        console.print(f"missing: {label}", highlight=False, markup=False, soft_wrap=True)
     console.print(_main(report))
     console.print(_costs(report))
     for title, table in (
         (
-            "late joiners: exact match at their own steps, and when they pass the end of training alone",
+            "late joiners: exact match at their own steps; when they pass the end of training alone for "
+            "good, seed by seed; how their own end differs from it",
             _late(report),
         ),
         ("clients without a peer in their group: exact match", _lone(report)),
@@ -25,8 +35,6 @@ def show(report: Report, console: Console) -> None:
         if table.row_count:
             table.title = title
             console.print(table)
-    for label in report.missing:
-        console.print(f"missing: {label}", highlight=False, markup=False, soft_wrap=True)
 
 
 def figure(value: Estimate) -> str:
@@ -45,21 +53,48 @@ def amount(count: float) -> str:
 
 
 def passing(late: Latecomer, baseline: str) -> str:
-    """Write after how many steps, seed by seed, a late joiner is ahead of a baseline's end."""
+    """Write after how many steps, seed by seed, a late joiner is ahead of a baseline's end for good."""
     if baseline not in late.ahead_after:
         return "-"
-    steps = ", ".join("never" if step is None else str(step) for step in late.ahead_after[baseline])
+    within = f"not within {late.steps[-1]} steps"
+    steps = ", ".join(within if step is None else str(step) for step in late.ahead_after[baseline])
     return f"{steps} ({late.alone[baseline].mean:.2f})"
 
 
+def seeds_of(method: MethodSummary, report: Report) -> str:
+    """Write over how many seeds a method's means are, and of how many where some are missing."""
+    found, asked = len(method.seeds), len(report.seeds)
+    return str(found) if found == asked else f"{found} of {asked}"
+
+
+def amounts(report: Report) -> str:
+    """Write how much every client trains, on how many examples of which size and model."""
+    methods = report.methods
+    trained = " or ".join(
+        dict.fromkeys(
+            f"{m.rounds} rounds × {m.steps_per_round} steps, batches of {m.batch_size}" for m in methods
+        )
+    )
+    counts = sorted(set(report.examples.values()))
+    each = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    models = ", ".join(f"{count} × {slug}" for slug, count in Counter(report.models.values()).items())
+    return f"{trained}; {each} training examples and at most {report.tests} test items per silo; {models}"
+
+
 def _main(report: Report) -> Table:
-    seeds = max(len(method.seeds) for method in report.methods)
-    title = f"{report.study}: exact match after the last round, {seeds} {'seed' if seeds == 1 else 'seeds'}"
-    table = Table("method", title=title)
-    for name in ("mean", "worst client", *(f"against {name}" for name in BASELINES)):
+    paired = len(report.paired_seeds)
+    title = f"{report.study}: exact match after the last round; n = seeds of the means"
+    table = Table("method", title=title, caption=amounts(report))
+    for name in ("n", "mean", "worst client", *(f"against {name} (n = {paired})" for name in BASELINES)):
         table.add_column(name, justify="right")
     for method in report.methods:
-        table.add_row(method.method, figure(method.accuracy), figure(method.worst), *_against(method.against))
+        table.add_row(
+            method.method,
+            seeds_of(method, report),
+            figure(method.accuracy),
+            figure(method.worst),
+            *_against(method.against),
+        )
     return table
 
 
@@ -80,14 +115,18 @@ def _costs(report: Report) -> Table:
 
 
 def _late(report: Report) -> Table:
-    ahead = (f"steps to pass {name}'s end" for name in BASELINES)
+    ahead = (column for name in BASELINES for column in (f"steps to pass {name}'s end", f"against {name}"))
     table = Table("method", "silo", "exact match by own step", *ahead)
+    for column in table.columns:
+        column.overflow = "fold"  # on a narrow terminal names stay whole
     for method in report.methods:
         for late in method.latecomers:
             curve = ", ".join(
                 f"{step}: {value.mean:.2f}" for step, value in zip(late.steps, late.accuracy, strict=True)
             )
-            table.add_row(method.method, late.name, curve, *(passing(late, name) for name in BASELINES))
+            differences = _against(late.against)
+            pairs = zip((passing(late, name) for name in BASELINES), differences, strict=True)
+            table.add_row(method.method, late.name, curve, *(cell for pair in pairs for cell in pair))
     return table
 
 

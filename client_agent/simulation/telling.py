@@ -20,7 +20,6 @@ class Teller:
     """An audience that shows one bar for all runs and one for each that is under way."""
 
     def __init__(self, console: Console, comparison: Comparison) -> None:
-        self.failures: dict[str, str] = {}
         self._console = console
         self._out = comparison.out
         self._cells = len(comparison.cells)
@@ -69,7 +68,6 @@ class Teller:
             self._progress.remove_task(self._bars.pop(cell.label))
             seconds = time.monotonic() - self._began[cell.label]
             if failure is not None:
-                self.failures[cell.label] = failure
                 self._line(f"{cell.label} failed: {failure}; see {cell.log(self._out)}")
                 return
             self._finished += 1

@@ -15,12 +15,14 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator import payloads
 from coordinator.aggregation.columns import Block, blocks
 from coordinator.database import Database
 from coordinator.downloads import Stored
+from coordinator.logs import logger
 from coordinator.payloads import Staged
 from coordinator.strategies.base import Floats, Weighing, modules_of
 from schemas.maths.adapter import Layout
@@ -29,6 +31,8 @@ from schemas.wire.envelope import MEDIA_TYPE
 
 Item = TypeVar("Item")
 Values = NDArray[np.float32]
+
+log = logger(__name__)
 
 _VALUE_BYTES = 4
 _TRANSACTION_BYTES = 16 * 2**20
@@ -99,8 +103,15 @@ def mix(
 
 
 def discard(database: Database, made: Iterable[Made]) -> None:
-    """Forget bodies that will not be given to anybody."""
-    payloads.discard(database, {one.staged.payload_id: one.staged for one in made}.values())
+    """Forget bodies that will not be given to anybody.
+
+    A database that fails now is no error: there is often another one on its way, and what stays is collected.
+    """
+    staged = {one.staged.payload_id: one.staged for one in made}
+    try:
+        payloads.discard(database, staged.values())
+    except SQLAlchemyError as error:
+        log.warning("discarding-failed", bodies=len(staged), error=type(error).__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +131,10 @@ class Columns:
     def product(self) -> Values:
         """Give the receivers' rows of G, (R, block).
 
-        One sum of N products per value, in float32: its rounding is that of the values themselves.
+        One sum of N products per value, in float32, in an order that BLAS chooses. Where a row of weights
+        sums to 1, the error is below 1e-6 of the largest of the values summed. The last bits depend on BLAS
+        and its threads, on the size of the block, and on how many receivers share it: replicas that differ
+        in these give weights that are equal up to this error.
         """
         return self.weights.astype(np.float32) @ self.values
 
@@ -140,7 +154,7 @@ def in_blocks(
     every = [layouts[one] if one in layouts else states[one].layout for one in clients]
     held = [states.get(client) for client in clients]
     buffer = np.empty(0, np.float32)  # one for all blocks: new memory has to be cleared by the kernel
-    for block in blocks(every, block_bytes):
+    for block in blocks(every, rows.keys(), block_bytes):
         here = [row for row in rows if row in block.begins]
         weights = weighing.of_module(block.module)[here]  # (here, N)
         used = [place for place in block.begins if weights[:, place].any()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -10,6 +10,7 @@ from coordinator.strategies.base import Form, Module, modules_of
 from schemas.maths.adapter import Layout, is_of_one_base_model, module_of
 
 _VALUE_BYTES = 4
+_COPIES_WHILE_READING = 3  # as the driver gives it, in pieces, and joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,16 @@ class Block:
     begins: dict[int, int]
 
 
-def blocks(layouts: Sequence[Layout], block_bytes: int) -> Iterator[Block]:
+def blocks(layouts: Sequence[Layout], receivers: Collection[int], block_bytes: int) -> Iterator[Block]:
     """Go through all values of all clients, each client's in the order of its own layout.
 
-    No block is larger than `block_bytes` over all its clients together (but has at least one value).
+    What a block makes necessary fits in `block_bytes` (but it has at least one value): a row of float32 for
+    each client, two for each of the `receivers` among them (one is made while another is written), and
+    the copies of the one row that is being read.
     """
     for run in _runs(layouts):
-        most = max(1, block_bytes // (_VALUE_BYTES * len(run.begins)))
+        rows = len(run.begins) + 2 * len(run.begins.keys() & receivers) + _COPIES_WHILE_READING
+        most = max(1, block_bytes // (_VALUE_BYTES * rows))
         for at in range(0, run.size, most):
             begins = {place: begin + at for place, begin in run.begins.items()}
             yield Block(run.module, min(most, run.size - at), begins)

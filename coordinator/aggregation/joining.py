@@ -9,7 +9,6 @@ from sqlalchemy.orm import Session
 from coordinator import payloads
 from coordinator.aggregation import newcomers
 from coordinator.aggregation.aggregate import Made, discard
-from coordinator.aggregation.newcomers import Newcomer
 from coordinator.database import Database, now
 from coordinator.downloads import Stored
 from coordinator.enrolment.auth import Member, still_member
@@ -18,6 +17,7 @@ from coordinator.federations.store import federation, plan_of
 from coordinator.locks import lock_federation
 from coordinator.rounds import bases, control
 from coordinator.rounds import store as rounds
+from coordinator.rounds.bases import Zeros
 from coordinator.rounds.lifecycle import TAKING_PART
 from coordinator.strategies.base import Signature
 from coordinator.tables import RoundRow
@@ -56,17 +56,20 @@ def join(
         has_weights = bases.newest(session, member.client_id, number) is not None
     one = newcomers.newcomer(database, member, number, signature.signature if signature is not None else None)
     made = newcomers.weigh(database, one, last_published) if last_published is not None else None
-    if made is None and not has_weights:
-        bases.zeros(one.layout, one.manifest)  # hashed once, here where nobody waits for the database
+    zeros = bases.zeros(one.layout, one.manifest) if made is None and not has_weights else None
     try:
         with database.write() as session:
+            # Payloads before the federation, as whoever delivers takes them; and nobody waits for the bytes.
+            stored = _stored(session, made, zeros)
             lock_federation(session, member.federation_id)
             still_member(session, member)
             row = rounds.numbered(session, member.federation_id, number, lock=True)
             known = _known(session, row, member)
             if known is not None:
                 return known, False
-            joined = _join(session, row, member, one, made, signature)
+            if zeros is not None and bases.newest(session, member.client_id, number) is not None:
+                stored = None  # it was given weights meanwhile
+            joined = _join(session, row, member, stored, signature)
             made = None
         return joined, True
     finally:
@@ -105,28 +108,36 @@ def _weighed_as_of(session: Session, member: Member, number: int) -> int | None:
     return last if newest is None or newest.round_number <= last else None
 
 
+def _stored(
+    session: Session, made: Made | None, zeros: tuple[WeightsReference, Zeros] | None
+) -> Stored | None:
+    """Put down what a client is to start from; None = it has weights. Nobody refers to it yet."""
+    if made is not None:
+        return made.adopted(made.staged.adopt(session))
+    if zeros is not None:
+        named, body = zeros
+        payload_id = payloads.store(session, body.digest, body.size, body.pieces())
+        return Stored(payload_id, named.digest, named.bytes, MEDIA_TYPE, head=body.head)
+    return None
+
+
 def _join(
     session: Session,
     row: RoundRow,
     member: Member,
-    one: Newcomer,
-    made: Made | None,
+    stored: Stored | None,
     signature: SentSignature | None,
 ) -> WeightsReference:
     _check(session, row, member)
     moment = now(session)
-    newest = bases.newest(session, member.client_id, row.number)
-    if made is not None:
-        stored = made.adopted(made.staged.adopt(session))
-    elif newest is None:
-        named, zeros = bases.zeros(one.layout, one.manifest)
-        payload_id = payloads.store(session, zeros.digest, zeros.size, zeros.pieces())
-        stored = Stored(payload_id, named.digest, named.bytes, MEDIA_TYPE, head=zeros.head)
-    else:
-        stored, weights = None, bases.reference(newest)
     if stored is not None:
         weights = WeightsReference(digest=stored.digest, bytes=stored.size)
         give(session, row.federation_id, member.client_id, row.number, stored, moment)
+    else:
+        newest = bases.newest(session, member.client_id, row.number)
+        if newest is None:
+            raise LookupError("a client without weights was given none")
+        weights = bases.reference(newest)
     rounds.join(session, row, member.client_id, weights.digest, moment)
     if signature is not None:
         rounds.keep_signature(session, row, member.client_id, "join", signature.signature)

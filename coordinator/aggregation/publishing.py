@@ -128,17 +128,18 @@ def abandon(database: Database, claim: Claim) -> None:
 
 def _publish(database: Database, claim: Claim, weighing: Weighing, made: dict[str, Made]) -> None:
     with database.write() as session:
+        adopted: dict[int, int] = {}
+        for _, body in sorted(made.items()):  # before the federation is locked, as whoever delivers does it
+            staged = body.staged
+            if staged.payload_id not in adopted:
+                adopted[staged.payload_id] = staged.adopt(session)
         locked = lock_federation(session, claim.federation_id)
         row = rounds.numbered(session, claim.federation_id, claim.number, lock=True)
         if row.lease_token != claim.token:
             raise rounds.LostRace
         moment = now(session)
-        adopted: dict[int, int] = {}
         for client, body in sorted(made.items()):
-            staged = body.staged
-            if staged.payload_id not in adopted:
-                adopted[staged.payload_id] = staged.adopt(session)
-            stored = body.adopted(adopted[staged.payload_id])
+            stored = body.adopted(adopted[body.staged.payload_id])
             give(session, claim.federation_id, client, claim.number + 1, stored, moment)
         store.keep_relevance(session, row.id, weighing)
         control.publish(session, locked, row)

@@ -28,6 +28,7 @@ from coordinator.errors import (
     MetadataRefused,
     NotFound,
     RangeUnsatisfiable,
+    StorageFull,
     UploadConflict,
 )
 from coordinator.federations.store import federation, plan_of
@@ -90,10 +91,10 @@ def put_anchors(
     """Set the public texts on which base models are aligned, before the federation starts."""
     if len({anchor.id for anchor in anchors.anchors}) != len(anchors.anchors):
         raise Invalid("anchors: two have the same id", field="anchors")
-    row = lock_federation(session, fid)
-    _planned(row)
     body = anchors.model_dump_json().encode()
     payload_id, digest = payloads.store_bytes(session, body)
+    row = lock_federation(session, fid)
+    _planned(row)
     known = store.anchors(session, fid)
     if known is not None and known.digest == digest:
         response.status_code = 200
@@ -163,6 +164,7 @@ async def _body(request: Request, _: Annotated[None, Depends(_may_deliver)]) -> 
         200: {"model": PackView, "description": "These bytes were stored before"},
         **answers(AuthMissing, Forbidden, NotFound, FederationStateConflict, UploadConflict, BodyTooLarge),
         **answers(DigestMissing, DigestMismatch, MediaTypeRefused, ContentEncodingRefused, MetadataRefused),
+        **answers(StorageFull),
     },
 )
 def put_pack(

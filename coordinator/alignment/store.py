@@ -8,6 +8,7 @@ from typing import TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from coordinator import payloads
 from coordinator.errors import NotFound
 from coordinator.federations.store import standing
 from coordinator.tables import AnchorsRow, PackRow
@@ -25,6 +26,9 @@ def keep_anchors(
     session: Session, fid: str, *, payload_id: int, digest: str, size: int, count: int
 ) -> AnchorsRow:
     """Keep a federation's anchor texts, in place of those before."""
+    known = anchors(session, fid)
+    if known is not None and known.payload_id != payload_id:
+        payloads.let_go(session, known.payload_id)
     row = session.merge(
         AnchorsRow(federation_id=fid, payload_id=payload_id, digest=digest, bytes=size, count=count)
     )
@@ -68,7 +72,10 @@ def keep_pack(
     moment: datetime,
 ) -> PackRow:
     """Keep a base model's pack, in place of the one before."""
-    row = pack(session, fid, base_model) or PackRow(federation_id=fid, base_model=base_model)
+    known = pack(session, fid, base_model)
+    if known is not None and known.payload_id != payload_id:
+        payloads.let_go(session, known.payload_id)
+    row = known or PackRow(federation_id=fid, base_model=base_model)
     row.payload_id = payload_id
     row.digest = digest
     row.bytes = size

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import sha256
+from threading import Lock
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -22,6 +22,12 @@ from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import head
 
 _FLOAT32_BYTES = 4
+
+# A client asks for its round again and again until the round begins, and the answer is a hash of megabytes.
+# Remembered by the head's hash: a head is kilobytes.
+_REMEMBERED = 1024
+_DIGESTS: dict[tuple[bytes, int], str] = {}
+_REMEMBERING = Lock()
 
 
 def newest(session: Session, client_id: str, number: int | None = None) -> WeightsRow | None:
@@ -85,10 +91,16 @@ class Zeros:
             yield bytes(min(CHUNK_BYTES, self.size - at))
 
 
-# A client asks for its round again and again until the round begins, and the answer is a hash of megabytes.
-@lru_cache(maxsize=4096)
 def _digest(beginning: bytes, size: int) -> str:
     seen = sha256(beginning)
-    for piece in Zeros(beginning, size).pieces():
-        seen.update(piece)
-    return digest_from_hash(seen.hexdigest())
+    key = seen.digest(), size
+    known = _DIGESTS.get(key)
+    if known is None:
+        for piece in Zeros(beginning, size).pieces():
+            seen.update(piece)
+        known = digest_from_hash(seen.hexdigest())
+        with _REMEMBERING:
+            _DIGESTS[key] = known
+            if len(_DIGESTS) > _REMEMBERED:
+                del _DIGESTS[next(iter(_DIGESTS))]
+    return known

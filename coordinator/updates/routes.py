@@ -28,6 +28,7 @@ from coordinator.errors import (
     Refused,
     RoundClosed,
     SignatureRefused,
+    StorageFull,
     UploadConflict,
 )
 from coordinator.federations.store import federation, plan_of
@@ -77,7 +78,7 @@ async def _received(
         200: {"model": Receipt, "description": "These bytes were accepted before"},
         **answers(AuthMissing, NotFound, DigestMissing, DigestMismatch, MediaTypeRefused, Busy),
         **answers(ContentEncodingRefused, BodyTooLarge, RoundClosed, NotJoined, UploadConflict, BaseMismatch),
-        **answers(NormExceeded, SignatureRefused, MetadataRefused),
+        **answers(NormExceeded, SignatureRefused, MetadataRefused, StorageFull),
     },
 )
 def put_update(

@@ -27,9 +27,6 @@ from examples.demo.silos import (
 JOINS_AFTER = 4
 # q and k carry little that these tasks need, and cost twelve examples much: docs/log.md has both.
 ROLES = ["v", "o", "gate", "up", "down"]
-# Four silos of six share a task, so the mean signature is mostly theirs: subtracted, it would take their
-# likeness with it. The two tasks do not look alike as they are, so nothing needs to be subtracted.
-RELEVANCE = {"centre": False, "min_relevance": 0.25}
 _GIVE_UP_SECONDS = 900.0
 
 Report = Callable[[str], None]
@@ -49,10 +46,9 @@ class FederatedResult:
 
 def plan_of(name: str, strategy: str, frames: str, rounds: int) -> Answer:
     """Write down a federation's plan: only what differs from the defaults."""
-    options = RELEVANCE if strategy == "fedmosaic" else {}
     return {
         "name": name,
-        "strategy": {"name": strategy, "options": options},
+        "strategy": {"name": strategy},
         "rounds": {"total": rounds, "min_clients": len(FOUNDERS), "collect_seconds": 600},
         "adapter": {"roles": ROLES},
         "training": {"max_length": 64},

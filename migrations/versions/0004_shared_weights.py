@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
+from alembic.util import CommandError
 
 revision = "0004"
 down_revision = "0003"
@@ -23,7 +24,12 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.execute("DELETE FROM weights WHERE head IS NOT NULL")
+    shared = op.get_bind().scalar(sa.text("SELECT count(*) FROM weights WHERE head IS NOT NULL"))
+    if shared:
+        raise CommandError(
+            f"{shared} published weights share their values, which the version before cannot serve:"
+            " go on with this version, or restore the backup from before the upgrade"
+        )
     with op.batch_alter_table("weights") as weights:
         weights.drop_column("begin")
         weights.drop_column("head")

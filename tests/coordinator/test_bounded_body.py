@@ -3,7 +3,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
+import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -122,3 +124,15 @@ def test_a_peer_that_hangs_up_is_logged(url: str, caplog: pytest.LogCaptureFixtu
     while "body-incomplete" not in caplog.text and time.monotonic() < deadline:
         time.sleep(0.01)
     assert "body-incomplete" in caplog.text
+
+
+def test_a_full_disk_is_said_and_nothing_is_wrong_when_there_is_space_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = b"x" * CAP
+    with monkeypatch.context() as full:
+        full.setattr(tempfile, "TemporaryFile", lambda **_: os.fdopen(os.open("/dev/full", os.O_RDWR), "r+b"))
+        answer = httpx.put(f"{url}/body", content=body, headers=_headers(body))
+    assert (answer.status_code, slug(answer)) == (507, "storage-full")
+    assert int(answer.headers["retry-after"]) > 0
+    assert httpx.put(f"{url}/body", content=body, headers=_headers(body)).status_code == 200

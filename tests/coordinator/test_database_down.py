@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
-from coordinator import migrate
+import pytest
+from fastapi import FastAPI, Request
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+
+from coordinator import migrate, problems
 from coordinator.database import Database
 from tests.postgres_server import PostgresServer
 from tests.served import Served, slug
@@ -24,3 +30,20 @@ def test_a_database_that_is_down_is_said_and_a_client_is_told_when_to_come_back(
         assert (refused.status_code, slug(refused)) == (503, "unavailable")
         assert int(refused.headers["retry-after"]) > 0
     assert served.admin.get("/healthz").status_code == 200
+
+
+def test_a_database_without_space_is_told_from_one_that_is_down(
+    fresh_database: Callable[[str], str],
+) -> None:
+    database = Database(fresh_database("sqlite"))
+    with database.write() as session:
+        pages = session.scalar(text("PRAGMA page_count"))
+        session.execute(text(f"PRAGMA max_page_count = {pages}"))
+        with pytest.raises(OperationalError) as full:
+            session.execute(text("CREATE TABLE more AS SELECT zeroblob(1000000) AS bytes"))
+    database.close()
+    app = FastAPI()
+    problems.install(app)
+    answers = app.exception_handlers[OperationalError]
+    answer = asyncio.run(answers(Request({"type": "http"}), full.value))  # type: ignore[arg-type, misc]
+    assert answer.status_code == 507

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 from alembic import command
-from sqlalchemy import inspect
+from alembic.util import CommandError
+from sqlalchemy import inspect, text, update
 
 from coordinator import migrate
 from coordinator.database import Database
 from coordinator.errors import SettingsUnusable
-from coordinator.tables import Table
+from coordinator.tables import Table, WeightsRow
+from tests.coordinator.aggregation.closed_round import count, publish, simple
 from tests.served import Served, slug
 
 
@@ -62,6 +64,20 @@ def test_a_database_of_another_version_is_not_ready_and_postgres_is_not_touched(
     else:
         with pytest.raises(SettingsUnusable, match="tessera migrate"):
             migrate.prepare(database)
+
+
+def test_weights_that_share_their_values_are_not_lost_by_going_back(database: Database) -> None:
+    simple(database)
+    publish(database)
+    with pytest.raises(CommandError, match="3 published weights share their values"):
+        migrate.downgrade(database, to="0003")
+    assert migrate.is_current(database)
+    assert count(database, WeightsRow) == 3
+    with database.write() as session:
+        session.execute(update(WeightsRow).values(head=None))
+    migrate.downgrade(database, to="0003")
+    with database.read() as session:
+        assert session.scalar(text("SELECT count(*) FROM weights")) == 3
 
 
 def test_a_running_service_says_when_its_tables_are_gone(

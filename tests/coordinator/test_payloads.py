@@ -8,12 +8,21 @@ from datetime import timedelta
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 
 from coordinator import payloads
 from coordinator.database import Database, now
+from coordinator.downloads import Stored
 from coordinator.payloads import Staged
-from coordinator.tables import AnchorsRow, ChunkRow, FederationRow, PayloadRow
+from coordinator.tables import (
+    AnchorsRow,
+    ChunkRow,
+    ClientRow,
+    FederationRow,
+    PayloadRow,
+    WeightsRow,
+)
+from coordinator.weights.store import give
 from schemas.wire.digests import digest_of
 
 BODY = os.urandom(2 * 2**20 + 77)
@@ -94,6 +103,51 @@ def test_only_what_nobody_refers_to_is_collected_and_only_when_old(database: Dat
     with database.read() as session:
         assert payloads.read(session, kept, 0, 4) == b"kept"
     assert count(database, ChunkRow) == 1
+
+
+@pytest.fixture
+def shared(database: Database) -> tuple[int, list[bytes]]:
+    """Values that two clients share, each behind a head of its own; old enough to be collected."""
+    values, heads = os.urandom(1000), [b"first", b"the second"]
+    with database.write() as session:
+        session.add(FederationRow(id="f", name="f", state="open", plan={}, events=0, created_at=now(session)))
+        session.flush()
+        payload_id, digest = payloads.store_bytes(session, heads[0] + values)
+        for i, head in enumerate(heads):
+            session.add(
+                ClientRow(
+                    id=f"c{i}",
+                    federation_id="f",
+                    name=f"c{i}",
+                    base_model="s",
+                    profile={},
+                    state="enrolled",
+                    credential_hash=f"c{i}",
+                    enrolled_at=now(session),
+                )
+            )
+            session.flush()
+            stored = Stored(payload_id, digest, len(head) + 1000, "x", head=head, begin=len(heads[0]))
+            give(session, "f", f"c{i}", 1, stored, now(session))
+    return payload_id, [head + values for head in heads]
+
+
+def test_what_shared_weights_need_is_not_collected(
+    database: Database, shared: tuple[int, list[bytes]]
+) -> None:
+    payload_id, bodies = shared
+    with database.write() as session:
+        payloads.store_bytes(session, b"orphan")
+        session.execute(delete(WeightsRow).where(WeightsRow.client_id == "c0"))
+    assert payloads.collect(database, grace=LONG_AGO) == 1
+    with database.read() as session:
+        row = session.scalars(select(WeightsRow)).one()
+        rest = payloads.read(session, payload_id, row.begin, row.begin + 1000)
+    assert (row.head or b"") + rest == bodies[1]
+    with database.write() as session:
+        session.execute(delete(WeightsRow))
+    assert payloads.collect(database, grace=LONG_AGO) == 1
+    assert count(database, ChunkRow) == 0
 
 
 def test_what_is_stored_while_it_is_collected_stays_whole(database: Database) -> None:

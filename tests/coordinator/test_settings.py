@@ -89,3 +89,12 @@ def test_a_file_that_may_not_be_read_is_named_with_the_user_who_may_not(
             os.seteuid(me)
     assert f"user {nobody if me == 0 else me} cannot read it" in str(refused.value)
     assert str(file) in str(refused.value)
+
+
+def test_an_empty_variable_leaves_an_option_as_it_is(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (secrets / "tessera_admin_token").write_text("from the file")
+    for variable in ("NAME", "DASHBOARD", "LOG_LEVEL", "AGGREGATION_BLOCK_MIB", "ADMIN_TOKEN"):
+        monkeypatch.setenv(f"TESSERA_{variable}", "")
+    settings = load_settings()
+    assert (settings.name, settings.dashboard, settings.log_level) == ("Tessera", True, "info")
+    assert settings.admin_token is not None

@@ -18,7 +18,7 @@ from coordinator.settings import PREFIX, Settings
 from schemas.messages.federations import FederationPlan, LimitsPlan
 from tests.deployment.composition import COMPOSE, OURS, ROOT, SERVICES, environment_of, mounts_of, stage_of
 
-ONE_SHOTS = {"migrate", "setup"}
+ONE_SHOTS = {"migrate", "trust", "setup"}
 
 
 def test_the_file_is_what_the_compose_specification_says() -> None:
@@ -80,12 +80,12 @@ def test_nothing_starts_before_what_it_needs() -> None:
 
 def test_only_the_proxy_is_reached_from_outside_and_agents_reach_nothing_else() -> None:
     assert [name for name, service in SERVICES.items() if "ports" in service] == ["caddy"]
-    outside = {name for name, service in SERVICES.items() if "outside" in service["networks"]}
+    outside = {name for name, service in SERVICES.items() if "outside" in service.get("networks", [])}
     assert outside == {"caddy", "aster", "cedar"}
     assert all(SERVICES[name]["networks"] == ["outside"] for name in ("aster", "cedar"))
     inner = {name for name, network in COMPOSE["networks"].items() if (network or {}).get("internal")}
     assert inner == {"database", "inside"}
-    assert {n for n, s in SERVICES.items() if "database" in s["networks"]} == {
+    assert {n for n, s in SERVICES.items() if "database" in s.get("networks", [])} == {
         "postgres",
         "migrate",
         "coordinator",
@@ -111,6 +111,29 @@ def test_secrets_are_files_and_nobody_gets_one_that_it_does_not_need() -> None:
         for variable in service.get("environment", {}):
             secret = re.search(r"(PASSWORD|TOKEN)$", variable)
             assert secret is None, f"{name} has {variable} in its environment, which everybody can inspect"
+
+
+def test_only_who_is_on_no_network_gets_the_authoritys_keys_beside_the_proxy() -> None:
+    given = {name for name in OURS if "certificates" in mounts_of(name).values()}
+    assert given == {"caddy", "trust"}
+    assert SERVICES["trust"]["network_mode"] == "none"
+    assert "secrets" not in SERVICES["trust"]
+
+
+def test_a_variable_that_is_empty_is_as_good_as_none() -> None:
+    """Compose hands on what .env leaves empty: the coordinator passes over it, and Caddy would not."""
+    assert Settings.model_config["env_ignore_empty"]
+    caddyfile = (ROOT / "deploy" / "Caddyfile").read_text("utf-8")
+    for name, value in SERVICES["caddy"]["environment"].items():
+        found = re.fullmatch(rf"\$\{{{name}:-(\w+)\}}", value)
+        assert found is not None, name
+        assert f"{{${name}:{found[1]}}}" in caddyfile
+
+
+def test_the_coordinator_calculates_on_the_processors_that_it_has() -> None:
+    coordinator = SERVICES["coordinator"]
+    threads = coordinator["environment"]["OPENBLAS_NUM_THREADS"]
+    assert threads == coordinator["deploy"]["resources"]["limits"]["cpus"]
 
 
 def test_what_is_mounted_exists() -> None:

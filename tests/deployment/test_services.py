@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -120,6 +123,7 @@ def test_the_example_agents_finish_their_federation_over_tls(host: Host) -> None
         host.addresses["https://caddy:8443"] = url
         _wait(lambda: _healthy(host), host)
         for _ in range(2):  # as `up` does when it is repeated
+            assert host.run("trust") == 0, host.log("trust")
             assert host.run("setup") == 0, host.log("setup")
         agents = [host.start(name) for name in ("aster", "cedar")]
         for name, agent in zip(("aster", "cedar"), agents, strict=True):
@@ -146,6 +150,7 @@ def test_an_agent_that_does_not_trust_the_certificate_sends_nothing(host: Host) 
     with running(host, "coordinator"), tls_front(port, root) as url:
         host.addresses["https://caddy:8443"] = url
         _wait(lambda: _healthy(host), host)
+        assert host.run("trust") == 0, host.log("trust")
         assert host.run("setup") == 0, host.log("setup")
         trustme.CA().cert_pem.write_to_path(host.volume("enrolment") / "root.crt")
         host.extra["TESSERA_AGENT_REQUEST_DEADLINE_SECONDS"] = "1"
@@ -154,3 +159,28 @@ def test_an_agent_that_does_not_trust_the_certificate_sends_nothing(host: Host) 
         with _admin(host, host.addresses["http://coordinator:8000"]) as admin:
             (federation,) = admin.get("/v1/federations").json()["items"]
     assert federation["clients"]["enrolled"] == 0
+
+
+@pytest.mark.slow
+def test_setup_that_was_killed_with_a_token_in_its_hands_may_be_repeated(host: Host) -> None:
+    assert host.run("migrate") == 0, host.log("migrate")
+    trustme.CA().cert_pem.write_to_path(host.volume("authority") / "root.crt")
+    shadow = host.folder / "shadow"
+    shadow.mkdir()
+    real = Path(sys.executable).with_name("tessera")
+    (shadow / "tessera").write_text(
+        f'#!/bin/sh\n{real} "$@" || exit\n[ "$1 $4" != "enrolment cedar" ] || kill -KILL $PPID\n'
+    )
+    (shadow / "tessera").chmod(0o755)
+    with running(host, "coordinator"):
+        _wait(lambda: _healthy(host), host)
+        path = f"PATH={shadow}{os.pathsep}{real.parent}{os.pathsep}{os.defpath}"
+        assert host.run("setup", ["env", path, *argv_of("setup")]) == -signal.SIGKILL
+        assert {p.name for p in host.volume("enrolment").glob("*.token")} == {"aster.token"}
+        for _ in range(2):
+            assert host.run("setup") == 0, host.log("setup")
+        with _admin(host, host.addresses["http://coordinator:8000"]) as admin:
+            states = [one["state"] for one in admin.get("/v1/federations").json()["items"]]
+    assert states == ["finished", "running"]
+    left = {path.name for path in host.volume("enrolment").iterdir()}
+    assert left == {"aster.token", "cedar.token", "root.crt"}

@@ -32,9 +32,9 @@ def tessera(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_enrolled_silo_tests_its_pack_and_the_verdict_is_stored_with_it(
-    database_url: str, serve: Callable[..., Served], tmp_path: Path
+    serve: Callable[..., Served], tmp_path: Path
 ) -> None:
-    served = serve(database_url, retry_seconds=0.2)
+    served = serve(f"sqlite:///{tmp_path / 'tessera.db'}", retry_seconds=0.2)
     fid = served.federation(
         strategy={"name": "fedmosaic"},
         training={"max_length": 64},

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,8 +17,13 @@ import typer
 from typer.testing import CliRunner
 
 from client_agent.cli.comparing import compare
+from client_agent.errors import FolderInUse
 from client_agent.simulation.comparing import Comparison
-from client_agent.simulation.results import CellResult, finished, keep
+from client_agent.simulation.methods import methods_of
+from client_agent.simulation.pool import Pool
+from client_agent.simulation.results import CellResult, cells_of, finished, keep
+from client_agent.simulation.running import Workplace, run_cell
+from client_agent.simulation.silos import SharedModels
 from client_agent.simulation.study import read_study
 from tests.client_agent.simulation.studies import result, silo_table, write_pools, write_study
 from tests.integration.agents import TESSERA, wait_until
@@ -36,6 +42,14 @@ def finish(comparison: Comparison, method: str, seed: int) -> CellResult:
     made = made.model_copy(update={"digest": cell.digest})
     keep(cell, comparison.out, made)
     return made
+
+
+def invoked(file: Path, *arguments: str) -> tuple[int, str]:
+    """Call the command; give its exit status, and what it says without frames and line breaks."""
+    app = typer.Typer()
+    app.add_typer(compare)
+    done = CliRunner().invoke(app, ["compare", str(file), "--out", str(file.parent / "out"), *arguments])
+    return done.exit_code, " ".join(done.stderr.replace("\u2502", " ").split())
 
 
 def missing(comparison: Comparison) -> list[str]:
@@ -121,17 +135,72 @@ def start() -> Iterator[Start]:
 
 def test_what_is_wrong_with_a_study_is_said_before_anything_runs(tmp_path: Path) -> None:
     file = write_study(tmp_path, silo_table("aster"), silo_table("birch", examples=17))
-    app = typer.Typer()
-    app.add_typer(compare)
     for arguments, said in (
         ((), "has 20 different examples, and aster, birch ask for 21"),
         (("--methods", "fedsgd"), "there is no method fedsgd, only local, local_lora"),
         (("--seeds", "one"), "is no list of numbers like 0,1,2"),
+        (("--seeds", "0,0"), "0 is named twice in '0,0'; name it once"),
+        (("--seeds", "1,01"), "is no list of numbers like 0,1,2"),
+        (("--seeds", ""), "has an empty place; write like 0,1,2"),
+        (("--methods", ","), "has an empty place; write like local,fedmosaic"),
+        (("--methods", "local,fedavg,local"), "local is named twice"),
     ):
-        done = CliRunner().invoke(app, ["compare", str(file), "--out", str(tmp_path / "out"), *arguments])
-        assert done.exit_code != 0
-        assert said in " ".join(done.stderr.replace("\u2502", " ").split())
+        code, told = invoked(file, *arguments)
+        assert code != 0
+        assert said in told
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/none"])
+def test_a_place_that_takes_no_results_is_said_before_anything_runs(tmp_path: Path, place: str) -> None:
+    file = write_study(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    code, told = invoked(file, "--out", str(tmp_path / place))
+    assert code == 1
+    assert "is no folder that can be written to" in told
+    assert "give another" in told
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
+    database = tmp_path / "out" / "coordinator" / "tessera.db"
+    with planned(tmp_path).claimed():
+        database.parent.mkdir()
+        database.write_text("of the one that runs")
+        code, told = invoked(tmp_path / "study.toml", "--fresh")
+        assert code == 1
+        assert f"another comparison writes to {tmp_path / 'out'}; wait until it ends" in told
+        with pytest.raises(FolderInUse), planned(tmp_path).claimed():
+            pytest.fail("claimed twice")
+    assert database.read_text() == "of the one that runs"
+    with planned(tmp_path).claimed():
+        pass
+
+
+@pytest.mark.parametrize("finished_runs", [4, 3, 0])
+def test_the_exit_status_says_whether_every_run_has_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished_runs: int
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # Ctrl-C goes on being for the tests
+    comparison = planned(tmp_path)
+    for cell in comparison.cells[:finished_runs]:
+        finish(comparison, cell.method, cell.seed)
+    monkeypatch.setattr(Pool, "run", lambda self, cells, workers: None)  # nobody fails, nobody works
+    code, told = invoked(tmp_path / "study.toml", "--methods", "local,fedavg")
+    assert code == (0 if finished_runs == 4 else 1)
+    assert (f"{4 - finished_runs} of 4 runs are missing" in told) == (finished_runs < 4)
+
+
+def test_seconds_are_those_of_training_alone(tmp_path: Path) -> None:
+    read = read_study(write_study(tmp_path))
+    (cell,) = cells_of(read, methods_of(read, ["local"]), [0])
+    began = time.monotonic()
+    done = run_cell(Workplace(read, tmp_path / "out", None, SharedModels()), cell, lambda rounds, doing: None)
+    took = time.monotonic() - began
+    (pack,) = (tmp_path / "out" / "packs").glob("*.safetensors")
+    since_pack = time.time() - pack.stat().st_mtime
+    assert 0 < done.wall_seconds < since_pack + 0.05 < took
+    assert done.cpu_seconds < since_pack + 0.05
 
 
 @pytest.mark.slow
@@ -188,9 +257,12 @@ def test_a_run_that_fails_is_named_with_its_log_and_the_others_go_on(tmp_path: P
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_ctrl_c_says_how_to_go_on_and_leaves_no_process(tmp_path: Path, start: Start) -> None:
-    long = '[method.long]\nlike = "local"\ntraining.steps = 100000\n'
+    long = "".join(
+        f'[method.{name}]\nlike = "{like}"\ntraining.steps = 100000\n'
+        for name, like in (("long", "local"), ("long_together", "fedavg"))
+    )
     write_study(tmp_path, more=long)
-    process = start(tmp_path, "--seeds", "0", "--workers", "2", "--methods", "long,fedavg")
+    process = start(tmp_path, "--seeds", "0", "--workers", "2", "--methods", "long,long_together")
     out = tmp_path / "out"
     wait_until(lambda: list(out.glob("cells/*/log.txt")), seconds=400, what="a run")
     others = psutil.Process(process.pid).children(recursive=True)

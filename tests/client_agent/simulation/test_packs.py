@@ -10,6 +10,7 @@ import torch
 from client_agent.errors import StudyUnusable
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.model.pack import Pack
+from client_agent.simulation import packs
 from client_agent.simulation.packs import PackCache, addressed, read_anchors
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
 from tests.integration.agents import EXAMPLES, MODELS
@@ -37,6 +38,15 @@ def test_a_pack_is_made_once_for_what_it_follows_from(tmp_path: Path, pivot: Bas
     assert made(tmp_path, pivot, AdapterPlan(rank=4, roles=("v",), same_architecture_rank=2)) == []
     assert made(tmp_path, pivot, AdapterPlan(rank=8, roles=("v",)))
     assert made(tmp_path, pivot, anchors=72)
+
+
+def test_a_pack_of_other_code_is_not_taken_for_its_own(
+    tmp_path: Path, pivot: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path, pivot)
+    monkeypatch.setattr(packs, "code_of_packs", lambda: "another version's")
+    assert made(tmp_path, pivot) == [f"aligning {pivot.slug}"]
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2
 
 
 def test_a_federation_gets_the_same_frames_under_its_own_name(tmp_path: Path, pivot: BaseModel) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from client_agent.errors import StudyUnusable
-from client_agent.simulation.methods import methods_of, plan_of
+from client_agent.simulation.methods import methods_of, plan_of, require_equal_training
+from client_agent.simulation.results import Cell, cells_of
 from client_agent.simulation.study import read_study
 from schemas.messages.federations import ALL_ROLES, FederationPlan
 from tests.client_agent.simulation.studies import silo_table, study, write_study
@@ -42,6 +43,8 @@ def test_paths_are_relative_to_the_file_and_a_model_may_be_a_hub_id(tmp_path: Pa
         ((silo_table("a"), silo_table("b", examples=0)), "", "silo.1.examples"),
         ((silo_table("a"), silo_table("b", colour="red")), "", "silo.1.colour"),
         ((), "seeds_ = 1\n", "seeds_"),
+        ((), "methods = []\n", "methods"),
+        ((), 'methods = ["local", "local"]\n', "a method is named twice"),
         ((), "[method.Bad]\n", "method.Bad"),
     ],
 )
@@ -65,8 +68,11 @@ def test_the_studies_of_the_examples_can_be_run() -> None:
     assert len(files) >= 6
     for file in files:
         read = read_study(file)
-        for method in methods_of(read):
-            assert plan_of(read, method, 0, PIVOT).rounds.min_clients == len(read.founders)
+        made = {method.name: plan_of(read, method, 0, PIVOT) for method in methods_of(read)}
+        require_equal_training(made)
+        for plan in made.values():
+            assert plan.rounds.min_clients == len(read.founders)
+            assert plan.strategy.options == {}  # the methods as they are shipped
 
 
 def test_every_method_trains_the_study_s_steps_with_the_run_s_seed(tmp_path: Path) -> None:
@@ -122,6 +128,46 @@ alone = true
 def test_a_method_that_cannot_be_is_refused(tmp_path: Path, more: str, said: str) -> None:
     with pytest.raises(StudyUnusable, match=said):
         plans(tmp_path, more)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("plan.rounds.min_clients = 2\n", "may not say rounds.min_clients: it is the number of founders"),
+        ("plan.training.seed = 3\n", "may not say training.seed: it is the run's seed; use seeds"),
+        ("[method.fedavg]\ntraining.seed = 3\n", "plan of method fedavg may not say training.seed"),
+        ('plan.name = "mine"\n', "may not say name: method and seed set it"),
+        ('plan.alignment.pivot = "x"\n', "may not say alignment.pivot: it is the study's pivot_model"),
+    ],
+)
+def test_what_the_study_decides_elsewhere_is_refused_in_a_plan(tmp_path: Path, more: str, said: str) -> None:
+    with pytest.raises(StudyUnusable, match=said):
+        plans(tmp_path, more)
+
+
+@pytest.mark.parametrize(
+    ("changes", "equal"),
+    [
+        ("training.steps = 3\n", False),
+        ("rounds.total = 3\n", False),
+        ("training.batch_size = 4\n", False),
+        ("training.accumulation = 2\n", False),
+        ("training.steps = 1\nrounds.total = 4\n", True),
+        ("training.batch_size = 4\ntraining.accumulation = 2\n", True),
+    ],
+)
+def test_methods_that_train_unequally_are_not_compared(tmp_path: Path, changes: str, equal: bool) -> None:
+    read = study(tmp_path, more=f'[method.longer]\nlike = "fedavg"\n{changes}')
+
+    def cells(*names: str) -> list[Cell]:
+        return list(cells_of(read, methods_of(read, list(names)), [0]))
+
+    assert len(cells("longer")) == 1
+    if equal:
+        assert len(cells("local", "longer")) == 2
+    else:
+        with pytest.raises(StudyUnusable, match=r"train unequally cannot be compared \(local: 4 steps on"):
+            cells("local", "longer")
 
 
 def test_nobody_joins_after_the_last_round(tmp_path: Path) -> None:

@@ -33,14 +33,19 @@ layouts = st.dictionaries(names, st.sampled_from([1, 2, 5]), min_size=1).map(
 )
 
 
-@given(layouts=st.lists(layouts, min_size=1, max_size=5), block_bytes=st.integers(4, 200))
+@given(
+    layouts=st.lists(layouts, min_size=1, max_size=5),
+    receivers=st.sets(st.integers(0, 4)),
+    block_bytes=st.integers(4, 200),
+)
 @settings(max_examples=100, deadline=None)
 def test_blocks_cover_every_value_of_every_client_once_and_in_order(
-    layouts: list[Layout], block_bytes: int
+    layouts: list[Layout], receivers: set[int], block_bytes: int
 ) -> None:
     reached = [0] * len(layouts)
-    for block in blocks(layouts, block_bytes):
-        assert block.size == 1 or block.size * len(block.begins) * 4 <= block_bytes
+    for block in blocks(layouts, receivers, block_bytes):
+        rows = len(block.begins) + 2 * len(receivers & block.begins.keys())
+        assert block.size == 1 or block.size * rows * 4 <= block_bytes
         for place, begin in block.begins.items():
             assert begin == reached[place]
             inside = _kinds(layouts[place])[begin : begin + block.size]

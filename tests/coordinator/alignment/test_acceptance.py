@@ -90,6 +90,18 @@ def test_an_operators_word_outweighs_a_clients(coordinator: Served) -> None:
     assert operator.put(path(fid), json=figures(pack, "failed")).status_code == 201
 
 
+def test_an_operator_who_confirms_a_verdict_makes_it_stand(coordinator: Served) -> None:
+    fid, pack = with_packs(coordinator)
+    first, second = (coordinator.enrol(fid, name, base_model=OTHER) for name in ("a", "b"))
+    assert first.http.put(path(fid), json=figures(pack)).status_code == 201
+    assert first.http.put(path(fid), json=figures(pack)).status_code == 200
+    assert coordinator.admin.put(path(fid), json=figures(pack)).json()["acceptance"]["tested_by"] is None
+    answer = first.http.put(path(fid), json=figures(pack, "failed"))
+    assert refused(answer) == (409, "upload-conflict")
+    again = second.http.put(path(fid), json=figures(pack))
+    assert (again.status_code, again.json()["acceptance"]["tested_by"]) == (200, None)
+
+
 HOSTILE: dict[str, dict[str, Any]] = {
     "a verdict that does not follow": {"verdict": "failed"},
     "one direction": {"directions": [direction(PIVOT, OTHER)]},

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from datetime import timedelta
 
+import pytest
+from sqlalchemy import select, update
+
+from coordinator import payloads
+from coordinator.alignment import store
+from coordinator.database import Database, now
+from coordinator.tables import PayloadRow
 from tests.coordinator.alignment.test_alignment import (
     ANCHORS,
     ERRORS,
@@ -68,3 +75,20 @@ def test_packs_and_anchors_are_counted_as_traffic(coordinator: Served) -> None:
     assert shown["bytes"] == {"up": len(content), "down": down}
     after = coordinator.counted("tessera_bytes_up_total"), coordinator.counted("tessera_bytes_down_total")
     assert after == (before[0] + len(content), before[1] + down)
+
+
+def test_who_reads_what_is_replaced_may_finish(coordinator: Served) -> None:
+    fid = aligned(coordinator)
+    assert deliver(coordinator.admin, fid, PIVOT, body(fid, PIVOT)).status_code == 201
+    database = Database(coordinator.database_url)
+    with database.write() as session:
+        rows = store.anchors(session, fid), store.pack(session, fid, PIVOT)
+        before = [row.payload_id for row in rows if row is not None]
+        long_ago = now(session) - timedelta(days=9)
+        session.execute(update(PayloadRow).where(PayloadRow.id.in_(before)).values(created_at=long_ago))
+    assert deliver(coordinator.admin, fid, PIVOT, body(fid, PIVOT, selected=["b0.v"])).status_code == 201
+    payloads.collect(database)
+    with database.read() as session:
+        kept = session.scalars(select(PayloadRow.id).where(PayloadRow.id.in_(before))).all()
+    database.close()
+    assert sorted(kept) == sorted(before)

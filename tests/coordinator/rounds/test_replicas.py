@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from sqlalchemy import select, text
 
+from coordinator import payloads
+from coordinator.database import Database
+from coordinator.locks import lock_federation
+from coordinator.tables import PayloadRow
 from tests.served import Served, Silo
-from tests.taking_part import PLAN, join, put, running, update_body, values, wait_for, weights
+from tests.taking_part import PLAN, join, put, running, try_join, update_body, values, wait_for, weights
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
@@ -47,3 +53,33 @@ def test_two_replicas_take_updates_and_publish_each_round_once(
     assert made == [(number, "published") for number in range(1, 7)]
     served = rows(url, "SELECT round_number, count(*) FROM weights GROUP BY 1 ORDER BY 1")
     assert served == [(number, 6) for number in range(1, 8)]
+
+
+def test_who_joins_and_who_delivers_the_same_bytes_never_wait_for_each_other(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+) -> None:
+    url = fresh_database("postgres")
+    fid, (silo, _) = running(serve(url, tick_seconds=3600.0))
+    database = Database(url)
+    zeros = bytes(4 * sum(array.size for array in values(0.0).values()))
+    with ThreadPoolExecutor(1) as pool:
+        with database.write() as session:  # as a delivery does: bytes, then the federation
+            payloads.store_bytes(session, zeros)
+            joining = pool.submit(try_join, silo, 1)
+            _wait_until_somebody_waits(database)
+            lock_federation(session, fid)
+        assert joining.result().status_code == 200
+    with database.read() as session:
+        assert len(session.scalars(select(PayloadRow.id)).all()) == 1
+    database.close()
+
+
+def _wait_until_somebody_waits(database: Database) -> None:
+    deadline = time.monotonic() + 20
+    waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    while True:
+        with database.read() as session:
+            if session.scalar(waiting):
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,43 @@
+"""What float32 leaves of the sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from coordinator.aggregation.aggregate import Columns
+from coordinator.database import Database
+from tests.coordinator.aggregation.closed_round import Sent, close_round, plan, publish, served
+
+CLIENTS, VALUES = 256, 2000
+LAYOUT = {"b0.q.Q": (VALUES,)}
+
+
+def convex(draw: np.random.Generator, receivers: int) -> NDArray[np.float64]:
+    weights = draw.exponential(size=(receivers, CLIENTS))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("receivers", [1, 3, CLIENTS])
+def test_the_product_is_within_a_millionth_of_the_largest_value(receivers: int) -> None:
+    draw = np.random.default_rng(0)
+    weights = convex(draw, receivers)
+    values = (draw.normal(size=(CLIENTS, VALUES)) * 10.0 ** draw.uniform(-6, 3, VALUES)).astype(np.float32)
+    product = Columns([*range(receivers)], weights, values).product()
+    assert product.dtype == np.float32
+    error = np.abs(product - weights @ values.astype(np.float64))
+    assert (error <= 1e-6 * np.abs(values).max(axis=0)).all()
+
+
+def test_clients_that_all_sent_the_same_get_it_back(fresh_database: Callable[[str], str]) -> None:
+    database = Database(fresh_database("sqlite"))
+    draw = np.random.default_rng(1)
+    same = draw.normal(size=VALUES).astype(np.float32)
+    sent = [Sent(LAYOUT, same, examples=int(draw.integers(1, 1000))) for _ in range(CLIENTS)]
+    closed = close_round(database, plan(), sent)
+    publish(database, block_bytes=2**20)
+    np.testing.assert_allclose(served(database, closed.clients[7], LAYOUT), same, rtol=1e-6)
+    database.close()
