@@ -24,7 +24,7 @@ from client_agent.model.selection import FITTING_TASKS, HELD_OUT_TASKS
 from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import Step, train
 from schemas.messages.alignment import Acceptance, Anchor, Direction, Ending, Start, verdict_on
-from schemas.messages.federations import AdapterPlan, TrainingPlan
+from schemas.messages.federations import AdapterPlan, AlignmentPlan, TrainingPlan
 from schemas.messages.rounds import Metrics
 
 TASKS = 3
@@ -33,7 +33,7 @@ FURTHER_STEPS = 50
 _TAUGHT_BATCH = 16
 _FURTHER_BATCH = 8
 # At the plan's own rate every start has learnt a pseudo-task by the end, and where it began no longer shows.
-_FURTHER_RATE = 0.3
+FURTHER_RATE = 0.3
 _MOST_EXAMPLES = 256  # to be taught with, as many others to go on with, and the most that are scored on
 _FIRST_TASK = FITTING_TASKS + HELD_OUT_TASKS  # those before have chosen what is shared
 
@@ -68,12 +68,21 @@ class _Task:
     held_out: Sequence[Example]
 
 
-def require_another(own: BaseModel, pivot: str) -> None:
-    """Make sure that a base model is not the pivot itself.
+def require_testable(own: BaseModel, plan: AlignmentPlan) -> None:
+    """Make sure that a plan aligns this base model to another.
 
     Raises:
-        AlignmentImpossible: it is.
+        AlignmentImpossible: its frames are random, or the base model is the pivot itself.
     """
+    if plan.frames == "random":
+        raise AlignmentImpossible(
+            "the plan's alignment.frames are random: the packs are the control itself, and no test can tell "
+            "them apart; test under frames that are fitted"
+        )
+    _require_another(own, plan.pivot)
+
+
+def _require_another(own: BaseModel, pivot: str) -> None:
     if own.slug == pivot:
         raise AlignmentImpossible(
             f"{own.slug} is the pivot, to which the others are aligned: test where another base model runs"
@@ -84,9 +93,10 @@ def sides(own: BaseModel, of_own: Pack, pivot: BaseModel, of_pivot: Pack, trial:
     """Put each model beside the frames that both packs share.
 
     Raises:
-        AlignmentImpossible: the pack is the pivot's own, or the packs share nothing.
+        AlignmentImpossible: the pack is the pivot's own or another model's, the packs share nothing, or they
+            share what the plan's adapter does not have.
     """
-    require_another(own, pivot.slug)
+    _require_another(own, pivot.slug)
     shared = [name for name in of_own.manifest.selected if name in of_pivot.manifest.selected]
     if not shared or of_own.manifest.alignment_set != of_pivot.manifest.alignment_set:
         raise AlignmentImpossible(
@@ -94,7 +104,14 @@ def sides(own: BaseModel, of_own: Pack, pivot: BaseModel, of_pivot: Pack, trial:
         )
 
     def side(base: BaseModel, pack: Pack) -> Side:
-        frames, random = pack.frames(), random_frames(base, trial.adapter, trial.seed)
+        frames, random = pack.frames(base), random_frames(base, trial.adapter, trial.seed)
+        foreign = [name for name in shared if name not in random]
+        if foreign:
+            raise AlignmentImpossible(
+                f"the pack of {base.slug} has frames of {foreign[0]}, and the plan's adapter has roles "
+                f"{', '.join(trial.adapter.roles)} in {trial.adapter.blocks} blocks: test it with the plan "
+                "that it was made under"
+            )
         return Side(base, {name: frames[name] for name in shared}, {name: random[name] for name in shared})
 
     return side(own, of_own), side(pivot, of_pivot)
@@ -111,8 +128,9 @@ def judge(
 ) -> Acceptance:
     """Test the pack of `own`, whose digest is `pack`, in both directions.
 
-    Every start goes on with the same examples in the same order, for as many steps at the same rate. Random
-    frames are those that the seed draws in each model, taught the right task.
+    Every start goes on with the same examples in the same order, for as many steps at the same rate, which
+    is FURTHER_RATE times the plan's. Random frames are those that the seed draws in each model, taught the
+    right task.
 
     Raises:
         Stopped: `stop` said so.
@@ -141,7 +159,7 @@ class _Learner:
         self._taught = trial.training.model_copy(
             update={"steps": TAUGHT_STEPS, "batch_size": _TAUGHT_BATCH, "seed": trial.seed}
         )
-        rate = _FURTHER_RATE * trial.training.learning_rate
+        rate = FURTHER_RATE * trial.training.learning_rate
         self._further = self._taught.model_copy(
             update={"steps": trial.steps, "batch_size": _FURTHER_BATCH, "learning_rate": rate}
         )
@@ -213,7 +231,10 @@ def _ending(scores: Sequence[Metrics]) -> Ending:
 
 
 def _task(trial: Trial, number: int) -> _Task:
-    """Draw a pseudo-task and a wrong one on its prompts; it is scored on anchors that fitted no frame."""
+    """Draw a pseudo-task and a wrong one on its prompts; it is scored on held-out anchors.
+
+    They fitted no frame but the pivot's own, whose principal directions are those of all anchors.
+    """
     anchors = trial.anchors
     first = _FIRST_TASK + 2 * number
     right, wrong = (pseudo_task(anchors, trial.seed, task, len(anchors)) for task in (first, first + 1))

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
-from safetensors import SafetensorError
 
 from client_agent.errors import AdapterUnreadable, PlanUnusable
 from client_agent.local_training import Trained, train_locally, zeros_like
@@ -69,11 +68,9 @@ def reopened(silo: Silo, plan: FederationPlan, pack: bytes | None, file: Path) -
         AlignmentImpossible: the pack is not one of this base model.
     """
     try:
-        trained = Trained.from_bytes(file.read_bytes())
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise AdapterUnreadable(
-            f"{file} is not what `tessera agent train --out` writes ({error}); give such a file"
-        ) from error
+        trained = Trained.read(file)
+    except AdapterUnreadable as error:
+        raise AdapterUnreadable(f"{error}; give a file that `tessera agent train --out` wrote") from error
     with injected(silo, plan, pack) as adapter:
         adapter.load(trained.adapter)
         adapter.load_private(trained.private)
@@ -88,7 +85,7 @@ def injected(silo: Silo, plan: FederationPlan, pack: bytes | None) -> Adapter:
     """
     seed = plan.training.seed
     if pack is not None:
-        frames = Pack.from_body(pack).frames()
+        frames = Pack.from_body(pack).frames(silo.base)
     else:
         frames = random_frames(silo.base, plan.adapter, seed) if plan.adapter.kind == "pq" else {}
     return inject(silo.base, plan.adapter, frames, gated=False, seed=seed)

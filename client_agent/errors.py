@@ -107,10 +107,10 @@ class FolderInUse(AgentError):
 
 
 class Stopped(AgentError):
-    """The agent was asked to stop; what it was doing resumes at the next start."""
+    """The agent was asked to stop."""
 
     def __init__(self) -> None:
-        super().__init__("stopped; what was under way resumes at the next start")
+        super().__init__("stopped before the end")
 
 
 class FederationOver(AgentError):

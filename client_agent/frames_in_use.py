@@ -69,7 +69,7 @@ def frames_kept(brief: RoundBrief, base: BaseModel, folder: Path) -> FramesInUse
     if not file.exists():
         raise AlignmentImpossible(f"{file} is missing; `tessera agent align` fetches it")
     body = file.read_bytes()
-    return FramesInUse(Pack.from_body(body).frames(), digest_of(body))
+    return FramesInUse(Pack.from_body(body).frames(base), digest_of(body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +86,22 @@ class _Making:
 
     def our_pack(self) -> bytes:
         """Download our base model's pack; when there is none, make and deliver it."""
-        ours = self.silo.base
-        stored = self.api.pack(self.federation, ours.slug)
+        slug = self.silo.base.slug
+        stored = self.api.pack(self.federation, slug)
         if stored is not None:
             return stored.body
         if self.alignment.frames == "random":
             return self._deliver(
-                ours.slug, lambda: random_pack(ours, self.adapter, self.alignment, self.federation)
+                slug, lambda: random_pack(self.silo.base, self.adapter, self.alignment, self.federation)
             )
+        ours = self.silo.model_named(slug)  # dense: everybody with these weights will use the pack
         anchors = self.api.anchors(self.federation).anchors[: self.alignment.anchors]
         of_pivot = self._pivot_pack(anchors)
-        if ours.slug == self.alignment.pivot:
+        if slug == self.alignment.pivot:
             return of_pivot
         pivot = self.silo.model_named(self.alignment.pivot)
         return self._deliver(
-            ours.slug,
+            slug,
             lambda: aligned_pack(
                 ours,
                 pivot,
@@ -109,7 +110,7 @@ class _Making:
                 self.adapter,
                 self.alignment,
                 self.federation,
-                progress=self._progress(ours.slug),
+                progress=self._progress(slug),
             ),
         )
 

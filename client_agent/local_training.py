@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
-from client_agent.errors import Stopped
+from client_agent.errors import AdapterUnreadable, Stopped
 from client_agent.model.adapter import Adapter, State
 from client_agent.silo import Silo
 from client_agent.training.evaluate import evaluate
@@ -47,6 +49,18 @@ class Trained:
             part, _, name = key.partition("/")
             parts[part][name] = values
         return cls(**parts, scores=Scores.model_validate_json(_metadata(content)["scores"]))
+
+    @classmethod
+    def read(cls, file: Path) -> Trained:
+        """Read it from a file.
+
+        Raises:
+            AdapterUnreadable: there is none, it is damaged, or it is something else.
+        """
+        try:
+            return cls.from_bytes(file.read_bytes())
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise AdapterUnreadable(f"{file} holds no trained adapter, or a damaged one ({error})") from error
 
 
 def train_locally(

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from client_agent.errors import NothingTrained
+from client_agent.errors import AdapterUnreadable, NothingTrained
 from client_agent.frames_in_use import frames_kept
 from client_agent.local_training import Trained
 from client_agent.model.adapter import Adapter
@@ -22,6 +22,7 @@ from schemas.maths.adapter import Layout
 from schemas.messages.rounds import RoundBrief
 from schemas.wire.compress import is_frame
 from schemas.wire.envelope import Encoding, slots, unpack
+from schemas.wire.refusals import BodyRefused
 
 What = Literal["local", "personalised"]
 _LARGEST_BODY = 2**33
@@ -31,11 +32,17 @@ def read_weights(body: bytes, layout: Layout) -> dict[str, NDArray[np.float32]]:
     """Read the body of served weights.
 
     Raises:
-        BodyRefused: it is none, or one of another layout.
+        AdapterUnreadable: it is none, or one of another layout.
     """
     encoding: Encoding | None = "zstd" if is_frame(body) else None
-    with unpack(body, encoding=encoding, expected=slots(layout), max_bytes=_LARGEST_BODY) as weights:
-        return {name: weights.read_float32(name) for name in layout}
+    try:
+        with unpack(body, encoding=encoding, expected=slots(layout), max_bytes=_LARGEST_BODY) as weights:
+            return {name: weights.read_float32(name) for name in layout}
+    except BodyRefused as refusal:
+        raise AdapterUnreadable(
+            f"the stored weights are damaged, or not of this plan ({refusal}); "
+            "`--round` chooses another round"
+        ) from refusal
 
 
 @contextmanager
@@ -47,6 +54,8 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
 
     Raises:
         NothingTrained: the folder does not hold it (any more).
+        AdapterUnreadable: what it holds is damaged.
+        AlignmentImpossible: the pack is not here, or is not one of this base model.
     """
     folder = _folder(home, number, TRAINED if what == "local" else WEIGHTS)
     brief = RoundBrief.model_validate_json(folder.read(BRIEF))
@@ -56,7 +65,7 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
     seed = brief.training.seed
     with inject(silo.base, brief.adapter, frames, gated=gated, seed=seed) as adapter:
         if what == "local":
-            trained = Trained.from_bytes(folder.read(TRAINED))
+            trained = Trained.read(folder.path / TRAINED)
             adapter.load(trained.adapter)
             adapter.load_private(trained.private)
             if gated:

@@ -164,7 +164,7 @@ def _train(work: _Work) -> bytes:
 def _sign(work: _Work) -> bytes:
     """Sketch the gradient of the shared model on the probe set, smoothed over rounds."""
     previous = work.who.rounds.newest_with(SIGNATURE, before=work.brief.round)
-    trained = Trained.from_bytes(work.folder.read(TRAINED)).adapter
+    trained = Trained.read(work.folder.path / TRAINED).adapter
     signature = sketch(work.who, work.brief, trained)
     if previous is not None:
         earlier = Signature.from_bytes(previous.read(SIGNATURE))
@@ -174,7 +174,7 @@ def _sign(work: _Work) -> bytes:
 
 def _pack(work: _Work) -> bytes:
     """Write the body of the update."""
-    trained = Trained.from_bytes(work.folder.read(TRAINED))
+    trained = Trained.read(work.folder.path / TRAINED)
     half = work.brief.wire.dtype == "float16"
     tensors: dict[str, Array] = {
         name: values.astype(np.float16) if half else values for name, values in trained.adapter.items()
@@ -204,7 +204,7 @@ def _push(work: _Work) -> bytes:
 
 def _send_scores(work: _Work) -> bytes:
     """Tell how good the model is."""
-    scores = Trained.from_bytes(work.folder.read(TRAINED)).scores
+    scores = Trained.read(work.folder.path / TRAINED).scores
     work.who.api.send_scores(work.who.federation, work.brief.round, scores)
     log.info(
         "round %d: exact match %.3f -> %.3f, loss %.3f -> %.3f on %d held-out examples",
@@ -216,7 +216,7 @@ def _send_scores(work: _Work) -> bytes:
 
 def _earlier(work: _Work) -> Trained | None:
     folder = work.who.rounds.newest_with(TRAINED, before=work.brief.round)
-    return Trained.from_bytes(folder.read(TRAINED)) if folder is not None else None
+    return Trained.read(folder.path / TRAINED) if folder is not None else None
 
 
 _STEPS: Final[tuple[tuple[str, Callable[[_Work], bytes]], ...]] = (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from client_agent.cli.opening import Config, clear_errors, opened_settings, read_pack
-from client_agent.errors import SettingsUnusable
+from client_agent.errors import OutputUnwritable, SettingsUnusable
 
 if TYPE_CHECKING:
     from client_agent.model.adapter import Adapter
@@ -93,6 +93,11 @@ def export(
         from client_agent.model.export import write_checkpoint
         from client_agent.silo import open_silo
 
+        in_the_way = next((path for path in (out, *out.parents) if path.exists() and not path.is_dir()), None)
+        if in_the_way is not None:
+            raise OutputUnwritable(
+                f"--out: {in_the_way} is no folder; give a folder, or the name of a new one"
+            )
         silo = open_silo(settings)
         with _Wanted(number, adapter, plan, pack).in_place(settings, silo, what) as found:
             factors = found.as_lora()

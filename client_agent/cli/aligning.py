@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from client_agent.cli.opening import Config, Json, clear_errors, opened_settings, participant
-from client_agent.errors import AlignmentImpossible, PlanUnusable, SettingsUnusable
+from client_agent.errors import AlignmentImpossible, PlanUnusable, SettingsUnusable, Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,10 +36,17 @@ _STARTS = {
 @aligning.command("alignment-test")
 def alignment_test(
     config: Config = None,
-    steps: Annotated[int, typer.Option(min=1, help="Further steps in the model that was not taught.")] = 50,
+    steps: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Further steps in the model that was not taught, at 0.3 of the plan's learning rate."
+        ),
+    ] = 50,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, help="Draws the pseudo-tasks; the plan's alignment.seed if not given."),
+        typer.Option(
+            min=0, max=2**63 - 1, help="Draws the pseudo-tasks; the plan's alignment.seed if not given."
+        ),
     ] = None,
     plan: Annotated[
         Path | None, typer.Option(help="Without a coordinator: a federation plan as JSON.")
@@ -53,7 +60,9 @@ def alignment_test(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Test our base model's alignment pack in both directions and store the verdict; exit 1 if it fails.
+    """Test our base model's alignment pack in both directions; exit 1 if it fails.
+
+    The coordinator stores the verdict; with --plan it is printed and stored nowhere.
 
     P and Q are taught public pseudo-tasks in one model and go on learning in the other. They must end better
     than zero, than those of a wrong task and than those between random frames.
@@ -85,7 +94,7 @@ def _in_federation(
     who: Participant, sleep: Callable[[float], None], steps: int, seed: int | None, bars: _Bars
 ) -> Acceptance:
     """Test the packs that are stored; one that nobody has made yet is made and stored first."""
-    from client_agent.acceptance import Trial, judge, require_another, sides
+    from client_agent.acceptance import Trial, judge, require_testable, sides
     from client_agent.daemon import next_round
     from client_agent.model.pack import Pack
     from schemas.wire.digests import digest_of
@@ -94,7 +103,7 @@ def _in_federation(
     alignment, own = brief.alignment, who.silo.base
     if alignment is None:
         raise AlignmentImpossible("this federation aligns no base models: there is nothing to test")
-    require_another(own, alignment.pivot)
+    require_testable(own, alignment)
     who.frames(brief)
     ours, theirs = (who.api.pack(who.federation, slug) for slug in (own.slug, alignment.pivot))
     if ours is None or theirs is None:
@@ -122,7 +131,7 @@ def _offline(
     bars: _Bars,
 ) -> Acceptance:
     """Test packs that are files, or that are made here and thrown away."""
-    from client_agent.acceptance import Trial, judge, require_another, sides
+    from client_agent.acceptance import Trial, judge, require_testable, sides
     from client_agent.alone import read_plan
     from client_agent.daemon import StopFlag
     from client_agent.model.alignment import aligned_pack, pivot_pack
@@ -139,16 +148,25 @@ def _offline(
     stop.listen()
     silo = open_silo(settings)
     own = silo.base
-    require_another(own, alignment.pivot)
+    require_testable(own, alignment)
+    dense = silo.model_named(own.slug) if pack_file is None else own
     pivot = silo.model_named(alignment.pivot)
+
+    def progress(what: str, done: int, total: int) -> None:
+        if stop.is_set():
+            raise Stopped
+        bars(what, done, total)
+
     if pivot_pack_file is not None:
         theirs = Pack.from_body(_read(pivot_pack_file))
     else:
-        theirs = pivot_pack(pivot, anchors, plan.adapter, alignment, "offline", progress=bars)
+        theirs = pivot_pack(pivot, anchors, plan.adapter, alignment, "offline", progress=progress)
     if pack_file is not None:
         body = _read(pack_file)
     else:
-        made = aligned_pack(own, pivot, theirs, anchors, plan.adapter, alignment, "offline", progress=bars)
+        made = aligned_pack(
+            dense, pivot, theirs, anchors, plan.adapter, alignment, "offline", progress=progress
+        )
         body = made.to_body()
     trial = Trial(plan.adapter, plan.training, anchors, alignment.seed if seed is None else seed, steps)
     one, other = sides(own, Pack.from_body(body), pivot, theirs, trial)
@@ -177,6 +195,7 @@ def _read(file: Path) -> bytes:
 
 def _table(direction: Direction, tested: Acceptance) -> Table:
     """Lay out how every start ended; means over pseudo-tasks with their standard errors."""
+    from client_agent.acceptance import FURTHER_RATE
     from schemas.messages.alignment import CONTROLS, spread
 
     def shown(values: list[float]) -> str:
@@ -191,7 +210,7 @@ def _table(direction: Direction, tested: Acceptance) -> Table:
         "right P, Q ahead by",
         "",
         title=f"{direction.source} to {direction.target}: {tested.taught} steps there "
-        f"(exact match {learnt:.3f}), {tested.steps} further steps here",
+        f"(exact match {learnt:.3f}), {tested.steps} further steps here at {FURTHER_RATE} of the plan's rate",
         title_justify="left",
     )
     right = direction.endings["right"].loss

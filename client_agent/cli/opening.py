@@ -35,16 +35,24 @@ Config = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+_INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 
 
 @contextmanager
-def clear_errors() -> Iterator[None]:
-    """Print what went wrong and what to do; a traceback helps nobody in a silo."""
+def clear_errors(*, resumes: bool = False) -> Iterator[None]:
+    """Print what went wrong and what to do; a traceback helps nobody in a silo.
+
+    `resumes` says that the command, once stopped, goes on where it was at its next start: only then is a
+    stop no failure.
+    """
     try:
         yield
-    except Stopped as stopped:
-        print(stopped, file=sys.stderr)
-        raise typer.Exit(0) from None
+    except Stopped:
+        if resumes:
+            print("stopped; what was under way resumes at the next start", file=sys.stderr)
+            raise typer.Exit(0) from None
+        print("stopped before the end; the next start begins anew", file=sys.stderr)
+        raise typer.Exit(_INTERRUPTED) from None
     except AgentError as error:
         said = Text.assemble(("error: ", "red"), str(error))
         Console(stderr=True, highlight=False).print(said, soft_wrap=True)

@@ -69,7 +69,11 @@ def check(config: Config = None, as_json: Json = False) -> None:
 @agent.command()
 def align(config: Config = None) -> None:
     """Make and deliver the alignment packs that are still missing, without taking part in a round."""
-    with clear_errors(), opened_settings(config) as settings, participant(settings) as (who, stop):
+    with (
+        clear_errors(resumes=True),
+        opened_settings(config) as settings,
+        participant(settings) as (who, stop),
+    ):
         from client_agent.daemon import prepare
 
         digest = prepare(who, stop.sleep)
@@ -88,7 +92,7 @@ def run(
     ] = None,
 ) -> None:
     """Take part in rounds until the federation is finished. Stop it at any time: it resumes."""
-    with clear_errors(), opened_settings(config) as settings:
+    with clear_errors(resumes=True), opened_settings(config) as settings:
         from client_agent.daemon import run as keep_taking_part
 
         if token and not name:

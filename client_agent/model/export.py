@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 import safetensors.numpy
+from safetensors import SafetensorError
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -58,9 +59,9 @@ def checkpoint_in_place(base: BaseModel, folder: Path) -> Iterator[None]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about merging, and about how peft calls other libraries
                 cast(Any, PeftModel).from_pretrained(base.model, folder)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
             raise AdapterUnreadable(
-                f"{folder} holds no PEFT checkpoint for {base.slug} ({error}); give a folder that "
+                f"{folder} holds no PEFT checkpoint for {base.slug} ({error!r}); give a folder that "
                 "`tessera agent export` wrote for this base model"
             ) from error
         yield

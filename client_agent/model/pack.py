@@ -8,6 +8,7 @@ from typing import Self
 
 from client_agent.errors import AlignmentImpossible
 from client_agent.model.frames import Frame, frame_of
+from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import module_name
 from schemas.messages.alignment import AlignmentManifest
 from schemas.messages.federations import ALL_ROLES
@@ -32,8 +33,17 @@ class Pack:
     tensors: Mapping[str, Array]
     manifest: AlignmentManifest
 
-    def frames(self) -> dict[str, Frame]:
-        """Give the frames of the selected (block, role)."""
+    def frames(self, base: BaseModel) -> dict[str, Frame]:
+        """Give the frames of the selected (block, role), for the base model that they belong to.
+
+        Raises:
+            AlignmentImpossible: the pack is another base model's.
+        """
+        if self.manifest.base_model != base.slug:
+            raise AlignmentImpossible(
+                f"this alignment pack is one of {self.manifest.base_model}, and the model here is "
+                f"{base.slug}: give the pack of this model"
+            )
         return {
             name: frame_of(self.tensors[f"{name}.A"], self.tensors[f"{name}.B"])
             for name in self.manifest.selected

@@ -58,6 +58,33 @@ def test_what_cannot_work_is_said_before_anything_is_trained(tmp_path: Path) -> 
     assert "no [red] pack cannot be read" in done.stderr
 
 
+def test_training_alone_that_is_stopped_says_that_it_does_not_resume(tmp_path: Path) -> None:
+    plan = PLAN | {"rounds": {"total": 1000}}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+    with subprocess.Popen(
+        [TESSERA, "agent", "train", "--config", config(tmp_path), "--plan", tmp_path / "plan.json"],
+        env={**kept, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("round 1")
+        process.terminate()
+        said = process.stderr.read()
+        assert process.wait(timeout=20) == 130
+    assert "the next start begins anew" in said
+    assert "resumes" not in said
+
+
+def test_a_seed_beyond_63_bits_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    done = tessera("alignment-test", "--config", str(config(tmp_path)), "--seed", str(2**63))
+    assert done.returncode == 2
+    assert "--seed" in done.stderr
+
+
 def test_an_agent_without_credential_is_told_to_enrol(tmp_path: Path) -> None:
     done = tessera("run", "--config", str(config(tmp_path)))
     assert done.returncode == 1

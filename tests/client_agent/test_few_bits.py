@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +12,22 @@ import pytest
 import torch
 
 from client_agent.check import findings
+from client_agent.coordinator_api import CoordinatorApi
+from client_agent.daemon import prepare
 from client_agent.errors import SettingsUnusable
+from client_agent.membership import enrol
+from client_agent.model.alignment import aligned_pack
+from client_agent.model.loading import base_model_slug, load_base_model
+from client_agent.model.pack import Pack
+from client_agent.participant import Participant
 from client_agent.settings import read_settings
 from client_agent.signature import sketch_of
 from client_agent.silo import dtype_of, open_silo
-from schemas.messages.federations import SignaturePlan
-from tests.client_agent.test_daemon import config
+from schemas.messages.alignment import Anchors
+from schemas.messages.federations import AdapterPlan, AlignmentPlan, SignaturePlan
+from tests.client_agent.test_daemon import config, naps
+from tests.integration.agents import EXAMPLES, MODELS
+from tests.served import Served
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -46,6 +58,41 @@ def test_what_silos_compare_is_computed_on_dense_weights(tmp_path: Path) -> None
     )
     np.testing.assert_array_equal(ours, theirs)
     assert not np.allclose(own, theirs, rtol=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
+    tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served]
+) -> None:
+    served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
+    other, pivot = str(MODELS["L"]), str(MODELS["S"])
+    file = config(tmp_path, model=other, pivot_model=pivot, quantization="nf4")
+    silo = open_silo(read_settings(file))
+    alignment = AlignmentPlan(pivot=base_model_slug(pivot), anchors=64)
+    fid = served.federation(
+        strategy={"name": "fedmosaic"}, alignment=alignment.model_dump(), training={"max_length": 64}
+    )
+    content = json.loads((EXAMPLES / "anchors.json").read_bytes())
+    served.admin.put(f"/v1/federations/{fid}/anchors", json=content)
+    served.admin.post(f"/v1/federations/{fid}/start")
+
+    def connected(credential: str | None) -> CoordinatorApi:
+        return CoordinatorApi(served.url, credential=credential, deadline_seconds=60, sleep=lambda _: None)
+
+    with connected(None) as api:
+        token = served.enrolment_token(fid, "aster")
+        member = enrol(api, tmp_path, token=token, name="aster", profile=silo.profile)
+    with connected(member.credential) as api:
+        who = Participant(silo, api, fid, member.client_id, tmp_path, keep_rounds=2, stop=lambda: False)
+        prepare(who, naps(500))
+        stored = {slug: api.pack(fid, slug) for slug in (silo.base.slug, alignment.pivot)}
+    found, of_pivot = (Pack.from_body(body.body) for body in stored.values() if body is not None)
+    anchors = Anchors.model_validate(content).anchors[:64]
+    dense = [load_base_model(source, device=CPU) for source in (other, pivot)]
+    expected = aligned_pack(*dense, of_pivot, anchors, AdapterPlan(), alignment, fid)
+    for name, values in expected.tensors.items():
+        np.testing.assert_allclose(found.tensors[name], values, rtol=1e-4, atol=1e-4 * np.abs(values).max())
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])

@@ -18,12 +18,18 @@ from client_agent.coordinator_api import CoordinatorApi
 from client_agent.daemon import run
 from client_agent.local_training import Trained
 from client_agent.membership import enrol
+from client_agent.model.alignment import random_pack
 from client_agent.model.export import checkpoint_in_place
+from client_agent.model.pack import Pack
 from client_agent.participant import Participant
 from client_agent.settings import read_settings
 from client_agent.silo import Silo, open_silo
 from client_agent.training.evaluate import evaluate
+from schemas.maths.adapter import SIGNATURE
+from schemas.messages.federations import AdapterPlan, AlignmentPlan
 from schemas.messages.rounds import Metrics
+from schemas.wire.envelope import unpack
+from schemas.wire.header import DENSE, Slot
 from tests.client_agent.test_daemon import config, naps
 from tests.served import Served
 
@@ -143,8 +149,12 @@ def test_private_ranks_go_on_from_round_to_round_and_never_leave(
             < np.abs(second.private[name] - first.private[name]).max()
             < 3 * np.abs(first.private[name]).max()
         )
-    sent = (rounds.home / "rounds/000002/update.body").read_bytes()
-    assert b"private" not in sent
+    body = (rounds.home / "rounds/000002/update.body").read_bytes()
+    travels = {name: Slot(values.shape, DENSE) for name, values in second.adapter.items()}
+    sent_signature = {SIGNATURE: Slot((None,), DENSE)}
+    with unpack(body, encoding="zstd", expected=travels | sent_signature, max_bytes=2**30) as sent:
+        assert set(sent.names) == {*second.adapter, SIGNATURE}
+    assert not any("private" in name for name in second.adapter)
     assert {"l0.v.A", "l3.down.B", "b0.v.P"} <= second.adapter.keys()
 
 
@@ -206,6 +216,41 @@ def test_the_last_round_answers(silo: Silo, taken_part: Callable[..., Rounds]) -
         done = tessera("generate", "--config", rounds.config, "--prompt", prompt, "--round", missing)
         assert done.exit_code == 1
         assert said in done.stderr
+
+
+def test_a_damaged_round_is_said_to_be_damaged(
+    silo: Silo, taken_part: Callable[..., Rounds], tmp_path: Path
+) -> None:
+    rounds = taken_part(RANKS)
+    folder = rounds.home / "rounds/000002"
+    for file, what in (("trained.safetensors", "local"), ("weights.safetensors", "personalised")):
+        body = (folder / file).read_bytes()
+        (folder / file).write_bytes(body[: len(body) // 2])
+        done = tessera(
+            *("export", "--config", rounds.config, "--out", tmp_path / "out", "--round", 2, "--what", what)
+        )
+        assert done.exit_code == 1, done.output
+        assert "damaged" in done.stderr
+        (folder / file).write_bytes(body)
+
+
+def test_an_export_does_not_replace_a_file(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    for out in (tmp_path / "taken", tmp_path / "taken" / "below"):
+        done = tessera("export", "--config", folder / "silo.toml", "--out", out)
+        assert done.exit_code == 1, done.output
+        assert "taken is no folder" in done.stderr.replace("\n", " ")
+
+
+def test_another_models_pack_is_refused(silo: Silo, folder: Path, tmp_path: Path) -> None:
+    plan, pack = tmp_path / "plan.json", tmp_path / "pack.safetensors"
+    plan.write_text(json.dumps(ALONE))
+    made = random_pack(silo.base, AdapterPlan(), AlignmentPlan(pivot=silo.base.slug), "test")
+    manifest = made.manifest.model_copy(update={"base_model": "llama-96x4-000000000000"})
+    pack.write_bytes(Pack(made.tensors, manifest).to_body())
+    done = tessera("train", "--config", folder / "silo.toml", "--plan", plan, "--pack", pack)
+    assert done.exit_code == 1, done.output
+    assert "is one of llama-96x4-000000000000" in done.stderr
 
 
 def test_what_is_not_there_is_said_with_what_to_do(silo: Silo, folder: Path, tmp_path: Path) -> None:

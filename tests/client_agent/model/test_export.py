@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -178,7 +179,15 @@ def test_what_is_no_checkpoint_or_one_of_another_model_is_refused(
         write_checkpoint(tmp_path / "wider", adapter.as_lora(), wider.model, "somewhere")
     (tmp_path / "empty").mkdir()
     before = dict(base.model.named_modules())
-    for folder in ("wider", "empty"):
+    for name, file, content in (
+        ("no type", CONFIG, b"{}"),
+        ("no object", CONFIG, b"[]"),
+        ("unknown type", CONFIG, b'{"peft_type": "X"}'),
+        ("cut off", TENSORS, (tmp_path / "wider" / TENSORS).read_bytes()[:100]),
+    ):
+        shutil.copytree(tmp_path / "wider", tmp_path / name)
+        (tmp_path / name / file).write_bytes(content)
+    for folder in ("wider", "empty", "no type", "no object", "unknown type", "cut off"):
         placing = checkpoint_in_place(base, tmp_path / folder)
         with pytest.raises(AdapterUnreadable, match="tessera agent export"), placing:
             pass

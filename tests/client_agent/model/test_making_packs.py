@@ -87,7 +87,7 @@ def test_a_pack_survives_its_body(tiny: Callable[..., BaseModel]) -> None:
     assert back.manifest == pack.manifest
     assert back.tensors.keys() == pack.tensors.keys()
     assert all(np.array_equal(back.tensors[name], values) for name, values in pack.tensors.items())
-    for name, frame in back.frames().items():
+    for name, frame in back.frames(tiny()).items():
         assert frame.rate == pytest.approx(1, abs=1e-5), name
 
 
@@ -123,7 +123,7 @@ def test_two_random_models_share_nothing_and_are_told_so(tiny: Callable[..., Bas
     pack = aligned(base, pivot, of_pivot(pivot))
     assert set(pack.manifest.errors) == {site.name for site in sites_of(base, ADAPTER)}
     assert set(pack.manifest.selected) < set(pack.manifest.errors)
-    assert set(pack.frames()) == set(pack.manifest.selected)
+    assert set(pack.frames(base)) == set(pack.manifest.selected)
     for name in pack.manifest.errors:
         assert (pack.manifest.errors[name].b_task < 0.85) == (name in pack.manifest.selected)
 
@@ -172,9 +172,9 @@ def test_a_random_pack_selects_everything_and_trains_at_rate_one(tiny: Callable[
     pack = random_pack(base, ADAPTER, plan_for(base), "fed")
     assert len(pack.manifest.selected) == 14
     assert pack.to_body() == random_pack(base, ADAPTER, plan_for(base), "fed").to_body()
-    for frame in Pack.from_body(pack.to_body()).frames().values():
+    for frame in Pack.from_body(pack.to_body()).frames(base).values():
         assert frame.rate == pytest.approx(1, abs=1e-6)
-    with inject_pq(base, ADAPTER, pack.frames(), gated=False) as adapter:
+    with inject_pq(base, ADAPTER, pack.frames(base), gated=False) as adapter:
         assert len(adapter.layout) == 28
 
 

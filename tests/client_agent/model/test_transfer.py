@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from client_agent.acceptance import FURTHER_STEPS, TASKS, Trial, judge, sides
+from client_agent.acceptance import FURTHER_STEPS, TASKS, Trial, judge, require_testable, sides
 from client_agent.errors import AlignmentImpossible, Stopped
 from client_agent.model.alignment import aligned_pack, pivot_pack, random_pack
 from client_agent.model.loading import BaseModel, load_base_model
@@ -106,6 +106,28 @@ def test_the_pivot_and_packs_that_share_nothing_cannot_be_tested(hasty: tuple[Ba
     nothing = Pack({}, of_pivot.manifest.model_copy(update={"selected": []}))
     with pytest.raises(AlignmentImpossible, match="nothing to test"):
         sides(shipped("tiny-l"), nothing, base, of_pivot, trial)
+
+
+def test_random_frames_are_not_tested_against_random_frames(hasty: tuple[BaseModel, Pack]) -> None:
+    plan = AlignmentPlan(pivot=hasty[0].slug, frames="random")
+    with pytest.raises(AlignmentImpossible, match="the control itself"):
+        require_testable(shipped("tiny-l"), plan)
+
+
+def test_packs_of_other_models_and_of_other_plans_are_named(hasty: tuple[BaseModel, Pack]) -> None:
+    base, of_pivot = hasty
+    other = shipped("tiny-l")
+    made = random_pack(other, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
+    manifest = made.manifest.model_copy(update={"alignment_set": of_pivot.manifest.alignment_set})
+    pack = Pack(made.tensors, manifest)
+    fewer = Trial(AdapterPlan(roles=("v",)), TRAINING, ANCHORS, seed=0)
+    with pytest.raises(AlignmentImpossible, match=rf"{other.slug} has frames of b0\.q, .* has roles v "):
+        sides(other, pack, base, of_pivot, fewer)
+    foreign = Pack(made.tensors, manifest.model_copy(update={"base_model": base.slug}))
+    with pytest.raises(
+        AlignmentImpossible, match=f"is one of {base.slug}, and the model here is {other.slug}"
+    ):
+        sides(other, foreign, base, of_pivot, Trial(ADAPTER, TRAINING, ANCHORS, seed=0))
 
 
 def test_a_test_counts_its_steps_and_stops_when_it_is_told_to(hasty: tuple[BaseModel, Pack]) -> None:
