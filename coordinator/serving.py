@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
+from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from coordinator import logs
@@ -31,7 +33,10 @@ from coordinator.settings import PREFIX, SECRETS_DIR, Settings
 from schemas.messages.people import TokenRequest
 
 _GRACE_SECONDS = 10
+_LOOK_AGAIN_SECONDS = 1
 _MALLOC_ARENAS = -8  # M_ARENA_MAX of malloc.h
+
+log = logs.logger(__name__)
 
 
 def serve(*, host: str | None = None, port: int | None = None) -> None:
@@ -136,14 +141,41 @@ class Server(uvicorn.Server):
 def _database(settings: Settings) -> Iterator[Database]:
     database = Database(settings.database_url)
     try:
+        if not database.is_sqlite:
+            _wait_until_it_answers(database, settings.database_wait_seconds)
         yield database
     except OperationalError as error:
-        # The driver's words may hold the password; the variable's name is enough to find out.
+        shown = database.url.render_as_string()
         raise SettingsUnusable(
-            f"TESSERA_DATABASE_URL: {database.url.render_as_string()} does not answer"
+            f"TESSERA_DATABASE_URL: {shown} does not answer: {_said(error, database)}"
         ) from error
     finally:
         database.close()
+
+
+def _wait_until_it_answers(database: Database, seconds: float) -> None:
+    """Be patient with a database that starts at the same time, or is short of connections for a moment.
+
+    Raises:
+        OperationalError: it did not answer in time.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            with database.read() as session:
+                session.execute(text("SELECT 1"))
+            return
+        except OperationalError as error:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("database-does-not-answer", reason=_said(error, database))
+        time.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def _said(error: OperationalError, database: Database) -> str:
+    """What the driver said, on one line, without the password should it be in it."""
+    said = " ".join(str(error.orig).split())
+    return said.replace(database.url.password, "***") if database.url.password else said
 
 
 def _first_admin_token(database: Database) -> str | None:

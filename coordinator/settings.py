@@ -31,6 +31,9 @@ class Settings(BaseSettings):
     database_url: Annotated[
         str, Field(description="sqlite:///file.db or postgresql://user:password@host/name")
     ] = "sqlite:///tessera.db"
+    database_wait_seconds: Annotated[
+        float, Field(ge=0, description="how long to wait for PostgreSQL when starting")
+    ] = 15.0
     admin_token: Annotated[
         SecretStr | None, Field(description="always accepted as admin; empty = there is none")
     ] = None

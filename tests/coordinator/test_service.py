@@ -16,6 +16,7 @@ import pytest
 
 from coordinator.errors import SettingsUnusable
 from coordinator.serving import migrate
+from tests.postgres_server import PostgresServer
 from tests.served import ADMIN_TOKEN, Served, slug
 
 PLAN = {"name": "x", "strategy": {"name": "fedavg"}}
@@ -190,11 +191,25 @@ def test_a_second_process_on_one_sqlite_file_is_refused(
 def test_unusable_settings_are_named_and_never_shown(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
+    monkeypatch.setenv("TESSERA_DATABASE_WAIT_SECONDS", "0")
     monkeypatch.setenv(variable, value)
     with pytest.raises(SettingsUnusable) as refused:
         migrate()
     assert variable in str(refused.value)
     assert "hunter2" not in str(refused.value)
+
+
+def test_a_service_that_starts_before_its_database_waits_for_it(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    late = {"TESSERA_DATABASE_URL": postgres.url("created_later")}
+    process = _tessera(["serve", "--port", "0"], tmp_path, **late)
+    waiting = json.loads(next(iter(process.stderr or [])))
+    assert (waiting["event"], "created_later" in waiting["reason"]) == ("database-does-not-answer", True)
+    postgres.create("created_later", template="tessera_template")
+    assert _announced(process)
+    _stopped(process)
+    postgres.drop("created_later")
 
 
 def test_serve_shows_a_first_admin_token_once_and_ends_on_sigterm(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_a_wrong_password_is_refused_and_not_shown(host: Host) -> None:
     password = host.secrets / "tessera_database_password"
     password.chmod(0o600)
     password.write_text("another-password")
+    host.extra["TESSERA_DATABASE_WAIT_SECONDS"] = "0"
     assert host.run("migrate") == 1
     assert "TESSERA_DATABASE_URL" in host.log("migrate")
     assert "another-password" not in host.log("migrate")
