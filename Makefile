@@ -30,7 +30,7 @@ test: setup lint ## Lint, types, dependency rules and the fast tests
 test-slow: setup ## The tests that take longer: kills, memory, transfer between architectures
 	$(PYTEST) -m slow
 
-test-gpu: setup ## Models of 1 and 7 billion parameters in 16, 8 and 4 bits, where there is a GPU
+test-gpu: setup ## Models of 1 and 7 billion parameters in 16, 8 and 4 bits; fails where there is no GPU
 	$(RUN) $(BIN)/python -m pytest -m gpu tests/gpu
 
 bench: setup ## What rounds, aggregation and a training step cost (an hour; nothing else should run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from benchmarks import figures
 
 WITHIN_PRODUCT = 2.0
+WITHIN_BUDGET = 1.25  # memory above idle / block budget, whatever N and D
 
 
 def show(console: Console, found: dict[str, Any]) -> None:
@@ -37,6 +39,20 @@ def show(console: Console, found: dict[str, Any]) -> None:
     columns += ["unwritten / product", "tessera / product", "tessera / files", "memory above idle, MiB"]
     title = f"G = W U from the database, block budget {found['block_mib']} MiB (measured / goal)"
     figures.show(console, title, columns, rows)
+    figures.judge(console, wanted(found["sizes"], found["block_mib"]))
+
+
+def wanted(sizes: Sequence[figures.Row], block_mib: int) -> list[figures.Wanted]:
+    """List what is asked of these sizes, beside what was measured."""
+    goals: list[figures.Wanted] = []
+    for size in sizes:
+        name, tessera = f"N={size['clients']}, D={size['values']}", size["tessera"]
+        above = tessera["peak_rss_mib"] - tessera["idle_rss_mib"]
+        goals += [
+            figures.Wanted(f"{name}: s / s of the bare product", size["ratio"], WITHIN_PRODUCT),
+            figures.Wanted(f"{name}: memory above idle, MiB", above, WITHIN_BUDGET * block_mib),
+        ]
+    return goals
 
 
 def draw(path: Path, found: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import os
 import platform
 import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,22 @@ def show(console: Console, title: str, columns: Sequence[str], rows: Sequence[Se
     for row in rows:
         table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
     console.print(table)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A figure and the most that it should be."""
+
+    what: str
+    measured: float
+    most: float
+
+
+def judge(console: Console, wanted: Sequence[Wanted]) -> None:
+    """Say of each goal whether it is met. Nothing follows from it: a busy machine misses goals too."""
+    for one in wanted:
+        verdict = "met" if one.measured <= one.most else "missed"
+        console.print(f"{verdict:>6}: {one.what} {one.measured:.3g}, goal {one.most:g}")
 
 
 def save(path: Path, figure: Figure) -> None:

@@ -1,11 +1,12 @@
 """What a round costs: N clients take B bytes from a running coordinator and give B bytes back, over loopback.
 
-    python -m benchmarks.round [--clients 4 --mib 1] [--rounds 5] [--postgres URL] [--out FILE.json]
+    python -m benchmarks.round [--clients 4 --mib 1 [--strategy fedmosaic]] [--rounds 5] [--postgres URL]
 
-Without sizes it goes through those of the goals, and through one with more clients, for memory. The clients
-are processes of their own; they use the agent's HTTP client and train nothing. A round's seconds are counted
-from the moment when all clients hold its weights until all hold the next round's: every byte goes up once and
-down once. `from_open` counts from the round's opening, so that its own join and download come on top.
+Without sizes it goes through those of the goals, and through one with more clients, for memory. Under fedavg
+all clients are served the same values, which are stored once; under fedmosaic N distinct bodies are made. The
+clients are processes of their own; they use the agent's HTTP client and train nothing. A round's seconds are
+counted from the moment when all clients hold its weights until all hold the next round's: every byte goes up
+once and down once. `from_open` counts from the round opening, its own join and download included.
 Beside it, in the same run: SHA-256 of the same bytes, written to files and synced.
 """
 
@@ -33,9 +34,17 @@ from benchmarks.round_report import draw, show
 from benchmarks.serving import Coordinator, ServerFailed, running
 from schemas.messages.enrolment import Profile
 
-SIZES = ((4, 1), (8, 8), (32, 8), (8, 64))
+SIZES = (
+    (4, 1, "fedavg"),
+    (8, 8, "fedavg"),
+    (8, 8, "fedmosaic"),
+    (32, 8, "fedavg"),
+    (8, 64, "fedavg"),
+    (8, 64, "fedmosaic"),
+)
 _LAYERS, _WIDTH = 8, 4096
 _SILENCE_SECONDS = 180.0
+_OPTIONS = {"fedmosaic": {"temperature": 1.0, "min_relevance": None, "include_self": True}}
 _PHASES = ("open", "collecting", "closing", "aggregating")
 
 
@@ -47,9 +56,11 @@ def main() -> None:
     )
     parser.add_argument("--mib", type=int, help="how many MiB an adapter has")
     parser.add_argument(
+        "--strategy", choices=("fedavg", "fedmosaic"), default="fedavg", help="of the size that was named"
+    )
+    parser.add_argument(
         "--rounds", type=int, default=5, help="how many rounds are counted, after a first one"
     )
-    parser.add_argument("--look-seconds", type=float, default=0.05, help="how often clients ask for a round")
     parser.add_argument("--compress", action="store_true", help="updates as zstd frames")
     parser.add_argument("--postgres", help="URL of an empty database, instead of a SQLite file")
     parser.add_argument("--folder", type=Path, help="where the database is, on the disk to be measured")
@@ -57,22 +68,23 @@ def main() -> None:
     arguments = parser.parse_args()
     if (arguments.clients is None) != (arguments.mib is None):
         parser.error("--clients and --mib belong together")
-    sizes = SIZES if arguments.clients is None else ((arguments.clients, arguments.mib),)
-    found = {"machine": figures.machine(), "look_seconds": arguments.look_seconds, "sizes": []}
+    named = (arguments.clients, arguments.mib, arguments.strategy)
+    sizes = SIZES if arguments.clients is None else (named,)
+    found = {"machine": figures.machine(), "sizes": []}
     console = Console()
-    for clients, mib in sizes:
+    for clients, mib, strategy in sizes:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
             size = measure(
                 clients,
                 mib,
+                strategy=strategy,
                 rounds=arguments.rounds,
                 folder=Path(folder),
-                look_seconds=arguments.look_seconds,
                 compress=arguments.compress,
                 database_url=arguments.postgres,
             )
         found["sizes"].append(size)
-        console.print(f"{clients} x {mib} MiB: {size['seconds']:.3f} s per round")
+        console.print(f"{clients} x {mib} MiB, {strategy}: {size['seconds']:.3f} s per round")
     figures.write(arguments.out, found)
     show(console, found)
     draw(arguments.out.with_suffix(".svg"), found)
@@ -83,9 +95,9 @@ def measure(
     clients: int,
     mib: int,
     *,
+    strategy: str = "fedavg",
     rounds: int,
     folder: Path,
-    look_seconds: float,
     compress: bool = False,
     database_url: str | None = None,
 ) -> dict[str, Any]:
@@ -96,7 +108,7 @@ def measure(
     """
     with running(folder, database_url, {}) as coordinator:
         idle_rss, idle_cpu = coordinator.peak_rss_mib(), coordinator.cpu_seconds()
-        fid, seen = _run(coordinator, clients, mib, rounds + 1, look_seconds, compress)
+        fid, seen = _run(coordinator, _plan(clients, mib, rounds + 1, strategy, compress))
         views = [coordinator.get(f"/v1/federations/{fid}/rounds/{n}") for n in range(2, rounds + 2)]
         total_cpu = coordinator.cpu_seconds() - idle_cpu
     reference = _copy_and_hash(folder, clients, mib, rounds)
@@ -108,6 +120,7 @@ def measure(
     return {
         "clients": clients,
         "mib": mib,
+        "strategy": strategy,
         "rounds": rounds,
         "compressed": compress,
         "seconds": statistics.median(spans),
@@ -138,24 +151,24 @@ class _Moment:
     wire: int
 
 
-def _run(
-    coordinator: Coordinator, clients: int, mib: int, rounds: int, look_seconds: float, compress: bool
-) -> tuple[str, list[_Moment]]:
-    fid = coordinator.post("/v1/federations", _plan(clients, mib, rounds, compress))["id"]
+def _run(coordinator: Coordinator, plan: dict[str, Any]) -> tuple[str, list[_Moment]]:
+    clients, strategy = plan["rounds"]["min_clients"], plan["strategy"]["name"]
+    compress = plan["wire"]["compression"] == "zstd"
+    fid = coordinator.post("/v1/federations", plan)["id"]
     context = multiprocessing.get_context("spawn")
     told = context.Queue()
     processes = []
     for place in range(clients):
         wanted = {"client_name": f"client-{place}"}
         token = coordinator.post(f"/v1/federations/{fid}/enrolment-tokens", wanted)["token"]
-        task = Task(coordinator.url, token, place, clients, _profile(), look_seconds, compress)
+        task = Task(coordinator.url, token, place, clients, _profile(), strategy, compress)
         processes.append(context.Process(target=take_part, args=(task, told), daemon=True))
     try:
         for process in processes:
             process.start()
         _wait_for_members(coordinator, fid, clients)
         coordinator.post(f"/v1/federations/{fid}/start")
-        return fid, _watch(coordinator, told, clients, rounds)
+        return fid, _watch(coordinator, told, clients, plan["rounds"]["total"])
     finally:
         for process in processes:
             process.join(timeout=10)
@@ -197,11 +210,12 @@ def _watch(coordinator: Coordinator, told: Any, clients: int, rounds: int) -> li
     return moments
 
 
-def _plan(clients: int, mib: int, rounds: int, compress: bool) -> dict[str, Any]:
+def _plan(clients: int, mib: int, rounds: int, strategy: str, compress: bool) -> dict[str, Any]:
     """Ordinary LoRA on q in 8 layers of width 4096: A and B of rank 4 have one MiB."""
     return {
         "name": f"{clients} x {mib} MiB",
-        "strategy": {"name": "fedavg"},
+        "strategy": {"name": strategy, "options": _OPTIONS.get(strategy, {})},
+        "signature": {"dim": clients},
         "adapter": {"kind": "lora", "rank": mib * MIB // (4 * 2 * _WIDTH * _LAYERS), "roles": ["q"]},
         "rounds": {"total": rounds, "min_clients": clients},
         "limits": {"max_update_bytes": (mib + 1) * MIB, "max_norm": 1e9},

@@ -16,7 +16,8 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from client_agent.coordinator_api import CoordinatorApi
+from client_agent.coordinator_api import CoordinatorApi, NothingYet
+from schemas.maths.adapter import SIGNATURE
 from schemas.messages.enrolment import EnrolmentRequest, Profile
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 from schemas.messages.updates import UpdateManifest
@@ -25,19 +26,20 @@ from schemas.wire.envelope import pack, slots, unpack
 Adapter = dict[str, NDArray[np.float32]]
 
 _DEADLINE_SECONDS = 120.0
+_WAIT_SECONDS = 30
 _TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a client is told: where to enrol, who it is, how often it looks whether there is a new round."""
+    """What a client is told: where to enrol, who it is, and which strategy it takes part in."""
 
     url: str
     token: str
     place: int
     clients: int
     profile: Profile
-    look_seconds: float
+    strategy: str
     compress: bool
 
 
@@ -52,8 +54,23 @@ class Holds:
     received: int
 
 
+class WrongRound(Exception):
+    """A client was told of another round than the next one."""
+
+
 class WrongWeights(Exception):
-    """A client was served something else than the mean of what was delivered."""
+    """A client was served something else than its weighted mean of what was delivered."""
+
+
+def relevance(strategy: str, clients: int) -> NDArray[np.float64]:
+    """Say who listens to whom, (N, N).
+
+    Signatures are pairwise orthogonal: under fedmosaic, at temperature 1 and without a floor, everybody
+    listens to everybody and e times as much to itself, so that no two clients are served the same.
+    """
+    scores = np.eye(clients) if strategy == "fedmosaic" else np.zeros((clients, clients))
+    rows: NDArray[np.float64] = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    return rows
 
 
 def take_part(task: Task, told: Queue[Holds | str]) -> None:
@@ -78,32 +95,39 @@ def _take_part(task: Task, told: Queue[Holds | str]) -> None:
     )
     layout = {name: tuple(shape) for name, shape in api.me().layout.items()}
     steps = [_step(layout, place) for place in range(task.clients)]
-    mean = {name: np.mean([step[name][0] for step in steps], axis=0) for name in layout}
+    firsts = {name: np.stack([step[name][0] for step in steps]) for name in layout}  # (N, width)
+    held = {name: np.zeros_like(rows) for name, rows in firsts.items()}
+    listens = relevance(task.strategy, task.clients)
     own, number = steps[task.place], 1
     del steps
     while True:
-        brief = _next(api, member.federation_id, number, task.look_seconds)
+        brief = _next(api, member.federation_id, number)
         if isinstance(brief, RoundBrief):
             api.join(member.federation_id, number, None)
         body = api.weights(member.federation_id, number)
         told.put(Holds(task.place, number, time.monotonic(), traffic.sent, traffic.received))
         with unpack(body.body, encoding=None, expected=slots(layout), max_bytes=2**40) as envelope:
             served = {name: envelope.read_float32(name) for name in layout}
-        _check(served, mean, number)
+        _check(served, held, task.place, number)
         if isinstance(brief, FinishedBrief):
             return
         update = _update(served, own, task, member.federation_id, member.client_id, number, body.digest)
         del body, served
         api.push_update(member.federation_id, number, update)
+        held = {name: listens @ (rows + firsts[name]) for name, rows in held.items()}
         number += 1
 
 
-def _next(api: CoordinatorApi, federation: str, number: int, look_seconds: float) -> Any:
+def _next(api: CoordinatorApi, federation: str, number: int) -> RoundBrief | FinishedBrief:
+    """Wait for a round as the agent does."""
     while True:
-        answer = api.current_round(federation)
-        if isinstance(answer, RoundBrief | FinishedBrief) and answer.round == number:
+        answer = api.current_round(federation, wait_seconds=_WAIT_SECONDS)
+        if isinstance(answer, NothingYet):
+            time.sleep(answer.seconds)
+        elif answer.round == number:
             return answer
-        time.sleep(look_seconds)
+        else:
+            raise WrongRound(f"round {answer.round} instead of {number}")
 
 
 def _step(layout: dict[str, tuple[int, ...]], place: int) -> Adapter:
@@ -112,10 +136,10 @@ def _step(layout: dict[str, tuple[int, ...]], place: int) -> Adapter:
     return {name: random.standard_normal(shape, np.float32) for name, shape in layout.items()}
 
 
-def _check(served: Adapter, mean: dict[str, Any], number: int) -> None:
-    """Compare the first row of every tensor with the sum of all means so far."""
+def _check(served: Adapter, held: dict[str, Any], place: int, number: int) -> None:
+    """Compare the first row of every tensor with what must have come of all updates so far."""
     for name, values in served.items():
-        if not np.allclose(values[0], (number - 1) * mean[name], rtol=_TOLERANCE, atol=_TOLERANCE):
+        if not np.allclose(values[0], held[name][place], rtol=_TOLERANCE, atol=_TOLERANCE):
             raise WrongWeights(f"round {number}: {name}")
 
 
@@ -126,6 +150,8 @@ def _update(
         federation=federation, recipe={}, round=number, client=client, base=base, pack=None, examples=1
     )
     moved = {name: values + own[name] for name, values in served.items()}
+    if task.strategy == "fedmosaic":
+        moved[SIGNATURE] = np.eye(task.clients, dtype=np.float32)[task.place]
     return pack(moved, manifest, compress=task.compress)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rich.console import Console
 from benchmarks import figures
 
 WITHIN_COPY_AND_HASH, WITHIN_BYTES = 3.0, 1.02
+FLAT = 1.1  # peak memory with more clients / with fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ def show(console: Console, found: dict[str, Any]) -> None:
         goal = GOALS.get((size["clients"], size["mib"]))
         rows.append(
             [
-                f"{size['clients']} x {size['mib']} MiB",
+                _name(size),
                 _beside(size["seconds"], goal and goal.seconds),
                 f"{size['from_open_seconds']:.3g}",
                 f"{size['copy_and_hash_seconds']:.3g}",
@@ -54,19 +56,51 @@ def show(console: Console, found: dict[str, Any]) -> None:
         "bytes / 2NB",
     ]
     figures.show(console, "A round through the running coordinator (measured / goal)", columns, rows)
+    figures.judge(console, wanted(found["sizes"]))
+
+
+def wanted(sizes: Sequence[figures.Row]) -> list[figures.Wanted]:
+    """List what is asked of these sizes, beside what was measured."""
+    goals: list[figures.Wanted] = []
+    for size in sizes:
+        name, goal = _name(size), GOALS.get((size["clients"], size["mib"]))
+        if goal is not None:
+            goals += [
+                figures.Wanted(f"{name}: s per round", size["seconds"], goal.seconds),
+                figures.Wanted(f"{name}: server's peak RSS, MiB", size["peak_rss_mib"], goal.rss_mib),
+                figures.Wanted(f"{name}: server's CPU s per round", size["cpu_seconds"], goal.cpu_seconds),
+            ]
+        goals += [
+            figures.Wanted(
+                f"{name}: s / copy and hash s",
+                size["seconds"] / size["copy_and_hash_seconds"],
+                WITHIN_COPY_AND_HASH,
+            ),
+            figures.Wanted(f"{name}: bytes / 2NB", size["wire_ratio"], WITHIN_BYTES),
+        ]
+        goals += [
+            figures.Wanted(
+                f"peak RSS, {name} / {_name(fewer)}", size["peak_rss_mib"] / fewer["peak_rss_mib"], FLAT
+            )
+            for fewer in sizes
+            if fewer["mib"] == size["mib"]
+            and fewer["strategy"] == size["strategy"]
+            and fewer["clients"] < size["clients"]
+        ]
+    return goals
 
 
 def draw(path: Path, found: dict[str, Any]) -> None:
     """Draw seconds, memory and processor time over the sizes, goals as lines."""
     sizes = found["sizes"]
-    names = [f"{size['clients']} x {size['mib']}" for size in sizes]
+    names = [f"{size['clients']} x {size['mib']}\n{size['strategy']}" for size in sizes]
     parts = (
         ("seconds", "seconds per round", "s"),
         ("peak_rss_mib", "server's peak memory", "MiB"),
         ("cpu_seconds", "server's processor time per round", "s"),
     )
     with figures.style():
-        figure = Figure(figsize=(10, 3), layout="constrained")
+        figure = Figure(figsize=(13, 3), layout="constrained")
         for axes, (key, title, unit) in zip(figure.subplots(1, 3), parts, strict=True):
             axes.bar(names, [size[key] for size in sizes], color="#1f4e79", width=0.6)
             for place, size in enumerate(sizes):
@@ -82,6 +116,10 @@ def draw(path: Path, found: dict[str, Any]) -> None:
             axes.set_ylabel(unit)
             axes.set_xlabel("clients x MiB (line: goal)")
         figures.save(path, figure)
+
+
+def _name(size: figures.Row) -> str:
+    return f"{size['clients']} x {size['mib']} MiB, {size['strategy']}"
 
 
 def _beside(measured: float, goal: float | None, digits: int = 3) -> str:

@@ -27,7 +27,7 @@ from schemas.messages.alignment import Acceptance, Anchor, Direction, Ending, St
 from schemas.messages.federations import AdapterPlan, AlignmentPlan, TrainingPlan
 from schemas.messages.rounds import Metrics
 
-TASKS = 3
+TASKS = 6
 TAUGHT_STEPS = 60
 FURTHER_STEPS = 50
 _TAUGHT_BATCH = 16
@@ -40,22 +40,47 @@ _FIRST_TASK = FITTING_TASKS + HELD_OUT_TASKS  # those before have chosen what is
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A model, the frames of what both packs share, and random ones of the same (block, role)."""
+    """A model, the frames of what both packs share, and per pseudo-task random ones in their place."""
 
     base: BaseModel
     frames: Frames
-    random: Frames
+    random: Sequence[Frames]
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a pack is tested: `steps` are the further ones; of `training` rate and lengths are used."""
+    """How a pack is tested: under `training`'s rate, for `steps` further steps."""
 
     adapter: AdapterPlan
     training: TrainingPlan
     anchors: Sequence[Anchor]
     seed: int
     steps: int = FURTHER_STEPS
+
+    @property
+    def teaching(self) -> TrainingPlan:
+        """How P and Q are taught."""
+        return self._plan(TAUGHT_STEPS, _TAUGHT_BATCH, self.training.learning_rate)
+
+    @property
+    def going_on(self) -> TrainingPlan:
+        """How they go on learning in the other model."""
+        return self._plan(self.steps, _FURTHER_BATCH, FURTHER_RATE * self.training.learning_rate)
+
+    def _plan(self, steps: int, batch_size: int, learning_rate: float) -> TrainingPlan:
+        """Take from the plan what hangs on the models, not what was made for its own number of steps.
+
+        A warm-up or a schedule over the plan's steps would end elsewhere here, or never.
+        """
+        return TrainingPlan(
+            steps=steps,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            max_length=self.training.max_length,
+            max_grad_norm=self.training.max_grad_norm,
+            gradient_checkpointing=self.training.gradient_checkpointing,
+            seed=self.seed,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +129,27 @@ def sides(own: BaseModel, of_own: Pack, pivot: BaseModel, of_pivot: Pack, trial:
         )
 
     def side(base: BaseModel, pack: Pack) -> Side:
-        frames, random = pack.frames(base), random_frames(base, trial.adapter, trial.seed)
-        foreign = [name for name in shared if name not in random]
+        frames = pack.frames(base)
+        random = [random_frames(base, trial.adapter, _seed(trial, task)) for task in range(TASKS)]
+        foreign = [name for name in shared if name not in random[0]]
         if foreign:
             raise AlignmentImpossible(
                 f"the pack of {base.slug} has frames of {foreign[0]}, and the plan's adapter has roles "
                 f"{', '.join(trial.adapter.roles)} in {trial.adapter.blocks} blocks: test it with the plan "
                 "that it was made under"
             )
-        return Side(base, {name: frames[name] for name in shared}, {name: random[name] for name in shared})
+        return Side(base, _only(frames, shared), [_only(drawn, shared) for drawn in random])
 
     return side(own, of_own), side(pivot, of_pivot)
+
+
+def _only(frames: Frames, names: Sequence[str]) -> Frames:
+    return {name: frames[name] for name in names}
+
+
+def _seed(trial: Trial, task: int) -> int:
+    """Draw new random frames for each pseudo-task: one draw may be a lucky one."""
+    return trial.seed + task
 
 
 def judge(
@@ -129,8 +164,8 @@ def judge(
     """Test the pack of `own`, whose digest is `pack`, in both directions.
 
     Every start goes on with the same examples in the same order, for as many steps at the same rate, which
-    is FURTHER_RATE times the plan's. Random frames are those that the seed draws in each model, taught the
-    right task.
+    is FURTHER_RATE times the plan's. Random frames are drawn in each model and for each pseudo-task, and are
+    taught the right task.
 
     Raises:
         Stopped: `stop` said so.
@@ -146,6 +181,7 @@ def judge(
         directions=directions,
         taught=TAUGHT_STEPS,
         steps=trial.steps,
+        learning_rate=trial.going_on.learning_rate,
         seed=trial.seed,
     )
 
@@ -156,13 +192,7 @@ class _Learner:
     def __init__(self, trial: Trial, progress: Progress | None, stop: Callable[[], bool] | None) -> None:
         # P and Q alone: what may train beside them means nothing in another architecture.
         self._adapter = trial.adapter.model_copy(update={"same_architecture_rank": 0, "private_rank": 0})
-        self._taught = trial.training.model_copy(
-            update={"steps": TAUGHT_STEPS, "batch_size": _TAUGHT_BATCH, "seed": trial.seed}
-        )
-        rate = FURTHER_RATE * trial.training.learning_rate
-        self._further = self._taught.model_copy(
-            update={"steps": trial.steps, "batch_size": _FURTHER_BATCH, "learning_rate": rate}
-        )
+        self._taught, self._further = trial.teaching, trial.going_on
         self._progress = progress
         self._stop = stop
         self._done = 0
@@ -207,14 +237,17 @@ def _direction(learner: _Learner, source: Side, target: Side, tasks: Sequence[_T
     """Teach in the source, go on in the target, one pseudo-task after the other."""
     learnt: list[Metrics] = []
     endings: dict[Start, list[Metrics]] = {}
-    for task in tasks:
+    for number, task in enumerate(tasks):
         right = learner.taught(source.base, source.frames, task.teach)
         learnt.append(learner.score(source.base, source.frames, right, task))
         starts: dict[Start, tuple[Frames, State | None]] = {
             "right": (target.frames, right),
             "zero": (target.frames, None),
             "wrong_task": (target.frames, learner.taught(source.base, source.frames, task.wrong)),
-            "random_frames": (target.random, learner.taught(source.base, source.random, task.teach)),
+            "random_frames": (
+                target.random[number],
+                learner.taught(source.base, source.random[number], task.teach),
+            ),
         }
         for name, (frames, start) in starts.items():
             endings.setdefault(name, []).append(learner.gone_on(target.base, frames, start, task))

@@ -6,31 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from client_agent.errors import AdapterUnreadable, PlanUnusable
+from client_agent.errors import AdapterUnreadable, SettingsUnusable
 from client_agent.local_training import Trained, train_locally, zeros_like
-from client_agent.model.adapter import Adapter
-from client_agent.model.frames import random_frames
+from client_agent.model.frames import Frames, random_frames
 from client_agent.model.inject import inject
+from client_agent.model.loading import BaseModel
 from client_agent.model.pack import Pack
+from client_agent.origin import origin_of, require_plan, require_same
+from client_agent.reopening import Reopened
 from client_agent.silo import Silo
 from schemas.messages.federations import FederationPlan
-
-
-def read_plan(file: Path) -> FederationPlan:
-    """Read a federation's plan from JSON.
-
-    Raises:
-        PlanUnusable: there is none, or a field is wrong.
-    """
-    try:
-        return FederationPlan.model_validate_json(file.read_bytes())
-    except OSError as error:
-        raise PlanUnusable(f"{file} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        fields = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise PlanUnusable(f"{file} is not a federation plan: {fields}") from error
 
 
 def train_alone(
@@ -40,15 +25,18 @@ def train_alone(
 
     Raises:
         Stopped: `stop` said so.
-        AlignmentImpossible: the pack is not one of this base model.
+        AlignmentImpossible, SettingsUnusable: as `frames_of` says.
     """
     earlier: Trained | None = None
-    with injected(silo, plan, pack) as adapter:
+    frames = frames_of(silo.base, plan, pack)
+    origin = origin_of(silo.base, plan.adapter, frames, gated=False, seed=plan.training.seed)
+    with inject(silo.base, plan.adapter, frames, gated=False, seed=plan.training.seed) as adapter:
         for number in range(1, plan.rounds.total + 1):
             earlier = train_locally(
                 silo,
                 adapter,
                 plan.training,
+                origin=origin,
                 round_number=number,
                 start=earlier.adapter if earlier is not None else zeros_like(adapter),
                 earlier=earlier,
@@ -58,34 +46,65 @@ def train_alone(
             yield earlier
 
 
-@contextmanager
-def reopened(silo: Silo, plan: FederationPlan, pack: bytes | None, file: Path) -> Iterator[Adapter]:
-    """Put back around the base model what `train_alone` left in a file; leaving the context takes it away.
+def read_trained(file: Path, plan: FederationPlan) -> Trained:
+    """Read what `train_alone` left in a file, for the plan that it was trained under.
 
     Raises:
-        AdapterUnreadable: the file holds no such adapter.
-        LayoutMismatch: it was trained under another plan, or on another base model.
-        AlignmentImpossible: the pack is not one of this base model.
+        AdapterUnreadable: the file holds no such adapter, or does not say what it was trained under.
+        TrainedUnderAnother: the plan's adapter is another one.
     """
     try:
         trained = Trained.read(file)
     except AdapterUnreadable as error:
         raise AdapterUnreadable(f"{error}; give a file that `tessera agent train --out` wrote") from error
-    with injected(silo, plan, pack) as adapter:
+    if trained.origin is None:
+        raise AdapterUnreadable(
+            f"{file} does not say what it was trained under: train it again with `tessera agent train --out`"
+        )
+    require_plan(trained.origin, plan.adapter)
+    return trained
+
+
+@contextmanager
+def reopened(silo: Silo, plan: FederationPlan, pack: bytes | None, trained: Trained) -> Iterator[Reopened]:
+    """Put back around the base model what `read_trained` gave; leaving the context takes it away.
+
+    Raises:
+        TrainedUnderAnother: it was trained under another plan or pack, or on another base model.
+        LayoutMismatch: the file holds other tensors than that plan's.
+        AlignmentImpossible, SettingsUnusable: as `frames_of` says.
+    """
+    frames, seed = frames_of(silo.base, plan, pack), plan.training.seed
+    if trained.origin is not None:
+        require_same(trained.origin, origin_of(silo.base, plan.adapter, frames, gated=False, seed=seed))
+    with inject(silo.base, plan.adapter, frames, gated=False, seed=seed) as adapter:
         adapter.load(trained.adapter)
         adapter.load_private(trained.private)
-        yield adapter
+        yield Reopened(adapter, trained.origin)
 
 
-def injected(silo: Silo, plan: FederationPlan, pack: bytes | None) -> Adapter:
-    """Put the plan's adapter around the silo's base model; leaving its context takes it away.
+def require_frames(plan: FederationPlan, pack: bytes | None) -> None:
+    """Make sure that a pack has something to do.
+
+    Raises:
+        SettingsUnusable: there is one, and the plan's adapter has no frames.
+    """
+    if pack is not None and plan.adapter.kind == "lora":
+        raise SettingsUnusable("--pack: the plan trains an ordinary LoRA, which has no frames; leave it out")
+
+
+def frames_of(base: BaseModel, plan: FederationPlan, pack: bytes | None) -> Frames:
+    """Give the frames of a pack's body, or without one those that the plan's seed draws.
 
     Raises:
         AlignmentImpossible: the pack is not one of this base model.
+        SettingsUnusable: there is a pack, and the plan's adapter has no frames.
     """
-    seed = plan.training.seed
-    if pack is not None:
-        frames = Pack.from_body(pack).frames(silo.base)
-    else:
-        frames = random_frames(silo.base, plan.adapter, seed) if plan.adapter.kind == "pq" else {}
-    return inject(silo.base, plan.adapter, frames, gated=False, seed=seed)
+    require_frames(plan, pack)
+    if plan.adapter.kind == "lora":
+        return {}
+    return (
+        Pack.from_body(pack).frames(base)
+        if pack is not None
+        else random_frames(base, plan.adapter, plan.training.seed)
+    )

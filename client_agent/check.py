@@ -10,10 +10,11 @@ from pathlib import Path
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.errors import AgentError, NotEnrolled
 from client_agent.membership import read_membership
-from client_agent.model.examples import encode_all
+from client_agent.model.examples import encode_all, encode_for
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
 from client_agent.model.memory import held_bytes, step_memory
 from client_agent.model.tokens import collate, pad_id
+from client_agent.plans import KnownPlan, known_plan
 from client_agent.settings import AgentSettings, read_settings
 from client_agent.silo import device_of, dtype_of
 from client_agent.training.data import SiloData, load_data
@@ -34,14 +35,31 @@ class Finding:
     found: str
 
 
-def findings(config: Path | None) -> list[Finding]:
-    """Look at settings, device, model, data and connection; a wrong one never hides the next."""
+def findings(config: Path | None, plan: Path | None = None) -> list[Finding]:
+    """Look at settings, device, model, data and connection; a wrong one never hides the next.
+
+    What hangs on the plan is looked at under that of the file `plan`, or else under `known_plan`'s.
+    """
     try:
         settings = read_settings(config)
     except AgentError as error:
         return [Finding("configuration", False, str(error))]
     results = [Finding("configuration", True, str(config) if config else "from the environment")]
-    for what, look in _LOOKS.items():
+
+    @cache
+    def known() -> KnownPlan:
+        return known_plan(settings, plan)
+
+    looks: dict[str, Callable[[AgentSettings], str]] = {
+        "device": _device,
+        "model": _model,
+        "shared model": _shared_model,
+        "data": lambda settings: _data(settings, known().training),
+        "memory": lambda settings: _memory(settings, known()),
+        "connection": _connection,
+        "identity": _identity,
+    }
+    for what, look in looks.items():
         try:
             results.append(Finding(what, True, look(settings)))
         except AgentError as error:
@@ -66,14 +84,17 @@ def _shared_model(settings: AgentSettings) -> str:
     return base_model_slug(settings.pivot_model) if settings.pivot_model else "our own model"
 
 
-def _memory(settings: AgentSettings) -> str:
-    base, plan = _loaded(settings), TrainingPlan()
-    texts = encode_all(_examples(settings).train[:_PROBE_EXAMPLES], base.tokenizer, _PROBE_LENGTH)
+def _memory(settings: AgentSettings, known: KnownPlan) -> str:
+    base = _loaded(settings)
+    batch, length = known.training.batch_size, min(known.training.max_length, base.positions)
+    chosen = _examples(settings).train[:_PROBE_EXAMPLES]
+    texts = encode_all(chosen, base.tokenizer, min(_PROBE_LENGTH, length))
     needed = step_memory(base, collate(texts, pad=pad_id(base.tokenizer)).to(base.device))
-    tokens = plan.batch_size * plan.max_length
+    planned = ", as planned" if known.training.gradient_checkpointing else ""
     return (
-        f"{_size(held_bytes(base))} of weights; a step of {plan.batch_size} x {plan.max_length} tokens up to "
-        f"{_size(needed.step(tokens))} more, {_size(needed.recomputing_step(tokens))} with checkpointing"
+        f"{_size(held_bytes(base))} of weights; a step of {batch} x {length} tokens ({known.source}) up to "
+        f"{_size(needed.step(batch * length))} more, {_size(needed.recomputing_step(batch * length))} with "
+        f"checkpointing{planned}"
     )
 
 
@@ -81,10 +102,11 @@ def _size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
-def _data(settings: AgentSettings) -> str:
-    data = _examples(settings)
+def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
+    base, data = _loaded(settings), _examples(settings)
+    encode_for(base, [*data.train, *data.test], plan.max_length)
     probe = data.test[:_PROBE_EXAMPLES]
-    metrics = evaluate(_loaded(settings), probe, max_length=_PROBE_LENGTH)
+    metrics = evaluate(base, probe, max_length=min(_PROBE_LENGTH, base.positions))
     return f"{len(data.train)} to train on, {len(data.test)} held out, loss now {metrics.loss:.2f}"
 
 
@@ -122,14 +144,3 @@ def _loaded(settings: AgentSettings) -> BaseModel:
 @cache
 def _examples(settings: AgentSettings) -> SiloData:
     return load_data(settings.train, settings.test, test_share=settings.test_share)
-
-
-_LOOKS: dict[str, Callable[[AgentSettings], str]] = {
-    "device": _device,
-    "model": _model,
-    "shared model": _shared_model,
-    "data": _data,
-    "memory": _memory,
-    "connection": _connection,
-    "identity": _identity,
-}

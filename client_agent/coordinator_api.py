@@ -7,8 +7,10 @@ authorities are httpx's: HTTPS_PROXY, SSL_CERT_FILE and the like.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
@@ -36,6 +38,7 @@ _RANGE_UNSATISFIABLE = 416  # the connection broke behind the last byte
 _TRY_AGAIN = frozenset({408, _RANGE_UNSATISFIABLE, 425, 429, 500, 502, 503, 504, 507})
 _SHORTEST_CEILING, _LONGEST_CEILING = 1.0, 60.0
 _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
+_STOP_LOOK_SECONDS = 0.25
 
 Message = TypeVar("Message", bound=BaseModel)
 _brief: TypeAdapter[RoundBrief | FinishedBrief] = TypeAdapter(RoundBrief | FinishedBrief)
@@ -102,11 +105,21 @@ class CoordinatorApi:
         """Ask who I am to the coordinator."""
         return _read(Me, self._call("GET", "/v1/me"))
 
-    def current_round(self, federation: str) -> RoundBrief | FinishedBrief | NothingYet:
-        """Ask what to do now."""
-        answer = self._call("GET", f"/v1/federations/{federation}/rounds/current")
+    def current_round(
+        self, federation: str, *, wait_seconds: int = 0
+    ) -> RoundBrief | FinishedBrief | NothingYet:
+        """Ask what to do now, or as soon as there is something within the time that the coordinator waits."""
+        path = f"/v1/federations/{federation}/rounds/current"
+        if wait_seconds:
+            prefer = {"Prefer": f"wait={wait_seconds}"}
+            answer = self._persist(
+                lambda: self._unless_stopped(lambda: self._client.get(path, headers=prefer))
+            )
+        else:
+            answer = self._call("GET", path)
         if answer.status_code == httpx.codes.NO_CONTENT:
-            return NothingYet(_retry_after(answer) or 5.0)
+            advised = _retry_after(answer)
+            return NothingYet(5.0 if advised is None else advised)
         try:
             return _brief.validate_json(answer.content, extra="ignore")
         except ValidationError as error:
@@ -168,6 +181,24 @@ class CoordinatorApi:
         return self._persist(
             lambda: self._client.request(method, path, content=content, json=json, headers=headers)
         )
+
+    def _unless_stopped(self, send: Callable[[], httpx.Response]) -> httpx.Response:
+        """Send what may take long to be answered in a thread of its own, so that a stop need not wait for it.
+
+        The thread that is left behind ends with its connection, at the latest with the process.
+        """
+        sent: Future[httpx.Response] = Future()
+
+        def run() -> None:
+            try:
+                sent.set_result(send())
+            except BaseException as error:
+                sent.set_exception(error)
+
+        threading.Thread(target=run, name="waits-for-a-round", daemon=True).start()
+        while not wait([sent], _STOP_LOOK_SECONDS).done:
+            self._sleep(0.0)
+        return sent.result()
 
     def _persist(self, send: Callable[[], httpx.Response]) -> httpx.Response:
         began, ceiling = time.monotonic(), _SHORTEST_CEILING

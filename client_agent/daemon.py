@@ -28,6 +28,7 @@ log = logging.getLogger("tessera.agent")
 # Only in our own words: a proxy whose coordinator is being replaced answers 404 and 403 too, without a slug.
 _FATAL = frozenset({"auth-missing", "credential-invalid", "forbidden", "not-found", "protocol-version"})
 _PAUSE_AFTER_TROUBLE = 5.0
+_WAIT_SECONDS = 30  # a coordinator that cannot make us wait answers at once, and says when to come back
 
 
 class StopFlag:
@@ -72,7 +73,7 @@ def run(participant: Participant, sleep: Callable[[float], None]) -> None:
     while True:
         try:
             resume(participant)
-            answer = participant.api.current_round(participant.federation)
+            answer = participant.api.current_round(participant.federation, wait_seconds=_WAIT_SECONDS)
             if isinstance(answer, NothingYet):
                 sleep(answer.seconds)
                 continue
@@ -108,7 +109,9 @@ def next_round(participant: Participant, sleep: Callable[[float], None]) -> Roun
     """
     is_told = False
     while True:
-        answer = participant.api.current_round(participant.federation)
+        answer = participant.api.current_round(
+            participant.federation, wait_seconds=_WAIT_SECONDS if is_told else 0
+        )
         if isinstance(answer, FinishedBrief):
             raise FederationOver
         if isinstance(answer, RoundBrief):

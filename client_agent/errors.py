@@ -75,6 +75,14 @@ class AdapterUnreadable(AgentError):
     """A file or folder holds no trained adapter of this silo's base model."""
 
 
+class TrainedUnderAnother(AgentError):
+    """An adapter was trained under another plan, alignment pack or base model than it is to act under."""
+
+
+class TextTooLong(AgentError):
+    """A text has more tokens than the base model has positions."""
+
+
 class StudyUnusable(AgentError):
     """A study's file is missing or wrong."""
 

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 from client_agent.errors import AdapterUnreadable, Stopped
 from client_agent.model.adapter import Adapter, State
+from client_agent.origin import Origin
 from client_agent.silo import Silo
 from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import train
@@ -27,19 +28,26 @@ _PARTS = ("adapter", "private", "optimiser")
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a round leaves at the client: adapter, gates and optimiser belong together: one file."""
+    """What a round leaves at the client: adapter, gates and optimiser belong together: one file.
+
+    `origin` says what they were trained under; a file need not say it.
+    """
 
     adapter: Arrays
     private: Arrays
     optimiser: Arrays
     scores: Scores
+    origin: Origin | None
 
     def to_bytes(self) -> bytes:
-        """Write it as safetensors, the scores in the metadata."""
+        """Write it as safetensors, scores and origin in the metadata."""
         tensors = {
             f"{part}/{name}": values for part in _PARTS for name, values in getattr(self, part).items()
         }
-        return safetensors.numpy.save(tensors, metadata={"scores": self.scores.model_dump_json()})
+        said = {"scores": self.scores.model_dump_json()}
+        if self.origin is not None:
+            said["origin"] = self.origin.model_dump_json()
+        return safetensors.numpy.save(tensors, metadata=said)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Trained:
@@ -48,7 +56,12 @@ class Trained:
         for key, values in safetensors.numpy.load(content).items():
             part, _, name = key.partition("/")
             parts[part][name] = values
-        return cls(**parts, scores=Scores.model_validate_json(_metadata(content)["scores"]))
+        said = _metadata(content)
+        return cls(
+            **parts,
+            scores=Scores.model_validate_json(said["scores"]),
+            origin=Origin.model_validate_json(said["origin"]) if "origin" in said else None,
+        )
 
     @classmethod
     def read(cls, file: Path) -> Trained:
@@ -68,6 +81,7 @@ def train_locally(
     adapter: Adapter,
     plan: TrainingPlan,
     *,
+    origin: Origin,
     round_number: int,
     start: State,
     earlier: Trained | None,
@@ -75,6 +89,8 @@ def train_locally(
     title: str,
 ) -> Trained:
     """Train the injected adapter from `start`, going on with the gates and the optimiser of `earlier`.
+
+    `origin` says what the adapter was injected with.
 
     Raises:
         Stopped: `stop` said so; nothing is kept of the round's training.
@@ -103,6 +119,7 @@ def train_locally(
         adapter.private_state(),
         outcome.optimiser_state,
         Scores(before=before, after=after, examples=len(silo.data.test)),
+        origin,
     )
 
 

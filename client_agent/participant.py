@@ -10,6 +10,7 @@ from client_agent.coordinator_api import CoordinatorApi
 from client_agent.frames_in_use import FramesInUse, frames_for
 from client_agent.model.adapter import Adapter
 from client_agent.model.inject import inject
+from client_agent.origin import Origin, origin_of
 from client_agent.round_folder import RoundFolders
 from client_agent.silo import Silo
 from client_agent.strategies.base import load_strategy
@@ -50,3 +51,9 @@ class Participant:
         gated = load_strategy(brief.strategy.name, brief.strategy.options).gated
         frames = self.frames(brief).frames
         return inject(self.silo.base, brief.adapter, frames, gated=gated, seed=brief.training.seed)
+
+    def origin(self, brief: RoundBrief) -> Origin:
+        """Say what `injected` puts there."""
+        gated = load_strategy(brief.strategy.name, brief.strategy.options).gated
+        frames = self.frames(brief).frames
+        return origin_of(self.silo.base, brief.adapter, frames, gated=gated, seed=brief.training.seed)

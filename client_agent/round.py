@@ -153,6 +153,7 @@ def _train(work: _Work) -> bytes:
             who.silo,
             adapter,
             brief.training,
+            origin=who.origin(brief),
             round_number=brief.round,
             start=strategy.start(local, g, newcomer=earlier is None),
             earlier=earlier,

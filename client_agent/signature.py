@@ -29,7 +29,7 @@ from schemas.messages.federations import SignaturePlan
 Vector = NDArray[np.float32]
 _ENTRIES_AT_ONCE = 1 << 20
 _LEAST_RELIABILITY = 1e-3  # the estimate of a small one may fall below 0
-_MAX_LENGTH = 512  # tokens of an example that are read
+_MAX_LENGTH = 512  # tokens of an example that are read, where the model reads as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ def sketch_of(
         SignatureUnusable: the result is zero or not finite.
         AdapterInPlace: a gradient is asked for and the model is not bare.
     """
-    texts = encode_all(probe_set(examples, plan.probe_examples), base.tokenizer, _MAX_LENGTH)
+    length = min(_MAX_LENGTH, base.positions)
+    texts = encode_all(probe_set(examples, plan.probe_examples), base.tokenizer, length)
     batches = [
         collate(texts[start : start + batch_size], pad=pad_id(base.tokenizer)).to(base.device)
         for start in range(0, len(texts), batch_size)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from importlib.metadata import version
 
+import anyio
 from anyio import to_thread
 from fastapi import FastAPI
 
@@ -25,6 +26,7 @@ from coordinator.observed import Observed
 from coordinator.replica import only_replica
 from coordinator.rounds import revoking
 from coordinator.rounds import routes as rounds
+from coordinator.rounds.waiting import Waiting
 from coordinator.settings import Settings
 from coordinator.updates import routes as updates
 from coordinator.weights import routes as weights
@@ -75,15 +77,21 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         stack.callback(database.close)
         stack.enter_context(only_replica(database))
         await to_thread.run_sync(migrate.prepare, database)
+        waiting = Waiting(database, app.state.stopping)
         ticker = Ticker(
             database,
             lease_seconds=settings.lease_seconds,
             tick_seconds=settings.tick_seconds,
             block_bytes=settings.block_bytes,
             metrics=app.state.metrics,
+            moved=waiting.look,
         )
         app.state.database = database
+        app.state.waiting = waiting
         app.state.ticker = ticker
         ticker.start()
         stack.callback(ticker.stop)
-        yield
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(waiting.run)
+            yield
+            tasks.cancel_scope.cancel()

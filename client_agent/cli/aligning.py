@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from client_agent.cli.opening import Config, Json, clear_errors, opened_settings, participant
+from client_agent.cli.opening import Config, Json, clear_errors, opened_settings, participant, read_file
 from client_agent.errors import AlignmentImpossible, PlanUnusable, SettingsUnusable, Stopped
 
 if TYPE_CHECKING:
@@ -37,11 +37,13 @@ _STARTS = {
 def alignment_test(
     config: Config = None,
     steps: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=1, help="Further steps in the model that was not taught, at 0.3 of the plan's learning rate."
+            min=1,
+            help="Further steps in the model that was not taught, at 0.3 of the plan's learning rate.",
+            show_default="50",
         ),
-    ] = 50,
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -52,6 +54,9 @@ def alignment_test(
         Path | None, typer.Option(help="Without a coordinator: a federation plan as JSON.")
     ] = None,
     anchors: Annotated[Path | None, typer.Option(help="With --plan: the anchor texts as JSON.")] = None,
+    store: Annotated[
+        bool, typer.Option("--store", help="Store the verdict also with another --steps or --seed.")
+    ] = False,
     pack: Annotated[
         Path | None, typer.Option(help="With --plan: our base model's pack; made if not given.")
     ] = None,
@@ -62,39 +67,49 @@ def alignment_test(
 ) -> None:
     """Test our base model's alignment pack in both directions; exit 1 if it fails.
 
-    The coordinator stores the verdict; with --plan it is printed and stored nowhere.
-
     P and Q are taught public pseudo-tasks in one model and go on learning in the other. They must end better
-    than zero, than those of a wrong task and than those between random frames.
+    than zero, than those of a wrong task and than those between random frames, each by a one-sided paired t
+    test over the pseudo-tasks at 95 %.
+
+    The coordinator stores the verdict if steps and seed are the default ones, so that nobody tries until one
+    suits; --store stores another one, with its settings. With --plan it is printed and stored nowhere.
     """
     with clear_errors(), opened_settings(config) as settings, _Bars() as bars:
+        if plan is not None and store:
+            raise SettingsUnusable("--store is for a federation's coordinator; with --plan there is none")
         if plan is not None and anchors is not None:
             tested = _offline(settings, plan, anchors, pack, pivot_pack, steps, seed, bars)
         elif any((plan, anchors, pack, pivot_pack)):
             raise SettingsUnusable("--plan and --anchors go together, --pack and --pivot-pack with them")
         else:
             with participant(settings) as (who, stop):
-                tested = _in_federation(who, stop.sleep, steps, seed, bars)
-                who.api.put_acceptance(who.federation, who.silo.base.slug, tested)
-    if as_json:
-        print(tested.model_dump_json(indent=1))
-    else:
-        for direction in tested.directions:
-            Console().print(_table(direction, tested))
-        print(
-            "passed: what one model learns helps the other."
-            if tested.verdict == "passed"
-            else "failed: this base model should share with the identical base model only."
-        )
+                tested = _in_federation(who, stop.sleep, steps, seed, bars, store=store)
+    print(tested.model_dump_json(indent=1)) if as_json else _show(tested)
     if tested.verdict == "failed":
         raise typer.Exit(1)
 
 
+def _show(tested: Acceptance) -> None:
+    for direction in tested.directions:
+        Console().print(_table(direction, tested))
+    print(
+        "passed: what one model learns helps the other."
+        if tested.verdict == "passed"
+        else "failed: this base model should share with the identical base model only."
+    )
+
+
 def _in_federation(
-    who: Participant, sleep: Callable[[float], None], steps: int, seed: int | None, bars: _Bars
+    who: Participant,
+    sleep: Callable[[float], None],
+    steps: int | None,
+    seed: int | None,
+    bars: _Bars,
+    *,
+    store: bool,
 ) -> Acceptance:
     """Test the packs that are stored; one that nobody has made yet is made and stored first."""
-    from client_agent.acceptance import Trial, judge, require_testable, sides
+    from client_agent.acceptance import FURTHER_STEPS, Trial, judge, require_testable, sides
     from client_agent.daemon import next_round
     from client_agent.model.pack import Pack
     from schemas.wire.digests import digest_of
@@ -113,11 +128,16 @@ def _in_federation(
         brief.training,
         who.api.anchors(who.federation).anchors[: alignment.anchors],
         alignment.seed if seed is None else seed,
-        steps,
+        steps or FURTHER_STEPS,
     )
     pivot = who.silo.model_named(alignment.pivot)
     one, other = sides(own, Pack.from_body(ours.body), pivot, Pack.from_body(theirs.body), trial)
-    return judge(one, other, trial, pack=digest_of(ours.body), progress=bars, stop=who.stop)
+    tested = judge(one, other, trial, pack=digest_of(ours.body), progress=bars, stop=who.stop)
+    if store or (trial.steps, trial.seed) == (FURTHER_STEPS, alignment.seed):
+        who.api.put_acceptance(who.federation, own.slug, tested)
+    else:
+        log.warning("the verdict is not stored: steps or seed are not the default ones; --store stores it")
+    return tested
 
 
 def _offline(
@@ -126,16 +146,16 @@ def _offline(
     anchors_file: Path,
     pack_file: Path | None,
     pivot_pack_file: Path | None,
-    steps: int,
+    steps: int | None,
     seed: int | None,
     bars: _Bars,
 ) -> Acceptance:
     """Test packs that are files, or that are made here and thrown away."""
-    from client_agent.acceptance import Trial, judge, require_testable, sides
-    from client_agent.alone import read_plan
+    from client_agent.acceptance import FURTHER_STEPS, Trial, judge, require_testable, sides
     from client_agent.daemon import StopFlag
     from client_agent.model.alignment import aligned_pack, pivot_pack
     from client_agent.model.pack import Pack
+    from client_agent.plans import read_plan
     from client_agent.silo import open_silo
     from schemas.wire.digests import digest_of
 
@@ -144,12 +164,13 @@ def _offline(
     if alignment is None:
         raise PlanUnusable(f"{plan_file} has no alignment: name a pivot in it")
     anchors = _anchors(anchors_file)[: alignment.anchors]
+    of_own = read_file(pack_file) if pack_file is not None else None
+    of_pivot = Pack.from_body(read_file(pivot_pack_file)) if pivot_pack_file is not None else None
     stop = StopFlag()
     stop.listen()
     silo = open_silo(settings)
     own = silo.base
     require_testable(own, alignment)
-    dense = silo.model_named(own.slug) if pack_file is None else own
     pivot = silo.model_named(alignment.pivot)
 
     def progress(what: str, done: int, total: int) -> None:
@@ -157,20 +178,18 @@ def _offline(
             raise Stopped
         bars(what, done, total)
 
-    if pivot_pack_file is not None:
-        theirs = Pack.from_body(_read(pivot_pack_file))
-    else:
-        theirs = pivot_pack(pivot, anchors, plan.adapter, alignment, "offline", progress=progress)
-    if pack_file is not None:
-        body = _read(pack_file)
-    else:
+    if of_pivot is None:
+        of_pivot = pivot_pack(pivot, anchors, plan.adapter, alignment, "offline", progress=progress)
+    if of_own is None:
+        dense = silo.model_named(own.slug)
         made = aligned_pack(
-            dense, pivot, theirs, anchors, plan.adapter, alignment, "offline", progress=progress
+            dense, pivot, of_pivot, anchors, plan.adapter, alignment, "offline", progress=progress
         )
-        body = made.to_body()
-    trial = Trial(plan.adapter, plan.training, anchors, alignment.seed if seed is None else seed, steps)
-    one, other = sides(own, Pack.from_body(body), pivot, theirs, trial)
-    return judge(one, other, trial, pack=digest_of(body), progress=bars, stop=stop.is_set)
+        of_own = made.to_body()
+    drawn_by = alignment.seed if seed is None else seed
+    trial = Trial(plan.adapter, plan.training, anchors, drawn_by, steps or FURTHER_STEPS)
+    one, other = sides(own, Pack.from_body(of_own), pivot, of_pivot, trial)
+    return judge(one, other, trial, pack=digest_of(of_own), progress=bars, stop=stop.is_set)
 
 
 def _anchors(file: Path) -> list[Anchor]:
@@ -179,51 +198,45 @@ def _anchors(file: Path) -> list[Anchor]:
     from schemas.messages.alignment import Anchors
 
     try:
-        return Anchors.model_validate_json(_read(file)).anchors
+        return Anchors.model_validate_json(read_file(file)).anchors
     except ValidationError as error:
         fault = error.errors()[0]
         place = ".".join(map(str, fault["loc"]))
         raise PlanUnusable(f"{file} holds no anchor texts: {place}: {fault['msg']}") from error
 
 
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise SettingsUnusable(f"{file} cannot be read: {error.strerror}") from error
-
-
 def _table(direction: Direction, tested: Acceptance) -> Table:
     """Lay out how every start ended; means over pseudo-tasks with their standard errors."""
-    from client_agent.acceptance import FURTHER_RATE
-    from schemas.messages.alignment import CONTROLS, spread
+    from schemas.maths.paired import spread
+    from schemas.messages.alignment import CONTROLS
 
     def shown(values: list[float]) -> str:
         mean, error = spread(values)
         return f"{mean:.3f} ± {error:.3f}"
 
     learnt, _ = spread(direction.learnt.exact_match)
+    tasks = len(direction.learnt.loss)
     table = Table(
         "start",
         "loss",
         "exact match",
         "right P, Q ahead by",
+        "p",
         "",
-        title=f"{direction.source} to {direction.target}: {tested.taught} steps there "
-        f"(exact match {learnt:.3f}), {tested.steps} further steps here at {FURTHER_RATE} of the plan's rate",
+        title=f"{direction.source} to {direction.target}: {tested.taught} steps there (exact match "
+        f"{learnt:.3f}), {tested.steps} further steps here at rate {tested.learning_rate:g}; {tasks} tasks",
         title_justify="left",
     )
-    right = direction.endings["right"].loss
     for start, ending in direction.endings.items():
-        ahead = [control - ours for control, ours in zip(ending.loss, right, strict=True)]
-        is_control = start in CONTROLS
-        table.add_row(
-            _STARTS[start],
-            shown(ending.loss),
-            shown(ending.exact_match),
-            shown(ahead) if is_control else "",
-            ("[green]yes" if direction.beats(start) else "[red]no") if is_control else "",
-        )
+        figures: list[str] = []
+        if start in CONTROLS:
+            lead = direction.lead_over(start)
+            figures = [
+                f"{lead.mean:.3f} ± {lead.error:.3f}",
+                f"{lead.chance:.2g}",
+                "[green]yes" if direction.beats(start) else "[red]no",
+            ]
+        table.add_row(_STARTS[start], shown(ending.loss), shown(ending.exact_match), *figures)
     return table
 
 

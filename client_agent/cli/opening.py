@@ -134,8 +134,8 @@ def participant(
             )
 
 
-def read_pack(file: Path) -> bytes:
-    """Read the alignment pack that --pack names.
+def read_file(file: Path) -> bytes:
+    """Read a file that an option names.
 
     Raises:
         SettingsUnusable: it cannot be read.
@@ -143,4 +143,4 @@ def read_pack(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise SettingsUnusable(f"--pack: {file} cannot be read: {error.strerror}") from error
+        raise SettingsUnusable(f"{file} cannot be read: {error.strerror}") from error

@@ -19,7 +19,7 @@ from client_agent.cli.opening import (
     connection,
     opened_settings,
     participant,
-    read_pack,
+    read_file,
 )
 from client_agent.errors import SettingsUnusable
 
@@ -50,11 +50,18 @@ def enrol(
 
 
 @agent.command()
-def check(config: Config = None, as_json: Json = False) -> None:
+def check(
+    config: Config = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="A federation plan as JSON to check for, instead of the federation's own."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Look at configuration, device, model, data and connection; exit 1 if something is wrong."""
     from client_agent.check import findings
 
-    results = findings(config)
+    results = findings(config, plan)
     if as_json:
         print(json.dumps([finding.__dict__ for finding in results], indent=1))
     else:
@@ -112,8 +119,9 @@ def train(
 ) -> None:
     """Train alone, in the plan's steps and rounds: what this silo would reach without a federation."""
     with clear_errors(), opened_settings(config) as settings:
-        from client_agent.alone import read_plan, train_alone
+        from client_agent.alone import require_frames, train_alone
         from client_agent.daemon import StopFlag
+        from client_agent.plans import read_plan
         from client_agent.round_folder import write_durably
         from client_agent.silo import open_silo
 
@@ -121,9 +129,11 @@ def train(
         stop.listen()
         if out is not None and not out.parent.is_dir():
             raise SettingsUnusable(f"--out: there is no folder {out.parent}")
-        body = read_pack(pack) if pack is not None else None
+        body = read_file(pack) if pack is not None else None
+        planned = read_plan(plan)
+        require_frames(planned, body)
         results = []
-        for trained in train_alone(open_silo(settings), read_plan(plan), body, stop.is_set):
+        for trained in train_alone(open_silo(settings), planned, body, stop.is_set):
             results.append(trained)
             if out is not None:
                 write_durably(out, trained.to_bytes())

@@ -10,7 +10,8 @@ from typing import cast
 
 from transformers import PreTrainedTokenizerFast
 
-from client_agent.errors import TokenizerUnfit
+from client_agent.errors import TextTooLong, TokenizerUnfit
+from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Encoded, encode
 
 
@@ -76,6 +77,23 @@ def encode_all(
 ) -> list[Encoded]:
     """Tokenise examples in order."""
     return [encode_example(example, tokenizer, max_length) for example in examples]
+
+
+def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) -> list[Encoded]:
+    """Tokenise examples in order for a model that will read all of each.
+
+    Raises:
+        TextTooLong: one has more tokens than the model has positions. Learnt positions end there, and what
+            rotary ones do beyond is not what the model was trained for.
+    """
+    texts = encode_all(examples, base.tokenizer, max_length)
+    longest = max((len(text.ids) for text in texts), default=0)
+    if longest > base.positions:
+        raise TextTooLong(
+            f"an example has {longest} tokens, and {base.slug} reads {base.positions} at most: have "
+            f"training.max_length set to {base.positions} or less, or take a model that reads more"
+        )
+    return texts
 
 
 def _render(example: Example, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str]:

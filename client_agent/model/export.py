@@ -43,6 +43,38 @@ def write_checkpoint(
     write_durably(folder / CONFIG, f"{json.dumps(config, indent=2, sort_keys=True)}\n".encode())
 
 
+def how_exact(precision: str | None) -> str:
+    """Say on which base model a checkpoint does what was scored; `precision` None = it is not known."""
+    if precision is None:
+        return (
+            "score it on the base model as you will load it: in which precision it was trained is not known"
+        )
+    if precision == "float32":
+        return (
+            "trained on float32 weights: public peft gives the same logits on these to 1e-5; on weights in "
+            "fewer bits they differ, as the base model's own do"
+        )
+    return (
+        f"trained on weights in {precision}: public peft gives the same but for that precision's rounding if "
+        "it loads the base model in the same way; on weights in another precision, float32 included, it is "
+        "another model than was scored: score it there before you use it"
+    )
+
+
+def require_checkpoint(folder: Path) -> None:
+    """Make sure that a folder holds what `write_checkpoint` writes, so that nothing is sought elsewhere.
+
+    Raises:
+        AdapterUnreadable: it does not.
+    """
+    missing = [name for name in (CONFIG, TENSORS) if not (folder / name).is_file()]
+    if missing:
+        raise AdapterUnreadable(
+            f"{folder} holds no PEFT checkpoint: {missing[0]} is missing; give a folder that "
+            "`tessera agent export` wrote"
+        )
+
+
 @contextmanager
 def checkpoint_in_place(base: BaseModel, folder: Path) -> Iterator[None]:
     """Let public peft put a checkpoint around the base model; leaving the context takes it away.
@@ -54,11 +86,12 @@ def checkpoint_in_place(base: BaseModel, folder: Path) -> Iterator[None]:
     from peft import PeftModel  # seconds to import
 
     require_bare(base)
+    require_checkpoint(folder)
     with _put_back(cast(nn.Module, base.model)):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about merging, and about how peft calls other libraries
-                cast(Any, PeftModel).from_pretrained(base.model, folder)
+                cast(Any, PeftModel).from_pretrained(base.model, folder.resolve())
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
             raise AdapterUnreadable(
                 f"{folder} holds no PEFT checkpoint for {base.slug} ({error!r}); give a folder that "

@@ -8,14 +8,24 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from client_agent.errors import TextTooLong
 from client_agent.model.loading import BaseModel
 
 
 def completion(base: BaseModel, prompt: Sequence[int], *, max_new_tokens: int) -> Iterator[str]:
     """Continue a tokenised prompt with the likeliest token each time; give the text as it grows.
 
-    Any special token but the unknown one ends it, as it ends an answer in training.
+    Any special token but the unknown one ends it, as it ends an answer in training; so does the model's last
+    position.
+
+    Raises:
+        TextTooLong: the prompt alone has more tokens than the model has positions.
     """
+    if len(prompt) > base.positions:
+        raise TextTooLong(
+            f"the prompt has {len(prompt)} tokens, and {base.slug} reads {base.positions} at most: shorten it"
+        )
+    max_new_tokens = min(max_new_tokens, base.positions - len(prompt) + 1)
     return growing_text(base.tokenizer, prompt, _likeliest(base, prompt, max_new_tokens))
 
 

@@ -47,6 +47,15 @@ class BaseModel:
         """Where the parts of this model are."""
         return architecture_of(self.architecture)
 
+    @property
+    def positions(self) -> int:
+        """How many tokens of a text it was made for, stretched rotary positions included."""
+        config = cast(Any, self.model.config)
+        stated = int(config.max_position_embeddings)
+        rope = getattr(config, "rope_parameters", None) or {}
+        original = rope.get("original_max_position_embeddings") or stated
+        return max(stated, int(original * (rope.get("factor") or 1)))
+
 
 def load_base_model(
     source: str,

@@ -18,10 +18,16 @@ from torch.nn import functional as nnf
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET, Batch, hidden_states
 
+_GRADIENTS_OF_LOGITS = 2  # at the log-probabilities and, made from it, at the logits
+_PASSING_BACK = 2
+
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """Bytes per token, padding included, that a step of a model of `depth` layers keeps for its pass back."""
+    """Bytes per token, padding included, that a step of a model of `depth` layers keeps for its pass back.
+
+    The pass back begins at the head, with everything else still kept: there its own tensors count too.
+    """
 
     layers: float
     own: float  # of these, what 8-bit layers keep by themselves, recomputed or not
@@ -34,9 +40,12 @@ class StepMemory:
         return round(tokens * (self.layers + self.head))
 
     def recomputing_step(self, tokens: int) -> int:
-        """Give the bytes with gradient checkpointing: every layer's input, and one layer in full."""
-        one_layer = self.layers / self.depth
-        return round(tokens * (self.depth * self.hidden + one_layer + self.own + self.head))
+        """Give the bytes with gradient checkpointing: every layer's input, and the head or one layer in full.
+
+        While a recomputed layer is passed back through, it needs about as much again as it keeps.
+        """
+        in_turn = max(self.head, _PASSING_BACK * self.layers / self.depth)
+        return round(tokens * (self.depth * self.hidden + self.own + in_turn))
 
 
 def held_bytes(base: BaseModel) -> int:
@@ -59,7 +68,7 @@ def step_memory(base: BaseModel, batch: Batch) -> StepMemory:
             wanted = batch.targets != NO_TARGET
             logits = base.parts.logits(base.model, hidden[wanted]).float()  # (m, V)
             loss = nnf.cross_entropy(logits, batch.targets[wanted], reduction="sum")
-            head = sum((kept | own).values()) - layers
+            head = sum((kept | own).values()) - layers + _GRADIENTS_OF_LOGITS * logits.nbytes
             del loss  # not before: with it goes the graph
     finally:
         model.disable_input_require_grads()

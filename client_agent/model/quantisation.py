@@ -45,6 +45,14 @@ def bits_and_bytes(quantization: Quantization, compute: torch.dtype) -> BitsAndB
             return config(load_in_8bit=True)
 
 
+def precision_of(model: nn.Module) -> str:
+    """Say how a model's weights are held: `float32`, `bfloat16`, or `nf4, bfloat16` for 4 bits beside it."""
+    dtype = str(cast(Any, model).dtype).removeprefix("torch.")
+    if getattr(model, "is_loaded_in_4bit", False):
+        return f"nf4, {dtype}"
+    return f"int8, {dtype}" if getattr(model, "is_loaded_in_8bit", False) else dtype
+
+
 def keep_differentiable(model: nn.Module) -> None:
     """Stop 4-bit layers from repacking their weights at the first forward pass without gradients.
 

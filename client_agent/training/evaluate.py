@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as nnf
 
 from client_agent.errors import LossNotFinite
-from client_agent.model.examples import Example, encode_all
+from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET, answer_logits, collate, pad_id
 from schemas.messages.rounds import Metrics
@@ -29,8 +29,9 @@ def evaluate(
 
     Raises:
         LossNotFinite: the model's output is NaN or infinite.
+        TextTooLong: an example has more tokens than the base model reads.
     """
-    texts = encode_all(examples, base.tokenizer, max_length)
+    texts = encode_for(base, examples, max_length)
     loss, answers, matches = 0.0, 0, 0
     for start in range(0, len(texts), batch_size):
         batch = collate(texts[start : start + batch_size], pad=pad_id(base.tokenizer)).to(base.device)

@@ -19,7 +19,7 @@ from torch.nn import functional as nnf
 from client_agent.errors import LayoutMismatch, LossNotFinite, MissingGradient
 from client_agent.model.adapter import Adapter
 from client_agent.model.draws import words
-from client_agent.model.examples import Example, encode_all
+from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, Encoded, answer_logits, collate, pad_id
 from client_agent.training.data import deal
@@ -71,9 +71,10 @@ def train(
         MissingGradient: a trainable parameter had no gradient after the first backward pass, or one that
             lacks what an operation without a backward pass kept from it.
         LossNotFinite: the loss or the gradient is NaN or infinite.
+        TextTooLong: an example has more tokens than the base model reads.
         LayoutMismatch: `optimiser_state` belongs to another adapter.
     """
-    texts = encode_all(examples, base.tokenizer, plan.max_length)
+    texts = encode_for(base, examples, plan.max_length)
     batches = deal(texts, plan.batch_size, seed=seed, round_number=round_number)
     parameters = adapter.named_parameters()
     optimiser = torch.optim.AdamW(

@@ -54,9 +54,15 @@ def join(
         _check(session, row, member)
         last_published = _weighed_as_of(session, member, number)
         has_weights = bases.newest(session, member.client_id, number) is not None
-    one = newcomers.newcomer(database, member, number, signature.signature if signature is not None else None)
-    made = newcomers.weigh(database, one, last_published) if last_published is not None else None
-    zeros = bases.zeros(one.layout, one.manifest) if made is None and not has_weights else None
+    made: Made | None = None
+    zeros: tuple[WeightsReference, Zeros] | None = None
+    if last_published is not None or not has_weights:
+        sent = signature.signature if signature is not None else None
+        one = newcomers.newcomer(database, member, number, sent)
+        if last_published is not None:
+            made = newcomers.weigh(database, one, last_published)
+        else:
+            zeros = bases.zeros(one.layout, one.manifest)
     try:
         with database.write() as session:
             # Payloads before the federation, as whoever delivers takes them; and nobody waits for the bytes.

@@ -33,7 +33,10 @@ class Stopped(Exception):
 
 
 class Ticker:
-    """Drives rounds from `start` to `stop`; `wake` says that something may be due."""
+    """Drives rounds from `start` to `stop`; `wake` says that something may be due.
+
+    It calls `moved` after every commit in which a round may have opened or a federation ended.
+    """
 
     def __init__(
         self,
@@ -43,11 +46,13 @@ class Ticker:
         tick_seconds: float,
         block_bytes: int,
         metrics: Metrics,
+        moved: Callable[[], None],
     ) -> None:
         self._database = database
         self._lease_seconds = lease_seconds
         self._block_bytes = block_bytes
         self._metrics = metrics
+        self._moved = moved
         self._stopping = threading.Event()
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
         self._loops = [
@@ -79,6 +84,7 @@ class Ticker:
         moved = drive(self._database)
         if moved:
             self.wake()
+            self._moved()
         if time.monotonic() >= self._next_collection:
             self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
             log.info("payloads-collected", count=payloads.collect(self._database))
@@ -115,7 +121,9 @@ class Ticker:
         except Exception:
             log.exception("aggregation-failed")
             publishing.abandon(self._database, claim)
+            self._moved()
         else:
+            self._moved()
             seconds = time.monotonic() - began
             self._metrics.aggregation_seconds.observe(seconds)
             log.info("round-published", seconds=round(seconds, 3), listen_to_nobody=alone)

@@ -37,8 +37,8 @@ log = logger(__name__)
 
 
 def _direction(source: str, target: str) -> dict[str, Any]:
-    ending = {"loss": [0.1, 0.2, 0.1], "exact_match": [0.9, 0.8, 0.9]}
-    worse = {"loss": [0.5, 0.6, 0.4], "exact_match": [0.5, 0.4, 0.6]}
+    ending = {"loss": [0.1, 0.2, 0.1, 0.2, 0.1], "exact_match": [0.9, 0.8, 0.9, 0.8, 0.9]}
+    worse = {"loss": [0.5, 0.6, 0.4, 0.5, 0.6], "exact_match": [0.5, 0.4, 0.6, 0.5, 0.4]}
     endings = {"right": ending, "zero": worse, "wrong_task": worse, "random_frames": worse}
     return {"source": source, "target": target, "learnt": ending, "endings": endings}
 
@@ -50,6 +50,7 @@ _EXAMPLE = {
     "directions": [_direction(*ways) for ways in (_MODELS, _MODELS[::-1])],
     "taught": 60,
     "steps": 50,
+    "learning_rate": 0.003,
     "seed": 0,
 }
 

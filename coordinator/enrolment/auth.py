@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import Depends, Request, Security
@@ -45,13 +46,14 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An enrolled client."""
+    """An enrolled client, as it was when it was recognised."""
 
     client_id: str
     name: str
     federation_id: str
     base_model: str
     profile: Profile
+    last_seen_at: datetime | None
 
 
 def hash_of(token: str) -> str:
@@ -117,6 +119,7 @@ def _member(session: Session, digest: str) -> Member:
         federation_id=row.federation_id,
         base_model=row.base_model,
         profile=Profile.model_validate(row.profile),
+        last_seen_at=row.last_seen_at,
     )
 
 
@@ -140,7 +143,7 @@ def authenticated(request: Request, database: Database, settings: Settings) -> P
     admin_token = settings.admin_token.get_secret_value() if settings.admin_token else None
     with database.read() as session:
         caller = authenticate(session, request.headers.get("authorization"), admin_token=admin_token)
-        unseen = isinstance(caller, Member) and store.is_unseen(session, caller.client_id)
+        unseen = isinstance(caller, Member) and store.is_unseen(session, caller.last_seen_at)
     if isinstance(caller, Member):
         bind(client=caller.client_id)
         if unseen:

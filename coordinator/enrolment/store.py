@@ -177,10 +177,9 @@ def is_enrolled(session: Session, client_id: str) -> bool:
     return state == "enrolled"
 
 
-def is_unseen(session: Session, client_id: str) -> bool:
-    """Is it long enough since this client was noted as seen?"""
-    last = session.scalar(select(ClientRow.last_seen_at).where(ClientRow.id == client_id))
-    return last is None or last <= now(session) - _SEEN_AGAIN_AFTER
+def is_unseen(session: Session, last_seen_at: datetime | None) -> bool:
+    """Is it long enough since a client was noted as seen?"""
+    return last_seen_at is None or last_seen_at <= now(session) - _SEEN_AGAIN_AFTER
 
 
 def note_seen(session: Session, client_id: str) -> None:

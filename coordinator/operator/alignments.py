@@ -99,14 +99,17 @@ def show(
             f"from {direction['source']} to {direction['target']}, "
             f"{pack['acceptance']['steps']} further steps, mean ± standard error over pseudo-tasks"
         )
-        print_table(["start", "loss", "exact match"], _endings(direction))
+        print_table(["start", "loss", "exact match", "right ahead by", "p"], _endings(direction))
     typer.echo(pack["sharing"])
 
 
-def _endings(direction: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    from schemas.messages.alignment import spread
+def _endings(direction: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    from schemas.maths.paired import lead, spread
 
+    right = direction["endings"]["right"]["loss"]
     for start, ending in direction["endings"].items():
         figures = (spread(ending[name]) for name in ("loss", "exact_match"))
         loss, exact_match = (f"{mean:.3f} ± {error:.3f}" for mean, error in figures)
-        yield start.replace("_", " "), loss, exact_match
+        ahead = lead(ending["loss"], over=right)
+        tested = (f"{ahead.mean:.3f} ± {ahead.error:.3f}", f"{ahead.chance:.2g}")
+        yield start.replace("_", " "), loss, exact_match, *(tested if start != "right" else ("", ""))

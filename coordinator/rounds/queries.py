@@ -1,8 +1,8 @@
-"""What is asked of the database to show a round; nothing here changes anything."""
+"""What is asked of the database to show rounds and to wait for them; nothing here changes anything."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.tables import (
     ClientRow,
+    FederationRow,
     ParticipationRow,
     RelevanceRow,
     RoundRow,
@@ -44,6 +45,35 @@ class PartRow:
     received_at: datetime | None
     norm: float | None
     scores: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a client that waits for its next round waits for a change of.
+
+    Attributes:
+        state: the federation's.
+        number: its latest round; 0 = none yet.
+        revoked: how many clients were shut out: who waits may be one of them.
+    """
+
+    state: str
+    number: int
+    revoked: int
+
+
+def situations(session: Session, fids: Collection[str]) -> dict[str, Situation]:
+    """How do these federations stand?"""
+    number = select(func.max(RoundRow.number)).where(RoundRow.federation_id == FederationRow.id)
+    revoked = select(func.count()).where(
+        ClientRow.federation_id == FederationRow.id, ClientRow.state == "revoked"
+    )
+    rows = session.execute(
+        select(
+            FederationRow.id, FederationRow.state, number.scalar_subquery(), revoked.scalar_subquery()
+        ).where(FederationRow.id.in_(fids))
+    )
+    return {fid: Situation(state, number or 0, revoked) for fid, state, number, revoked in rows}
 
 
 def tallies(session: Session, round_id: int) -> dict[str, Tally]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Response
+from anyio import to_thread
+from fastapi import APIRouter, Depends, Header, Response
 from sqlalchemy.orm import Session
 
-from coordinator.database import now
-from coordinator.enrolment.auth import AsMember, AsOperator, AsReader, Member, Person
+from coordinator.database import Database, now
+from coordinator.enrolment.auth import AsMember, AsOperator, AsReader, Member, Person, still_member
 from coordinator.errors import (
     AnchorsMissing,
     AuthMissing,
@@ -31,7 +33,10 @@ from coordinator.logs import logger
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds import bases, control, queries, store, views
+from coordinator.rounds.queries import Situation
 from coordinator.rounds.selection import advice, retry_after
+from coordinator.rounds.waiting import LONGEST_SECONDS, Ended, TheWaiting, seconds_of
+from coordinator.rounds.waking import Wake
 from coordinator.sessions import Reading, TheDatabase, TheSettings, Writing
 from coordinator.tables import FederationRow, RoundRow
 from schemas.messages.federations import Federation
@@ -55,6 +60,10 @@ _NOTHING_TO_DO: dict[int | str, dict[str, Any]] = {
         "headers": {"Retry-After": {"schema": {"type": "integer"}}},
     }
 }
+_PREFER = (
+    "`wait=N` (RFC 7240): when there is nothing to do, answer as soon as there is, "
+    f"or after N seconds, {LONGEST_SECONDS} at most"
+)
 _PLACE = re.compile(r"[0-9]{1,9}")
 _METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
 
@@ -62,12 +71,15 @@ _METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
 @router.post(
     "/start", responses=answers(AuthMissing, Forbidden, NotFound, FederationStateConflict, AnchorsMissing)
 )
-def start_federation(_: AsOperator, fid: FederationId, session: Writing) -> Federation:
+def start_federation(_: AsOperator, fid: FederationId, database: TheDatabase, wake: Wake) -> Federation:
     """Open the first round, or go on after a pause."""
-    row = lock_federation(session, fid)
-    control.start(session, row)
+    with database.write() as session:
+        row = lock_federation(session, fid)
+        control.start(session, row)
+        shown = federation_view(session, row)
+    wake()
     log.info("federation-started", federation=fid)
-    return federation_view(session, row)
+    return shown
 
 
 @router.post("/pause", responses=answers(AuthMissing, Forbidden, NotFound, FederationStateConflict))
@@ -80,12 +92,15 @@ def pause_federation(_: AsOperator, fid: FederationId, session: Writing) -> Fede
 
 
 @router.post("/finish", responses=answers(AuthMissing, Forbidden, NotFound))
-def finish_federation(_: AsOperator, fid: FederationId, session: Writing) -> Federation:
+def finish_federation(_: AsOperator, fid: FederationId, database: TheDatabase, wake: Wake) -> Federation:
     """End the federation for good; the current round is abandoned."""
-    row = lock_federation(session, fid)
-    control.finish(session, row)
+    with database.write() as session:
+        row = lock_federation(session, fid)
+        control.finish(session, row)
+        shown = federation_view(session, row)
+    wake()
     log.info("federation-finished", federation=fid)
-    return federation_view(session, row)
+    return shown
 
 
 @router.get(
@@ -93,25 +108,28 @@ def finish_federation(_: AsOperator, fid: FederationId, session: Writing) -> Fed
     response_model=RoundBrief | FinishedBrief,
     responses={**_NOTHING_TO_DO, **answers(AuthMissing, Forbidden, NotFound)},
 )
-def current_round(
-    member: AsMember, database: TheDatabase, settings: TheSettings
+async def current_round(
+    member: AsMember,
+    database: TheDatabase,
+    settings: TheSettings,
+    waiting: TheWaiting,
+    prefer: Annotated[str | None, Header(description=_PREFER, examples=["wait=30"])] = None,
 ) -> RoundBrief | FinishedBrief | Response:
-    """Tell a client what it has to do now."""
-    with database.read() as session:
-        row = federation(session, member.federation_id)
-        current = store.latest(session, row.id)
-        part = store.participation(session, current.id, member.client_id) if current is not None else None
-        delivered = part is not None and part.state == "arrived"
-        state = store.state_of(current) if current is not None else None
-        told = advice(control.federation_state(row), state, delivered=delivered)
-        if told == "finished":
-            return _finished(session, row, member)
-        moment = now(session)
-        to_do = current if told == "take-part" else None
-        base = _base(session, row, to_do.number, member) if to_do is not None else None
-    if to_do is not None and base is not None:
-        return _brief(row, to_do, base(), moment)
-    seconds = retry_after(settings.retry_seconds, random.random())
+    """Tell a client what it has to do now, or as soon as there is something within the time it waits."""
+    wait = seconds_of(prefer)
+    deadline = time.monotonic() + wait
+    ended: Ended = "released"
+    while True:
+        calls = waiting.calls
+        told = await to_thread.run_sync(_tell, database, member, ended == "changed")
+        if not isinstance(told, Situation):
+            return told
+        if wait:
+            ended = await waiting.for_change(member, told, calls, deadline - time.monotonic())
+        if ended != "changed":
+            break
+    # Who has waited in full may come back at once; those we send away come back one after the other.
+    seconds = 0 if ended == "waited" else retry_after(settings.retry_seconds, random.random())
     return Response(status_code=204, headers={"Retry-After": str(seconds)})
 
 
@@ -163,6 +181,26 @@ def show_round(reader: AsReader, fid: FederationId, n: RoundNumber, session: Rea
 def show_relevance(reader: AsReader, fid: FederationId, n: RoundNumber, session: Reading) -> RelevanceView:
     """Show who listened to whom in a published round; a client sees its own row only."""
     return views.relevance(session, store.numbered(session, fid, n), only=_self(reader))
+
+
+def _tell(database: Database, member: Member, again: bool) -> RoundBrief | FinishedBrief | Situation:
+    """Look what a client has to do; a Situation when that is nothing. `again` = it has waited since."""
+    with database.read() as session:
+        if again:
+            still_member(session, member)
+        row = federation(session, member.federation_id)
+        current = store.latest(session, row.id)
+        part = store.participation(session, current.id, member.client_id) if current is not None else None
+        delivered = part is not None and part.state == "arrived"
+        state = store.state_of(current) if current is not None else None
+        told = advice(control.federation_state(row), state, delivered=delivered)
+        if told == "finished":
+            return _finished(session, row, member)
+        if told == "wait" or current is None:
+            return queries.situations(session, [row.id])[row.id]
+        moment = now(session)
+        base = _base(session, row, current.number, member)
+    return _brief(row, current, base(), moment)
 
 
 def _self(reader: Person | Member) -> str | None:

@@ -1,4 +1,4 @@
-"""Let a route tell the ticker that there may be something to do. Knows no ticker."""
+"""Let a route tell those who wait for rounds that there may be something to do. Knows no ticker."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from coordinator.rounds.waiting import TheWaiting
 
-async def _wake(request: Request) -> Callable[[], None]:
-    wake: Callable[[], None] = request.app.state.ticker.wake
+
+async def _wake(request: Request, waiting: TheWaiting) -> Callable[[], None]:
+    wake_ticker: Callable[[], None] = request.app.state.ticker.wake
+
+    def wake() -> None:
+        wake_ticker()
+        waiting.look()
+
     return wake
 
 

@@ -30,7 +30,7 @@ _SMALLEST_CENTRED = 3
 """With two clients the centred signatures always point away from each other."""
 
 _LEAST_RELIABILITY = 0.25
-"""Nobody becomes more than twice as relevant by calling its own signature noise."""
+"""Calling its own signature noise at most doubles a client's similarity; its weight grows exponentially."""
 
 _NO_DIVISION_BY_ZERO = 1e-9
 

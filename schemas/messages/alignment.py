@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from statistics import fmean, stdev
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from schemas.maths.paired import Lead, lead
+from schemas.messages.federations import Positive
 from schemas.messages.strict import BaseModelSlug, Digest, Name, Strict, UtcTime, wrong
 from schemas.messages.updates import Manifest
 
@@ -55,13 +56,23 @@ Verdict = Literal["passed", "failed"]
 Start = Literal["right", "zero", "wrong_task", "random_frames"]
 CONTROLS: tuple[Start, ...] = ("zero", "wrong_task", "random_frames")
 
+FEWEST_TASKS = 5
+"""On fewer pseudo-tasks a lead says little about the next one."""
+
+LEVEL = 0.05
+"""A pack whose right start is not ahead of some control passes with at most this probability."""
+
 
 class Ending(Strict):
-    """How good P and Q were: one figure per pseudo-task, on anchors held out from alignment and training."""
+    """How good P and Q were: one figure per pseudo-task, on anchors held out from training.
 
-    loss: Annotated[list[Annotated[FiniteFloat, Field(ge=0)]], Field(min_length=1, max_length=100)]
+    They are held out from alignment too, but for the pivot's own frames, which are the principal directions
+    of all anchors.
+    """
+
+    loss: Annotated[list[Annotated[FiniteFloat, Field(ge=0)]], Field(min_length=FEWEST_TASKS, max_length=100)]
     exact_match: Annotated[
-        list[Annotated[FiniteFloat, Field(ge=0, le=1)]], Field(min_length=1, max_length=100)
+        list[Annotated[FiniteFloat, Field(ge=0, le=1)]], Field(min_length=FEWEST_TASKS, max_length=100)
     ]
 
 
@@ -77,27 +88,32 @@ class Direction(Strict):
     learnt: Ending
     endings: dict[Start, Ending]
 
-    def beats(self, control: Start) -> bool:
-        """Say whether the right start's loss is below a control's by more than one standard error.
+    def lead_over(self, control: Start) -> Lead:
+        """Say by how much the right start's loss is below a control's.
 
         The differences are paired: both starts of a pseudo-task learn from the same examples.
         """
-        mean, error = spread(
-            [c - r for r, c in zip(self.endings["right"].loss, self.endings[control].loss, strict=True)]
-        )
-        return mean > error
+        return lead(self.endings[control].loss, over=self.endings["right"].loss)
+
+    def beats(self, control: Start) -> bool:
+        """Say whether the right start is ahead of a control: by the one-sided paired t test at LEVEL."""
+        return self.lead_over(control).chance < LEVEL
 
     @property
     def passed(self) -> bool:
-        """Say whether the right start beats every control."""
+        """Say whether the right start beats every control.
+
+        Since all of them must be beaten, each may be tested at LEVEL: the chance to pass while one is not
+        beaten is no larger (Berger 1982, intersection-union tests).
+        """
         return all(self.beats(control) for control in CONTROLS)
 
 
 class Acceptance(Strict):
     """The acceptance test of a pack: whether what one architecture learnt helps the other, both ways.
 
-    `taught` are the steps in the source, `steps` the further ones in the target; `verdict` must follow from
-    the figures.
+    `taught` are the steps in the source, `steps` the further ones in the target at `learning_rate`; `seed`
+    drew the pseudo-tasks and the random frames. `verdict` must follow from the figures.
     """
 
     pack: Digest
@@ -105,6 +121,7 @@ class Acceptance(Strict):
     directions: Annotated[list[Direction], Field(min_length=2, max_length=2)]
     taught: Annotated[int, Field(ge=1)]
     steps: Annotated[int, Field(ge=1)]
+    learning_rate: Positive
     seed: Annotated[int, Field(ge=0, lt=2**63)]
 
     @model_validator(mode="after")
@@ -126,11 +143,6 @@ def verdict_on(directions: list[Direction]) -> Verdict:
     return "passed" if all(direction.passed for direction in directions) else "failed"
 
 
-def spread(values: list[float]) -> tuple[float, float]:
-    """Give the mean of some figures and its standard error, which is 0 for one figure."""
-    return fmean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-
-
 class AcceptanceView(Strict):
     """A stored acceptance test; `tested_by` is a client, or null for an operator."""
 
@@ -138,6 +150,7 @@ class AcceptanceView(Strict):
     directions: list[Direction]
     taught: int
     steps: int
+    learning_rate: float
     seed: int
     tested_by: str | None
     tested_at: UtcTime

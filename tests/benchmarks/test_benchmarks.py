@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from benchmarks import aggregation, aggregation_report, figures, round_report
+from benchmarks import aggregation, aggregation_report, figures, round_client, round_report
 from benchmarks import round as rounds
 
 COST = {"seconds", "cpu_seconds", "idle_rss_mib", "peak_rss_mib"}
 
 
-def test_a_round_is_measured_through_a_running_coordinator(tmp_path: Path) -> None:
-    size = rounds.measure(2, 1, rounds=2, folder=tmp_path, look_seconds=0.05)
+@pytest.mark.parametrize("strategy", ["fedavg", "fedmosaic"])
+def test_a_round_is_measured_through_a_running_coordinator(strategy: str, tmp_path: Path) -> None:
+    size = rounds.measure(2, 1, strategy=strategy, rounds=2, folder=tmp_path)
     assert (size["clients"], size["mib"], len(size["seconds_each"])) == (2, 1, 2)
     assert 0 < size["seconds"] <= max(size["seconds_each"])
     assert size["cpu_seconds_first_to_last"] > 0
@@ -27,7 +29,28 @@ def test_a_round_is_measured_through_a_running_coordinator(tmp_path: Path) -> No
     assert (tmp_path / "round.svg").read_text("utf-8").count("<svg") == 1
     console = Console(record=True, width=200)
     round_report.show(console, found)
-    assert "2 x 1 MiB" in console.export_text()
+    told = console.export_text()
+    assert f"2 x 1 MiB, {strategy}" in told
+    assert "bytes / 2NB" in told
+    assert sum(line.lstrip().startswith(("met: ", "missed: ")) for line in told.splitlines()) == 2
+
+
+def test_of_the_strategies_measured_one_serves_equal_weights_and_one_distinct_ones() -> None:
+    shared, distinct = round_client.relevance("fedavg", 4), round_client.relevance("fedmosaic", 4)
+    assert (shared == 0.25).all()
+    assert len({tuple(row) for row in distinct}) == 4
+    assert distinct.sum(axis=1) == pytest.approx(1)
+
+
+def test_goals_are_judged_by_what_was_measured() -> None:
+    size = {"clients": 4, "mib": 1, "strategy": "fedavg", "seconds": 0.2, "cpu_seconds": 0.06}
+    size |= {"peak_rss_mib": 100.0, "copy_and_hash_seconds": 0.1, "wire_ratio": 1.01}
+    console = Console(record=True, width=200)
+    figures.judge(console, round_report.wanted([size, size | {"clients": 8, "peak_rss_mib": 120.0}]))
+    told = [line.strip() for line in console.export_text().splitlines()]
+    assert "met: 4 x 1 MiB, fedavg: s per round 0.2, goal 0.3" in told
+    assert "missed: 4 x 1 MiB, fedavg: server's CPU s per round 0.06, goal 0.05" in told
+    assert "missed: peak RSS, 8 x 1 MiB, fedavg / 4 x 1 MiB, fedavg 1.2, goal 1.1" in told
 
 
 def test_aggregation_is_measured_beside_the_bare_product(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,7 @@ from client_agent.errors import (
     CoordinatorRefused,
     CoordinatorUnreachable,
     DownloadDamaged,
+    Stopped,
 )
 from schemas.wire.digests import digest_of, to_field
 
@@ -141,6 +143,42 @@ def test_something_that_is_no_coordinator_is_noticed() -> None:
 def test_nothing_to_do_says_when_to_ask_again() -> None:
     with answering(status(204, Retry_After="7")) as (url, _), api_for(url, []) as api:
         assert api.current_round("fed") == NothingYet(7.0)
+
+
+def test_who_waits_for_a_round_may_come_back_at_once_when_told_so() -> None:
+    with answering(status(204, Retry_After="0")) as (url, _), api_for(url, []) as api:
+        assert api.current_round("fed", wait_seconds=30) == NothingYet(0.0)
+
+
+def test_a_stop_does_not_wait_for_an_answer_that_takes_long() -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def late(request: BaseHTTPRequestHandler) -> None:
+        asked.set()
+        assert request.headers["Prefer"] == "wait=30"
+        answer.wait(20)
+        status(204)(request)
+
+    def sleep(seconds: float) -> None:
+        if asked.is_set():
+            raise Stopped
+
+    with answering(late) as (url, _):
+        api = CoordinatorApi(url, credential=None, deadline_seconds=60, sleep=sleep)
+        began = time.monotonic()
+        with api, pytest.raises(Stopped):
+            api.current_round("fed", wait_seconds=30)
+        assert time.monotonic() - began < 5
+        answer.set()
+
+
+def test_a_coordinator_that_restarts_while_we_wait_is_asked_again() -> None:
+    slept: list[float] = []
+    with answering(hang_up, status(503), status(204, Retry_After="3")) as (url, asked):
+        with api_for(url, slept) as api:
+            assert api.current_round("fed", wait_seconds=30) == NothingYet(3.0)
+        assert len(asked) == 3
+    assert len([seconds for seconds in slept if seconds]) == 2
 
 
 def test_a_broken_download_goes_on_where_it_broke_off() -> None:

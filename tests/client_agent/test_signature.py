@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 from torch.nn import functional as nnf
 
@@ -18,6 +19,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Encoded, answer_logits, collate, pad_id
 from client_agent.signature import Signature, ema, last_block_gradient, reliability_of, sketch, sketch_of
 from schemas.messages.federations import AdapterPlan, SignaturePlan
+from schemas.messages.updates import Reliability
 
 PLAN = SignaturePlan(dim=64)
 
@@ -193,6 +195,16 @@ def test_reliability_is_the_cosine_that_two_samples_of_one_task_have() -> None:
         unit = means / np.linalg.norm(means, axis=1, keepdims=True)
         cosines = (unit @ unit.T)[np.triu_indices(400, 1)]
         assert np.mean(foretold) == pytest.approx(cosines.mean(), abs=0.01)
+
+
+def test_a_reliability_is_always_a_share_above_zero() -> None:
+    """Of few and scattered gradients the estimate falls below 0, which no coordinator takes as a share."""
+    scattered = reliability_of(mean_square=100.0, square_of_mean=1.0, count=8)
+    assert 1 - (100.0 - 1.0) / 7 / 1.0 < 0 < scattered < 0.01
+    assert TypeAdapter(Reliability).validate_python(scattered) == scattered
+    # Rounding may make equal gradients' mean longer than they are.
+    assert reliability_of(mean_square=1.0, square_of_mean=1.0 + 1e-6, count=8) == 1.0
+    assert reliability_of(mean_square=4.0, square_of_mean=2.0, count=5) == pytest.approx(0.75)
 
 
 def test_the_reliability_of_a_signature_grows_with_its_examples(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from schemas.messages.federations import AdapterPlan, AlignmentPlan
 from schemas.messages.rounds import Metrics
 from schemas.wire.envelope import unpack
 from schemas.wire.header import DENSE, Slot
+from tests.client_agent.conftest import save_model
 from tests.client_agent.test_daemon import config, naps
 from tests.served import Served
 
@@ -232,6 +233,23 @@ def test_a_damaged_round_is_said_to_be_damaged(
         assert done.exit_code == 1, done.output
         assert "damaged" in done.stderr
         (folder / file).write_bytes(body)
+
+
+def test_a_round_goes_back_to_its_own_base_model_only(
+    taken_part: Callable[..., Rounds], tmp_path: Path
+) -> None:
+    rounds, out = taken_part(RANKS), tmp_path / "out"
+    other = save_model(tmp_path / "other", vocab_size=512)
+    for what in ("local", "personalised"):
+        done = tessera("export", "--config", config(tmp_path, model=other), "--what", what, "--out", out)
+        assert (done.exit_code, out.exists()) == (1, False), done.output
+        assert "was trained on" in done.stderr
+    done = tessera("export", "--config", config(tmp_path), "--what", "personalised", "--out", out)
+    assert "is not known" in done.stdout
+    trained = rounds.home / "rounds/000002/trained.safetensors"
+    trained.write_bytes(replace(rounds.trained(2), origin=None).to_bytes())
+    done = tessera("export", "--config", config(tmp_path), "--out", out)
+    assert (done.exit_code, "is not known" in done.stdout) == (0, True), done.output
 
 
 def test_an_export_does_not_replace_a_file(folder: Path, tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 from alembic import command
 from alembic.util import CommandError
-from sqlalchemy import inspect, text, update
+from sqlalchemy import inspect, select, text, update
 
-from coordinator import migrate
-from coordinator.database import Database
+from coordinator import migrate, payloads
+from coordinator.database import Database, now
 from coordinator.errors import SettingsUnusable
-from coordinator.tables import Table, WeightsRow
-from tests.coordinator.aggregation.closed_round import count, publish, simple
+from coordinator.federations import store as federations
+from coordinator.tables import PackRow, Table, WeightsRow
+from tests.coordinator.aggregation.closed_round import count, plan, publish, simple
 from tests.served import Served, slug
 
 
@@ -78,6 +79,29 @@ def test_weights_that_share_their_values_are_not_lost_by_going_back(database: Da
     migrate.downgrade(database, to="0003")
     with database.read() as session:
         assert session.scalar(text("SELECT count(*) FROM weights")) == 3
+
+
+def test_verdicts_are_forgotten_where_the_rule_changes(database: Database) -> None:
+    with database.write() as session:
+        payload_id, digest = payloads.store_bytes(session, b"a pack")
+        pack = PackRow(
+            federation_id=federations.create(session, plan()).id,
+            base_model="tiny-s-0123456789ab",
+            payload_id=payload_id,
+            digest=digest,
+            bytes=6,
+            alignment_set=digest,
+            selected=["b0.v"],
+            errors={},
+            stored_at=now(session),
+        )
+        session.add(pack)
+    for move in (lambda: migrate.downgrade(database, to="0004"), lambda: migrate.upgrade(database)):
+        with database.write() as session:
+            session.execute(update(PackRow).values(acceptance={"verdict": "failed"}))
+        move()
+        with database.read() as session:
+            assert session.execute(select(PackRow.acceptance, PackRow.selected)).all() == [(None, ["b0.v"])]
 
 
 def test_a_running_service_says_when_its_tables_are_gone(

@@ -15,6 +15,7 @@ from client_agent.settings import Quantization
 
 ONE_BILLION, SEVEN_BILLION = SIZES["1b"], SIZES["7b"]
 _HERE = Path(__file__).parent
+_NOTHING_RAN = pytest.StashKey[bool]()
 _SECONDS = 1200  # seven billion random numbers are drawn, and 2.5 GB are written and read
 
 
@@ -29,6 +30,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("default"))
             if not torch.cuda.is_available():
                 item.add_marker(missing)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail when these tests alone were asked for and none could run: that is no pass."""
+    if exitstatus == pytest.ExitCode.OK and _nothing_could_run(session.items):
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+        session.config.stash[_NOTHING_RAN] = True
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say so."""
+    if terminalreporter.config.stash.get(_NOTHING_RAN, False):
+        terminalreporter.section("no GPU", red=True)
+        terminalreporter.line(
+            "None of the GPU tests ran, and nothing is known: they need an NVIDIA GPU, its driver and a CUDA "
+            "build of torch, and torch.cuda.is_available() is False."
+        )
+
+
+def _nothing_could_run(items: list[pytest.Item]) -> bool:
+    these_alone = all(_HERE in item.path.parents for item in items)
+    return bool(items) and these_alone and not torch.cuda.is_available()
 
 
 @pytest.fixture

@@ -27,6 +27,8 @@ from tests.client_agent.conftest import save_model
 from tests.gpu.conftest import ONE_BILLION, SEVEN_BILLION
 
 GIB, MIB = 2**30, 2**20
+# On a CPU a step takes .8 to 1.1 of it. Here kernels have workspaces, and attention keeps less.
+LEAST_OF_FORETOLD, MOST_OF_FORETOLD = 0.5, 1.25
 ADAPTER = AdapterPlan(rank=32, blocks=4)
 every_number_of_bits = pytest.mark.parametrize("quantization", ["none", "nf4", "int8"])
 OneBillion = Callable[[Quantization], BaseModel]
@@ -121,7 +123,7 @@ def test_checkpointing_saves_memory_and_changes_no_loss(
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
-def test_a_step_needs_no_more_memory_than_was_foretold(
+def test_a_step_needs_the_memory_that_was_foretold(
     gpu: torch.device, one_billion: OneBillion, quantization: Quantization
 ) -> None:
     base = one_billion(quantization)
@@ -133,7 +135,9 @@ def test_a_step_needs_no_more_memory_than_was_foretold(
         before = torch.cuda.memory_allocated()
         with injected(base) as adapter:
             trained(base, adapter, ONE_BILLION, steps=3, gradient_checkpointing=checkpointing)
-        assert torch.cuda.max_memory_allocated() - before < 2 * most(tokens)
+        taken = (torch.cuda.max_memory_allocated() - before) / most(tokens)
+        print(f"{quantization=} {checkpointing=}: {taken:.2f} of what was foretold")
+        assert LEAST_OF_FORETOLD < taken < MOST_OF_FORETOLD
 
 
 @every_number_of_bits

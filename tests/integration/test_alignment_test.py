@@ -46,7 +46,7 @@ def test_an_enrolled_silo_tests_its_pack_and_the_verdict_is_stored_with_it(
     agent = prepare_agent(tmp_path, "cedar", served.url, token, model="L")
     config = ("--config", str(agent.folder / "silo.toml"))
     assert tessera("enrol", *config, "--name", "cedar", "--token", token).returncode == 0
-    done = tessera("alignment-test", *config, "--steps", "20", "--json")
+    done = tessera("alignment-test", *config, "--json")
     tested = json.loads(done.stdout)
     assert done.returncode == (0 if tested["verdict"] == "passed" else 1), done.stderr
     packs = {
@@ -56,7 +56,9 @@ def test_an_enrolled_silo_tests_its_pack_and_the_verdict_is_stored_with_it(
     assert packs[OTHER]["digest"] == tested["pack"]
     assert packs[PIVOT]["acceptance"] is None
     assert stored["directions"] == tested["directions"]
-    assert (stored["verdict"], stored["steps"], stored["seed"]) == (tested["verdict"], 20, 0)
+    assert (stored["verdict"], stored["steps"], stored["seed"]) == (tested["verdict"], 50, 0)
+    assert stored["learning_rate"] == 0.3 * 0.01
+    assert len(stored["directions"][0]["endings"]["right"]["loss"]) >= 5
     (client,) = served.admin.get(f"/v1/federations/{fid}/clients").json()["items"]
     assert stored["tested_by"] == client["client_id"]
     assert [d["source"] for d in tested["directions"]] == [PIVOT, OTHER]
@@ -70,6 +72,12 @@ def offline(tmp_path: Path, model: str, *arguments: str) -> subprocess.Completed
     return tessera(
         "alignment-test", "--config", str(agent.folder / "silo.toml"), "--plan", str(plan), *arguments
     )
+
+
+def test_options_that_cannot_all_be_meant_are_refused(tmp_path: Path) -> None:
+    done = offline(tmp_path, "L", "--anchors", str(ANCHORS), "--store")
+    assert done.returncode == 1
+    assert "--store is for a federation's coordinator" in done.stderr
 
 
 def test_a_plan_without_anchors_is_half_an_order(tmp_path: Path) -> None:

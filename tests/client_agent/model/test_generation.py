@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from client_agent.errors import TokenizerUnfit
+from client_agent.errors import TextTooLong, TokenizerUnfit
 from client_agent.model.examples import Example, Turn, encode_example, encode_prompt
 from client_agent.model.frames import random_frames
 from client_agent.model.generation import completion, growing_text
@@ -98,3 +98,15 @@ def test_characters_of_several_tokens_come_whole() -> None:
     assert pieces == ["日", "本", "é", " ", "a"]
     cut = list(growing_text(fast, prompt["input_ids"], answer["input_ids"][:4]))
     assert cut == ["日", "\N{REPLACEMENT CHARACTER}"]
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama"])
+def test_writing_ends_at_the_models_last_position(tiny: Callable[..., BaseModel], model_type: str) -> None:
+    base = tiny(model_type, max_position_embeddings=12)
+    cast(Any, base.tokenizer).eos_token = None  # nothing else shall end it
+    cast(Any, base.tokenizer).bos_token = cast(Any, base.tokenizer).pad_token = None
+    prompt = encode_prompt("abcdefghij", base.tokenizer, chat=False)
+    text = "".join(completion(base, prompt, max_new_tokens=500))
+    assert 0 < len(text) <= 12 - len(prompt) + 1
+    with pytest.raises(TextTooLong, match="reads 12 at most: shorten it"):
+        next(completion(base, [*prompt, *prompt], max_new_tokens=1))

@@ -13,7 +13,8 @@ from client_agent.errors import AlignmentImpossible, Stopped
 from client_agent.model.alignment import aligned_pack, pivot_pack, random_pack
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.model.pack import Pack
-from schemas.messages.alignment import Acceptance, Anchor, spread
+from schemas.maths.paired import spread
+from schemas.messages.alignment import Acceptance, Anchor
 from schemas.messages.federations import AdapterPlan, AlignmentPlan, TrainingPlan
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -128,6 +129,29 @@ def test_packs_of_other_models_and_of_other_plans_are_named(hasty: tuple[BaseMod
         AlignmentImpossible, match=f"is one of {base.slug}, and the model here is {other.slug}"
     ):
         sides(other, foreign, base, of_pivot, Trial(ADAPTER, TRAINING, ANCHORS, seed=0))
+
+
+def test_schedules_that_were_made_for_other_steps_are_not_taken_over() -> None:
+    """A warm-up of 1,000 steps would never end, 64 batches at a time would take 64 times as long."""
+    plan = TrainingPlan(
+        steps=2000, warmup_steps=1000, schedule="cosine", accumulation=64, weight_decay=0.1, seed=7
+    ).model_copy(update={"learning_rate": 0.02, "max_length": 64, "gradient_checkpointing": True})
+    trial = Trial(ADAPTER, plan, ANCHORS, seed=3, steps=5)
+    common = {"max_length": 64, "gradient_checkpointing": True, "seed": 3}
+    assert trial.teaching == TrainingPlan(steps=60, batch_size=16, learning_rate=0.02, **common)
+    assert trial.going_on == TrainingPlan(steps=5, batch_size=8, learning_rate=0.3 * 0.02, **common)
+
+
+def test_every_pseudo_task_has_random_frames_of_its_own(hasty: tuple[BaseModel, Pack]) -> None:
+    base, of_pivot = hasty
+    other = shipped("tiny-l")
+    made = random_pack(other, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
+    manifest = made.manifest.model_copy(update={"alignment_set": of_pivot.manifest.alignment_set})
+    trial = Trial(ADAPTER, TRAINING, ANCHORS, seed=0)
+    for side in sides(other, Pack(made.tensors, manifest), base, of_pivot, trial):
+        drawn = {frames["b0.v"].A.tobytes() for frames in side.random}
+        assert len(side.random) == len(drawn) == TASKS
+        assert all(frames.keys() == side.frames.keys() for frames in side.random)
 
 
 def test_a_test_counts_its_steps_and_stops_when_it_is_told_to(hasty: tuple[BaseModel, Pack]) -> None:

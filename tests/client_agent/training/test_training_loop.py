@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from client_agent.errors import LayoutMismatch, LossNotFinite, MissingGradient
+from client_agent.errors import LayoutMismatch, LossNotFinite, MissingGradient, TextTooLong
 from client_agent.model.adapter import Adapter
 from client_agent.model.examples import Example
 from client_agent.model.frames import Frame, random_frames
 from client_agent.model.inject import inject_lora, inject_pq
 from client_agent.model.loading import BaseModel
+from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import Step, TrainingOutcome, rate_at, train
 from schemas.messages.federations import AdapterPlan, TrainingPlan
+from tests.client_agent.conftest import ARCHITECTURES
 
 ADAPTER = AdapterPlan(rank=8, blocks=2)
 PLAN = TrainingPlan(steps=6, batch_size=4, max_length=64)
@@ -229,3 +231,26 @@ def test_a_bfloat16_base_trains_float32_adapters(
             assert {p.dtype for p in adapter.named_parameters().values()} == {torch.float32}
             losses = train(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
         assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_texts_beyond_a_models_positions_are_refused_before_anything_trains(
+    tiny: Callable[..., BaseModel], examples: list[Example], model_type: str
+) -> None:
+    base = tiny(model_type, max_position_embeddings=12)
+    assert base.positions == 12
+    with injected(base) as adapter:
+        for step in (
+            lambda: train(base, adapter, examples, PLAN, seed=0, round_number=1),
+            lambda: evaluate(base, examples, max_length=64),
+        ):
+            with pytest.raises(TextTooLong, match=r"reads 12 at most: have training\.max_length set to 12"):
+                step()
+        assert not any(values.any() for values in adapter.state().values())
+        shorter = PLAN.model_copy(update={"max_length": 12})
+        assert np.isfinite(train(base, adapter, examples, shorter, seed=0, round_number=1).losses).all()
+
+
+def test_stretched_rotary_positions_count(tiny: Callable[..., BaseModel]) -> None:
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    assert tiny(max_position_embeddings=12, rope_parameters=rope).positions == 48

@@ -167,7 +167,14 @@ def test_finishing_during_an_aggregation_wins(database: Database) -> None:
 
 
 def _ticker(database: Database) -> Ticker:
-    return Ticker(database, lease_seconds=60.0, tick_seconds=0.02, block_bytes=BLOCK_BYTES, metrics=Metrics())
+    return Ticker(
+        database,
+        lease_seconds=60.0,
+        tick_seconds=0.02,
+        block_bytes=BLOCK_BYTES,
+        metrics=Metrics(),
+        moved=lambda: None,
+    )
 
 
 def _until(database: Database, closed: Closed, state: str) -> RoundRow:

@@ -11,8 +11,8 @@ from tests.coordinator.test_operator import Operator
 from tests.served import Served
 from tests.taking_part import join, put, update_body, values, wait_for, weights
 
-GOOD = {"loss": [0.1, 0.2, 0.1], "exact_match": [0.9, 0.8, 0.9]}
-BAD = {"loss": [0.9, 0.8, 0.9], "exact_match": [0.1, 0.2, 0.1]}
+GOOD = {"loss": [0.1, 0.2, 0.1, 0.2, 0.1], "exact_match": [0.9, 0.8, 0.9, 0.8, 0.9]}
+BAD = {"loss": [0.9, 0.8, 0.9, 0.8, 0.9], "exact_match": [0.1, 0.2, 0.1, 0.2, 0.1]}
 
 
 def direction(source: str, target: str, *, zero: dict[str, Any] = BAD) -> dict[str, Any]:
@@ -28,6 +28,7 @@ def figures(pack: str, verdict: str = "passed", **said: Any) -> dict[str, Any]:
         "directions": [direction(PIVOT, OTHER), back],
         "taught": 60,
         "steps": 50,
+        "learning_rate": 0.003,
         "seed": 0,
     } | said
 
@@ -62,6 +63,7 @@ def test_a_test_is_stored_by_a_client_of_the_base_model_and_shown(coordinator: S
     assert "Nobody has tested" in listed[PIVOT]["sharing"]
     seen = listed[OTHER]["acceptance"]
     assert (seen["verdict"], seen["tested_by"], seen["steps"]) == ("passed", silo.client_id, 50)
+    assert (seen["learning_rate"], seen["seed"]) == (0.003, 0)
     assert seen["directions"][0]["endings"]["right"] == GOOD
     assert listed[OTHER] == stored.json()
     line = coordinator.admin.get(f"/v1/federations/{fid}").json()["alignment"][0]
@@ -102,6 +104,16 @@ def test_an_operator_who_confirms_a_verdict_makes_it_stand(coordinator: Served) 
     assert (again.status_code, again.json()["acceptance"]["tested_by"]) == (200, None)
 
 
+SIX = {name: [*values, values[-1]] for name, values in BAD.items()}
+
+
+def of_tasks(count: int, source: str, target: str) -> dict[str, Any]:
+    """Give a direction with the figures of so many pseudo-tasks."""
+    good, bad = ({name: values[:count] for name, values in ending.items()} for ending in (GOOD, BAD))
+    endings = {"right": good, "zero": bad, "wrong_task": bad, "random_frames": bad}
+    return {"source": source, "target": target, "learnt": good, "endings": endings}
+
+
 HOSTILE: dict[str, dict[str, Any]] = {
     "a verdict that does not follow": {"verdict": "failed"},
     "one direction": {"directions": [direction(PIVOT, OTHER)]},
@@ -116,9 +128,11 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "fewer figures for one start": {
         "directions": [
             direction(PIVOT, OTHER),
-            direction(OTHER, PIVOT, zero={"loss": [0.9], "exact_match": [0.1]}),
+            direction(OTHER, PIVOT, zero=SIX),
         ]
     },
+    "four pseudo-tasks": {"directions": [of_tasks(4, PIVOT, OTHER), of_tasks(4, OTHER, PIVOT)]},
+    "no learning rate": {"learning_rate": None},
     "another pack": {"pack": "sha256:" + "7" * 64},
 }
 
@@ -184,7 +198,8 @@ def test_the_command_line_shows_errors_figures_and_what_follows(coordinator: Ser
     assert "failed" in listed
     assert "1 of 2" in listed
     shown = tessera("alignment", "show", fid, OTHER)
-    for part in ("b0.v", "0.9", "wrong task", "0.867 ± 0.033", "identical base model only"):
+    figures_shown = ("0.860 ± 0.024", "0.720 ± 0.049", "6.2e-05")
+    for part in ("b0.v", "0.9", "wrong task", *figures_shown, "identical base model only"):
         assert part in shown, part
     assert "identical base model only" in tessera("federation", "show", fid)
     assert tessera.json("alignment", "show", fid, OTHER)["acceptance"]["verdict"] == "failed"

@@ -77,7 +77,7 @@ def test_noise_does_not_hide_that_two_have_one_task() -> None:
     assert weigh(*trusted).similarity[0, 1] == pytest.approx(0.5**0.5)
 
 
-def test_nobody_becomes_relevant_by_calling_itself_noise() -> None:
+def test_calling_oneself_noise_at_most_doubles_the_similarity() -> None:
     honest = client(0, EAST)
     liar = client(1, (1.0, 4.0), reliability=1e-6)
     assert weigh(honest, liar).similarity[0, 1] == pytest.approx(2 / 17**0.5)

@@ -1,0 +1,75 @@
+"""Find the plan that a silo trains under: a file's, its federation's, or the default one. Trains nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from client_agent.coordinator_api import CoordinatorApi
+from client_agent.errors import AgentError, NotEnrolled, PlanUnusable
+from client_agent.membership import Membership, read_membership
+from client_agent.round_folder import BRIEF, RoundFolders
+from client_agent.settings import AgentSettings
+from schemas.messages.federations import FederationPlan, TrainingPlan
+from schemas.messages.rounds import RoundBrief
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPlan:
+    """How training will go, as far as anybody knows it, and whose plan says so."""
+
+    training: TrainingPlan
+    source: str
+
+
+def read_plan(file: Path) -> FederationPlan:
+    """Read a federation's plan from JSON.
+
+    Raises:
+        PlanUnusable: there is none, or a field is wrong.
+    """
+    try:
+        return FederationPlan.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise PlanUnusable(f"{file} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        fields = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise PlanUnusable(f"{file} is not a federation plan: {fields}") from error
+
+
+def known_plan(settings: AgentSettings, file: Path | None) -> KnownPlan:
+    """Give the plan of a file; else that of the federation's round, open or on disk; else the default one.
+
+    Raises:
+        PlanUnusable: the file holds no plan.
+        SettingsUnusable: the credential is damaged.
+    """
+    if file is not None:
+        return KnownPlan(read_plan(file).training, str(file))
+    try:
+        membership = read_membership(settings.folder)
+    except NotEnrolled:
+        return KnownPlan(TrainingPlan(), "the default plan: not enrolled yet")
+    brief = _open_round(settings, membership) or _newest_on_disk(settings.folder / membership.federation_id)
+    if brief is None:
+        return KnownPlan(TrainingPlan(), "the default plan: no round of the federation is known yet")
+    return KnownPlan(brief.training, "the federation's plan")
+
+
+def _open_round(settings: AgentSettings, membership: Membership) -> RoundBrief | None:
+    """Ask once; a coordinator that does not answer is for others to report."""
+    try:
+        with CoordinatorApi(str(settings.url), credential=membership.credential, deadline_seconds=0.0) as api:
+            answer = api.current_round(membership.federation_id)
+    except AgentError:
+        return None
+    return answer if isinstance(answer, RoundBrief) else None
+
+
+def _newest_on_disk(home: Path) -> RoundBrief | None:
+    for folder in RoundFolders(home / "rounds").newest_first():
+        if folder.has(BRIEF):
+            return RoundBrief.model_validate_json(folder.read(BRIEF))
+    return None

@@ -1,0 +1,80 @@
+"""`tessera agent check` under a plan: whose it is, what a step needs, texts that the model cannot read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from client_agent.check import findings
+from client_agent.coordinator_api import CoordinatorApi
+from client_agent.daemon import run
+from client_agent.membership import enrol
+from client_agent.participant import Participant
+from client_agent.settings import read_settings
+from client_agent.silo import open_silo
+from tests.client_agent.conftest import save_model
+from tests.client_agent.test_daemon import config, naps
+from tests.client_agent.test_few_bits import bytes_in
+from tests.served import Served
+
+SMALL = {"steps": 1, "batch_size": 2, "max_length": 40, "gradient_checkpointing": True}
+
+
+def found(file: Path, plan: Path | None = None) -> dict[str, str]:
+    return {finding.what: finding.found for finding in findings(file, plan)}
+
+
+def test_a_plans_file_decides_what_a_step_needs(tmp_path: Path) -> None:
+    file, plan = config(tmp_path), tmp_path / "plan.json"
+    usual = found(file)["memory"]
+    assert "a step of 8 x 64 tokens (the default plan: not enrolled yet)" in usual
+    plan.write_text(json.dumps({"name": "x", "strategy": {"name": "fedavg"}, "training": SMALL}))
+    small = found(file, plan)["memory"]
+    assert f"a step of 2 x 40 tokens ({plan})" in small
+    assert "with checkpointing, as planned" in small
+    for ours, theirs in zip(bytes_in(small)[1:], bytes_in(usual)[1:], strict=True):
+        assert ours == pytest.approx(theirs * 80 / 512, abs=0.06 * 2**20)
+
+
+def test_a_plan_that_is_none_is_said_and_hides_nothing_else(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text("{}")
+    said = found(config(tmp_path), plan)
+    assert "is not a federation plan" in said["memory"]
+    assert said["model"].startswith("llama-96x4-")
+
+
+def test_an_enrolled_silo_is_checked_under_its_federations_plan(
+    tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served]
+) -> None:
+    served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
+    fid = served.federation(
+        strategy={"name": "fedavg"}, rounds={"total": 1, "min_clients": 1}, training=SMALL
+    )
+    file = config(tmp_path, url=served.url)
+    silo, folder = open_silo(read_settings(file)), read_settings(file).folder
+
+    def connected(credential: str | None) -> CoordinatorApi:
+        return CoordinatorApi(served.url, credential=credential, deadline_seconds=20, sleep=lambda _: None)
+
+    with connected(None) as api:
+        token = served.enrolment_token(fid, "aster")
+        member = enrol(api, folder, token=token, name="aster", profile=silo.profile)
+    assert "(the default plan: no round of the federation is known yet)" in found(file)["memory"]
+    served.admin.post(f"/v1/federations/{fid}/start")
+    assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
+    with connected(member.credential) as api:
+        run(Participant(silo, api, fid, member.client_id, folder, 2, lambda: False), naps(500))
+    # The federation is over and its coordinator gone: the rounds on disk still say it.
+    served.stop()
+    assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
+
+
+def test_texts_that_the_model_cannot_read_are_found_before_a_round(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "short", "gpt2", max_position_embeddings=8)
+    said = found(config(tmp_path, model=model))
+    assert "reads 8 at most" in said["data"]
+    assert "training.max_length set to 8 or less" in said["data"]

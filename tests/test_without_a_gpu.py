@@ -1,0 +1,35 @@
+"""`make test-gpu` where there is no GPU: it must not look as if anything had been tested."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_gpu_tests_that_could_not_run_are_no_pass() -> None:
+    done = run("-m", "gpu", "tests/gpu")
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert "None of the GPU tests ran" in done.stdout
+    assert " skipped" in done.stdout
+
+
+@pytest.mark.slow
+def test_beside_other_tests_they_are_skipped_as_before() -> None:
+    done = run("tests/gpu", "tests/schemas/test_paired.py")
+    assert done.returncode == pytest.ExitCode.OK
+    assert "None of the GPU tests ran" not in done.stdout
