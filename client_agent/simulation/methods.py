@@ -19,6 +19,7 @@ from schemas.messages.federations import ALL_ROLES, FederationPlan
 
 LOCAL: Final = "local"
 LOCAL_LORA: Final = "local_lora"
+LOCAL_BOTH: Final = "local_both"
 _PATIENCE_SECONDS = 7 * 86400.0
 _SET_BY: Final[Mapping[str, str]] = {
     "name": "method and seed set it; leave it out",
@@ -26,6 +27,9 @@ _SET_BY: Final[Mapping[str, str]] = {
     "training.seed": "it is the run's seed; use seeds in the study, or --seeds",
     "alignment.pivot": "it is the study's pivot_model; set that",
 }
+
+_BOTH: Final[Table] = {"adapter": {"same_architecture_rank": 8}}
+"""P and Q for everybody, beside a LoRA for those of the identical base model (docs/decisions/0017)."""
 
 BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     # P and Q alone, in the frames that the federations use.
@@ -39,9 +43,13 @@ BUILT_IN: Final[Mapping[str, StudyMethod]] = {
             "training": {"learning_rate": 0.003},
         },
     ),
-    "fedavg": StudyMethod(alone=False, plan={"strategy": {"name": "fedavg"}}),
+    # What a client of `fedmosaic` trains, by itself.
+    LOCAL_BOTH: StudyMethod(alone=True, like=LOCAL, plan=_BOTH),
+    "fedavg": StudyMethod(alone=False, plan={"strategy": {"name": "fedavg"}, **_BOTH}),
     "fedmosaic_random_frames": StudyMethod(like="fedmosaic", plan={"alignment": {"frames": "random"}}),
-    "fedmosaic": StudyMethod(alone=False, plan={"strategy": {"name": "fedmosaic"}}),
+    # A fifth of the bytes.
+    "fedmosaic_pq": StudyMethod(like="fedmosaic", plan={"adapter": {"same_architecture_rank": 0}}),
+    "fedmosaic": StudyMethod(alone=False, plan={"strategy": {"name": "fedmosaic"}, **_BOTH}),
 }
 
 

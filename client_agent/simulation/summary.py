@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from client_agent.simulation.estimates import Estimate, Pairing, estimate, pairing
-from client_agent.simulation.methods import LOCAL, LOCAL_LORA
+from client_agent.simulation.methods import LOCAL, LOCAL_BOTH, LOCAL_LORA
 from client_agent.simulation.results import CellResult, ClientResult
 from client_agent.simulation.study import Study
 from schemas.messages.strict import Strict
 
-BASELINES = (LOCAL, LOCAL_LORA)
+BASELINES = (LOCAL, LOCAL_LORA, LOCAL_BOTH)
 
 
 class Latecomer(Strict):

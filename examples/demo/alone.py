@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client_agent.simulation.operator import Answer
-from examples.demo.federated import ROLES
+from examples.demo.federated import ADAPTER
 from examples.demo.silos import SILOS, DemoFailed, SiloSetup, start_agent, write_config
 
-# An ordinary LoRA of usual rank and rate, on every layer and all seven
-# roles: 6 times as many parameters as P and Q have on S, 25 times on L.
+# An ordinary LoRA of usual rank and rate, on every layer and all seven roles.
 LORA = {"adapter": {"kind": "lora", "rank": 16}, "training": {"learning_rate": 0.003, "max_length": 64}}
 _AT_ONCE = 2
 
@@ -26,12 +25,12 @@ class _Job:
 
 
 def local_plan(rounds: int) -> Answer:
-    """Train P and Q alone: the federation's own plan, without a federation."""
+    """Train what a client of the federation trains, without a federation."""
     return {
         "name": "local",
         "strategy": {"name": "fedavg"},
         "rounds": {"total": rounds},
-        "adapter": {"roles": ROLES},
+        "adapter": ADAPTER,
         "training": {"max_length": 64},
     }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from client_agent.errors import StudyUnusable
-from client_agent.simulation.methods import methods_of, plan_of, require_equal_training
+from client_agent.simulation.methods import BUILT_IN, methods_of, plan_of, require_equal_training
 from client_agent.simulation.results import Cell, cells_of
 from client_agent.simulation.study import read_study
 from schemas.messages.federations import ALL_ROLES, FederationPlan
@@ -65,19 +65,20 @@ def test_a_file_that_is_missing_or_no_toml_is_said(tmp_path: Path) -> None:
 
 def test_the_studies_of_the_examples_can_be_run() -> None:
     files = sorted((EXAMPLES / "studies").glob("*.toml"))
-    assert len(files) >= 6
+    assert len(files) >= 7
     for file in files:
         read = read_study(file)
         made = {method.name: plan_of(read, method, 0, PIVOT) for method in methods_of(read)}
         require_equal_training(made)
-        for plan in made.values():
+        for name, plan in made.items():
             assert plan.rounds.min_clients == len(read.founders)
-            assert plan.strategy.options == {}  # the methods as they are shipped
+            assert name not in BUILT_IN or plan.strategy.options == {}  # the methods as they are shipped
 
 
 def test_every_method_trains_the_study_s_steps_with_the_run_s_seed(tmp_path: Path) -> None:
     made = plans(tmp_path, seed=7)
-    assert list(made) == ["local", "local_lora", "fedavg", "fedmosaic_random_frames", "fedmosaic"]
+    alone, together = ["local", "local_lora", "local_both"], ["fedavg", "fedmosaic_random_frames"]
+    assert list(made) == [*alone, *together, "fedmosaic_pq", "fedmosaic"]
     assert {(p.training.steps, p.training.seed, p.rounds.total) for p in made.values()} == {(2, 7, 2)}
 
 
@@ -86,6 +87,16 @@ def test_the_ordinary_lora_is_not_held_to_the_roles_and_rate_of_p_and_q(tmp_path
     assert (lora.adapter.kind, lora.adapter.rank, lora.adapter.roles) == ("lora", 16, ALL_ROLES)
     assert lora.training.learning_rate == 0.003
     assert lora.alignment is None
+
+
+def test_what_is_compared_with_fedmosaic_has_its_adapters_but_for_p_and_q_alone(tmp_path: Path) -> None:
+    made = plans(tmp_path)
+    adapter = made["fedmosaic"].adapter
+    assert adapter.same_architecture_rank == 8
+    for method in ("local_both", "fedavg", "fedmosaic_random_frames"):
+        assert made[method].adapter == adapter
+    for method in ("local", "fedmosaic_pq"):
+        assert made[method].adapter == adapter.model_copy(update={"same_architecture_rank": 0})
 
 
 def test_the_control_differs_from_the_method_in_its_frames_alone(tmp_path: Path) -> None:
