@@ -9,7 +9,7 @@ from pathlib import Path
 
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.errors import AgentError, NotEnrolled
-from client_agent.membership import read_membership
+from client_agent.membership import read_key, read_membership
 from client_agent.model.examples import encode_all
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
 from client_agent.model.memory import held_bytes, step_memory
@@ -90,7 +90,7 @@ def _data(settings: AgentSettings) -> str:
 
 def _connection(settings: AgentSettings) -> str:
     # One short try: whoever runs a check is waiting for its answer.
-    with CoordinatorApi(str(settings.url), credential=None, deadline_seconds=0.0) as api:
+    with CoordinatorApi(str(settings.url), key=None, deadline_seconds=0.0) as api:
         hello = api.hello()
     if hello.protocol_version != PROTOCOL_VERSION:
         theirs = hello.protocol_version
@@ -103,7 +103,8 @@ def _identity(settings: AgentSettings) -> str:
         membership = read_membership(settings.folder)
     except NotEnrolled:
         return "not enrolled yet: `tessera agent enrol` is the next step"
-    with CoordinatorApi(str(settings.url), credential=membership.credential, deadline_seconds=0.0) as api:
+    with CoordinatorApi(str(settings.url), key=read_key(settings.folder), deadline_seconds=0.0) as api:
+        api.proved_hello(membership.server)
         me = api.me()
     return f"{me.name}, client {me.client_id} of federation {me.federation_id}, {me.state}"
 

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from client_agent.errors import (
@@ -22,6 +23,8 @@ from client_agent.errors import (
     CoordinatorUnreachable,
     DownloadDamaged,
 )
+from client_agent.signed_requests import SignedRequests
+from client_agent.trust import check_hello, new_challenge
 from schemas.messages.alignment import Acceptance, Anchors
 from schemas.messages.enrolment import Enrolment, EnrolmentRequest, Me
 from schemas.messages.people import Hello
@@ -61,7 +64,7 @@ class CoordinatorApi:
 
     Args:
         url: where it is.
-        credential: the client's bearer secret; None before enrolment.
+        key: what every request is signed with; None before enrolment.
         deadline_seconds: how long one call is retried.
         sleep: waits, and may raise Stopped; a test passes its own.
     """
@@ -70,15 +73,18 @@ class CoordinatorApi:
         self,
         url: str,
         *,
-        credential: str | None,
+        key: Ed25519PrivateKey | None,
         deadline_seconds: float,
         sleep: Callable[[float], None] = time.sleep,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        headers = {"Accept-Encoding": "identity"}
-        if credential is not None:
-            headers["Authorization"] = f"Bearer {credential}"
-        self._client = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, transport=transport)
+        self._client = httpx.Client(
+            base_url=url,
+            headers={"Accept-Encoding": "identity"},
+            auth=SignedRequests(key) if key is not None else None,
+            timeout=_TIMEOUT,
+            transport=transport,
+        )
         self._deadline_seconds = deadline_seconds
         self._sleep = sleep
 
@@ -91,11 +97,23 @@ class CoordinatorApi:
         self._client.close()
 
     def hello(self) -> Hello:
-        """Ask who answers."""
+        """Ask who answers; the answer proves nothing."""
         return _read(Hello, self._call("GET", "/v1/hello"))
 
+    def proved_hello(self, pin: str) -> Hello:
+        """Ask who answers, and believe only the coordinator whose signing key has the thumbprint `pin`.
+
+        Raises:
+            CoordinatorNotTrusted: another answered, or an old answer was repeated.
+        """
+        challenge = new_challenge()
+        answer = self._call("GET", f"/v1/hello?challenge={challenge}")
+        hello = _read(Hello, answer)
+        check_hello(answer.content, hello, challenge=challenge, pin=pin)
+        return hello
+
     def enrol(self, request: EnrolmentRequest) -> Enrolment:
-        """Become a member; safe to repeat, because the request carries a retry key."""
+        """Become a member; safe to repeat with the same key."""
         return _read(Enrolment, self._call("POST", "/v1/enrolments", json=request.model_dump(mode="json")))
 
     def me(self) -> Me:

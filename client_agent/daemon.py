@@ -26,7 +26,9 @@ from schemas.messages.rounds import FinishedBrief, RoundBrief
 log = logging.getLogger("tessera.agent")
 
 # Only in our own words: a proxy whose coordinator is being replaced answers 404 and 403 too, without a slug.
-_FATAL = frozenset({"auth-missing", "credential-invalid", "forbidden", "not-found", "protocol-version"})
+_FATAL = frozenset(
+    {"key-revoked", "signature-invalid", "signature-profile", "forbidden", "not-found", "protocol-version"}
+)
 _PAUSE_AFTER_TROUBLE = 5.0
 
 
@@ -67,7 +69,7 @@ def run(participant: Participant, sleep: Callable[[float], None]) -> None:
 
     Raises:
         Stopped: a stop was asked for.
-        AgentError: something only a person can mend: a revoked credential, a model or data that do not work.
+        AgentError: something only a person can mend: a revoked key, a model or data that do not work.
     """
     while True:
         try:

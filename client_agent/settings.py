@@ -25,7 +25,7 @@ class AgentSettings(BaseSettings):
     url: HttpUrl
     """The coordinator, like https://tessera.example.org."""
     folder: Path = Path("tessera-agent")
-    """Where the credential, the rounds and the trained adapters are kept; back it up."""
+    """Where the private key, the rounds and the trained adapters are kept; back it up."""
     model: str
     """The base model: a local path or a hub id."""
     pivot_model: str | None = None

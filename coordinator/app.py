@@ -10,7 +10,7 @@ from importlib.metadata import version
 from anyio import to_thread
 from fastapi import FastAPI
 
-from coordinator import health, migrate, openapi, problems
+from coordinator import health, migrate, openapi, problems, server_key
 from coordinator.aggregation import routes as aggregation
 from coordinator.aggregation.ticker import Ticker
 from coordinator.alignment import acceptance
@@ -83,6 +83,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             metrics=app.state.metrics,
         )
         app.state.database = database
+        app.state.server_key = server_key.load(database, settings.signing_key)
         app.state.ticker = ticker
         ticker.start()
         stack.callback(ticker.stop)

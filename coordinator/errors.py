@@ -40,6 +40,38 @@ class CredentialInvalid(Refused):
     headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
 
 
+_SIGNATURE: dict[str, str] = {"WWW-Authenticate": "Signature"}
+
+
+class SignatureProfileBroken(Refused):
+    status, slug, title = 401, "signature-profile", "The signature is not of the form that is accepted here"
+    headers = _SIGNATURE
+
+
+class SignatureInvalid(Refused):
+    status, slug, title = (
+        401,
+        "signature-invalid",
+        "The signature is not a known key's over this request",
+    )
+    headers = _SIGNATURE
+
+
+class ClockSkew(Refused):
+    status, slug, title = 401, "clock-skew", "The signature's time is not near this server's"
+    headers = _SIGNATURE
+
+
+class KeyRevoked(Refused):
+    status, slug, title = 401, "key-revoked", "This key is not accepted any more"
+    headers = _SIGNATURE
+
+
+class Replayed(Refused):
+    status, slug, title = 401, "replayed", "This signed request was received before; sign it anew"
+    headers = _SIGNATURE
+
+
 class EnrolmentTokenInvalid(Refused):
     status, slug, title = 401, "enrolment-token-invalid", "The enrolment token is not valid for this client"
     headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": "Bearer"}
@@ -98,6 +130,10 @@ class BodyOverran(BodyTooLarge):
     headers: ClassVar[dict[str, str]] = {"Connection": "close"}
 
 
+class AuthorityUnknown(Refused):
+    status, slug, title = 421, "authority-unknown", "This server does not go by the name in the Host field"
+
+
 class MediaTypeRefused(Refused):
     status, slug, title = 415, "media-type", "This route does not accept that media type"
 
@@ -132,6 +168,14 @@ class JsonMalformed(Refused):
 
 class Invalid(Refused):
     status, slug, title = 422, "validation", "A field is missing or wrong"
+
+
+class WeakPublicKey(Refused):
+    status, slug, title = (
+        422,
+        "weak-public-key",
+        "The public key may not be used, or is not proved yours",
+    )
 
 
 class MetadataRefused(Refused):

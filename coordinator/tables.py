@@ -1,4 +1,4 @@
-"""Every table, and nothing that reads or writes one.
+"""The tables of federations, and nothing that reads or writes one; `identity_tables` has those of keys.
 
 Tensors are payloads: content-addressed bytes in chunk rows. A chunk says where in its payload it begins and
 has at most CHUNK_BYTES, so that who writes many payloads side by side can write small ones.
@@ -15,6 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from coordinator.times import UtcDateTime
 
 CHUNK_BYTES = 2**20
+HAS_KEYS = "key:"  # no hash begins like this
 Octets = bytes  # for tables that have a column of this name
 
 
@@ -67,7 +68,10 @@ class FederationRow(Table):
 
 
 class EnrolmentTokenRow(Table):
-    """A one-time token for one client name, hashed; `retry_key_hash` recognises a repeated request."""
+    """A one-time token for one client name, hashed; `retry_key_hash` recognises a bearer's repeated request.
+
+    Where `cidr` is set, only an address in that network may use it.
+    """
 
     __tablename__ = "enrolment_tokens"
 
@@ -80,11 +84,15 @@ class EnrolmentTokenRow(Table):
     expires_at: Mapped[datetime]
     used_at: Mapped[datetime | None]
     retry_key_hash: Mapped[str | None]
+    cidr: Mapped[str | None]
     client_id: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
 
 
 class ClientRow(Table):
-    """One enrolled agent of one organisation."""
+    """One enrolled agent of one organisation.
+
+    `credential_hash` recognises a bearer client; of one with keys it is HAS_KEYS and the client's id.
+    """
 
     __tablename__ = "clients"
     __table_args__ = (UniqueConstraint("federation_id", "name"),)

@@ -37,7 +37,7 @@ def enrol(
     ],
     config: Config = None,
 ) -> None:
-    """Spend a one-time token and keep the credential in the agent's folder. Safe to repeat."""
+    """Make a key in the agent's folder and spend a one-time token on it. Safe to repeat."""
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.membership import enrol as spend
         from client_agent.membership import exclusive

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address, ip_network
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Request, Response
 from sqlalchemy.orm import Session
 
 from coordinator import events
-from coordinator.enrolment import store, tokens
+from coordinator.database import now
+from coordinator.enrolment import possession, store, tokens
 from coordinator.enrolment.admission import admit
 from coordinator.enrolment.auth import AsAdmin, AsOperator, hash_of
 from coordinator.errors import (
@@ -21,15 +23,18 @@ from coordinator.errors import (
     JsonMalformed,
     NotFound,
     ProtocolVersionUnsupported,
+    WeakPublicKey,
 )
+from coordinator.ids import new_id
 from coordinator.json_body import json_body, takes
 from coordinator.locks import lock_federation
 from coordinator.logs import bind, logger
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, TokenId
 from coordinator.problems import answers
-from coordinator.sessions import Reading, Writing
+from coordinator.sessions import Reading, TheServerKey, Writing
 from coordinator.tables import ClientRow, EnrolmentTokenRow
 from schemas import PROTOCOL_VERSION
+from schemas.identity.enrolment_token import EnrolmentTokenText, TokenMalformed, read
 from schemas.messages.enrolment import (
     Enrolment,
     EnrolmentRequest,
@@ -45,6 +50,9 @@ log = logger(__name__)
 _EXAMPLE_ENROLMENT = {
     "token": "tsr1_...",
     "name": "hospital-a",
+    "public_key": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo",
+    "nonce": "...",
+    "proof": "...",
     "profile": {
         "architecture": "LlamaForCausalLM",
         "base_model": "tiny-s-3f0c9a1b2c3d",
@@ -67,6 +75,7 @@ def make_enrolment_token(
     fid: FederationId,
     request: Annotated[EnrolmentTokenRequest, Depends(json_body(EnrolmentTokenRequest))],
     session: Writing,
+    key: TheServerKey,
 ) -> EnrolmentToken:
     """Make a one-time token for one client; it is shown once."""
     federation = lock_federation(session, fid)
@@ -74,9 +83,10 @@ def make_enrolment_token(
         raise FederationStateConflict(state=federation.state)
     if store.is_name_taken(session, fid, request.client_name):
         raise ClientNameTaken
-    token = tokens.new_enrolment_token()
-    row = store.add_enrolment_token(session, fid, request, hash_of(token))
-    return EnrolmentToken(token=token, expires_at=row.expires_at)
+    row_id = new_id(tokens.ENROLMENT_PREFIX.rstrip("_"))
+    token = tokens.new_enrolment_token(row_id, key.id)
+    row = store.add_enrolment_token(session, row_id, fid, request, hash_of(token.secret))
+    return EnrolmentToken(token=str(token), expires_at=row.expires_at)
 
 
 @router.post(
@@ -89,56 +99,91 @@ def make_enrolment_token(
         Forbidden,
         FederationStateConflict,
         Invalid,
+        WeakPublicKey,
         ProtocolVersionUnsupported,
     )
     | {200: {"model": Enrolment, "description": "The same answer again to a repeated request"}},
 )
 def enrol(
     request: Annotated[EnrolmentRequest, Depends(json_body(EnrolmentRequest))],
+    caller: Request,
     session: Writing,
+    key: TheServerKey,
     response: Response,
 ) -> Enrolment:
-    """Become a member with a one-time token."""
+    """Become a member with a one-time token and a key of one's own, or as a bearer client where allowed."""
     if request.profile.protocol_version != PROTOCOL_VERSION:
         raise ProtocolVersionUnsupported(supported=[PROTOCOL_VERSION])
-    token = _usable_token(session, request)
-    credential, repeat = tokens.credential_for(request), tokens.fingerprint(request)
+    text = _read_token(request)
+    possession.check(request, text, key, now(session))
+    token = _usable_token(session, request, text, caller)
     if token.client_id is not None:
-        if repeat is None or repeat != token.retry_key_hash:
+        if not _is_repeat(session, token, token.client_id, request):
             raise EnrolmentTokenInvalid
         response.status_code = 200
-        return _enrolment(token.client_id, token.federation_id, credential)
-    client = _new_member(session, token, request, hash_of(credential), repeat)
+        return _enrolment(token.client_id, token.federation_id, tokens.credential_for(request))
+    credential = tokens.credential_for(request)
+    client = _new_member(session, token, request, credential)
     return _enrolment(client.id, client.federation_id, credential)
 
 
-def _usable_token(session: Session, request: EnrolmentRequest) -> EnrolmentTokenRow:
+def _read_token(request: EnrolmentRequest) -> EnrolmentTokenText:
+    try:
+        return read(request.token)
+    except TokenMalformed as error:
+        raise EnrolmentTokenInvalid from error
+
+
+def _usable_token(
+    session: Session, request: EnrolmentRequest, text: EnrolmentTokenText, caller: Request
+) -> EnrolmentTokenRow:
     """Find the token and lock its federation, so that two requests cannot both use it."""
-    digest = hash_of(request.token)
-    found = store.enrolment_token_by_hash(session, digest)
-    if found is None:
+    found = store.enrolment_token(session, tokens.ENROLMENT_PREFIX + text.id)
+    if found is None or not tokens.has_secret(text, found.token_hash):
         raise EnrolmentTokenInvalid
     lock_federation(session, found.federation_id)
-    token = store.enrolment_token_by_hash(session, digest)
+    token = store.enrolment_token(session, found.id)
     if token is None or token.client_name != request.name or store.is_expired(session, token):
+        raise EnrolmentTokenInvalid
+    if token.cidr is not None and not _is_within(caller, token.cidr):
         raise EnrolmentTokenInvalid
     return token
 
 
+def _is_within(caller: Request, network: str) -> bool:
+    try:
+        return caller.client is not None and ip_address(caller.client.host) in ip_network(network)
+    except ValueError:
+        return False
+
+
+def _is_repeat(session: Session, token: EnrolmentTokenRow, client_id: str, request: EnrolmentRequest) -> bool:
+    """Say whether a request that used the token before is asking for its answer again."""
+    if request.public_key is not None:
+        return store.is_key_of(session, request.public_key, client_id)
+    repeat = tokens.fingerprint(request)
+    return repeat is not None and repeat == token.retry_key_hash
+
+
 def _new_member(
-    session: Session, token: EnrolmentTokenRow, request: EnrolmentRequest, digest: str, repeat: str | None
+    session: Session, token: EnrolmentTokenRow, request: EnrolmentRequest, credential: str | None
 ) -> ClientRow:
     federation = lock_federation(session, token.federation_id)
-    admit(FederationPlan.model_validate(federation.plan), federation.state, request.profile)
-    client = store.consume(session, token, request, digest, repeat)
+    plan = FederationPlan.model_validate(federation.plan)
+    admit(plan, federation.state, request.profile, with_key=request.public_key is not None)
+    digest = hash_of(credential) if credential is not None else None
+    repeat = tokens.fingerprint(request)
+    client = store.consume(session, token, request, credential_hash=digest, repeat=repeat)
+    if request.public_key is not None and not store.add_key(session, request.public_key, client.id):
+        raise WeakPublicKey("another client has this key; make one for each")
     shown = store.client_view(client, rounds=0)
     events.append(session, client.federation_id, "client", shown.model_dump(mode="json"), client.id)
     bind(client=client.id)
-    log.info("client-enrolled", federation=client.federation_id)
+    log.info("client-enrolled", federation=client.federation_id, identity=shown.identity)
     return client
 
 
-def _enrolment(client_id: str, federation_id: str, credential: str) -> Enrolment:
+def _enrolment(client_id: str, federation_id: str, credential: str | None) -> Enrolment:
     return Enrolment(
         client_id=client_id,
         federation_id=federation_id,

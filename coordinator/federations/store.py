@@ -38,7 +38,11 @@ _SHARING: dict[Standing, str] = {
     "untested": "Nobody has tested its pack: what both packs select is shared across architectures. "
     "`tessera agent alignment-test` in one of its silos tests it.",
 }
-_BEARER = "Clients identify themselves with bearer credentials: who reads decrypted requests can act as one."
+_SIGNED = "Clients sign every request with keys that never leave them."
+_BEARER = (
+    "Clients may identify themselves with bearer credentials: who reads decrypted requests can act as one of "
+    "these."
+)
 
 
 def create(session: Session, plan: FederationPlan) -> FederationRow:
@@ -106,7 +110,7 @@ def view(session: Session, row: FederationRow) -> Federation:
 
 def claims(plan: FederationPlan) -> list[str]:
     """Say what may honestly be claimed about privacy under this plan."""
-    return [_TRUSTED_OPERATOR, *([_BEARER] if plan.privacy.allow_bearer_clients else [])]
+    return [_TRUSTED_OPERATOR, _BEARER if plan.privacy.allow_bearer_clients else _SIGNED]
 
 
 def _alignment(session: Session, fid: str) -> list[PackStanding]:

@@ -130,9 +130,9 @@ class WirePlan(Strict):
 
 
 class PrivacyPlan(Strict):
-    """Who may take part how."""
+    """Who may take part how: clients sign their requests, and bearer clients only where they are allowed."""
 
-    allow_bearer_clients: bool = True
+    allow_bearer_clients: bool = False
 
 
 class LimitsPlan(Strict):

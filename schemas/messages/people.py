@@ -48,8 +48,15 @@ class TokenPage(Strict):
 
 
 class Hello(Strict):
-    """Who answers here."""
+    """Who answers here, signed with the coordinator's key over what was asked.
+
+    `nonce` is what a newcomer signs within the hour; `challenge` is the caller's, so that the answer is new.
+    """
 
     name: str
     protocol_version: int
     server_time: UtcTime
+    signing_key: str
+    nonce: str
+    challenge: str | None
+    signature: str
