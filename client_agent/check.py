@@ -19,6 +19,7 @@ from client_agent.silo import device_of, dtype_of
 from client_agent.training.data import SiloData, load_data
 from client_agent.training.evaluate import evaluate
 from schemas import PROTOCOL_VERSION
+from schemas.identity.keys import thumbprint
 from schemas.messages.federations import TrainingPlan
 
 _PROBE_EXAMPLES = 4
@@ -104,7 +105,7 @@ def _identity(settings: AgentSettings) -> str:
     except NotEnrolled:
         return "not enrolled yet: `tessera agent enrol` is the next step"
     with CoordinatorApi(str(settings.url), key=read_key(settings.folder), deadline_seconds=0.0) as api:
-        api.proved_hello(membership.server)
+        api.proved_hello(thumbprint(membership.server_key))
         me = api.me()
     return f"{me.name}, client {me.client_id} of federation {me.federation_id}, {me.state}"
 

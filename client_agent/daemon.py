@@ -17,6 +17,7 @@ from client_agent.errors import (
     CoordinatorUnreachable,
     DownloadDamaged,
     FederationOver,
+    ManifestExpired,
     Stopped,
 )
 from client_agent.participant import Participant
@@ -83,7 +84,7 @@ def run(participant: Participant, sleep: Callable[[float], None]) -> None:
                 return
             if not take_part(participant, answer):
                 sleep(_PAUSE_AFTER_TROUBLE)
-        except (CoordinatorUnreachable, DownloadDamaged, AnswerUnreadable) as trouble:
+        except (CoordinatorUnreachable, DownloadDamaged, AnswerUnreadable, ManifestExpired) as trouble:
             _wait_out(trouble, sleep)
         except CoordinatorRefused as refusal:
             if refusal.slug in _FATAL:

@@ -119,6 +119,23 @@ class CoordinatorNotTrusted(AgentError):
         )
 
 
+class ManifestRefused(AgentError):
+    """What the coordinator signed for a round cannot be believed."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"the coordinator's manifest is refused: {why}. It was set back to an older state, or it lies: "
+            "ask the operator before enrolling anew"
+        )
+
+
+class ManifestExpired(AgentError):
+    """The round that the coordinator shows is over; the daemon asks again."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"round {number} is shown though its deadline is over")
+
+
 class FolderInUse(AgentError):
     """Another process works on the same folder."""
 

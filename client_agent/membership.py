@@ -6,8 +6,9 @@ The private key is made here and never leaves the folder.
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -20,26 +21,42 @@ from cryptography.hazmat.primitives.serialization import (
 from pydantic import ValidationError
 
 from client_agent.coordinator_api import CoordinatorApi
-from client_agent.errors import AlreadyEnrolled, FolderInUse, NotEnrolled, SettingsUnusable, TokenDamaged
+from client_agent.errors import (
+    AlreadyEnrolled,
+    CoordinatorRefused,
+    FolderInUse,
+    NotEnrolled,
+    SettingsUnusable,
+    TokenDamaged,
+)
 from client_agent.round_folder import write_durably
 from schemas.identity.documents import sign
 from schemas.identity.enrolment_token import TokenMalformed, read
 from schemas.identity.keys import name_of
-from schemas.messages.enrolment import EnrolmentRequest, Profile, enrolment_statement
+from schemas.messages.enrolment import (
+    EnrolmentRequest,
+    KeyRotation,
+    Profile,
+    enrolment_statement,
+    rotation_statement,
+)
 from schemas.messages.strict import Strict
 
 _MEMBERSHIP = "membership.json"
 _KEY = "client.key"
+_NEXT_KEY = "next.key"
 _OWNER_ONLY = 0o600
+
+Connect = Callable[[Ed25519PrivateKey], AbstractContextManager[CoordinatorApi]]
 
 
 class Membership(Strict):
-    """What enrolment gave this agent; `server` is the thumbprint of the coordinator's signing key."""
+    """What enrolment gave this agent; `server_key` is the coordinator's public key, as it proved it."""
 
     name: str
     client_id: str
     federation_id: str
-    server: str
+    server_key: str
 
 
 def read_membership(folder: Path) -> Membership:
@@ -60,14 +77,14 @@ def read_membership(folder: Path) -> Membership:
         ) from error
 
 
-def read_key(folder: Path) -> Ed25519PrivateKey:
-    """Read this agent's private key.
+def read_key(folder: Path, name: str = _KEY) -> Ed25519PrivateKey:
+    """Read this agent's private key, or the one that is to replace it.
 
     Raises:
         NotEnrolled: there is none.
         SettingsUnusable: the file is damaged.
     """
-    file = folder / _KEY
+    file = folder / name
     try:
         key = load_pem_private_key(file.read_bytes(), password=None)
     except FileNotFoundError:
@@ -102,7 +119,7 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
     except TokenMalformed as error:
         raise TokenDamaged from error
     hello = api.proved_hello(text.server)
-    key = _key(folder)
+    key = _key(folder, _KEY)
     said = enrolment_statement(server=text.server, token=text.id, public_key=name_of(key), nonce=hello.nonce)
     answer = api.enrol(
         EnrolmentRequest(
@@ -118,10 +135,45 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
         name=name,
         client_id=answer.client_id,
         federation_id=answer.federation_id,
-        server=text.server,
+        server_key=hello.signing_key,
     )
     write_durably(folder / _MEMBERSHIP, membership.model_dump_json(indent=1).encode())
     return membership
+
+
+def replace_key(connect: Connect, folder: Path) -> str:
+    """Make a new key and have the old one endorse it; give when the old one is over, RFC 3339.
+
+    Killed or cut off at any point, the same call again finishes what was begun. `connect` gives a connection
+    that signs with a key.
+
+    Raises:
+        NotEnrolled: there is no membership.
+        CoordinatorRefused: the coordinator does not take the new key.
+    """
+    member, old, new = read_membership(folder), read_key(folder), _key(folder, _NEXT_KEY)
+    said = rotation_statement(
+        federation=member.federation_id,
+        client=member.client_id,
+        old_key=name_of(old),
+        public_key=name_of(new),
+    )
+    request = KeyRotation(
+        public_key=name_of(new),
+        proof=sign("tessera-rotation-v1", said, new),
+        endorsement=sign("tessera-rotation-v1", said, old),
+    )
+    try:
+        with connect(old) as api:
+            over = api.replace_key(request).old_key_expires_at.isoformat()
+    except CoordinatorRefused as refusal:
+        if refusal.slug != "key-revoked":
+            raise
+        with connect(new) as api:  # an earlier call was heard and its answer lost for longer than the overlap
+            api.me()
+        over = "over"
+    os.replace(folder / _NEXT_KEY, folder / _KEY)
+    return over
 
 
 @contextmanager
@@ -144,11 +196,11 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
 
 
-def _key(folder: Path) -> Ed25519PrivateKey:
-    """Make the key once: it is what makes a lost answer repeatable."""
-    file = folder / _KEY
+def _key(folder: Path, name: str) -> Ed25519PrivateKey:
+    """Make a key once: it is what makes a lost answer repeatable."""
+    file = folder / name
     if not file.exists():
         made = Ed25519PrivateKey.generate()
         pem = made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         write_durably(file, pem, mode=_OWNER_ONLY)
-    return read_key(folder)
+    return read_key(folder, name)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.frames_in_use import FramesInUse, frames_for
+from client_agent.manifests import Manifests
 from client_agent.model.adapter import Adapter
 from client_agent.model.inject import inject
 from client_agent.round_folder import RoundFolders
@@ -27,6 +28,7 @@ class Participant:
     folder: Path
     keep_rounds: int
     stop: Callable[[], bool]
+    server_key: str
     _frames: FramesInUse | None = None
 
     @property
@@ -38,6 +40,11 @@ class Participant:
     def rounds(self) -> RoundFolders:
         """The rounds on disk."""
         return RoundFolders(self.home / "rounds")
+
+    @property
+    def manifests(self) -> Manifests:
+        """What the coordinator signed to this client."""
+        return Manifests(self.home, self.federation, self.client, self.server_key, self.api.now)
 
     def frames(self, brief: RoundBrief) -> FramesInUse:
         """Give the federation's frames, made or fetched once; after this the coordinator has our pack."""

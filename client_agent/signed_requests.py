@@ -46,6 +46,10 @@ class SignedRequests(httpx.Auth):
             self._sign(request)
             yield request
 
+    def now(self) -> float:
+        """Tell the time on the coordinator's clock, as far as it is known."""
+        return self._clock() + self._ahead
+
     def _sign(self, request: httpx.Request) -> None:
         if request.content and "Content-Digest" not in request.headers:
             request.headers["Content-Digest"] = to_field(digest_of(request.content))
@@ -57,7 +61,7 @@ class SignedRequests(httpx.Auth):
             query=query,
             content_digest=request.headers.get("Content-Digest"),
         )
-        created = int(self._clock() + self._ahead)
+        created = int(self.now())
         nonce = secrets.token_urlsafe(_NONCE_BYTES)
         request.headers.update(sign(target, self._key, created=created, nonce=nonce))
 

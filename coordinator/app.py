@@ -17,6 +17,7 @@ from coordinator.alignment import acceptance
 from coordinator.alignment import routes as alignment
 from coordinator.dashboard import routes as dashboard
 from coordinator.database import Database
+from coordinator.enrolment import rotation
 from coordinator.enrolment import routes as enrolment
 from coordinator.federations import events, members
 from coordinator.federations import routes as federations
@@ -32,6 +33,7 @@ from coordinator.weights import routes as weights
 _ROUTERS = (
     health.router,
     enrolment.router,
+    rotation.router,
     federations.router,
     members.router,
     events.router,

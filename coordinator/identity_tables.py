@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column
@@ -39,3 +40,27 @@ class ServerIdentityRow(Table):
     id: Mapped[int] = mapped_column(primary_key=True)
     public_key: Mapped[str]
     created_at: Mapped[datetime]
+
+
+class RosterRow(Table):
+    """Who entered or left a federation: a chain of documents, each with the hash of the one before."""
+
+    __tablename__ = "roster"
+
+    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True)
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"))
+    at: Mapped[datetime]
+    document: Mapped[dict[str, Any]]
+    hash: Mapped[str]
+
+
+class ManifestRow(Table):
+    """What a client was told of a round when it joined, signed, once and for all."""
+
+    __tablename__ = "round_manifests"
+
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
+    round_number: Mapped[int] = mapped_column(primary_key=True)
+    document: Mapped[dict[str, Any]]
+    hash: Mapped[str]

@@ -15,7 +15,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from coordinator.times import UtcDateTime
 
 CHUNK_BYTES = 2**20
-HAS_KEYS = "key:"  # no hash begins like this
 Octets = bytes  # for tables that have a column of this name
 
 
@@ -68,10 +67,7 @@ class FederationRow(Table):
 
 
 class EnrolmentTokenRow(Table):
-    """A one-time token for one client name, hashed; `retry_key_hash` recognises a bearer's repeated request.
-
-    Where `cidr` is set, only an address in that network may use it.
-    """
+    """A one-time token for one client name, hashed; `retry_key_hash` recognises a repeated request."""
 
     __tablename__ = "enrolment_tokens"
 
@@ -84,15 +80,12 @@ class EnrolmentTokenRow(Table):
     expires_at: Mapped[datetime]
     used_at: Mapped[datetime | None]
     retry_key_hash: Mapped[str | None]
-    cidr: Mapped[str | None]
+    cidr: Mapped[str | None]  # only addresses in this network may use it
     client_id: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
 
 
 class ClientRow(Table):
-    """One enrolled agent of one organisation.
-
-    `credential_hash` recognises a bearer client; of one with keys it is HAS_KEYS and the client's id.
-    """
+    """One enrolled agent of one organisation; `credential_hash` recognises nobody where it has keys."""
 
     __tablename__ = "clients"
     __table_args__ = (UniqueConstraint("federation_id", "name"),)

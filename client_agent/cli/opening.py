@@ -131,6 +131,7 @@ def participant(
                     folder=settings.folder,
                     keep_rounds=settings.keep_rounds,
                     stop=stop.is_set,
+                    server_key=membership.server_key,
                 ),
                 stop,
             )

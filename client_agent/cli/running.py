@@ -49,6 +49,17 @@ def enrol(
         print(f"{name} is client {membership.client_id} of federation {membership.federation_id}")
 
 
+@agent.command("rotate-key")
+def rotate_key(config: Config = None) -> None:
+    """Replace the agent's key while it does not run; the old one counts for an hour. Safe to repeat."""
+    with clear_errors(), opened_settings(config) as settings:
+        from client_agent.membership import exclusive, replace_key
+
+        with exclusive(settings.folder):
+            over = replace_key(lambda key: connection(settings, key), settings.folder)
+        print(f"the new key is in use; the old one is over: {over}")
+
+
 @agent.command()
 def check(config: Config = None, as_json: Json = False) -> None:
     """Look at configuration, device, model, data and connection; exit 1 if something is wrong."""

@@ -67,6 +67,7 @@ class Federation:
             folder=folder,
             keep_rounds=1,
             stop=lambda: False,
+            server_key=membership.server_key,
         )
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from coordinator import events
 from coordinator.database import now
-from coordinator.enrolment import possession, store, tokens
+from coordinator.enrolment import possession, roster, store, tokens
 from coordinator.enrolment.admission import admit
 from coordinator.enrolment.auth import AsAdmin, AsOperator, hash_of
 from coordinator.errors import (
@@ -176,6 +176,7 @@ def _new_member(
     client = store.consume(session, token, request, credential_hash=digest, repeat=repeat)
     if request.public_key is not None and not store.add_key(session, request.public_key, client.id):
         raise WeakPublicKey("another client has this key; make one for each")
+    roster.append(session, client, "enrolled", request.public_key, client.enrolled_at)
     shown = store.client_view(client, rounds=0)
     events.append(session, client.federation_id, "client", shown.model_dump(mode="json"), client.id)
     bind(client=client.id)

@@ -14,7 +14,7 @@ from coordinator.database import now
 from coordinator.errors import NotFound
 from coordinator.identity_tables import ClientKeyRow, UsedNonceRow
 from coordinator.ids import new_id
-from coordinator.tables import HAS_KEYS, ClientRow, EnrolmentTokenRow, PersonToken, Table
+from coordinator.tables import ClientRow, EnrolmentTokenRow, PersonToken, Table
 from schemas.messages.enrolment import Client, EnrolmentRequest, EnrolmentTokenRequest
 from schemas.messages.people import TokenPage, TokenRequest, TokenView
 
@@ -22,6 +22,7 @@ _SEEN_AGAIN_AFTER = timedelta(seconds=15)
 # Longer than any signature may live on clocks that differ as much as they may.
 _NONCE_LIFE = timedelta(minutes=10)
 _FORGOTTEN_AT_ONCE = 100
+_HAS_KEYS = "key:"  # stands before the client's id; no hash begins like this
 _NONCE = tuple_(UsedNonceRow.public_key, UsedNonceRow.nonce)
 
 
@@ -149,7 +150,7 @@ def consume(
         base_model=request.profile.base_model,
         profile=request.profile.model_dump(mode="json"),
         state="enrolled",
-        credential_hash=credential_hash or HAS_KEYS + client_id,
+        credential_hash=credential_hash or _HAS_KEYS + client_id,
         enrolled_at=moment,
         last_seen_at=moment,
         revoked_at=None,
@@ -177,7 +178,7 @@ def client_view(row: ClientRow, *, rounds: int) -> Client:
             "organisation": row.organisation,
             "profile": row.profile,
             "state": row.state,
-            "identity": "key" if row.credential_hash.startswith(HAS_KEYS) else "bearer",
+            "identity": "key" if row.credential_hash.startswith(_HAS_KEYS) else "bearer",
             "enrolled_at": row.enrolled_at,
             "last_seen_at": row.last_seen_at,
             "rounds": rounds,
@@ -204,6 +205,30 @@ def is_key_of(session: Session, key: str, client_id: str) -> bool:
     if row is None or row.client_id != client_id:
         return False
     return row.expires_at is None or row.expires_at > now(session)
+
+
+def key(session: Session, name: str) -> ClientKeyRow:
+    """Which row has this public key, as it is now?
+
+    Raises:
+        NotFound: none.
+    """
+    row = session.get(ClientKeyRow, name, populate_existing=True)
+    if row is None:
+        raise NotFound
+    return row
+
+
+def client(session: Session, client_id: str) -> ClientRow:
+    """Which client is this?
+
+    Raises:
+        NotFound: none.
+    """
+    row = session.get(ClientRow, client_id)
+    if row is None:
+        raise NotFound
+    return row
 
 
 def use_nonce(session: Session, key: str, nonce: str) -> bool:

@@ -6,6 +6,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from coordinator.database import now
+from coordinator.enrolment import roster
 from coordinator.enrolment.store import client_view
 from coordinator.errors import NotFound
 from coordinator.ids import new_id
@@ -190,8 +191,9 @@ def revoke(session: Session, fid: str, cid: str) -> bool:
         )
         .values(state="revoked")
     )
-    row.state, row.revoked_at = "revoked", now(session)
-    session.flush()
+    moment = now(session)
+    row.state, row.revoked_at = "revoked", moment
+    roster.append(session, row, "revoked", None, moment)
     return True
 
 

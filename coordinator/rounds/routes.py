@@ -30,11 +30,12 @@ from coordinator.locks import lock_federation
 from coordinator.logs import logger
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, RoundNumber
 from coordinator.problems import answers
-from coordinator.rounds import bases, control, queries, store, views
+from coordinator.rounds import bases, control, manifests, queries, store, views
 from coordinator.rounds.selection import advice, retry_after
-from coordinator.sessions import Reading, TheDatabase, TheSettings, Writing
+from coordinator.server_key import ServerKey
+from coordinator.sessions import Reading, TheDatabase, TheServerKey, TheSettings, Writing
 from coordinator.tables import FederationRow, RoundRow
-from schemas.messages.federations import Federation
+from schemas.messages.federations import Federation, FederationPlan
 from schemas.messages.rounds import (
     FinishedBrief,
     RelevanceView,
@@ -42,6 +43,7 @@ from schemas.messages.rounds import (
     RoundPage,
     RoundView,
     Scores,
+    SignedDocument,
     WeightsReference,
 )
 from schemas.messages.updates import WeightsManifest
@@ -94,7 +96,7 @@ def finish_federation(_: AsOperator, fid: FederationId, session: Writing) -> Fed
     responses={**_NOTHING_TO_DO, **answers(AuthMissing, Forbidden, NotFound)},
 )
 def current_round(
-    member: AsMember, database: TheDatabase, settings: TheSettings
+    member: AsMember, database: TheDatabase, settings: TheSettings, key: TheServerKey
 ) -> RoundBrief | FinishedBrief | Response:
     """Tell a client what it has to do now."""
     with database.read() as session:
@@ -105,7 +107,7 @@ def current_round(
         state = store.state_of(current) if current is not None else None
         told = advice(control.federation_state(row), state, delivered=delivered)
         if told == "finished":
-            return _finished(session, row, member)
+            return _finished(session, row, member, key)
         moment = now(session)
         to_do = current if told == "take-part" else None
         base = _base(session, row, to_do.number, member) if to_do is not None else None
@@ -113,6 +115,28 @@ def current_round(
         return _brief(row, to_do, base(), moment)
     seconds = retry_after(settings.retry_seconds, random.random())
     return Response(status_code=204, headers={"Retry-After": str(seconds)})
+
+
+@router.get(
+    "/plan",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/json": {"schema": FederationPlan.model_json_schema()}}},
+        **answers(AuthMissing, NotFound),
+    },
+)
+def show_plan(_: AsReader, fid: FederationId, session: Reading) -> Response:
+    """Give the federation's resolved plan in the very bytes whose digest every round's manifest has."""
+    return Response(manifests.plan_bytes(federation(session, fid)), media_type="application/json")
+
+
+@router.get("/rounds/{n}/manifest", responses=answers(AuthMissing, Forbidden, NotFound))
+def show_manifest(member: AsMember, n: RoundNumber, session: Reading) -> SignedDocument:
+    """Give a client the signed manifest that it got when it joined a round."""
+    row = manifests.of(session, member.client_id, n)
+    if row is None:
+        raise NotFound
+    return row.document
 
 
 @router.put(
@@ -210,11 +234,14 @@ def _base(
     return lambda: bases.zeros(layout, manifest)[0]
 
 
-def _finished(session: Session, row: FederationRow, member: Member) -> FinishedBrief:
+def _finished(session: Session, row: FederationRow, member: Member, key: ServerKey) -> FinishedBrief:
     _, last = store.published(session, row.id)
     newest = bases.newest(session, member.client_id)
+    if newest is None:
+        return FinishedBrief(state="finished", round=last + 1, weights=None, manifest=None)
     return FinishedBrief(
         state="finished",
         round=last + 1,
-        weights=bases.reference(newest) if newest is not None else None,
+        weights=bases.reference(newest),
+        manifest=manifests.final(session, row, member, last + 1, newest.digest, key),
     )

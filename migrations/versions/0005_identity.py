@@ -45,6 +45,35 @@ def upgrade() -> None:
         sa.Column("created_at", _TIME, nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_server_identity")),
     )
+    _create_chains()
+
+
+def _create_chains() -> None:
+    op.create_table(
+        "roster",
+        sa.Column("federation_id", sa.String(length=200), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("client_id", sa.String(length=200), nullable=False),
+        sa.Column("at", _TIME, nullable=False),
+        sa.Column("document", sa.JSON(), nullable=False),
+        sa.Column("hash", sa.String(length=200), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["federation_id"], ["federations.id"], name=op.f("fk_roster_federation_id_federations")
+        ),
+        sa.ForeignKeyConstraint(["client_id"], ["clients.id"], name=op.f("fk_roster_client_id_clients")),
+        sa.PrimaryKeyConstraint("federation_id", "version", name=op.f("pk_roster")),
+    )
+    op.create_table(
+        "round_manifests",
+        sa.Column("client_id", sa.String(length=200), nullable=False),
+        sa.Column("round_number", sa.Integer(), nullable=False),
+        sa.Column("document", sa.JSON(), nullable=False),
+        sa.Column("hash", sa.String(length=200), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["client_id"], ["clients.id"], name=op.f("fk_round_manifests_client_id_clients")
+        ),
+        sa.PrimaryKeyConstraint("client_id", "round_number", name=op.f("pk_round_manifests")),
+    )
 
 
 def downgrade() -> None:
@@ -54,6 +83,8 @@ def downgrade() -> None:
             f"{signing} keys of clients sign requests, which the version before cannot check:"
             " go on with this version, or restore the backup from before the upgrade"
         )
+    op.drop_table("round_manifests")
+    op.drop_table("roster")
     op.drop_table("server_identity")
     op.drop_table("used_nonces")
     op.drop_table("client_keys")

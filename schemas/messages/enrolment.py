@@ -5,10 +5,10 @@ from __future__ import annotations
 from ipaddress import ip_network
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, model_validator
 
 from schemas.messages.federations import ALL_ROLES, Role
-from schemas.messages.strict import BaseModelSlug, Lenient, Name, Strict, UtcTime, wrong
+from schemas.messages.strict import BaseModelSlug, Digest, Lenient, Name, Strict, UtcTime, wrong
 
 Shape = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 
@@ -95,6 +95,30 @@ class Enrolment(Strict):
     protocol_version: int
 
 
+class KeyRotation(Strict):
+    """Replace one's key: `proof` of the new key and `endorsement` of the old over `rotation_statement`.
+
+    The old key counts for `overlap_seconds` more.
+    """
+
+    public_key: Annotated[str, Field(max_length=64)]
+    proof: Annotated[str, Field(max_length=128)]
+    endorsement: Annotated[str, Field(max_length=128)]
+    overlap_seconds: Annotated[int, Field(ge=0, le=86400)] = 3600
+
+
+def rotation_statement(*, federation: str, client: str, old_key: str, public_key: str) -> dict[str, str]:
+    """Say what both keys of a rotation sign."""
+    return {"federation": federation, "client": client, "old_key": old_key, "public_key": public_key}
+
+
+class KeyInUse(Strict):
+    """A client's new key, and until when the old one counts."""
+
+    public_key: str
+    old_key_expires_at: UtcTime
+
+
 class Traffic(Strict):
     """Encoded body bytes, up from and down to clients."""
 
@@ -121,6 +145,32 @@ class ClientPage(Strict):
     """Some clients, and where the next page starts."""
 
     items: list[Client]
+    next: str | None
+
+
+class RosterEntry(Lenient):
+    """One link of a federation's roster; `previous` is the hash of the one before, null for the first.
+
+    `public_key` is the client's from then on: null for a bearer client, and when it was revoked. A rotation
+    has the old key's `endorsement` of `rotation_statement`.
+    """
+
+    federation: str
+    version: int
+    event: Literal["enrolled", "rotated", "revoked"]
+    client: str
+    name: str
+    organisation: str | None
+    public_key: str | None
+    endorsement: str | None
+    at: UtcTime
+    previous: Digest | None
+
+
+class RosterPage(Strict):
+    """Some links of the chain in order, and where the next page starts."""
+
+    items: list[dict[str, JsonValue]]
     next: str | None
 
 

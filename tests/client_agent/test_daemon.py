@@ -75,7 +75,14 @@ def participant(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Enrolled
             member = enrol(api(None, None), tmp_path, token=token, name="aster", profile=silo.profile)
             connection = api(read_key(tmp_path), transport)
             return Participant(
-                silo, connection, fid, member.client_id, tmp_path, keep_rounds=2, stop=lambda: False
+                silo,
+                connection,
+                fid,
+                member.client_id,
+                tmp_path,
+                keep_rounds=2,
+                stop=lambda: False,
+                server_key=member.server_key,
             )
 
         yield make

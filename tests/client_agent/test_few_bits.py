@@ -85,7 +85,16 @@ def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
         token = served.enrolment_token(fid, "aster")
         member = enrol(api, tmp_path, token=token, name="aster", profile=silo.profile)
     with connected(read_key(tmp_path)) as api:
-        who = Participant(silo, api, fid, member.client_id, tmp_path, keep_rounds=2, stop=lambda: False)
+        who = Participant(
+            silo,
+            api,
+            fid,
+            member.client_id,
+            tmp_path,
+            keep_rounds=2,
+            stop=lambda: False,
+            server_key=member.server_key,
+        )
         prepare(who, naps(500))
         stored = {slug: api.pack(fid, slug) for slug in (silo.base.slug, alignment.pivot)}
     found, of_pivot = (Pack.from_body(body.body) for body in stored.values() if body is not None)

@@ -95,7 +95,16 @@ def taken_part(
         with CoordinatorApi(
             served.url, key=read_key(folder), deadline_seconds=20, sleep=lambda _: None
         ) as api:
-            who = Participant(silo, api, fid, member.client_id, folder, keep_rounds=2, stop=lambda: False)
+            who = Participant(
+                silo,
+                api,
+                fid,
+                member.client_id,
+                folder,
+                keep_rounds=2,
+                stop=lambda: False,
+                server_key=member.server_key,
+            )
             run(who, naps(500))
         return Rounds(file, who.home, served)
 
