@@ -26,7 +26,7 @@ from client_agent.errors import (
 from client_agent.signed_requests import SignedRequests
 from client_agent.trust import check_hello, new_challenge
 from schemas.messages.alignment import Acceptance, Anchors
-from schemas.messages.enrolment import Enrolment, EnrolmentRequest, KeyInUse, KeyRotation, Me
+from schemas.messages.enrolment import Enrolment, EnrolmentRequest, KeyInUse, KeyRotation, Me, RosterPage
 from schemas.messages.people import Hello
 from schemas.messages.rounds import FinishedBrief, Joined, RoundBrief, Scores, SignedDocument
 from schemas.messages.updates import Receipt
@@ -141,6 +141,11 @@ class CoordinatorApi:
     def plan(self, federation: str) -> bytes:
         """Download the federation's plan, in the bytes that manifests name by their digest."""
         return self._call("GET", f"/v1/federations/{federation}/plan").content
+
+    def roster(self, federation: str, *, after: int) -> list[SignedDocument]:
+        """Download the links of the roster after a version, some at a time."""
+        path = f"/v1/federations/{federation}/roster?after={after}"
+        return read(RosterPage, self._call("GET", path)).items
 
     def manifest(self, federation: str, number: int) -> SignedDocument:
         """Download the manifest that I was given for a round."""

@@ -129,6 +129,16 @@ class ManifestRefused(AgentError):
         )
 
 
+class RosterRefused(AgentError):
+    """The coordinator counts somebody among the members whom this silo does not let in."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"the federation's roster is refused: {why}. Ask the operator and the other silos; the file that "
+            "`roster` names has the pinned members"
+        )
+
+
 class ManifestExpired(AgentError):
     """The round that the coordinator shows is over; the daemon asks again."""
 

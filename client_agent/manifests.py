@@ -64,13 +64,18 @@ class Manifests:
         write_durably(self.folder / _NEWEST, json.dumps(document).encode())
         return manifest
 
+    @property
+    def plan(self) -> FederationPlan:
+        """The plan that the manifests name, once one was accepted."""
+        return FederationPlan.model_validate_json((self.folder / _PLAN).read_bytes(), extra="ignore")
+
     def hold_to_plan(self, brief: RoundBrief) -> None:
-        """Check that a brief asks for what the plan says that the manifests name.
+        """Check that a brief asks for what the plan says.
 
         Raises:
             ManifestRefused: it asks for something else.
         """
-        plan = FederationPlan.model_validate_json((self.folder / _PLAN).read_bytes(), extra="ignore")
+        plan = self.plan
         for part in ("strategy", "adapter", "training", "signature", "alignment", "wire"):
             if getattr(brief, part) != getattr(plan, part):
                 raise ManifestRefused(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from client_agent.coordinator_api import CoordinatorApi
@@ -11,10 +11,11 @@ from client_agent.frames_in_use import FramesInUse, frames_for
 from client_agent.manifests import Manifests
 from client_agent.model.adapter import Adapter
 from client_agent.model.inject import inject
+from client_agent.roster import Roster
 from client_agent.round_folder import RoundFolders
 from client_agent.silo import Silo
 from client_agent.strategies.base import load_strategy
-from schemas.messages.rounds import RoundBrief
+from schemas.messages.rounds import RoundBrief, SignedDocument
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class Participant:
     keep_rounds: int
     stop: Callable[[], bool]
     server_key: str
+    pins: Mapping[str, str] = field(default_factory=dict)
     _frames: FramesInUse | None = None
 
     @property
@@ -41,10 +43,24 @@ class Participant:
         """The rounds on disk."""
         return RoundFolders(self.home / "rounds")
 
-    @property
-    def manifests(self) -> Manifests:
-        """What the coordinator signed to this client."""
-        return Manifests(self.home, self.federation, self.client, self.server_key, self.api.now)
+    def believe(
+        self,
+        manifest: SignedDocument | None,
+        *,
+        number: int,
+        weights: str,
+        brief: RoundBrief | None = None,
+    ) -> None:
+        """Accept what the coordinator signed for a round, what it asks for, and whom it names as members.
+
+        Raises:
+            ManifestRefused, ManifestExpired, RosterRefused: as these say.
+        """
+        held = Manifests(self.home, self.federation, self.client, self.server_key, self.api.now)
+        accepted = held.accept(manifest, self.api, number=number, weights=weights)
+        if brief is not None:
+            held.hold_to_plan(brief)
+        Roster(self.home, held.plan.privacy.roster_policy, self.pins).follow(accepted, self.api)
 
     def frames(self, brief: RoundBrief) -> FramesInUse:
         """Give the federation's frames, made or fetched once; after this the coordinator has our pack."""

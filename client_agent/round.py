@@ -88,7 +88,7 @@ def finish(who: Participant, brief: FinishedBrief) -> None:
     if brief.weights is None:
         log.info("the federation is finished; this client never took part")
         return
-    who.manifests.accept(brief.manifest, who.api, number=brief.round, weights=brief.weights.digest)
+    who.believe(brief.manifest, number=brief.round, weights=brief.weights.digest)
     body = who.api.weights(who.federation, brief.round)
     if body.digest != brief.weights.digest:
         raise DownloadDamaged("the final weights")
@@ -134,8 +134,7 @@ def _pull(work: _Work) -> bytes:
     newcomer = who.rounds.newest_with(TRAINED, before=brief.round) is None
     signature = join_signature(who, brief) if newcomer and brief.round > 1 else None
     joined = who.api.join(who.federation, brief.round, signature)
-    who.manifests.accept(joined.manifest, who.api, number=brief.round, weights=joined.weights.digest)
-    who.manifests.hold_to_plan(brief)
+    who.believe(joined.manifest, number=brief.round, weights=joined.weights.digest, brief=brief)
     body = who.api.weights(who.federation, brief.round)
     if body.digest != joined.weights.digest:
         raise DownloadDamaged(f"round {brief.round}'s weights")

@@ -109,10 +109,12 @@ def participant(
     from client_agent.membership import enrol as spend
     from client_agent.membership import exclusive, is_enrolled, read_key, read_membership
     from client_agent.participant import Participant
+    from client_agent.roster import read_pins
     from client_agent.silo import open_silo
 
     if enrolment is None:
         read_membership(settings.folder)  # that nobody enrolled is said before a model is loaded
+    pins = read_pins(settings.roster)
     stop = StopFlag()
     stop.listen()
     with exclusive(settings.folder):
@@ -132,6 +134,7 @@ def participant(
                     keep_rounds=settings.keep_rounds,
                     stop=stop.is_set,
                     server_key=membership.server_key,
+                    pins=pins,
                 ),
                 stop,
             )
