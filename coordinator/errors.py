@@ -77,6 +77,13 @@ class EnrolmentTokenInvalid(Refused):
     headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": "Bearer"}
 
 
+class EnrolmentTokenMisused(EnrolmentTokenInvalid):
+    # Answered like a token that nobody made, and written into the audit log.
+    def __init__(self, token_id: str, reason: str) -> None:
+        super().__init__()
+        self.token_id, self.reason = token_id, reason
+
+
 class Forbidden(Refused):
     status, slug, title = 403, "forbidden", "Your role does not allow this"
 

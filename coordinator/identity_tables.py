@@ -64,3 +64,13 @@ class ManifestRow(Table):
     round_number: Mapped[int] = mapped_column(primary_key=True)
     document: Mapped[dict[str, Any]]
     hash: Mapped[str]
+
+
+class AuditRow(Table):
+    """Who let whom in or shut whom out: a chain of documents, each with the hash of the one before."""
+
+    __tablename__ = "audit"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    document: Mapped[dict[str, Any]]
+    hash: Mapped[str]

@@ -11,6 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from sqlalchemy.orm import Session
 
+from coordinator import audit
 from coordinator.database import now
 from coordinator.enrolment import roster, store
 from coordinator.enrolment.auth import AnyMember, Member, still_member
@@ -82,6 +83,7 @@ def _replace(session: Session, member: Member, old: str, request: KeyRotation) -
         replaced.expires_at = moment + timedelta(seconds=request.overlap_seconds)
         client = store.client(session, member.client_id)
         roster.append(session, client, "rotated", request.public_key, moment, endorsement=request.endorsement)
+        audit.append(session, "client-key-replaced", actor=client.id, subject=client.id)
         log.info("key-replaced", federation=member.federation_id)
     elif not store.is_key_of(session, request.public_key, member.client_id):
         raise KeyRevoked("this key was replaced before, and cannot name another successor")

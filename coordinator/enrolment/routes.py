@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address, ip_network
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 from sqlalchemy.orm import Session
 
-from coordinator import events
+from coordinator import audit, events
 from coordinator.database import now
 from coordinator.enrolment import possession, roster, store, tokens
 from coordinator.enrolment.admission import admit
-from coordinator.enrolment.auth import AsAdmin, AsOperator, hash_of
+from coordinator.enrolment.auth import AsAdmin, AsAuditor, AsOperator, hash_of
 from coordinator.errors import (
     AuthMissing,
     ClientNameTaken,
     EnrolmentTokenInvalid,
+    EnrolmentTokenMisused,
     FederationStateConflict,
     Forbidden,
     Invalid,
@@ -31,7 +33,7 @@ from coordinator.locks import lock_federation
 from coordinator.logs import bind, logger
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, TokenId
 from coordinator.problems import answers
-from coordinator.sessions import Reading, TheServerKey, Writing
+from coordinator.sessions import Reading, TheDatabase, TheServerKey, Writing
 from coordinator.tables import ClientRow, EnrolmentTokenRow
 from schemas import PROTOCOL_VERSION
 from schemas.identity.enrolment_token import EnrolmentTokenText, TokenMalformed, read
@@ -42,10 +44,12 @@ from schemas.messages.enrolment import (
     EnrolmentTokenRequest,
 )
 from schemas.messages.federations import FederationPlan
-from schemas.messages.people import NewToken, TokenPage, TokenRequest, TokenView
+from schemas.messages.people import AuditPage, NewToken, TokenPage, TokenRequest, TokenView
 
 router = APIRouter(tags=["enrolment"])
 log = logger(__name__)
+
+_PLACE = re.compile(r"[0-9]{1,9}")
 
 _EXAMPLE_ENROLMENT = {
     "token": "tsr1_...",
@@ -71,7 +75,7 @@ _EXAMPLE_ENROLMENT = {
     responses=answers(JsonMalformed, NotFound, FederationStateConflict, ClientNameTaken, Invalid),
 )
 def make_enrolment_token(
-    _: AsOperator,
+    person: AsOperator,
     fid: FederationId,
     request: Annotated[EnrolmentTokenRequest, Depends(json_body(EnrolmentTokenRequest))],
     session: Writing,
@@ -86,6 +90,7 @@ def make_enrolment_token(
     row_id = new_id(tokens.ENROLMENT_PREFIX.rstrip("_"))
     token = tokens.new_enrolment_token(row_id, key.id)
     row = store.add_enrolment_token(session, row_id, fid, request, hash_of(token.secret))
+    audit.append(session, "enrolment-token-made", actor=person.id, subject=row_id)
     return EnrolmentToken(token=str(token), expires_at=row.expires_at)
 
 
@@ -107,7 +112,7 @@ def make_enrolment_token(
 def enrol(
     request: Annotated[EnrolmentRequest, Depends(json_body(EnrolmentRequest))],
     caller: Request,
-    session: Writing,
+    database: TheDatabase,
     key: TheServerKey,
     response: Response,
 ) -> Enrolment:
@@ -115,16 +120,37 @@ def enrol(
     if request.profile.protocol_version != PROTOCOL_VERSION:
         raise ProtocolVersionUnsupported(supported=[PROTOCOL_VERSION])
     text = _read_token(request)
-    possession.check(request, text, key, now(session))
+    with database.read() as session:
+        possession.check(request, text, key, now(session))
+    try:
+        with database.write() as session:
+            made, is_new = _admitted(session, request, text, caller)
+    except EnrolmentTokenMisused as misused:
+        with database.write() as session:
+            audit.append(
+                session,
+                "enrolment-refused",
+                actor=misused.token_id,
+                subject=request.name,
+                reason=misused.reason,
+            )
+        raise
+    response.status_code = 201 if is_new else 200
+    return made
+
+
+def _admitted(
+    session: Session, request: EnrolmentRequest, text: EnrolmentTokenText, caller: Request
+) -> tuple[Enrolment, bool]:
+    """Make a member, or give an earlier answer again; and say which of the two."""
     token = _usable_token(session, request, text, caller)
+    credential = tokens.credential_for(request)
     if token.client_id is not None:
         if not _is_repeat(session, token, token.client_id, request):
-            raise EnrolmentTokenInvalid
-        response.status_code = 200
-        return _enrolment(token.client_id, token.federation_id, tokens.credential_for(request))
-    credential = tokens.credential_for(request)
+            raise EnrolmentTokenMisused(token.id, "used before")
+        return _enrolment(token.client_id, token.federation_id, credential), False
     client = _new_member(session, token, request, credential)
-    return _enrolment(client.id, client.federation_id, credential)
+    return _enrolment(client.id, client.federation_id, credential), True
 
 
 def _read_token(request: EnrolmentRequest) -> EnrolmentTokenText:
@@ -143,10 +169,14 @@ def _usable_token(
         raise EnrolmentTokenInvalid
     lock_federation(session, found.federation_id)
     token = store.enrolment_token(session, found.id)
-    if token is None or token.client_name != request.name or store.is_expired(session, token):
+    if token is None:
         raise EnrolmentTokenInvalid
+    if token.client_name != request.name:
+        raise EnrolmentTokenMisused(token.id, "another name")
+    if store.is_expired(session, token):
+        raise EnrolmentTokenMisused(token.id, "expired")
     if token.cidr is not None and not _is_within(caller, token.cidr):
-        raise EnrolmentTokenInvalid
+        raise EnrolmentTokenMisused(token.id, "another network")
     return token
 
 
@@ -179,6 +209,7 @@ def _new_member(
     roster.append(session, client, "enrolled", request.public_key, client.enrolled_at)
     shown = store.client_view(client, rounds=0)
     events.append(session, client.federation_id, "client", shown.model_dump(mode="json"), client.id)
+    audit.append(session, "client-enrolled", actor=token.id, subject=client.id)
     bind(client=client.id)
     log.info("client-enrolled", federation=client.federation_id, identity=shown.identity)
     return client
@@ -200,13 +231,14 @@ def _enrolment(client_id: str, federation_id: str, credential: str | None) -> En
     responses=answers(JsonMalformed, AuthMissing, Forbidden, Invalid),
 )
 def make_token(
-    _: AsAdmin,
+    person: AsAdmin,
     request: Annotated[TokenRequest, Depends(json_body(TokenRequest))],
     session: Writing,
 ) -> NewToken:
     """Make a person's token; it is shown once."""
     token = tokens.new_person_token(request.role)
     row = store.add_person_token(session, request, hash_of(token))
+    audit.append(session, "person-token-made", actor=person.id, subject=row.id)
     return NewToken(id=row.id, role=request.role, name=row.name, token=token, expires_at=row.expires_at)
 
 
@@ -223,6 +255,17 @@ def show_token(_: AsAdmin, token_id: TokenId, session: Reading) -> TokenView:
 
 
 @router.delete("/v1/tokens/{token_id}", status_code=204, responses=answers(AuthMissing, Forbidden, NotFound))
-def revoke_token(_: AsAdmin, token_id: TokenId, session: Writing) -> None:
+def revoke_token(person: AsAdmin, token_id: TokenId, session: Writing) -> None:
     """Revoke a person's token, effective at once."""
-    store.revoke_person_token(session, token_id)
+    if store.revoke_person_token(session, token_id):
+        audit.append(session, "person-token-revoked", actor=person.id, subject=token_id)
+
+
+@router.get("/v1/audit", tags=["about"], responses=answers(AuthMissing, Forbidden, Invalid))
+def show_audit(
+    _: AsAuditor, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT
+) -> AuditPage:
+    """Show who let whom in or shut whom out, oldest first; every entry has the hash of the one before."""
+    if after is not None and not _PLACE.fullmatch(after):
+        raise Invalid("after: not where a page of the audit log ends", field="after")
+    return audit.page(session, after=int(after or 0), limit=limit)

@@ -64,11 +64,13 @@ def person_token(session: Session, token_id: str) -> PersonToken:
     return row
 
 
-def revoke_person_token(session: Session, token_id: str) -> None:
-    """End a person's token; a second time changes nothing."""
+def revoke_person_token(session: Session, token_id: str) -> bool:
+    """End a person's token; False when it had ended before."""
     row = person_token(session, token_id)
-    if row.revoked_at is None:
-        row.revoked_at = now(session)
+    if row.revoked_at is not None:
+        return False
+    row.revoked_at = now(session)
+    return True
 
 
 def person_tokens(session: Session, *, after: str | None, limit: int) -> TokenPage:

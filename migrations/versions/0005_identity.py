@@ -74,6 +74,13 @@ def _create_chains() -> None:
         ),
         sa.PrimaryKeyConstraint("client_id", "round_number", name=op.f("pk_round_manifests")),
     )
+    op.create_table(
+        "audit",
+        sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("document", sa.JSON(), nullable=False),
+        sa.Column("hash", sa.String(length=200), nullable=False),
+        sa.PrimaryKeyConstraint("number", name=op.f("pk_audit")),
+    )
 
 
 def downgrade() -> None:
@@ -83,6 +90,7 @@ def downgrade() -> None:
             f"{signing} keys of clients sign requests, which the version before cannot check:"
             " go on with this version, or restore the backup from before the upgrade"
         )
+    op.drop_table("audit")
     op.drop_table("round_manifests")
     op.drop_table("roster")
     op.drop_table("server_identity")
