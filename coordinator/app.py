@@ -19,6 +19,7 @@ from coordinator.dashboard import routes as dashboard
 from coordinator.database import Database
 from coordinator.enrolment import rotation
 from coordinator.enrolment import routes as enrolment
+from coordinator.enrolment.guessing import FailedEnrolments
 from coordinator.federations import events, members
 from coordinator.federations import routes as federations
 from coordinator.metrics import Metrics
@@ -61,6 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.metrics = Metrics()
     app.state.stopping = threading.Event()
+    app.state.failed_enrolments = FailedEnrolments(settings.failed_enrolments_per_minute)
     problems.install(app)
     for router in _ROUTERS:
         app.include_router(router)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import ClassVar
 
@@ -200,6 +201,18 @@ class SignatureRefused(Refused):
 class ProtocolVersionUnsupported(Refused):
     status, slug, title = 426, "protocol-version", "This protocol version is not spoken here"
     headers: ClassVar[dict[str, str]] = {"Upgrade": "tessera/1"}
+
+
+class RateLimited(Refused):
+    status, slug, title = 429, "rate-limited", "Too many failures from your address; wait"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def fields(self) -> dict[str, str]:
+        """Say how long to wait, and spread those who come back."""
+        return {"Retry-After": str(math.ceil(self._seconds) + random.randint(0, 5))}
 
 
 class Busy(Refused):

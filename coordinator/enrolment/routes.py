@@ -10,10 +10,11 @@ from fastapi import APIRouter, Depends, Request, Response
 from sqlalchemy.orm import Session
 
 from coordinator import audit, events
-from coordinator.database import now
+from coordinator.database import Database, now
 from coordinator.enrolment import possession, roster, store, tokens
 from coordinator.enrolment.admission import admit
 from coordinator.enrolment.auth import AsAdmin, AsAuditor, AsOperator, hash_of
+from coordinator.enrolment.guessing import FailedEnrolments
 from coordinator.errors import (
     AuthMissing,
     ClientNameTaken,
@@ -25,6 +26,7 @@ from coordinator.errors import (
     JsonMalformed,
     NotFound,
     ProtocolVersionUnsupported,
+    RateLimited,
     WeakPublicKey,
 )
 from coordinator.ids import new_id
@@ -33,6 +35,7 @@ from coordinator.locks import lock_federation
 from coordinator.logs import bind, logger
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, TokenId
 from coordinator.problems import answers
+from coordinator.server_key import ServerKey
 from coordinator.sessions import Reading, TheDatabase, TheServerKey, Writing
 from coordinator.tables import ClientRow, EnrolmentTokenRow
 from schemas import PROTOCOL_VERSION
@@ -106,6 +109,7 @@ def make_enrolment_token(
         Invalid,
         WeakPublicKey,
         ProtocolVersionUnsupported,
+        RateLimited,
     )
     | {200: {"model": Enrolment, "description": "The same answer again to a repeated request"}},
 )
@@ -119,12 +123,28 @@ def enrol(
     """Become a member with a one-time token and a key of one's own, or as a bearer client where allowed."""
     if request.profile.protocol_version != PROTOCOL_VERSION:
         raise ProtocolVersionUnsupported(supported=[PROTOCOL_VERSION])
+    failed: FailedEnrolments = caller.app.state.failed_enrolments
+    address = caller.client.host if caller.client is not None else ""
+    failed.check(address)
+    try:
+        made, is_new = _enrol(request, caller, database, key)
+    except EnrolmentTokenInvalid:
+        failed.note(address)
+        raise
+    response.status_code = 201 if is_new else 200
+    return made
+
+
+def _enrol(
+    request: EnrolmentRequest, caller: Request, database: Database, key: ServerKey
+) -> tuple[Enrolment, bool]:
+    """Check the key, then the token; who misuses a token is written down."""
     text = _read_token(request)
     with database.read() as session:
         possession.check(request, text, key, now(session))
     try:
         with database.write() as session:
-            made, is_new = _admitted(session, request, text, caller)
+            return _admitted(session, request, text, caller)
     except EnrolmentTokenMisused as misused:
         with database.write() as session:
             audit.append(
@@ -135,8 +155,6 @@ def enrol(
                 reason=misused.reason,
             )
         raise
-    response.status_code = 201 if is_new else 200
-    return made
 
 
 def _admitted(
