@@ -292,6 +292,8 @@ def test_logs_carry_the_client_and_no_secret(coordinator: Served, caplog: pytest
     said = " ".join(_everything(record) for record in caplog.records)
     assert silo.client_id in said
     assert ADMIN_TOKEN not in said
+    assert SIGNING_KEY not in said
+    assert "sig1=" not in said
 
 
 def _everything(record: Any) -> str:
