@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpcore
@@ -17,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_agent.coordinator_api import CoordinatorApi, NothingYet
+from client_agent.membership import enrol, read_key
 from schemas.maths.adapter import SIGNATURE
-from schemas.messages.enrolment import EnrolmentRequest, Profile
+from schemas.messages.enrolment import Profile
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 from schemas.messages.updates import UpdateManifest
 from schemas.wire.envelope import pack, slots, unpack
@@ -84,12 +87,14 @@ def take_part(task: Task, told: Queue[Holds | str]) -> None:
 
 def _take_part(task: Task, told: Queue[Holds | str]) -> None:
     traffic = _Traffic()
-    api = CoordinatorApi(task.url, credential=None, deadline_seconds=_DEADLINE_SECONDS)
-    request = EnrolmentRequest(token=task.token, name=f"client-{task.place}", profile=task.profile)
-    member = api.enrol(request)
+    api = CoordinatorApi(task.url, key=None, deadline_seconds=_DEADLINE_SECONDS)
+    with TemporaryDirectory() as folder:
+        home, name = Path(folder), f"client-{task.place}"
+        member = enrol(api, home, token=task.token, name=name, profile=task.profile)
+        key = read_key(home)
     api = CoordinatorApi(
         task.url,
-        credential=member.credential,
+        key=key,
         deadline_seconds=_DEADLINE_SECONDS,
         transport=_counting(traffic),
     )

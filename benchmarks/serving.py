@@ -73,6 +73,7 @@ def running(folder: Path, database_url: str | None, settings: Mapping[str, str])
         **os.environ,
         "TESSERA_DATABASE_URL": database_url or f"sqlite:///{folder / 'tessera.db'}",
         "TESSERA_ADMIN_TOKEN": token,
+        "TESSERA_SIGNING_KEY": secrets.token_urlsafe(32),
         **settings,
     }
     tessera = str(Path(sys.executable).parent / "tessera")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.errors import AgentError, NotEnrolled
-from client_agent.membership import read_membership
+from client_agent.membership import read_key, read_membership
 from client_agent.model.examples import encode_all, encode_for
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
 from client_agent.model.memory import held_bytes, step_memory
@@ -20,6 +20,7 @@ from client_agent.silo import device_of, dtype_of
 from client_agent.training.data import SiloData, load_data
 from client_agent.training.evaluate import evaluate
 from schemas import PROTOCOL_VERSION
+from schemas.identity.keys import thumbprint
 from schemas.messages.federations import TrainingPlan
 
 _PROBE_EXAMPLES = 4
@@ -112,7 +113,7 @@ def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
 
 def _connection(settings: AgentSettings) -> str:
     # One short try: whoever runs a check is waiting for its answer.
-    with CoordinatorApi(str(settings.url), credential=None, deadline_seconds=0.0) as api:
+    with CoordinatorApi(str(settings.url), key=None, deadline_seconds=0.0) as api:
         hello = api.hello()
     if hello.protocol_version != PROTOCOL_VERSION:
         theirs = hello.protocol_version
@@ -125,7 +126,8 @@ def _identity(settings: AgentSettings) -> str:
         membership = read_membership(settings.folder)
     except NotEnrolled:
         return "not enrolled yet: `tessera agent enrol` is the next step"
-    with CoordinatorApi(str(settings.url), credential=membership.credential, deadline_seconds=0.0) as api:
+    with CoordinatorApi(str(settings.url), key=read_key(settings.folder), deadline_seconds=0.0) as api:
+        api.proved_hello(thumbprint(membership.server_key))
         me = api.me()
     return f"{me.name}, client {me.client_id} of federation {me.federation_id}, {me.state}"
 

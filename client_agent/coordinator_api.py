@@ -13,23 +13,25 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import httpx
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import TypeAdapter, ValidationError
 
+from client_agent.answers import accepted, read, retry_after, unreadable
 from client_agent.errors import (
-    AnswerUnreadable,
     CoordinatorRefused,
     CoordinatorUnreachable,
     DownloadDamaged,
 )
+from client_agent.signed_requests import SignedRequests
+from client_agent.trust import check_hello, new_challenge
 from schemas.messages.alignment import Acceptance, Anchors
-from schemas.messages.enrolment import Enrolment, EnrolmentRequest, Me
+from schemas.messages.enrolment import Enrolment, EnrolmentRequest, KeyInUse, KeyRotation, Me, RosterPage
 from schemas.messages.people import Hello
-from schemas.messages.rounds import FinishedBrief, Joined, RoundBrief, Scores, WeightsReference
+from schemas.messages.rounds import FinishedBrief, Joined, RoundBrief, Scores, SignedDocument
 from schemas.messages.updates import Receipt
-from schemas.problems import Problem
 from schemas.wire.compress import is_frame
 from schemas.wire.digests import digest_of, from_field, to_field
 from schemas.wire.envelope import MEDIA_TYPE
@@ -40,8 +42,8 @@ _SHORTEST_CEILING, _LONGEST_CEILING = 1.0, 60.0
 _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
 _STOP_LOOK_SECONDS = 0.25
 
-Message = TypeVar("Message", bound=BaseModel)
 _brief: TypeAdapter[RoundBrief | FinishedBrief] = TypeAdapter(RoundBrief | FinishedBrief)
+_document: TypeAdapter[SignedDocument] = TypeAdapter(SignedDocument)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class CoordinatorApi:
 
     Args:
         url: where it is.
-        credential: the client's bearer secret; None before enrolment.
+        key: what every request is signed with; None before enrolment.
         deadline_seconds: how long one call is retried.
         sleep: waits, and may raise Stopped; a test passes its own.
     """
@@ -73,15 +75,19 @@ class CoordinatorApi:
         self,
         url: str,
         *,
-        credential: str | None,
+        key: Ed25519PrivateKey | None,
         deadline_seconds: float,
         sleep: Callable[[float], None] = time.sleep,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        headers = {"Accept-Encoding": "identity"}
-        if credential is not None:
-            headers["Authorization"] = f"Bearer {credential}"
-        self._client = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, transport=transport)
+        self._signing = SignedRequests(key) if key is not None else None
+        self._client = httpx.Client(
+            base_url=url,
+            headers={"Accept-Encoding": "identity"},
+            auth=self._signing,
+            timeout=_TIMEOUT,
+            transport=transport,
+        )
         self._deadline_seconds = deadline_seconds
         self._sleep = sleep
 
@@ -94,16 +100,32 @@ class CoordinatorApi:
         self._client.close()
 
     def hello(self) -> Hello:
-        """Ask who answers."""
-        return _read(Hello, self._call("GET", "/v1/hello"))
+        """Ask who answers; the answer proves nothing."""
+        return read(Hello, self._call("GET", "/v1/hello"))
+
+    def proved_hello(self, pin: str) -> Hello:
+        """Ask who answers, and believe only the coordinator whose signing key has the thumbprint `pin`.
+
+        Raises:
+            CoordinatorNotTrusted: another answered, or an old answer was repeated.
+        """
+        challenge = new_challenge()
+        answer = self._call("GET", f"/v1/hello?challenge={challenge}")
+        hello = read(Hello, answer)
+        check_hello(answer.content, hello, challenge=challenge, pin=pin)
+        return hello
 
     def enrol(self, request: EnrolmentRequest) -> Enrolment:
-        """Become a member; safe to repeat, because the request carries a retry key."""
-        return _read(Enrolment, self._call("POST", "/v1/enrolments", json=request.model_dump(mode="json")))
+        """Become a member; safe to repeat with the same key."""
+        return read(Enrolment, self._call("POST", "/v1/enrolments", json=request.model_dump(mode="json")))
+
+    def replace_key(self, request: KeyRotation) -> KeyInUse:
+        """Replace the key that signs this very call."""
+        return read(KeyInUse, self._call("PUT", "/v1/me/key", json=request.model_dump(mode="json")))
 
     def me(self) -> Me:
         """Ask who I am to the coordinator."""
-        return _read(Me, self._call("GET", "/v1/me"))
+        return read(Me, self._call("GET", "/v1/me"))
 
     def current_round(
         self, federation: str, *, wait_seconds: int = 0
@@ -118,18 +140,39 @@ class CoordinatorApi:
         else:
             answer = self._call("GET", path)
         if answer.status_code == httpx.codes.NO_CONTENT:
-            advised = _retry_after(answer)
+            advised = retry_after(answer)
             return NothingYet(5.0 if advised is None else advised)
         try:
             return _brief.validate_json(answer.content, extra="ignore")
         except ValidationError as error:
-            raise _unreadable(answer, error) from None
+            raise unreadable(answer, error) from None
 
-    def join(self, federation: str, number: int, signature: bytes | None) -> WeightsReference:
+    def now(self) -> float:
+        """Tell the time as the coordinator does, seconds since 1970."""
+        return self._signing.now() if self._signing is not None else time.time()
+
+    def plan(self, federation: str) -> bytes:
+        """Download the federation's plan, in the bytes that manifests name by their digest."""
+        return self._call("GET", f"/v1/federations/{federation}/plan").content
+
+    def roster(self, federation: str, *, after: int) -> list[SignedDocument]:
+        """Download the links of the roster after a version, some at a time."""
+        path = f"/v1/federations/{federation}/roster?after={after}"
+        return read(RosterPage, self._call("GET", path)).items
+
+    def manifest(self, federation: str, number: int) -> SignedDocument:
+        """Download the manifest that I was given for a round."""
+        answer = self._call("GET", f"/v1/federations/{federation}/rounds/{number}/manifest")
+        try:
+            return _document.validate_json(answer.content)
+        except ValidationError as error:
+            raise unreadable(answer, error) from None
+
+    def join(self, federation: str, number: int, signature: bytes | None) -> Joined:
         """Take part in a round; `signature` lets a newcomer be weighed before its first update."""
         path = f"/v1/federations/{federation}/rounds/{number}/join"
         headers = _upload_headers(signature) if signature is not None else None
-        return _read(Joined, self._call("POST", path, content=signature, headers=headers)).weights
+        return read(Joined, self._call("POST", path, content=signature, headers=headers))
 
     def weights(self, federation: str, number: int) -> TensorBody:
         """Download my personalised weights of a round."""
@@ -139,7 +182,7 @@ class CoordinatorApi:
         """Deliver my update; the same bytes may be sent any number of times."""
         path = f"/v1/federations/{federation}/rounds/{number}/update"
         headers = _upload_headers(body)
-        return _read(Receipt, self._call("PUT", path, content=body, headers=headers))
+        return read(Receipt, self._call("PUT", path, content=body, headers=headers))
 
     def send_scores(self, federation: str, number: int, scores: Scores) -> None:
         """Say how good the model was before and after the local steps."""
@@ -147,7 +190,7 @@ class CoordinatorApi:
 
     def anchors(self, federation: str) -> Anchors:
         """Download the federation's public anchor texts."""
-        return _read(Anchors, self._call("GET", f"/v1/federations/{federation}/anchors"))
+        return read(Anchors, self._call("GET", f"/v1/federations/{federation}/anchors"))
 
     def pack(self, federation: str, base_model: str) -> TensorBody | None:
         """Download a base model's alignment pack; None while nobody has made it."""
@@ -210,8 +253,8 @@ class CoordinatorApi:
                 trouble = f"{type(error).__name__}: {error}"
             else:
                 if answer.status_code not in _TRY_AGAIN:
-                    return _accepted(answer)
-                trouble, advised = f"status {answer.status_code}", _retry_after(answer)
+                    return accepted(answer)
+                trouble, advised = f"status {answer.status_code}", retry_after(answer)
             # Full jitter: agents that lost the same coordinator must not come back all at once.
             wait = max(advised or 0.0, random.uniform(0.0, ceiling))
             elapsed = time.monotonic() - began
@@ -243,48 +286,6 @@ class CoordinatorApi:
         if from_field(answer.headers.get("Repr-Digest", "")) != digest:
             raise DownloadDamaged(path)
         return TensorBody(bytes(received), digest)
-
-
-def _read(kind: type[Message], answer: httpx.Response) -> Message:
-    try:
-        return kind.model_validate_json(answer.content, extra="ignore")
-    except ValidationError as error:
-        raise _unreadable(answer, error) from None
-
-
-def _unreadable(answer: httpx.Response, error: ValidationError) -> AnswerUnreadable:
-    """Say which members are wrong, never their values: the answer to an enrolment holds a secret."""
-    faults = error.errors(include_input=False, include_url=False, include_context=False)
-    members = "; ".join(
-        f"{'.'.join(map(str, fault['loc'])) or 'all'}: {fault['msg']}" for fault in faults[:5]
-    )
-    return AnswerUnreadable(answer.request.url.path, members)
-
-
-def _accepted(answer: httpx.Response) -> httpx.Response:
-    """Give a good answer back.
-
-    Raises:
-        CoordinatorRefused: it is a problem document, or an error without one.
-    """
-    if answer.is_success:
-        return answer
-    try:
-        problem = Problem.model_validate_json(answer.content)
-    except ValidationError:
-        raise CoordinatorRefused(
-            answer.status_code, "", answer.reason_phrase, answer.request.url.path
-        ) from None
-    detail = problem.detail or problem.title
-    raise CoordinatorRefused(answer.status_code, problem.slug, detail, answer.request.url.path)
-
-
-def _retry_after(answer: httpx.Response) -> float | None:
-    """Read Retry-After in seconds; a date, which our coordinator never sends, counts as none."""
-    try:
-        return max(0.0, float(answer.headers["Retry-After"]))
-    except (KeyError, ValueError):
-        return None
 
 
 def _upload_headers(body: bytes) -> dict[str, str]:

@@ -17,6 +17,7 @@ from client_agent.errors import (
     CoordinatorUnreachable,
     DownloadDamaged,
     FederationOver,
+    ManifestExpired,
     Stopped,
 )
 from client_agent.participant import Participant
@@ -26,7 +27,9 @@ from schemas.messages.rounds import FinishedBrief, RoundBrief
 log = logging.getLogger("tessera.agent")
 
 # Only in our own words: a proxy whose coordinator is being replaced answers 404 and 403 too, without a slug.
-_FATAL = frozenset({"auth-missing", "credential-invalid", "forbidden", "not-found", "protocol-version"})
+_FATAL = frozenset(
+    {"key-revoked", "signature-invalid", "signature-profile", "forbidden", "not-found", "protocol-version"}
+)
 _PAUSE_AFTER_TROUBLE = 5.0
 _WAIT_SECONDS = 30  # a coordinator that cannot make us wait answers at once, and says when to come back
 
@@ -68,7 +71,7 @@ def run(participant: Participant, sleep: Callable[[float], None]) -> None:
 
     Raises:
         Stopped: a stop was asked for.
-        AgentError: something only a person can mend: a revoked credential, a model or data that do not work.
+        AgentError: something only a person can mend: a revoked key, a model or data that do not work.
     """
     while True:
         try:
@@ -82,7 +85,7 @@ def run(participant: Participant, sleep: Callable[[float], None]) -> None:
                 return
             if not take_part(participant, answer):
                 sleep(_PAUSE_AFTER_TROUBLE)
-        except (CoordinatorUnreachable, DownloadDamaged, AnswerUnreadable) as trouble:
+        except (CoordinatorUnreachable, DownloadDamaged, AnswerUnreadable, ManifestExpired) as trouble:
             _wait_out(trouble, sleep)
         except CoordinatorRefused as refusal:
             if refusal.slug in _FATAL:

@@ -100,14 +100,58 @@ class RoundMissed(AgentError):
 
 
 class NotEnrolled(AgentError):
-    """The agent's folder holds no credential."""
+    """The agent's folder holds no membership."""
 
     def __init__(self, folder: object) -> None:
-        super().__init__(f"{folder} holds no credential: run `tessera agent enrol` first")
+        super().__init__(f"{folder} holds no membership: run `tessera agent enrol` first")
 
 
 class AlreadyEnrolled(AgentError):
-    """The agent's folder holds a credential already."""
+    """The agent's folder holds a membership already."""
+
+
+class TokenDamaged(AgentError):
+    """What should be an enrolment token is not one, or not all of it."""
+
+    def __init__(self) -> None:
+        super().__init__("this is not an enrolment token, or not all of it; copy it whole: tsr1_...")
+
+
+class CoordinatorNotTrusted(AgentError):
+    """Who answers does not have the signing key that the enrolment token names."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "who answers at the URL is not the coordinator that the enrolment token is of; nothing was sent "
+            "to it: check the URL and what stands in between, and ask the operator"
+        )
+
+
+class ManifestRefused(AgentError):
+    """What the coordinator signed for a round cannot be believed."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"the coordinator's manifest is refused: {why}. It was set back to an older state, or it lies: "
+            "ask the operator before enrolling anew"
+        )
+
+
+class RosterRefused(AgentError):
+    """The coordinator counts somebody among the members whom this silo does not let in."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"the federation's roster is refused: {why}. Ask the operator and the other silos; the file that "
+            "`roster` names has the pinned members"
+        )
+
+
+class ManifestExpired(AgentError):
+    """The round that the coordinator shows is over; the daemon asks again."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"round {number} is shown though its deadline is over")
 
 
 class FolderInUse(AgentError):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.frames_in_use import FramesInUse, frames_for
+from client_agent.manifests import Manifests
 from client_agent.model.adapter import Adapter
 from client_agent.model.inject import inject
 from client_agent.origin import Origin, origin_of
+from client_agent.roster import Roster
 from client_agent.round_folder import RoundFolders
 from client_agent.silo import Silo
 from client_agent.strategies.base import load_strategy
-from schemas.messages.rounds import RoundBrief
+from schemas.messages.rounds import RoundBrief, SignedDocument
 
 
 @dataclass(slots=True)
@@ -28,6 +30,8 @@ class Participant:
     folder: Path
     keep_rounds: int
     stop: Callable[[], bool]
+    server_key: str
+    pins: Mapping[str, str] = field(default_factory=dict)
     _frames: FramesInUse | None = None
 
     @property
@@ -39,6 +43,25 @@ class Participant:
     def rounds(self) -> RoundFolders:
         """The rounds on disk."""
         return RoundFolders(self.home / "rounds")
+
+    def believe(
+        self,
+        manifest: SignedDocument | None,
+        *,
+        number: int,
+        weights: str,
+        brief: RoundBrief | None = None,
+    ) -> None:
+        """Accept what the coordinator signed for a round, what it asks for, and whom it names as members.
+
+        Raises:
+            ManifestRefused, ManifestExpired, RosterRefused: as these say.
+        """
+        held = Manifests(self.home, self.federation, self.client, self.server_key, self.api.now)
+        accepted = held.accept(manifest, self.api, number=number, weights=weights)
+        if brief is not None:
+            held.hold_to_plan(brief)
+        Roster(self.home, held.plan.privacy.roster_policy, self.pins).follow(accepted, self.api)
 
     def frames(self, brief: RoundBrief) -> FramesInUse:
         """Give the federation's frames, made or fetched once; after this the coordinator has our pack."""

@@ -1,4 +1,4 @@
-"""Where a client keeps what it did: one folder per round, one file per finished step, and its credential.
+"""Where a client keeps what it did: one folder per round, one file per finished step.
 
 A file is there whole or not at all, so the first missing file of a round is where the round resumes.
 Knows neither what is in the files nor who asks.

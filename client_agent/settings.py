@@ -25,11 +25,13 @@ class AgentSettings(BaseSettings):
     url: HttpUrl
     """The coordinator, like https://tessera.example.org."""
     folder: Path = Path("tessera-agent")
-    """Where the credential, the rounds and the trained adapters are kept; back it up."""
+    """Where the private key, the rounds and the trained adapters are kept; back it up."""
     model: str
     """The base model: a local path or a hub id."""
     pivot_model: str | None = None
     """The model all silos share for signatures and alignment: needed when it is not `model`."""
+    roster: Path | None = None
+    """The members, by name, with their public keys (JSON): where the plan's roster_policy is pinned."""
     train: Path
     """Training examples, JSONL with prompt/completion or messages."""
     test: Path | None = None
@@ -88,7 +90,7 @@ def _from_file(file: Path) -> dict[str, Any]:
         raise SettingsUnusable(f"{file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsUnusable(f"{file} is not TOML: {error}") from error
-    for option in ("folder", "train", "test"):
+    for option in ("folder", "train", "test", "roster"):
         if isinstance(options.get(option), str):
             options[option] = file.parent / Path(options[option]).expanduser()
     for option in ("model", "pivot_model"):

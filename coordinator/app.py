@@ -11,14 +11,16 @@ import anyio
 from anyio import to_thread
 from fastapi import FastAPI
 
-from coordinator import health, migrate, openapi, problems
+from coordinator import health, migrate, openapi, problems, server_key
 from coordinator.aggregation import routes as aggregation
 from coordinator.aggregation.ticker import Ticker
 from coordinator.alignment import acceptance
 from coordinator.alignment import routes as alignment
 from coordinator.dashboard import routes as dashboard
 from coordinator.database import Database
+from coordinator.enrolment import rotation
 from coordinator.enrolment import routes as enrolment
+from coordinator.enrolment.guessing import FailedEnrolments
 from coordinator.federations import events, members
 from coordinator.federations import routes as federations
 from coordinator.metrics import Metrics
@@ -34,6 +36,7 @@ from coordinator.weights import routes as weights
 _ROUTERS = (
     health.router,
     enrolment.router,
+    rotation.router,
     federations.router,
     members.router,
     events.router,
@@ -61,6 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.metrics = Metrics()
     app.state.stopping = threading.Event()
+    app.state.failed_enrolments = FailedEnrolments(settings.failed_enrolments_per_minute)
     problems.install(app)
     for router in _ROUTERS:
         app.include_router(router)
@@ -88,6 +92,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         )
         app.state.database = database
         app.state.waiting = waiting
+        app.state.server_key = server_key.load(database, settings.signing_key)
         app.state.ticker = ticker
         ticker.start()
         stack.callback(ticker.stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import ClassVar
 
@@ -40,9 +41,48 @@ class CredentialInvalid(Refused):
     headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
 
 
+_SIGNATURE: dict[str, str] = {"WWW-Authenticate": "Signature"}
+
+
+class SignatureProfileBroken(Refused):
+    status, slug, title = 401, "signature-profile", "The signature is not of the form that is accepted here"
+    headers = _SIGNATURE
+
+
+class SignatureInvalid(Refused):
+    status, slug, title = (
+        401,
+        "signature-invalid",
+        "The signature is not a known key's over this request",
+    )
+    headers = _SIGNATURE
+
+
+class ClockSkew(Refused):
+    status, slug, title = 401, "clock-skew", "The signature's time is not near this server's"
+    headers = _SIGNATURE
+
+
+class KeyRevoked(Refused):
+    status, slug, title = 401, "key-revoked", "This key is not accepted any more"
+    headers = _SIGNATURE
+
+
+class Replayed(Refused):
+    status, slug, title = 401, "replayed", "This signed request was received before; sign it anew"
+    headers = _SIGNATURE
+
+
 class EnrolmentTokenInvalid(Refused):
     status, slug, title = 401, "enrolment-token-invalid", "The enrolment token is not valid for this client"
     headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": "Bearer"}
+
+
+class EnrolmentTokenMisused(EnrolmentTokenInvalid):
+    # Answered like a token that nobody made, and written into the audit log.
+    def __init__(self, token_id: str, reason: str) -> None:
+        super().__init__()
+        self.token_id, self.reason = token_id, reason
 
 
 class Forbidden(Refused):
@@ -98,6 +138,10 @@ class BodyOverran(BodyTooLarge):
     headers: ClassVar[dict[str, str]] = {"Connection": "close"}
 
 
+class AuthorityUnknown(Refused):
+    status, slug, title = 421, "authority-unknown", "This server does not go by the name in the Host field"
+
+
 class MediaTypeRefused(Refused):
     status, slug, title = 415, "media-type", "This route does not accept that media type"
 
@@ -134,6 +178,14 @@ class Invalid(Refused):
     status, slug, title = 422, "validation", "A field is missing or wrong"
 
 
+class WeakPublicKey(Refused):
+    status, slug, title = (
+        422,
+        "weak-public-key",
+        "The public key may not be used, or is not proved yours",
+    )
+
+
 class MetadataRefused(Refused):
     status, slug, title = 422, "metadata", "The manifest does not fit this request"
 
@@ -149,6 +201,18 @@ class SignatureRefused(Refused):
 class ProtocolVersionUnsupported(Refused):
     status, slug, title = 426, "protocol-version", "This protocol version is not spoken here"
     headers: ClassVar[dict[str, str]] = {"Upgrade": "tessera/1"}
+
+
+class RateLimited(Refused):
+    status, slug, title = 429, "rate-limited", "Too many failures from your address; wait"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def fields(self) -> dict[str, str]:
+        """Say how long to wait, and spread those who come back."""
+        return {"Retry-After": str(math.ceil(self._seconds) + random.randint(0, 5))}
 
 
 class Busy(Refused):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
 from coordinator import migrate
 from coordinator.database import now
 from coordinator.enrolment.auth import Person, authenticated
-from coordinator.errors import Forbidden, Unavailable
+from coordinator.errors import Forbidden, Invalid, Unavailable
 from coordinator.federations.store import rounds_by_state
 from coordinator.metrics import CONTENT_TYPE
 from coordinator.problems import answers
-from coordinator.sessions import Reading, TheDatabase, TheMetrics, TheSettings
+from coordinator.sessions import Reading, TheDatabase, TheMetrics, TheServerKey, TheSettings
 from schemas import PROTOCOL_VERSION
 from schemas.messages.people import Hello
 
@@ -33,10 +35,29 @@ def is_ready(database: TheDatabase) -> str:
     return "ready\n"
 
 
-@router.get("/v1/hello")
-def hello(session: Reading, settings: TheSettings) -> Hello:
-    """Introduce this coordinator."""
-    return Hello(name=settings.name, protocol_version=PROTOCOL_VERSION, server_time=now(session))
+@router.get("/v1/hello", responses=answers(Invalid))
+def hello(
+    session: Reading,
+    settings: TheSettings,
+    key: TheServerKey,
+    challenge: Annotated[
+        str | None,
+        Query(pattern=r"^[A-Za-z0-9_-]{16,64}$", description="What the signed answer repeats."),
+    ] = None,
+) -> Hello:
+    """Introduce this coordinator, signed with the key whose thumbprint every enrolment token has."""
+    moment = now(session)
+    said = Hello(
+        name=settings.name,
+        protocol_version=PROTOCOL_VERSION,
+        server_time=moment,
+        signing_key=key.public,
+        nonce=key.nonce(moment),
+        challenge=challenge,
+        signature="",
+    )
+    signature = key.sign("tessera-hello-v1", said.model_dump(mode="json"))
+    return said.model_copy(update={"signature": signature})
 
 
 def _may_see_metrics(request: Request, database: TheDatabase, settings: TheSettings) -> None:

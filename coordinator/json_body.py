@@ -15,10 +15,13 @@ from coordinator.errors import (
     BodyOverran,
     BodyTooLarge,
     ContentEncodingRefused,
+    DigestMismatch,
+    DigestMissing,
     Invalid,
     JsonMalformed,
     MediaTypeRefused,
 )
+from schemas.wire.digests import digest_of, from_field
 from schemas.wire.strict_json import MalformedJson, loads
 
 LIMIT_BYTES = 2**20
@@ -95,7 +98,20 @@ async def _received(request: Request, limit: int) -> bytes:
         received += piece
         if len(received) > limit:
             raise BodyOverran(limit=limit)
+    _check_digest(request, received)
     return bytes(received)
+
+
+def _check_digest(request: Request, received: bytearray) -> None:
+    """Compare a body with its Content-Digest, if it has one; of a signed request it always has."""
+    lines = request.headers.getlist("content-digest")
+    if not lines:
+        return
+    expected = from_field(",".join(lines))
+    if expected is None:
+        raise DigestMissing
+    if expected != digest_of(received):
+        raise DigestMismatch
 
 
 def _field(location: Sequence[int | str], under: str) -> str:

@@ -21,7 +21,7 @@ from pydantic_settings import SettingsError
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from coordinator import logs
+from coordinator import logs, server_key
 from coordinator import migrate as migrations
 from coordinator.app import create_app
 from coordinator.database import Database
@@ -49,6 +49,7 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
     logs.configure(settings.log_level, settings.log_format)
     with _database(settings) as database, only_replica(database):
         migrations.prepare(database)
+        server_key.load(database, settings.signing_key)
         token = _first_admin_token(database) if settings.admin_token is None else None
     if token is not None:
         print(f"First admin token, shown only now: {token}", flush=True)
@@ -113,6 +114,8 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=bool(settings.trusted_proxies),
+                forwarded_allow_ips=settings.trusted_proxies,
                 timeout_graceful_shutdown=_GRACE_SECONDS,
             )
         )

@@ -1,4 +1,4 @@
-"""What a route is handed: the database, a session of one transaction, the metrics. Knows no table.
+"""What a route is handed: the database, a session of one transaction, metrics, keys. Knows no table.
 
 `Reading` and `Writing` end before the reply leaves (`scope="function"`): a commit that fails is an error the
 caller sees, and no transaction is open while bytes travel. A parameter that reads a body must stand before
@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.database import Database
 from coordinator.metrics import Metrics
+from coordinator.server_key import ServerKey
 from coordinator.settings import Settings
 
 
@@ -34,6 +35,11 @@ async def _settings(request: Request) -> Settings:
     return settings
 
 
+async def _server_key(request: Request) -> ServerKey:
+    key: ServerKey = request.app.state.server_key
+    return key
+
+
 TheDatabase = Annotated[Database, Depends(_database)]
 """The service's database, for routes with more than one transaction."""
 
@@ -42,6 +48,10 @@ TheMetrics = Annotated[Metrics, Depends(_metrics)]
 
 TheSettings = Annotated[Settings, Depends(_settings)]
 """How this process was configured."""
+
+
+TheServerKey = Annotated[ServerKey, Depends(_server_key)]
+"""What this coordinator signs with."""
 
 
 def _reading(database: TheDatabase) -> Iterator[Session]:

@@ -7,6 +7,7 @@ TESSERA_ADMIN_TOKEN would say. The environment wins.
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
@@ -37,6 +38,20 @@ class Settings(BaseSettings):
     admin_token: Annotated[
         SecretStr | None, Field(description="always accepted as admin; empty = there is none")
     ] = None
+    signing_key: Annotated[
+        SecretStr | None,
+        Field(description="32 random bytes, base64url; SQLite makes a file of its own where it is not set"),
+    ] = None
+    public_names: Annotated[
+        str, Field(description="the names clients call this server by, with or without port; comma-separated")
+    ] = "localhost,127.0.0.1,[::1]"
+    trusted_proxies: Annotated[
+        str,
+        Field(description="addresses and networks whose X-Forwarded-For is believed; comma-separated"),
+    ] = ""
+    failed_enrolments_per_minute: Annotated[
+        int, Field(ge=1, description="how often an enrolment may fail from one address")
+    ] = 5
     host: Annotated[str, Field(description="the address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="the port to listen on")] = 8000
     name: Annotated[str, Field(min_length=1, max_length=100, description="what /v1/hello says")] = "Tessera"
@@ -84,10 +99,16 @@ class Settings(BaseSettings):
             return url
         return parsed.set(password=password.get_secret_value()).render_as_string(hide_password=False)
 
-    @field_validator("admin_token")
+    @field_validator("admin_token", "signing_key")
     @classmethod
     def _empty_is_unset(cls, token: SecretStr | None) -> SecretStr | None:
         return token if token is not None and token.get_secret_value().strip() else None
+
+    def goes_by(self, authority: str) -> bool:
+        """Say whether a Host field names this server; a public name without a port stands for every port."""
+        names = {name.strip().lower() for name in self.public_names.split(",")}
+        host = authority.lower()
+        return host in names or re.sub(r":[0-9]*$", "", host) in names
 
     @property
     def block_bytes(self) -> int:

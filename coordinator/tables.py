@@ -1,4 +1,4 @@
-"""Every table, and nothing that reads or writes one.
+"""The tables of federations, and nothing that reads or writes one; `identity_tables` has those of keys.
 
 Tensors are payloads: content-addressed bytes in chunk rows. A chunk says where in its payload it begins and
 has at most CHUNK_BYTES, so that who writes many payloads side by side can write small ones.
@@ -80,11 +80,12 @@ class EnrolmentTokenRow(Table):
     expires_at: Mapped[datetime]
     used_at: Mapped[datetime | None]
     retry_key_hash: Mapped[str | None]
+    cidr: Mapped[str | None]  # only addresses in this network may use it
     client_id: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
 
 
 class ClientRow(Table):
-    """One enrolled agent of one organisation."""
+    """One enrolled agent of one organisation; `credential_hash` recognises nobody where it has keys."""
 
     __tablename__ = "clients"
     __table_args__ = (UniqueConstraint("federation_id", "name"),)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection, text
 
+from coordinator import identity_tables
 from coordinator.database import Database
 from coordinator.settings import Settings
-from coordinator.tables import Table
 
 # Any number will do, as long as all replicas take the same one.
 _LOCK = 0x7E55E2A
@@ -19,7 +19,7 @@ def run(connection: Connection) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
     context.configure(
         connection=connection,
-        target_metadata=Table.metadata,
+        target_metadata=identity_tables.ClientKeyRow.metadata,
         render_as_batch=connection.dialect.name == "sqlite",
         transactional_ddl=True,
         compare_server_default=True,

@@ -8,12 +8,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from client_agent.signed_requests import SignedRequests
 from coordinator.app import create_app
 from coordinator.serving import Server
 from coordinator.settings import Settings
+from schemas.identity.documents import sign
+from schemas.identity.enrolment_token import read
+from schemas.identity.keys import name_of
+from schemas.messages.enrolment import enrolment_statement
 
 ADMIN_TOKEN = "admin-token-of-the-tests"
+SIGNING_KEY = "c2lnbmluZy1rZXktb2YtdGhlLXRlc3RzLTMyLWJ5dGU"
 
 PROFILE: dict[str, Any] = {
     "architecture": "LlamaForCausalLM",
@@ -27,11 +34,11 @@ PROFILE: dict[str, Any] = {
 
 @dataclass
 class Silo:
-    """An enrolled client with its own HTTP client."""
+    """An enrolled client with its key and an HTTP client that signs with it."""
 
     client_id: str
     federation_id: str
-    credential: str
+    key: Ed25519PrivateKey
     http: httpx.Client
 
 
@@ -48,9 +55,15 @@ class Served:
 
     def http(self, token: str | None = None) -> httpx.Client:
         """Open an HTTP client, with a bearer token or without."""
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return self._open(headers={"Authorization": f"Bearer {token}"} if token else {})
+
+    def signing(self, key: Ed25519PrivateKey) -> httpx.Client:
+        """Open an HTTP client that signs its requests."""
+        return self._open(auth=SignedRequests(key))
+
+    def _open(self, **options: Any) -> httpx.Client:
         # verify=False only spares the reading of certificates: this is plain HTTP.
-        opened = httpx.Client(base_url=self.url, headers=headers, timeout=30, verify=False)
+        opened = httpx.Client(base_url=self.url, timeout=30, verify=False, **options)
         self._opened.append(opened)
         return opened
 
@@ -83,16 +96,12 @@ class Served:
         return str(made.json()["token"])
 
     def enrol(self, fid: str, name: str, **profile: Any) -> Silo:
-        """Enrol a client."""
-        request = {
-            "token": self.enrolment_token(fid, name),
-            "name": name,
-            "profile": PROFILE | profile,
-        }
-        made = self.http().post("/v1/enrolments", json=request)
+        """Enrol a client with a new key."""
+        key, anyone = Ed25519PrivateKey.generate(), self.http()
+        request = enrolment(anyone, self.enrolment_token(fid, name), name, key, **profile)
+        made = anyone.post("/v1/enrolments", json=request)
         assert made.status_code == 201, made.text
-        credential = made.json()["credential"]
-        return Silo(made.json()["client_id"], fid, credential, self.http(credential))
+        return Silo(made.json()["client_id"], fid, key, self.signing(key))
 
     def counted(self, series: str) -> float:
         """Read one series of the metrics; 0 while it has none."""
@@ -109,9 +118,28 @@ class Served:
         assert not self._thread.is_alive(), "the coordinator did not stop"
 
 
+def enrolment(
+    http: httpx.Client, token: str, name: str, key: Ed25519PrivateKey, **profile: Any
+) -> dict[str, Any]:
+    """Make the request with which a new key becomes a member's."""
+    text, hello = read(token), http.get("/v1/hello").json()
+    said = enrolment_statement(
+        server=text.server, token=text.id, public_key=name_of(key), nonce=hello["nonce"]
+    )
+    proof = sign("tessera-enrolment-v1", said, key)
+    shown = {"public_key": said["public_key"], "nonce": said["nonce"], "proof": proof}
+    return {"token": token, "name": name, "profile": PROFILE | profile} | shown
+
+
 def start(database_url: str, **settings: Any) -> Served:
     """Start a coordinator on a free loopback port."""
-    values = {"admin_token": ADMIN_TOKEN, "port": 0, "database_url": database_url} | settings
+    values = {
+        "admin_token": ADMIN_TOKEN,
+        "signing_key": SIGNING_KEY,
+        "failed_enrolments_per_minute": 1000,
+        "port": 0,
+        "database_url": database_url,
+    } | settings
     configured = Settings(**values)
     server = Server(create_app(configured), configured)
     thread = threading.Thread(target=server.run, name="coordinator", daemon=True)

@@ -21,6 +21,8 @@ from rich.text import Text
 from client_agent.errors import AgentError, SettingsUnusable, Stopped
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     from client_agent.coordinator_api import CoordinatorApi
     from client_agent.daemon import StopFlag
     from client_agent.participant import Participant
@@ -82,16 +84,16 @@ def opened_settings(config: Path | None) -> Iterator[AgentSettings]:
 
 @contextmanager
 def connection(
-    settings: AgentSettings, credential: str | None, stop: StopFlag | None = None
+    settings: AgentSettings, key: Ed25519PrivateKey | None, stop: StopFlag | None = None
 ) -> Iterator[CoordinatorApi]:
-    """Connect to the coordinator that the settings name; without `credential` only what needs none works."""
+    """Connect to the coordinator that the settings name; without `key` only what needs no identity works."""
     import time
 
     from client_agent.coordinator_api import CoordinatorApi
 
     with CoordinatorApi(
         str(settings.url),
-        credential=credential,
+        key=key,
         deadline_seconds=settings.request_deadline_seconds,
         sleep=stop.sleep if stop is not None else time.sleep,
     ) as api:
@@ -105,12 +107,14 @@ def participant(
     """Open everything a round needs; with `enrolment` = (token, name), enrol first where that is missing."""
     from client_agent.daemon import StopFlag
     from client_agent.membership import enrol as spend
-    from client_agent.membership import exclusive, is_enrolled, read_membership
+    from client_agent.membership import exclusive, is_enrolled, read_key, read_membership
     from client_agent.participant import Participant
+    from client_agent.roster import read_pins
     from client_agent.silo import open_silo
 
     if enrolment is None:
-        read_membership(settings.folder)  # a missing credential is said before a model is loaded
+        read_membership(settings.folder)  # that nobody enrolled is said before a model is loaded
+    pins = read_pins(settings.roster)
     stop = StopFlag()
     stop.listen()
     with exclusive(settings.folder):
@@ -119,7 +123,7 @@ def participant(
             with connection(settings, None, stop) as api:
                 spend(api, settings.folder, token=enrolment[0], name=enrolment[1], profile=silo.profile)
         membership = read_membership(settings.folder)
-        with connection(settings, membership.credential, stop) as api:
+        with connection(settings, read_key(settings.folder), stop) as api:
             yield (
                 Participant(
                     silo=silo,
@@ -129,6 +133,8 @@ def participant(
                     folder=settings.folder,
                     keep_rounds=settings.keep_rounds,
                     stop=stop.is_set,
+                    server_key=membership.server_key,
+                    pins=pins,
                 ),
                 stop,
             )

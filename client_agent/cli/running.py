@@ -37,16 +37,29 @@ def enrol(
     ],
     config: Config = None,
 ) -> None:
-    """Spend a one-time token and keep the credential in the agent's folder. Safe to repeat."""
+    """Make a key in the agent's folder and spend a one-time token on it. Safe to repeat."""
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.membership import enrol as spend
-        from client_agent.membership import exclusive
+        from client_agent.membership import exclusive, read_key
         from client_agent.silo import open_silo
+        from schemas.identity.keys import name_of
 
         with exclusive(settings.folder), connection(settings, None) as api:
             profile = open_silo(settings).profile
             membership = spend(api, settings.folder, token=_secret(token), name=name, profile=profile)
         print(f"{name} is client {membership.client_id} of federation {membership.federation_id}")
+        print(f"its public key is {name_of(read_key(settings.folder))}")
+
+
+@agent.command("rotate-key")
+def rotate_key(config: Config = None) -> None:
+    """Replace the agent's key while it does not run; the old one counts for an hour. Safe to repeat."""
+    with clear_errors(), opened_settings(config) as settings:
+        from client_agent.membership import exclusive, replace_key
+
+        with exclusive(settings.folder):
+            over = replace_key(lambda key: connection(settings, key), settings.folder)
+        print(f"the new key is in use; the old one is over: {over}")
 
 
 @agent.command()

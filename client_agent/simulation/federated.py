@@ -11,7 +11,7 @@ from pathlib import Path
 
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.errors import RoundMissed
-from client_agent.membership import enrol
+from client_agent.membership import enrol, read_key
 from client_agent.model.pack import Pack
 from client_agent.participant import Participant
 from client_agent.round import finish, take_part
@@ -54,12 +54,10 @@ class Federation:
         tokens = f"{self.path}/enrolment-tokens"
         token = str(self.operator.post(tokens, {"client_name": silo.name})["token"])
         profile = self.silos[silo.name].profile
-        with CoordinatorApi(self.operator.url, credential=None, deadline_seconds=_DEADLINE_SECONDS) as api:
+        with CoordinatorApi(self.operator.url, key=None, deadline_seconds=_DEADLINE_SECONDS) as api:
             membership = enrol(api, folder, token=token, name=silo.name, profile=profile)
         api = self.opened.enter_context(
-            CoordinatorApi(
-                self.operator.url, credential=membership.credential, deadline_seconds=_DEADLINE_SECONDS
-            )
+            CoordinatorApi(self.operator.url, key=read_key(folder), deadline_seconds=_DEADLINE_SECONDS)
         )
         self.members[silo.name] = Participant(
             silo=self.silos[silo.name],
@@ -69,6 +67,7 @@ class Federation:
             folder=folder,
             keep_rounds=1,
             stop=lambda: False,
+            server_key=membership.server_key,
         )
 
 

@@ -15,14 +15,15 @@ from coordinator.enrolment.auth import Member, still_member
 from coordinator.errors import PackMissing, RoundClosed
 from coordinator.federations.store import federation, plan_of
 from coordinator.locks import lock_federation
-from coordinator.rounds import bases, control
+from coordinator.rounds import bases, control, manifests
 from coordinator.rounds import store as rounds
 from coordinator.rounds.bases import Zeros
 from coordinator.rounds.lifecycle import TAKING_PART
+from coordinator.server_key import ServerKey
 from coordinator.strategies.base import Signature
 from coordinator.tables import RoundRow
 from coordinator.weights.store import give
-from schemas.messages.rounds import WeightsReference
+from schemas.messages.rounds import Joined, WeightsReference
 from schemas.wire.envelope import MEDIA_TYPE
 
 
@@ -35,9 +36,9 @@ class SentSignature:
 
 
 def join(
-    database: Database, member: Member, number: int, signature: SentSignature | None
-) -> tuple[WeightsReference, bool]:
-    """Take part in a round. Gives the weights to start from, and whether the client had not joined before.
+    database: Database, member: Member, number: int, signature: SentSignature | None, key: ServerKey
+) -> tuple[Joined, bool]:
+    """Take part in a round. Gives what the client is told, and whether it had not joined before.
 
     A newcomer's weights are made before the transaction that joins, and settled in it.
 
@@ -75,7 +76,7 @@ def join(
                 return known, False
             if zeros is not None and bases.newest(session, member.client_id, number) is not None:
                 stored = None  # it was given weights meanwhile
-            joined = _join(session, row, member, stored, signature)
+            joined = _join(session, row, member, stored, signature, key)
             made = None
         return joined, True
     finally:
@@ -83,12 +84,15 @@ def join(
             discard(database, [made])
 
 
-def _known(session: Session, row: RoundRow, member: Member) -> WeightsReference | None:
+def _known(session: Session, row: RoundRow, member: Member) -> Joined | None:
     """Give the answer of an earlier join."""
     if rounds.participation(session, row.id, member.client_id) is None:
         return None
     newest = bases.newest(session, member.client_id, row.number)
-    return bases.reference(newest) if newest is not None else None
+    told = manifests.of(session, member.client_id, row.number)
+    if newest is None or told is None:
+        return None
+    return Joined(weights=bases.reference(newest), manifest=told.document)
 
 
 def _check(session: Session, row: RoundRow, member: Member) -> None:
@@ -133,7 +137,8 @@ def _join(
     member: Member,
     stored: Stored | None,
     signature: SentSignature | None,
-) -> WeightsReference:
+    key: ServerKey,
+) -> Joined:
     _check(session, row, member)
     moment = now(session)
     if stored is not None:
@@ -144,10 +149,22 @@ def _join(
         if newest is None:
             raise LookupError("a client without weights was given none")
         weights = bases.reference(newest)
-    rounds.join(session, row, member.client_id, weights.digest, moment)
+    if rounds.participation(session, row.id, member.client_id) is None:  # else it has no manifest yet
+        rounds.join(session, row, member.client_id, weights.digest, moment)
     if signature is not None:
         rounds.keep_signature(session, row, member.client_id, "join", signature.signature)
         rounds.count_bytes(session, row.id, member.client_id, up=signature.body_bytes)
     control.announce(session, row, moment)
-    control.advance(session, federation(session, row.federation_id), row)
-    return weights
+    locked = federation(session, row.federation_id)
+    control.advance(session, locked, row)
+    manifest = manifests.issue(
+        session,
+        locked,
+        member,
+        row.number,
+        weights=weights.digest,
+        deadline=row.deadline,
+        moment=moment,
+        key=key,
+    )
+    return Joined(weights=weights, manifest=manifest)

@@ -29,7 +29,7 @@ from coordinator.logs import bind
 from coordinator.paths import RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds import bases
-from coordinator.sessions import TheDatabase, TheMetrics
+from coordinator.sessions import TheDatabase, TheMetrics, TheServerKey
 from coordinator.strategies.base import Signature
 from coordinator.updates.intake import Address, check_address, signature_of
 from schemas.maths.adapter import SIGNATURE
@@ -66,6 +66,7 @@ def join_round(
     body: Annotated[ReceivedBody | None, Depends(_body)],
     database: TheDatabase,
     metrics: TheMetrics,
+    key: TheServerKey,
 ) -> Joined:
     """Take part in a round, and learn which weights to start from; a repeated request gets the same answer.
 
@@ -79,10 +80,10 @@ def join_round(
             pack = bases.pack_digest(session, member.federation_id, member.base_model)
         sent = _signature(body, Address(member.federation_id, n, member.client_id, pack), dim)
         signature = SentSignature(sent, body.bytes)
-    weights, is_new = join(database, member, n, signature)
+    joined, is_new = join(database, member, n, signature, key)
     if is_new:
         metrics.bytes_up.inc(body.bytes if body is not None else 0)
-    return Joined(weights=weights)
+    return joined
 
 
 def _signature(body: ReceivedBody, address: Address, dim: int) -> Signature:

@@ -18,18 +18,18 @@ _LARGEST_COUNT = 2**31 - 1
 _LONGEST_ID = "x" * 64
 
 
-def admit(plan: FederationPlan, state: str, profile: Profile) -> None:
-    """Let a client in, or say what is wrong.
+def admit(plan: FederationPlan, state: str, profile: Profile, *, with_key: bool) -> None:
+    """Let a client in, or say what is wrong; `with_key` it signs its requests.
 
     Raises:
         FederationStateConflict: the federation is neither open nor running.
-        Forbidden: the plan takes no clients with bearer credentials.
+        Forbidden: the plan takes no bearer clients.
         Invalid: the client's model cannot carry the plan's adapter.
     """
     if state not in ("open", "running"):
         raise FederationStateConflict(state=state)
-    if not plan.privacy.allow_bearer_clients:
-        raise Forbidden("this federation takes no clients with bearer credentials")
+    if not with_key and not plan.privacy.allow_bearer_clients:
+        raise Forbidden("this federation takes no bearer clients: enrol with a public_key")
     if plan.adapter.blocks > profile.layers:
         raise Invalid(
             f"a model of {profile.layers} layers has no {plan.adapter.blocks} blocks", field="profile.layers"

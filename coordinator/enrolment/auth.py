@@ -1,7 +1,8 @@
 """Decide who is calling. Refuses to know what a caller may see beyond its role and its federation.
 
-A credential is 256 random bits, so its SHA-256 is stored and looked up: nothing can be learnt from the time
-a lookup takes. Every route names who it is for by one of the aliases at the end of this file.
+Clients sign their requests; people, and the clients of a federation that allows it, send a bearer token.
+That is 256 random bits, so its SHA-256 is stored and looked up: nothing can be learnt from the time a lookup
+takes. Every route names who it is for by one of the aliases at the end of this file.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from coordinator.database import Database, now
-from coordinator.enrolment import store
-from coordinator.errors import AuthMissing, CredentialInvalid, Forbidden, NotFound
+from coordinator.enrolment import signatures, store
+from coordinator.errors import AuthMissing, CredentialInvalid, Forbidden, KeyRevoked, NotFound, Replayed
 from coordinator.logs import bind
 from coordinator.paths import ClientId, FederationId
 from coordinator.sessions import TheDatabase, TheSettings
 from coordinator.settings import Settings
+from coordinator.tables import ClientRow
 from schemas.messages.enrolment import Profile
 from schemas.messages.people import PersonRole
 
@@ -46,7 +48,10 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An enrolled client, as it was when it was recognised."""
+    """An enrolled client as it was when it was recognised.
+
+    `public_key` is the key it signed with, None for a bearer client.
+    """
 
     client_id: str
     name: str
@@ -54,6 +59,7 @@ class Member:
     base_model: str
     profile: Profile
     last_seen_at: datetime | None
+    public_key: str | None
 
 
 def hash_of(token: str) -> str:
@@ -84,10 +90,14 @@ def still_member(session: Session, member: Member) -> None:
     """Check in a later transaction that a client was not revoked since it was recognised.
 
     Raises:
-        CredentialInvalid: it was.
+        KeyRevoked, CredentialInvalid: it was, or its key was replaced.
     """
-    if not store.is_enrolled(session, member.client_id):
-        raise CredentialInvalid
+    enrolled = store.is_enrolled(session, member.client_id)
+    if member.public_key is None:
+        if not enrolled:
+            raise CredentialInvalid
+    elif not enrolled or not store.is_key_of(session, member.public_key, member.client_id):
+        raise KeyRevoked
 
 
 def _is_same(sent: str, token: str) -> bool:
@@ -113,6 +123,10 @@ def _member(session: Session, digest: str) -> Member:
     row = store.client_by_hash(session, digest)
     if row is None or row.state != "enrolled":
         raise CredentialInvalid
+    return _as_member(row, None)
+
+
+def _as_member(row: ClientRow, key: str | None) -> Member:
     return Member(
         client_id=row.id,
         name=row.name,
@@ -120,11 +134,30 @@ def _member(session: Session, digest: str) -> Member:
         base_model=row.base_model,
         profile=Profile.model_validate(row.profile),
         last_seen_at=row.last_seen_at,
+        public_key=key,
     )
 
 
+def _signer(request: Request, database: Database, settings: Settings) -> Member:
+    """Recognise a client by its signature; a POST is remembered, so that nobody can send it again.
+
+    GET shows what is the caller's own, and PUT of the same bytes changes nothing: these may be repeated.
+    """
+    claimed = signatures.read_signature(request)
+    with database.read() as session:
+        signed = signatures.verify(session, request, claimed, settings)
+    if request.method == "POST":
+        with database.write() as session:
+            if not store.use_nonce(session, signed.public_key, signed.nonce):
+                raise Replayed
+    return _as_member(signed.client, signed.public_key)
+
+
 def _note_seen(database: Database, member: Member) -> None:
-    """Remember that a client was here, in a short write of its own."""
+    """Remember that a client was here, in a short write of its own when that is due."""
+    with database.read() as session:
+        if not store.is_unseen(session, member.last_seen_at):
+            return
     try:
         with database.write() as session:
             store.note_seen(session, member.client_id)
@@ -134,20 +167,24 @@ def _note_seen(database: Database, member: Member) -> None:
 
 
 _documented = HTTPBearer(
-    auto_error=False, scheme_name="bearer", description="A person's token or a client's credential."
+    auto_error=False,
+    scheme_name="bearer",
+    description="A person's token, or a client's credential where the plan allows bearer clients. "
+    "Other clients send Signature-Input and Signature (RFC 9421) instead.",
 )
 
 
 def authenticated(request: Request, database: Database, settings: Settings) -> Person | Member:
     """Recognise who sent a request, in a short read of its own, before any of its body is read."""
-    admin_token = settings.admin_token.get_secret_value() if settings.admin_token else None
-    with database.read() as session:
-        caller = authenticate(session, request.headers.get("authorization"), admin_token=admin_token)
-        unseen = isinstance(caller, Member) and store.is_unseen(session, caller.last_seen_at)
+    if signatures.is_signed(request):
+        caller: Person | Member = _signer(request, database, settings)
+    else:
+        admin_token = settings.admin_token.get_secret_value() if settings.admin_token else None
+        with database.read() as session:
+            caller = authenticate(session, request.headers.get("authorization"), admin_token=admin_token)
     if isinstance(caller, Member):
         bind(client=caller.client_id)
-        if unseen:
-            _note_seen(database, caller)
+        _note_seen(database, caller)
     else:
         bind(person=caller.id)
     return caller

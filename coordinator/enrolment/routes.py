@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
+import re
+from ipaddress import ip_address, ip_network
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Request, Response
 from sqlalchemy.orm import Session
 
-from coordinator import events
-from coordinator.enrolment import store, tokens
+from coordinator import audit, events
+from coordinator.database import Database, now
+from coordinator.enrolment import possession, roster, store, tokens
 from coordinator.enrolment.admission import admit
-from coordinator.enrolment.auth import AsAdmin, AsOperator, hash_of
+from coordinator.enrolment.auth import AsAdmin, AsAuditor, AsOperator, hash_of
+from coordinator.enrolment.guessing import FailedEnrolments
 from coordinator.errors import (
     AuthMissing,
     ClientNameTaken,
     EnrolmentTokenInvalid,
+    EnrolmentTokenMisused,
     FederationStateConflict,
     Forbidden,
     Invalid,
     JsonMalformed,
     NotFound,
     ProtocolVersionUnsupported,
+    RateLimited,
+    WeakPublicKey,
 )
+from coordinator.ids import new_id
 from coordinator.json_body import json_body, takes
 from coordinator.locks import lock_federation
 from coordinator.logs import bind, logger
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, TokenId
 from coordinator.problems import answers
-from coordinator.sessions import Reading, Writing
+from coordinator.server_key import ServerKey
+from coordinator.sessions import Reading, TheDatabase, TheServerKey, Writing
 from coordinator.tables import ClientRow, EnrolmentTokenRow
 from schemas import PROTOCOL_VERSION
+from schemas.identity.enrolment_token import EnrolmentTokenText, TokenMalformed, read
 from schemas.messages.enrolment import (
     Enrolment,
     EnrolmentRequest,
@@ -37,14 +47,19 @@ from schemas.messages.enrolment import (
     EnrolmentTokenRequest,
 )
 from schemas.messages.federations import FederationPlan
-from schemas.messages.people import NewToken, TokenPage, TokenRequest, TokenView
+from schemas.messages.people import AuditPage, NewToken, TokenPage, TokenRequest, TokenView
 
 router = APIRouter(tags=["enrolment"])
 log = logger(__name__)
 
+_PLACE = re.compile(r"[0-9]{1,9}")
+
 _EXAMPLE_ENROLMENT = {
     "token": "tsr1_...",
     "name": "hospital-a",
+    "public_key": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo",
+    "nonce": "...",
+    "proof": "...",
     "profile": {
         "architecture": "LlamaForCausalLM",
         "base_model": "tiny-s-3f0c9a1b2c3d",
@@ -63,10 +78,11 @@ _EXAMPLE_ENROLMENT = {
     responses=answers(JsonMalformed, NotFound, FederationStateConflict, ClientNameTaken, Invalid),
 )
 def make_enrolment_token(
-    _: AsOperator,
+    person: AsOperator,
     fid: FederationId,
     request: Annotated[EnrolmentTokenRequest, Depends(json_body(EnrolmentTokenRequest))],
     session: Writing,
+    key: TheServerKey,
 ) -> EnrolmentToken:
     """Make a one-time token for one client; it is shown once."""
     federation = lock_federation(session, fid)
@@ -74,9 +90,11 @@ def make_enrolment_token(
         raise FederationStateConflict(state=federation.state)
     if store.is_name_taken(session, fid, request.client_name):
         raise ClientNameTaken
-    token = tokens.new_enrolment_token()
-    row = store.add_enrolment_token(session, fid, request, hash_of(token))
-    return EnrolmentToken(token=token, expires_at=row.expires_at)
+    row_id = new_id(tokens.ENROLMENT_PREFIX.rstrip("_"))
+    token = tokens.new_enrolment_token(row_id, key.id)
+    row = store.add_enrolment_token(session, row_id, fid, request, hash_of(token.secret))
+    audit.append(session, "enrolment-token-made", actor=person.id, subject=row_id)
+    return EnrolmentToken(token=str(token), expires_at=row.expires_at)
 
 
 @router.post(
@@ -89,56 +107,133 @@ def make_enrolment_token(
         Forbidden,
         FederationStateConflict,
         Invalid,
+        WeakPublicKey,
         ProtocolVersionUnsupported,
+        RateLimited,
     )
     | {200: {"model": Enrolment, "description": "The same answer again to a repeated request"}},
 )
 def enrol(
     request: Annotated[EnrolmentRequest, Depends(json_body(EnrolmentRequest))],
-    session: Writing,
+    caller: Request,
+    database: TheDatabase,
+    key: TheServerKey,
     response: Response,
 ) -> Enrolment:
-    """Become a member with a one-time token."""
+    """Become a member with a one-time token and a key of one's own, or as a bearer client where allowed."""
     if request.profile.protocol_version != PROTOCOL_VERSION:
         raise ProtocolVersionUnsupported(supported=[PROTOCOL_VERSION])
-    token = _usable_token(session, request)
-    credential, repeat = tokens.credential_for(request), tokens.fingerprint(request)
+    failed: FailedEnrolments = caller.app.state.failed_enrolments
+    address = caller.client.host if caller.client is not None else ""
+    failed.check(address)
+    try:
+        made, is_new = _enrol(request, caller, database, key)
+    except EnrolmentTokenInvalid:
+        failed.note(address)
+        raise
+    response.status_code = 201 if is_new else 200
+    return made
+
+
+def _enrol(
+    request: EnrolmentRequest, caller: Request, database: Database, key: ServerKey
+) -> tuple[Enrolment, bool]:
+    """Check the key, then the token; who misuses a token is written down."""
+    text = _read_token(request)
+    with database.read() as session:
+        possession.check(request, text, key, now(session))
+    try:
+        with database.write() as session:
+            return _admitted(session, request, text, caller)
+    except EnrolmentTokenMisused as misused:
+        with database.write() as session:
+            audit.append(
+                session,
+                "enrolment-refused",
+                actor=misused.token_id,
+                subject=request.name,
+                reason=misused.reason,
+            )
+        raise
+
+
+def _admitted(
+    session: Session, request: EnrolmentRequest, text: EnrolmentTokenText, caller: Request
+) -> tuple[Enrolment, bool]:
+    """Make a member, or give an earlier answer again; and say which of the two."""
+    token = _usable_token(session, request, text, caller)
+    credential = tokens.credential_for(request)
     if token.client_id is not None:
-        if repeat is None or repeat != token.retry_key_hash:
-            raise EnrolmentTokenInvalid
-        response.status_code = 200
-        return _enrolment(token.client_id, token.federation_id, credential)
-    client = _new_member(session, token, request, hash_of(credential), repeat)
-    return _enrolment(client.id, client.federation_id, credential)
+        if not _is_repeat(session, token, token.client_id, request):
+            raise EnrolmentTokenMisused(token.id, "used before")
+        return _enrolment(token.client_id, token.federation_id, credential), False
+    client = _new_member(session, token, request, credential)
+    return _enrolment(client.id, client.federation_id, credential), True
 
 
-def _usable_token(session: Session, request: EnrolmentRequest) -> EnrolmentTokenRow:
+def _read_token(request: EnrolmentRequest) -> EnrolmentTokenText:
+    try:
+        return read(request.token)
+    except TokenMalformed as error:
+        raise EnrolmentTokenInvalid from error
+
+
+def _usable_token(
+    session: Session, request: EnrolmentRequest, text: EnrolmentTokenText, caller: Request
+) -> EnrolmentTokenRow:
     """Find the token and lock its federation, so that two requests cannot both use it."""
-    digest = hash_of(request.token)
-    found = store.enrolment_token_by_hash(session, digest)
-    if found is None:
+    found = store.enrolment_token(session, tokens.ENROLMENT_PREFIX + text.id)
+    if found is None or not tokens.has_secret(text, found.token_hash):
         raise EnrolmentTokenInvalid
     lock_federation(session, found.federation_id)
-    token = store.enrolment_token_by_hash(session, digest)
-    if token is None or token.client_name != request.name or store.is_expired(session, token):
+    token = store.enrolment_token(session, found.id)
+    if token is None:
         raise EnrolmentTokenInvalid
+    if token.client_name != request.name:
+        raise EnrolmentTokenMisused(token.id, "another name")
+    if store.is_expired(session, token):
+        raise EnrolmentTokenMisused(token.id, "expired")
+    if token.cidr is not None and not _is_within(caller, token.cidr):
+        raise EnrolmentTokenMisused(token.id, "another network")
     return token
 
 
+def _is_within(caller: Request, network: str) -> bool:
+    try:
+        return caller.client is not None and ip_address(caller.client.host) in ip_network(network)
+    except ValueError:
+        return False
+
+
+def _is_repeat(session: Session, token: EnrolmentTokenRow, client_id: str, request: EnrolmentRequest) -> bool:
+    """Say whether a request that used the token before is asking for its answer again."""
+    if request.public_key is not None:
+        return store.is_key_of(session, request.public_key, client_id)
+    repeat = tokens.fingerprint(request)
+    return repeat is not None and repeat == token.retry_key_hash
+
+
 def _new_member(
-    session: Session, token: EnrolmentTokenRow, request: EnrolmentRequest, digest: str, repeat: str | None
+    session: Session, token: EnrolmentTokenRow, request: EnrolmentRequest, credential: str | None
 ) -> ClientRow:
     federation = lock_federation(session, token.federation_id)
-    admit(FederationPlan.model_validate(federation.plan), federation.state, request.profile)
-    client = store.consume(session, token, request, digest, repeat)
+    plan = FederationPlan.model_validate(federation.plan)
+    admit(plan, federation.state, request.profile, with_key=request.public_key is not None)
+    digest = hash_of(credential) if credential is not None else None
+    repeat = tokens.fingerprint(request)
+    client = store.consume(session, token, request, credential_hash=digest, repeat=repeat)
+    if request.public_key is not None and not store.add_key(session, request.public_key, client.id):
+        raise WeakPublicKey("another client has this key; make one for each")
+    roster.append(session, client, "enrolled", request.public_key, client.enrolled_at)
     shown = store.client_view(client, rounds=0)
     events.append(session, client.federation_id, "client", shown.model_dump(mode="json"), client.id)
+    audit.append(session, "client-enrolled", actor=token.id, subject=client.id)
     bind(client=client.id)
-    log.info("client-enrolled", federation=client.federation_id)
+    log.info("client-enrolled", federation=client.federation_id, identity=shown.identity)
     return client
 
 
-def _enrolment(client_id: str, federation_id: str, credential: str) -> Enrolment:
+def _enrolment(client_id: str, federation_id: str, credential: str | None) -> Enrolment:
     return Enrolment(
         client_id=client_id,
         federation_id=federation_id,
@@ -154,13 +249,14 @@ def _enrolment(client_id: str, federation_id: str, credential: str) -> Enrolment
     responses=answers(JsonMalformed, AuthMissing, Forbidden, Invalid),
 )
 def make_token(
-    _: AsAdmin,
+    person: AsAdmin,
     request: Annotated[TokenRequest, Depends(json_body(TokenRequest))],
     session: Writing,
 ) -> NewToken:
     """Make a person's token; it is shown once."""
     token = tokens.new_person_token(request.role)
     row = store.add_person_token(session, request, hash_of(token))
+    audit.append(session, "person-token-made", actor=person.id, subject=row.id)
     return NewToken(id=row.id, role=request.role, name=row.name, token=token, expires_at=row.expires_at)
 
 
@@ -177,6 +273,17 @@ def show_token(_: AsAdmin, token_id: TokenId, session: Reading) -> TokenView:
 
 
 @router.delete("/v1/tokens/{token_id}", status_code=204, responses=answers(AuthMissing, Forbidden, NotFound))
-def revoke_token(_: AsAdmin, token_id: TokenId, session: Writing) -> None:
+def revoke_token(person: AsAdmin, token_id: TokenId, session: Writing) -> None:
     """Revoke a person's token, effective at once."""
-    store.revoke_person_token(session, token_id)
+    if store.revoke_person_token(session, token_id):
+        audit.append(session, "person-token-revoked", actor=person.id, subject=token_id)
+
+
+@router.get("/v1/audit", tags=["about"], responses=answers(AuthMissing, Forbidden, Invalid))
+def show_audit(
+    _: AsAuditor, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT
+) -> AuditPage:
+    """Show who let whom in or shut whom out, oldest first; every entry has the hash of the one before."""
+    if after is not None and not _PLACE.fullmatch(after):
+        raise Invalid("after: not where a page of the audit log ends", field="after")
+    return audit.page(session, after=int(after or 0), limit=limit)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import delete, inspect, or_, select, tuple_, update
+from sqlalchemy.dialects.postgresql import insert as postgres_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.orm import Session
 
 from coordinator.database import now
 from coordinator.errors import NotFound
+from coordinator.identity_tables import ClientKeyRow, UsedNonceRow
 from coordinator.ids import new_id
-from coordinator.tables import ClientRow, EnrolmentTokenRow, PersonToken
+from coordinator.tables import ClientRow, EnrolmentTokenRow, PersonToken, Table
 from schemas.messages.enrolment import Client, EnrolmentRequest, EnrolmentTokenRequest
 from schemas.messages.people import TokenPage, TokenRequest, TokenView
 
 _SEEN_AGAIN_AFTER = timedelta(seconds=15)
+# Longer than any signature may live on clocks that differ as much as they may.
+_NONCE_LIFE = timedelta(minutes=10)
+_FORGOTTEN_AT_ONCE = 100
+_HAS_KEYS = "key:"  # stands before the client's id; no hash begins like this
+_NONCE = tuple_(UsedNonceRow.public_key, UsedNonceRow.nonce)
 
 
 def person_token_by_hash(session: Session, digest: str) -> PersonToken | None:
@@ -55,11 +64,13 @@ def person_token(session: Session, token_id: str) -> PersonToken:
     return row
 
 
-def revoke_person_token(session: Session, token_id: str) -> None:
-    """End a person's token; a second time changes nothing."""
+def revoke_person_token(session: Session, token_id: str) -> bool:
+    """End a person's token; False when it had ended before."""
     row = person_token(session, token_id)
-    if row.revoked_at is None:
-        row.revoked_at = now(session)
+    if row.revoked_at is not None:
+        return False
+    row.revoked_at = now(session)
+    return True
 
 
 def person_tokens(session: Session, *, after: str | None, limit: int) -> TokenPage:
@@ -92,12 +103,12 @@ def is_name_taken(session: Session, fid: str, client_name: str) -> bool:
 
 
 def add_enrolment_token(
-    session: Session, fid: str, request: EnrolmentTokenRequest, digest: str
+    session: Session, row_id: str, fid: str, request: EnrolmentTokenRequest, digest: str
 ) -> EnrolmentTokenRow:
     """Keep a new one-time token as its hash."""
     moment = now(session)
     row = EnrolmentTokenRow(
-        id=new_id("enr"),
+        id=row_id,
         federation_id=fid,
         client_name=request.client_name,
         organisation=request.organisation,
@@ -106,16 +117,16 @@ def add_enrolment_token(
         expires_at=moment + timedelta(seconds=request.expires_in_seconds),
         used_at=None,
         retry_key_hash=None,
+        cidr=request.cidr,
         client_id=None,
     )
     session.add(row)
     return row
 
 
-def enrolment_token_by_hash(session: Session, digest: str) -> EnrolmentTokenRow | None:
-    """Which one-time token has this hash? Seen as it is now."""
-    query = select(EnrolmentTokenRow).where(EnrolmentTokenRow.token_hash == digest)
-    return session.scalar(query.execution_options(populate_existing=True))
+def enrolment_token(session: Session, row_id: str) -> EnrolmentTokenRow | None:
+    """Which one-time token has this id? Seen as it is now."""
+    return session.get(EnrolmentTokenRow, row_id, populate_existing=True)
 
 
 def is_expired(session: Session, token: EnrolmentTokenRow) -> bool:
@@ -124,19 +135,24 @@ def is_expired(session: Session, token: EnrolmentTokenRow) -> bool:
 
 
 def consume(
-    session: Session, token: EnrolmentTokenRow, request: EnrolmentRequest, digest: str, repeat: str | None
+    session: Session,
+    token: EnrolmentTokenRow,
+    request: EnrolmentRequest,
+    *,
+    credential_hash: str | None,
+    repeat: str | None,
 ) -> ClientRow:
-    """Use a one-time token up: its client becomes a member, with the hash of its credential."""
-    moment = now(session)
+    """Use a one-time token up: its client becomes a member; only a bearer client has a credential's hash."""
+    moment, client_id = now(session), new_id("cli")
     client = ClientRow(
-        id=new_id("cli"),
+        id=client_id,
         federation_id=token.federation_id,
         name=request.name,
         organisation=token.organisation,
         base_model=request.profile.base_model,
         profile=request.profile.model_dump(mode="json"),
         state="enrolled",
-        credential_hash=digest,
+        credential_hash=credential_hash or _HAS_KEYS + client_id,
         enrolled_at=moment,
         last_seen_at=moment,
         revoked_at=None,
@@ -149,6 +165,12 @@ def consume(
     return client
 
 
+def add_key(session: Session, key: str, client_id: str) -> bool:
+    """Give a client a public key; False when somebody has it already."""
+    values = {"public_key": key, "client_id": client_id, "created_at": now(session), "expires_at": None}
+    return _insert_new(session, ClientKeyRow, values)
+
+
 def client_view(row: ClientRow, *, rounds: int) -> Client:
     """Show a client; `rounds` is how many it delivered an update in."""
     return Client.model_validate(
@@ -158,6 +180,7 @@ def client_view(row: ClientRow, *, rounds: int) -> Client:
             "organisation": row.organisation,
             "profile": row.profile,
             "state": row.state,
+            "identity": "key" if row.credential_hash.startswith(_HAS_KEYS) else "bearer",
             "enrolled_at": row.enrolled_at,
             "last_seen_at": row.last_seen_at,
             "rounds": rounds,
@@ -169,6 +192,58 @@ def client_view(row: ClientRow, *, rounds: int) -> Client:
 def client_by_hash(session: Session, digest: str) -> ClientRow | None:
     """Whose credential has this hash?"""
     return session.scalar(select(ClientRow).where(ClientRow.credential_hash == digest))
+
+
+def client_of_key(session: Session, key: str) -> tuple[ClientKeyRow, ClientRow] | None:
+    """Whose public key is this?"""
+    query = select(ClientKeyRow, ClientRow).join(ClientRow, ClientRow.id == ClientKeyRow.client_id)
+    found = session.execute(query.where(ClientKeyRow.public_key == key)).first()
+    return (found[0], found[1]) if found is not None else None
+
+
+def is_key_of(session: Session, key: str, client_id: str) -> bool:
+    """Does this public key count for this client now?"""
+    row = session.get(ClientKeyRow, key)
+    if row is None or row.client_id != client_id:
+        return False
+    return row.expires_at is None or row.expires_at > now(session)
+
+
+def key(session: Session, name: str) -> ClientKeyRow:
+    """Which row has this public key, as it is now?
+
+    Raises:
+        NotFound: none.
+    """
+    row = session.get(ClientKeyRow, name, populate_existing=True)
+    if row is None:
+        raise NotFound
+    return row
+
+
+def client(session: Session, client_id: str) -> ClientRow:
+    """Which client is this?
+
+    Raises:
+        NotFound: none.
+    """
+    row = session.get(ClientRow, client_id)
+    if row is None:
+        raise NotFound
+    return row
+
+
+def use_nonce(session: Session, key: str, nonce: str) -> bool:
+    """Remember a signed POST; False when it was received before. Old ones are forgotten on the way."""
+    moment = now(session)
+    old = select(UsedNonceRow.public_key, UsedNonceRow.nonce).where(
+        UsedNonceRow.used_at <= moment - _NONCE_LIFE
+    )
+    # Rows that another request is forgetting at this moment are left to it: waiting could deadlock.
+    found = session.execute(old.limit(_FORGOTTEN_AT_ONCE).with_for_update(skip_locked=True)).all()
+    if found:
+        session.execute(delete(UsedNonceRow).where(_NONCE.in_([(row[0], row[1]) for row in found])))
+    return _insert_new(session, UsedNonceRow, {"public_key": key, "nonce": nonce, "used_at": moment})
 
 
 def is_enrolled(session: Session, client_id: str) -> bool:
@@ -187,6 +262,14 @@ def note_seen(session: Session, client_id: str) -> None:
     moment = now(session)
     stale = or_(ClientRow.last_seen_at.is_(None), ClientRow.last_seen_at <= moment - _SEEN_AGAIN_AFTER)
     session.execute(update(ClientRow).where(ClientRow.id == client_id, stale).values(last_seen_at=moment))
+
+
+def _insert_new(session: Session, table: type[Table], values: dict[str, Any]) -> bool:
+    """Insert a row unless there is one with this key; the database arbitrates."""
+    insert = sqlite_insert if session.get_bind().dialect.name == "sqlite" else postgres_insert
+    key = inspect(table).primary_key[0]
+    kept = session.execute(insert(table).values(**values).on_conflict_do_nothing().returning(key))
+    return kept.first() is not None
 
 
 def _after(moment: datetime, seconds: int | None) -> datetime | None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 from fastapi import APIRouter
 
-from coordinator.enrolment.auth import AnyMember, AsAuditor, AsAuditorOfClient
-from coordinator.errors import AuthMissing, Forbidden, NotFound
+from coordinator.enrolment import roster
+from coordinator.enrolment.auth import AnyMember, AsAuditor, AsAuditorOfClient, AsReader, Member
+from coordinator.errors import AuthMissing, Forbidden, Invalid, NotFound
 from coordinator.federations import store
 from coordinator.federations.layouts import layout_of
 from coordinator.paths import DEFAULT_LIMIT, After, ClientId, FederationId, Limit
 from coordinator.problems import answers
 from coordinator.sessions import Reading
-from schemas.messages.enrolment import Client, ClientPage, Me
+from schemas.messages.enrolment import Client, ClientPage, Me, RosterPage
 
 router = APIRouter(tags=["clients"])
+_PLACE = re.compile(r"[0-9]{1,9}")
 
 
 @router.get("/v1/me", responses=answers(AuthMissing, Forbidden))
@@ -32,6 +36,19 @@ def who_am_i(member: AnyMember, session: Reading) -> Me:
             "layout": layout_of(plan, member.profile, selected),
         }
     )
+
+
+@router.get("/v1/federations/{fid}/roster", responses=answers(AuthMissing, NotFound, Invalid))
+def show_roster(
+    caller: AsReader, fid: FederationId, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT
+) -> RosterPage:
+    """Show who entered and left, link by link; to clients only where the plan has them check it."""
+    plan = store.plan_of(store.federation(session, fid))
+    if isinstance(caller, Member) and plan.privacy.roster_policy == "server":
+        raise NotFound
+    if after is not None and not _PLACE.fullmatch(after):
+        raise Invalid("after: not where a page of the roster ends", field="after")
+    return roster.page(session, fid, after=int(after or 0), limit=limit)
 
 
 @router.get("/v1/federations/{fid}/clients", responses=answers(AuthMissing, Forbidden, NotFound))

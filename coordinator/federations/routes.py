@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
+from coordinator import audit
 from coordinator.enrolment.admission import check_adapter
 from coordinator.enrolment.auth import AsAuditor, AsOperator
 from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound
@@ -33,12 +34,13 @@ log = logger(__name__)
     responses=answers(JsonMalformed, AuthMissing, Forbidden, Invalid),
 )
 def create_federation(
-    _: AsOperator,
+    person: AsOperator,
     plan: Annotated[FederationPlan, Depends(json_body(FederationPlan))],
     session: Writing,
 ) -> Federation:
     """Create a federation; what the plan leaves out gets its default, and the resolved plan is kept."""
     row = store.create(session, _resolved(plan))
+    audit.append(session, "federation-created", actor=person.id, subject=row.id)
     log.info("federation-created", federation=row.id, strategy=plan.strategy.name)
     return store.view(session, row)
 

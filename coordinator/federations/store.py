@@ -6,6 +6,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from coordinator.database import now
+from coordinator.enrolment import roster
 from coordinator.enrolment.store import client_view
 from coordinator.errors import NotFound
 from coordinator.ids import new_id
@@ -38,7 +39,11 @@ _SHARING: dict[Standing, str] = {
     "untested": "Nobody has tested its pack: what both packs select is shared across architectures. "
     "`tessera agent alignment-test` in one of its silos tests it.",
 }
-_BEARER = "Clients identify themselves with bearer credentials: who reads decrypted requests can act as one."
+_SIGNED = "Clients sign every request with keys that never leave them."
+_BEARER = (
+    "Clients may identify themselves with bearer credentials: who reads decrypted requests can act as one of "
+    "these."
+)
 
 
 def create(session: Session, plan: FederationPlan) -> FederationRow:
@@ -106,7 +111,7 @@ def view(session: Session, row: FederationRow) -> Federation:
 
 def claims(plan: FederationPlan) -> list[str]:
     """Say what may honestly be claimed about privacy under this plan."""
-    return [_TRUSTED_OPERATOR, *([_BEARER] if plan.privacy.allow_bearer_clients else [])]
+    return [_TRUSTED_OPERATOR, _BEARER if plan.privacy.allow_bearer_clients else _SIGNED]
 
 
 def _alignment(session: Session, fid: str) -> list[PackStanding]:
@@ -186,8 +191,9 @@ def revoke(session: Session, fid: str, cid: str) -> bool:
         )
         .values(state="revoked")
     )
-    row.state, row.revoked_at = "revoked", now(session)
-    session.flush()
+    moment = now(session)
+    row.state, row.revoked_at = "revoked", moment
+    roster.append(session, row, "revoked", None, moment)
     return True
 
 

@@ -65,6 +65,7 @@ def create_enrolment(
     federation: Federation,
     client_name: Annotated[str, typer.Argument(help="The name that the client will have.")],
     organisation: Annotated[str | None, typer.Option(help="Whose client it is.")] = None,
+    cidr: Annotated[str | None, typer.Option(help="The network it may be used from: 192.0.2.0/24.")] = None,
     expires_in_seconds: Expires = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
@@ -74,6 +75,8 @@ def create_enrolment(
     request: dict[str, str | int] = {"client_name": client_name}
     if organisation is not None:
         request["organisation"] = organisation
+    if cidr is not None:
+        request["cidr"] = cidr
     if expires_in_seconds is not None:
         request["expires_in_seconds"] = expires_in_seconds
     made = Coordinator(url, token).post(f"/v1/federations/{federation}/enrolment-tokens", request)
@@ -90,13 +93,14 @@ def list_clients(
         print_json(found)
         return
     print_table(
-        ["id", "name", "organisation", "base model", "state", "seen", "rounds", "bytes"],
+        ["id", "name", "organisation", "base model", "identity", "state", "seen", "rounds", "bytes"],
         [
             (
                 c["client_id"],
                 c["name"],
                 c["organisation"],
                 c["profile"]["base_model"],
+                c["identity"],
                 c["state"],
                 ago(c["last_seen_at"]),
                 c["rounds"],

@@ -18,14 +18,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
-    """Print one thing, a fact a line."""
+    """Print one thing, a fact a line, which is never broken: a token must be copied whole."""
     from rich.console import Console
-    from rich.table import Table
 
-    grid = Table.grid(padding=(0, 2))
+    console, width = Console(highlight=False), max(map(len, facts), default=0)
     for name, value in facts.items():
-        grid.add_row(f"[bold]{name}", text(value))
-    Console().print(grid)
+        console.print(f"[bold]{name:<{width}}[/]  {text(value)}", soft_wrap=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from coordinator import events
+from coordinator import audit, events
 from coordinator.enrolment.auth import AsAdminOfClient
 from coordinator.errors import AuthMissing, Forbidden, NotFound
 from coordinator.federations.store import one_client, revoke
@@ -26,7 +26,7 @@ log = logger(__name__)
     responses=answers(AuthMissing, Forbidden, NotFound),
 )
 def revoke_client(
-    _: AsAdminOfClient, fid: FederationId, cid: ClientId, database: TheDatabase, wake: Wake
+    person: AsAdminOfClient, fid: FederationId, cid: ClientId, database: TheDatabase, wake: Wake
 ) -> None:
     """Shut a client out, effective at once; an update that was accepted before is kept and counts."""
     with database.write() as session:
@@ -40,4 +40,5 @@ def revoke_client(
         if current is not None:
             current = store.numbered(session, fid, current.number, lock=True)
             control.advance(session, federation, current)
+        audit.append(session, "client-revoked", actor=person.id, subject=cid)
     wake()

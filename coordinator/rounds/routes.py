@@ -32,14 +32,15 @@ from coordinator.locks import lock_federation
 from coordinator.logs import logger
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, RoundNumber
 from coordinator.problems import answers
-from coordinator.rounds import bases, control, queries, store, views
+from coordinator.rounds import bases, control, manifests, queries, store, views
 from coordinator.rounds.queries import Situation
 from coordinator.rounds.selection import advice, retry_after
 from coordinator.rounds.waiting import LONGEST_SECONDS, Ended, TheWaiting, seconds_of
 from coordinator.rounds.waking import Wake
-from coordinator.sessions import Reading, TheDatabase, TheSettings, Writing
+from coordinator.server_key import ServerKey
+from coordinator.sessions import Reading, TheDatabase, TheServerKey, TheSettings, Writing
 from coordinator.tables import FederationRow, RoundRow
-from schemas.messages.federations import Federation
+from schemas.messages.federations import Federation, FederationPlan
 from schemas.messages.rounds import (
     FinishedBrief,
     RelevanceView,
@@ -47,6 +48,7 @@ from schemas.messages.rounds import (
     RoundPage,
     RoundView,
     Scores,
+    SignedDocument,
     WeightsReference,
 )
 from schemas.messages.updates import WeightsManifest
@@ -113,6 +115,7 @@ async def current_round(
     database: TheDatabase,
     settings: TheSettings,
     waiting: TheWaiting,
+    key: TheServerKey,
     prefer: Annotated[str | None, Header(description=_PREFER, examples=["wait=30"])] = None,
 ) -> RoundBrief | FinishedBrief | Response:
     """Tell a client what it has to do now, or as soon as there is something within the time it waits."""
@@ -121,7 +124,7 @@ async def current_round(
     ended: Ended = "released"
     while True:
         calls = waiting.calls
-        told = await to_thread.run_sync(_tell, database, member, ended == "changed")
+        told = await to_thread.run_sync(_tell, database, member, key, ended == "changed")
         if not isinstance(told, Situation):
             return told
         if wait:
@@ -131,6 +134,28 @@ async def current_round(
     # Who has waited in full may come back at once; those we send away come back one after the other.
     seconds = 0 if ended == "waited" else retry_after(settings.retry_seconds, random.random())
     return Response(status_code=204, headers={"Retry-After": str(seconds)})
+
+
+@router.get(
+    "/plan",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/json": {"schema": FederationPlan.model_json_schema()}}},
+        **answers(AuthMissing, NotFound),
+    },
+)
+def show_plan(_: AsReader, fid: FederationId, session: Reading) -> Response:
+    """Give the federation's resolved plan in the very bytes whose digest every round's manifest has."""
+    return Response(manifests.plan_bytes(federation(session, fid)), media_type="application/json")
+
+
+@router.get("/rounds/{n}/manifest", responses=answers(AuthMissing, Forbidden, NotFound))
+def show_manifest(member: AsMember, n: RoundNumber, session: Reading) -> SignedDocument:
+    """Give a client the signed manifest that it got when it joined a round."""
+    row = manifests.of(session, member.client_id, n)
+    if row is None:
+        raise NotFound
+    return row.document
 
 
 @router.put(
@@ -183,7 +208,9 @@ def show_relevance(reader: AsReader, fid: FederationId, n: RoundNumber, session:
     return views.relevance(session, store.numbered(session, fid, n), only=_self(reader))
 
 
-def _tell(database: Database, member: Member, again: bool) -> RoundBrief | FinishedBrief | Situation:
+def _tell(
+    database: Database, member: Member, key: ServerKey, again: bool
+) -> RoundBrief | FinishedBrief | Situation:
     """Look what a client has to do; a Situation when that is nothing. `again` = it has waited since."""
     with database.read() as session:
         if again:
@@ -195,7 +222,7 @@ def _tell(database: Database, member: Member, again: bool) -> RoundBrief | Finis
         state = store.state_of(current) if current is not None else None
         told = advice(control.federation_state(row), state, delivered=delivered)
         if told == "finished":
-            return _finished(session, row, member)
+            return _finished(session, row, member, key)
         if told == "wait" or current is None:
             return queries.situations(session, [row.id])[row.id]
         moment = now(session)
@@ -248,11 +275,14 @@ def _base(
     return lambda: bases.zeros(layout, manifest)[0]
 
 
-def _finished(session: Session, row: FederationRow, member: Member) -> FinishedBrief:
+def _finished(session: Session, row: FederationRow, member: Member, key: ServerKey) -> FinishedBrief:
     _, last = store.published(session, row.id)
     newest = bases.newest(session, member.client_id)
+    if newest is None:
+        return FinishedBrief(state="finished", round=last + 1, weights=None, manifest=None)
     return FinishedBrief(
         state="finished",
         round=last + 1,
-        weights=bases.reference(newest) if newest is not None else None,
+        weights=bases.reference(newest),
+        manifest=manifests.final(session, row, member, last + 1, newest.digest, key),
     )

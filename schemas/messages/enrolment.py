@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, model_validator
 
 from schemas.messages.federations import ALL_ROLES, Role
-from schemas.messages.strict import BaseModelSlug, Lenient, Name, Strict, UtcTime
+from schemas.messages.strict import BaseModelSlug, Digest, Lenient, Name, Strict, UtcTime, wrong
 
 Shape = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 
@@ -33,11 +34,17 @@ class Profile(Lenient):
         return self
 
 
+def _network(text: str) -> str:
+    """Check a network, `192.0.2.0/24` or `2001:db8::/32`."""
+    return str(ip_network(text))
+
+
 class EnrolmentTokenRequest(Strict):
-    """Ask for a one-time token for one client."""
+    """Ask for a one-time token for one client; with `cidr` only addresses of that network may use it."""
 
     client_name: Name
     organisation: Name | None = None
+    cidr: Annotated[str, Field(max_length=50), AfterValidator(_network)] | None = None
     expires_in_seconds: Annotated[int, Field(ge=1, le=7 * 86400)] = 86400
 
 
@@ -49,21 +56,67 @@ class EnrolmentToken(Strict):
 
 
 class EnrolmentRequest(Lenient):
-    """Become a member. `retry_key` (32 bytes, base64url) makes a lost answer repeatable."""
+    """Become a member, with a key of one's own or, where the plan allows it, with a bearer credential.
+
+    With a key: `public_key` (32 bytes), `nonce` from /v1/hello, and `proof`, the signature of
+    `enrolment_statement`; the same token and key may be sent again. As a bearer client: `retry_key`
+    (32 bytes) makes a lost answer repeatable. All in base64url.
+    """
 
     token: Annotated[str, Field(max_length=512)]
     name: Name
     profile: Profile
+    public_key: Annotated[str, Field(max_length=64)] | None = None
+    nonce: Annotated[str, Field(max_length=64)] | None = None
+    proof: Annotated[str, Field(max_length=128)] | None = None
     retry_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{43}=?$")] | None = None
+
+    @model_validator(mode="after")
+    def _is_one_or_the_other(self) -> Self:
+        if self.public_key is None:
+            return self
+        for field in ("nonce", "proof"):
+            if getattr(self, field) is None:
+                raise wrong("a public_key needs it", field)
+        return self
+
+
+def enrolment_statement(*, server: str, token: str, public_key: str, nonce: str) -> dict[str, str]:
+    """Say what a newcomer signs: the server's thumbprint and the token's id, both as the token has them."""
+    return {"server": server, "token": token, "public_key": public_key, "nonce": nonce}
 
 
 class Enrolment(Strict):
-    """What a new member is told; `credential` is its bearer secret."""
+    """What a new member is told; `credential` is a bearer client's secret, null for a client with a key."""
 
     client_id: str
     federation_id: str
-    credential: str
+    credential: str | None
     protocol_version: int
+
+
+class KeyRotation(Strict):
+    """Replace one's key: `proof` of the new key and `endorsement` of the old over `rotation_statement`.
+
+    The old key counts for `overlap_seconds` more.
+    """
+
+    public_key: Annotated[str, Field(max_length=64)]
+    proof: Annotated[str, Field(max_length=128)]
+    endorsement: Annotated[str, Field(max_length=128)]
+    overlap_seconds: Annotated[int, Field(ge=0, le=86400)] = 3600
+
+
+def rotation_statement(*, federation: str, client: str, old_key: str, public_key: str) -> dict[str, str]:
+    """Say what both keys of a rotation sign."""
+    return {"federation": federation, "client": client, "old_key": old_key, "public_key": public_key}
+
+
+class KeyInUse(Strict):
+    """A client's new key, and until when the old one counts."""
+
+    public_key: str
+    old_key_expires_at: UtcTime
 
 
 class Traffic(Strict):
@@ -74,13 +127,14 @@ class Traffic(Strict):
 
 
 class Client(Strict):
-    """A client as people see it."""
+    """A client as people see it; `identity` is how it proves who it is."""
 
     client_id: str
     name: str
     organisation: str | None
     profile: Profile
     state: Literal["enrolled", "revoked"]
+    identity: Literal["key", "bearer"]
     enrolled_at: UtcTime
     last_seen_at: UtcTime | None
     rounds: int
@@ -91,6 +145,32 @@ class ClientPage(Strict):
     """Some clients, and where the next page starts."""
 
     items: list[Client]
+    next: str | None
+
+
+class RosterEntry(Lenient):
+    """One link of a federation's roster; `previous` is the hash of the one before, null for the first.
+
+    `public_key` is the client's from then on: null for a bearer client, and when it was revoked. A rotation
+    has the old key's `endorsement` of `rotation_statement`.
+    """
+
+    federation: str
+    version: int
+    event: Literal["enrolled", "rotated", "revoked"]
+    client: str
+    name: str
+    organisation: str | None
+    public_key: str | None
+    endorsement: str | None
+    at: UtcTime
+    previous: Digest | None
+
+
+class RosterPage(Strict):
+    """Some links of the chain in order, and where the next page starts."""
+
+    items: list[dict[str, JsonValue]]
     next: str | None
 
 

@@ -11,6 +11,7 @@ from schemas.messages.strict import BaseModelSlug, Name, Strict, UtcTime, wrong
 Role = Literal["q", "k", "v", "o", "gate", "up", "down"]
 ALL_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "gate", "up", "down")
 
+RosterPolicy = Literal["pinned", "tofu", "server"]
 FederationState = Literal["open", "running", "paused", "finished"]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -130,9 +131,14 @@ class WirePlan(Strict):
 
 
 class PrivacyPlan(Strict):
-    """Who may take part how."""
+    """Who may take part how: clients sign their requests, and bearer clients only where they are allowed.
 
-    allow_bearer_clients: bool = True
+    `roster_policy` is whom agents let the coordinator count among the members: those whose keys people
+    pinned in the silo (pinned), whom it named first under a name (tofu), or whom it says (server).
+    """
+
+    allow_bearer_clients: bool = False
+    roster_policy: RosterPolicy = "server"
 
 
 class LimitsPlan(Strict):

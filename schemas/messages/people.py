@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from schemas.messages.strict import Name, Strict, UtcTime
+from schemas.messages.strict import Digest, Lenient, Name, Strict, UtcTime
 
 PersonRole = Literal["admin", "operator", "auditor"]
 
@@ -47,9 +47,35 @@ class TokenPage(Strict):
     next: str | None
 
 
+class AuditEntry(Lenient):
+    """One link of the audit log: `actor` is a person's token, a client or an enrolment token, by id."""
+
+    number: int
+    at: UtcTime
+    event: str
+    actor: str
+    subject: str
+    reason: str | None
+    previous: Digest | None
+
+
+class AuditPage(Strict):
+    """Some links of the chain in order, and where the next page starts."""
+
+    items: list[dict[str, JsonValue]]
+    next: str | None
+
+
 class Hello(Strict):
-    """Who answers here."""
+    """Who answers here, signed with the coordinator's key over what was asked.
+
+    `nonce` is what a newcomer signs within the hour; `challenge` is the caller's, so that the answer is new.
+    """
 
     name: str
     protocol_version: int
     server_time: UtcTime
+    signing_key: str
+    nonce: str
+    challenge: str | None
+    signature: str

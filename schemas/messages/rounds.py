@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from schemas.messages.enrolment import Traffic
 from schemas.messages.federations import (
@@ -15,7 +15,7 @@ from schemas.messages.federations import (
     TrainingPlan,
     WirePlan,
 )
-from schemas.messages.strict import Digest, Strict, UtcTime
+from schemas.messages.strict import Digest, Lenient, Strict, UtcTime
 
 RoundState = Literal["open", "collecting", "closing", "aggregating", "published", "abandoned"]
 ParticipationState = Literal["joined", "arrived", "late", "rejected", "revoked"]
@@ -44,18 +44,54 @@ class RoundBrief(Strict):
     server_time: UtcTime
 
 
+SignedDocument = dict[str, JsonValue]
+"""A document as it was signed; readers check the signature before they look at members they know."""
+
+
+class Previous(Lenient):
+    """The manifest that a client was given before."""
+
+    round: int
+    hash: Digest
+
+
+class RoundManifest(Lenient):
+    """What a joined client holds the coordinator to: one manifest per round, each naming the one before.
+
+    `plan` is the digest of what `GET .../plan` answers, `roster_version` 0 before there is a roster;
+    a `deadline` of null says that collecting had not begun. `signature` is over all other members.
+    """
+
+    federation: str
+    client: str
+    round: int
+    weights: Digest
+    plan: Digest
+    roster_version: int
+    roster_hash: Digest | None
+    deadline: UtcTime | None
+    issued_at: UtcTime
+    previous: Previous | None
+    signature: str
+
+
 class FinishedBrief(Strict):
-    """The federation is over; `weights` are this client's final ones, or null if it never took part."""
+    """The federation is over; `weights` are this client's final ones, or null if it never took part.
+
+    `manifest` is a RoundManifest for the round after the last.
+    """
 
     state: Literal["finished"]
     round: int
     weights: WeightsReference | None
+    manifest: SignedDocument | None
 
 
 class Joined(Strict):
-    """The answer to a join."""
+    """The answer to a join; `manifest` is a RoundManifest."""
 
     weights: WeightsReference
+    manifest: SignedDocument
 
 
 class Metrics(Strict):

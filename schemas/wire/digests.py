@@ -11,7 +11,7 @@ _PREFIX = "sha256:"
 _FIELD_MEMBER = re.compile(r"sha-256\s*=\s*:([A-Za-z0-9+/=]+):")
 
 
-def digest_of(body: bytes) -> str:
+def digest_of(body: bytes | bytearray) -> str:
     """Name bytes by their SHA-256: `sha256:<hex>`."""
     return _PREFIX + hashlib.sha256(body).hexdigest()
 

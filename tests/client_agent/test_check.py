@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent.check import findings
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.daemon import run
-from client_agent.membership import enrol
+from client_agent.membership import enrol, read_key
 from client_agent.participant import Participant
 from client_agent.settings import read_settings
 from client_agent.silo import open_silo
@@ -57,8 +58,8 @@ def test_an_enrolled_silo_is_checked_under_its_federations_plan(
     file = config(tmp_path, url=served.url)
     silo, folder = open_silo(read_settings(file)), read_settings(file).folder
 
-    def connected(credential: str | None) -> CoordinatorApi:
-        return CoordinatorApi(served.url, credential=credential, deadline_seconds=20, sleep=lambda _: None)
+    def connected(key: Ed25519PrivateKey | None) -> CoordinatorApi:
+        return CoordinatorApi(served.url, key=key, deadline_seconds=20, sleep=lambda _: None)
 
     with connected(None) as api:
         token = served.enrolment_token(fid, "aster")
@@ -66,8 +67,9 @@ def test_an_enrolled_silo_is_checked_under_its_federations_plan(
     assert "(the default plan: no round of the federation is known yet)" in found(file)["memory"]
     served.admin.post(f"/v1/federations/{fid}/start")
     assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
-    with connected(member.credential) as api:
-        run(Participant(silo, api, fid, member.client_id, folder, 2, lambda: False), naps(500))
+    with connected(read_key(folder)) as api:
+        who = Participant(silo, api, fid, member.client_id, folder, 2, lambda: False, member.server_key)
+        run(who, naps(500))
     # The federation is over and its coordinator gone: the rounds on disk still say it.
     served.stop()
     assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]

@@ -85,7 +85,7 @@ def test_a_seed_beyond_63_bits_is_refused_before_anything_is_loaded(tmp_path: Pa
     assert "--seed" in done.stderr
 
 
-def test_an_agent_without_credential_is_told_to_enrol(tmp_path: Path) -> None:
+def test_an_agent_without_membership_is_told_to_enrol(tmp_path: Path) -> None:
     done = tessera("run", "--config", str(config(tmp_path)))
     assert done.returncode == 1
     assert "run `tessera agent enrol` first" in done.stderr

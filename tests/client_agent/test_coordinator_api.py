@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent.coordinator_api import CoordinatorApi, NothingYet
 from client_agent.errors import (
@@ -21,7 +22,15 @@ from client_agent.errors import (
 )
 from schemas.wire.digests import digest_of, to_field
 
-HELLO = {"name": "test", "protocol_version": 1, "server_time": "2026-01-01T00:00:00Z"}
+HELLO = {
+    "name": "test",
+    "protocol_version": 1,
+    "server_time": "2026-01-01T00:00:00Z",
+    "signing_key": "",
+    "nonce": "",
+    "challenge": None,
+    "signature": "",
+}
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
@@ -85,7 +94,9 @@ def part_of(body: bytes, *, begin: int = 0, sent: int | None = None, digest: str
 
 
 def api_for(url: str, slept: list[float], *, deadline: float = 1000.0) -> CoordinatorApi:
-    return CoordinatorApi(url, credential="secret", deadline_seconds=deadline, sleep=slept.append)
+    return CoordinatorApi(
+        url, key=Ed25519PrivateKey.generate(), deadline_seconds=deadline, sleep=slept.append
+    )
 
 
 def test_a_coordinator_that_restarts_is_waited_for() -> None:
@@ -164,7 +175,7 @@ def test_a_stop_does_not_wait_for_an_answer_that_takes_long() -> None:
             raise Stopped
 
     with answering(late) as (url, _):
-        api = CoordinatorApi(url, credential=None, deadline_seconds=60, sleep=sleep)
+        api = CoordinatorApi(url, key=None, deadline_seconds=60, sleep=sleep)
         began = time.monotonic()
         with api, pytest.raises(Stopped):
             api.current_round("fed", wait_seconds=30)

@@ -10,12 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent.check import findings
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.daemon import prepare, run
 from client_agent.errors import CoordinatorRefused, Stopped
-from client_agent.membership import enrol
+from client_agent.membership import enrol, read_key
 from client_agent.participant import Participant
 from client_agent.round_folder import CLOSED, RECEIPT, SCORES_SENT, UPDATE
 from client_agent.settings import read_settings
@@ -58,11 +59,11 @@ def participant(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Enrolled
     """Enrol the silo in a federation: `participant(fid)`, or `participant(fid, transport)`."""
     with ExitStack() as stack:
 
-        def api(credential: str | None, transport: httpx.BaseTransport | None) -> CoordinatorApi:
+        def api(key: Ed25519PrivateKey | None, transport: httpx.BaseTransport | None) -> CoordinatorApi:
             return stack.enter_context(
                 CoordinatorApi(
                     served.url,
-                    credential=credential,
+                    key=key,
                     deadline_seconds=20,
                     sleep=lambda _: None,
                     transport=transport,
@@ -72,9 +73,16 @@ def participant(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Enrolled
         def make(fid: str, transport: httpx.BaseTransport | None = None) -> Participant:
             token = served.enrolment_token(fid, "aster")
             member = enrol(api(None, None), tmp_path, token=token, name="aster", profile=silo.profile)
-            connection = api(member.credential, transport)
+            connection = api(read_key(tmp_path), transport)
             return Participant(
-                silo, connection, fid, member.client_id, tmp_path, keep_rounds=2, stop=lambda: False
+                silo,
+                connection,
+                fid,
+                member.client_id,
+                tmp_path,
+                keep_rounds=2,
+                stop=lambda: False,
+                server_key=member.server_key,
             )
 
         yield make
@@ -188,7 +196,7 @@ def test_our_own_refusal_of_the_credential_ends_it(served: Served, participant: 
     fid = served.federation(**alone_plan())
     who = participant(fid)
     served.admin.delete(f"/v1/federations/{fid}/clients/{who.client}")
-    with pytest.raises(CoordinatorRefused, match="credential-invalid"):
+    with pytest.raises(CoordinatorRefused, match="key-revoked"):
         run(who, naps(5))
 
 

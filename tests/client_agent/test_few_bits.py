@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent.check import findings
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.daemon import prepare
 from client_agent.errors import SettingsUnusable
-from client_agent.membership import enrol
+from client_agent.membership import enrol, read_key
 from client_agent.model.alignment import aligned_pack
 from client_agent.model.loading import base_model_slug, load_base_model
 from client_agent.model.pack import Pack
@@ -77,14 +78,23 @@ def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
     served.admin.put(f"/v1/federations/{fid}/anchors", json=content)
     served.admin.post(f"/v1/federations/{fid}/start")
 
-    def connected(credential: str | None) -> CoordinatorApi:
-        return CoordinatorApi(served.url, credential=credential, deadline_seconds=60, sleep=lambda _: None)
+    def connected(key: Ed25519PrivateKey | None) -> CoordinatorApi:
+        return CoordinatorApi(served.url, key=key, deadline_seconds=60, sleep=lambda _: None)
 
     with connected(None) as api:
         token = served.enrolment_token(fid, "aster")
         member = enrol(api, tmp_path, token=token, name="aster", profile=silo.profile)
-    with connected(member.credential) as api:
-        who = Participant(silo, api, fid, member.client_id, tmp_path, keep_rounds=2, stop=lambda: False)
+    with connected(read_key(tmp_path)) as api:
+        who = Participant(
+            silo,
+            api,
+            fid,
+            member.client_id,
+            tmp_path,
+            keep_rounds=2,
+            stop=lambda: False,
+            server_key=member.server_key,
+        )
         prepare(who, naps(500))
         stored = {slug: api.pack(fid, slug) for slug in (silo.base.slug, alignment.pivot)}
     found, of_pivot = (Pack.from_body(body.body) for body in stored.values() if body is not None)

@@ -51,10 +51,10 @@ def test_a_second_process_is_kept_away_from_the_folder(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_without_credential_says_what_to_do(tmp_path: Path) -> None:
+def test_a_folder_without_membership_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(NotEnrolled, match="tessera agent enrol"):
         read_membership(tmp_path)
-    (tmp_path / "credential.json").write_text("{")
+    (tmp_path / "membership.json").write_text("{")
     with pytest.raises(SettingsUnusable, match="damaged"):
         read_membership(tmp_path)
 

@@ -17,7 +17,7 @@ from client_agent.cli import commands
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.daemon import run
 from client_agent.local_training import Trained
-from client_agent.membership import enrol
+from client_agent.membership import enrol, read_key
 from client_agent.model.alignment import random_pack
 from client_agent.model.export import checkpoint_in_place
 from client_agent.model.pack import Pack
@@ -89,14 +89,15 @@ def taken_part(
         )
         file = config(tmp_path)
         folder = read_settings(file).folder
-        with CoordinatorApi(served.url, credential=None, deadline_seconds=20, sleep=lambda _: None) as api:
+        with CoordinatorApi(served.url, key=None, deadline_seconds=20, sleep=lambda _: None) as api:
             token = served.enrolment_token(fid, "aster")
             member = enrol(api, folder, token=token, name="aster", profile=silo.profile)
         served.admin.post(f"/v1/federations/{fid}/start")
         with CoordinatorApi(
-            served.url, credential=member.credential, deadline_seconds=20, sleep=lambda _: None
+            served.url, key=read_key(folder), deadline_seconds=20, sleep=lambda _: None
         ) as api:
-            who = Participant(silo, api, fid, member.client_id, folder, keep_rounds=2, stop=lambda: False)
+            more: dict[str, Any] = {"keep_rounds": 2, "stop": lambda: False, "server_key": member.server_key}
+            who = Participant(silo, api, fid, member.client_id, folder, **more)
             run(who, naps(500))
         return Rounds(file, who.home, served)
 

@@ -39,6 +39,7 @@ PLAN = {
     "adapter": {"rank": 2, "blocks": 1, "roles": ["q"]},
     "rounds": {"total": 3, "min_clients": 2},
     "signature": {"dim": 4},
+    "privacy": {"allow_bearer_clients": True},
 }
 
 

@@ -17,7 +17,7 @@ import pytest
 from coordinator.errors import SettingsUnusable
 from coordinator.serving import migrate
 from tests.postgres_server import PostgresServer
-from tests.served import ADMIN_TOKEN, Served, slug
+from tests.served import ADMIN_TOKEN, SIGNING_KEY, Served, slug
 
 PLAN = {"name": "x", "strategy": {"name": "fedavg"}}
 JSON = {"Content-Type": "application/json"}
@@ -202,7 +202,7 @@ def test_unusable_settings_are_named_and_never_shown(
 def test_a_service_that_starts_before_its_database_waits_for_it(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:
-    late = {"TESSERA_DATABASE_URL": postgres.url("created_later")}
+    late = {"TESSERA_DATABASE_URL": postgres.url("created_later"), "TESSERA_SIGNING_KEY": SIGNING_KEY}
     process = _tessera(["serve", "--port", "0"], tmp_path, **late)
     waiting = json.loads(next(iter(process.stderr or [])))
     assert (waiting["event"], "created_later" in waiting["reason"]) == ("database-does-not-answer", True)
@@ -291,8 +291,9 @@ def test_logs_carry_the_client_and_no_secret(coordinator: Served, caplog: pytest
     silo.http.post(f"/v1/federations/{fid}/start")
     said = " ".join(_everything(record) for record in caplog.records)
     assert silo.client_id in said
-    assert silo.credential not in said
     assert ADMIN_TOKEN not in said
+    assert SIGNING_KEY not in said
+    assert "sig1=" not in said
 
 
 def _everything(record: Any) -> str:

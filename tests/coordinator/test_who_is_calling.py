@@ -104,7 +104,7 @@ def test_revocation_is_effective_at_once_and_seen_by_people(coordinator: Served)
     path = f"/v1/federations/{fid}/clients/{silo.client_id}"
     assert silo.http.get("/v1/me").status_code == 200
     assert coordinator.admin.delete(path).status_code == 204
-    assert slug(silo.http.get("/v1/me")) == "credential-invalid"
+    assert slug(silo.http.get("/v1/me")) == "key-revoked"
     assert coordinator.admin.get(path).json()["state"] == "revoked"
     assert coordinator.admin.get(f"/v1/federations/{fid}").json()["clients"] == {
         "enrolled": 0,

@@ -137,4 +137,4 @@ def test_a_revoked_agent_stops_and_says_why(database_url: str, serve: Serve, tmp
     )
     assert agent.process is not None
     assert agent.process.wait(timeout=60) == 1
-    assert "credential-invalid" in agent.log
+    assert "key-revoked" in agent.log

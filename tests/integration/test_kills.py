@@ -22,13 +22,15 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import Engine, create_engine, text
 
+from client_agent.signed_requests import SignedRequests
 from coordinator.database import Database
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import unpack
 from schemas.wire.header import Slot
-from tests.served import ADMIN_TOKEN, PROFILE, Silo
+from tests.served import ADMIN_TOKEN, SIGNING_KEY, Silo, enrolment
 from tests.taking_part import update_body, upload_headers, url
 
 RANK = 400
@@ -57,6 +59,7 @@ class Process:
         self._environment = os.environ | {
             "TESSERA_DATABASE_URL": database_url,
             "TESSERA_ADMIN_TOKEN": ADMIN_TOKEN,
+            "TESSERA_SIGNING_KEY": SIGNING_KEY,
             "TESSERA_LEASE_SECONDS": "1",
             "TESSERA_TICK_SECONDS": "0.05",
             "TESSERA_RETRY_SECONDS": "0.1",
@@ -170,12 +173,10 @@ def _federation(process: Process) -> Iterator[tuple[str, list[Agent]]]:
             token = admin.post(
                 f"/v1/federations/{fid}/enrolment-tokens", json={"client_name": f"c{i}"}
             ).json()["token"]
-            made = admin.post(
-                "/v1/enrolments", json={"token": token, "name": f"c{i}", "profile": PROFILE}
-            ).json()
-            bearer = {"Authorization": f"Bearer {made['credential']}"}
-            http = httpx.Client(base_url=process.url, headers=bearer, timeout=30)
-            silos.append(Silo(made["client_id"], fid, made["credential"], http))
+            key = Ed25519PrivateKey.generate()
+            made = admin.post("/v1/enrolments", json=enrolment(admin, token, f"c{i}", key)).json()
+            http = httpx.Client(base_url=process.url, auth=SignedRequests(key), timeout=30)
+            silos.append(Silo(made["client_id"], fid, key, http))
         assert admin.post(f"/v1/federations/{fid}/start").status_code == 200
     agents = [Agent(silo, i) for i, silo in enumerate(silos)]
     for agent in agents:

@@ -29,7 +29,7 @@ def test_two_replicas_take_updates_and_publish_each_round_once(
     fid, silos = running(replicas[0], clients=6, **wanted)
     # every client talks to both
     lines = [
-        [Silo(silo.client_id, fid, silo.credential, replica.http(silo.credential)) for replica in replicas]
+        [Silo(silo.client_id, fid, silo.key, replica.signing(silo.key)) for replica in replicas]
         for silo in silos
     ]
     for number in range(1, 7):

@@ -196,7 +196,7 @@ def test_after_the_last_round_the_final_weights_stay_readable(coordinator: Serve
     assert served.headers["etag"] == f'"{finished["weights"]["digest"]}"'
     assert len(served.content) == finished["weights"]["bytes"]
     assert (weights(silos[0], 2)["b0.q.P"] == 2.0).all()
-    assert current(stranger).json() == {"state": "finished", "round": 2, "weights": None}
+    assert current(stranger).json() == {"state": "finished", "round": 2, "weights": None, "manifest": None}
     assert slug(stranger.http.get(url(stranger, 2, "/weights"))) == "not-found"
     assert slug(order(coordinator, fid, "start")) == "federation-state"
 

@@ -107,14 +107,14 @@ def test_a_client_that_is_revoked_while_it_waits_is_shut_out_at_once(coordinator
     with waiting(silo, 20) as asked:
         coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}")
         answer, seconds = told(asked)
-    assert (answer.status_code, slug(answer)) == (401, "credential-invalid")
+    assert (answer.status_code, slug(answer)) == (401, "key-revoked")
     assert seconds < 5
 
 
 def test_a_client_waits_once_its_earlier_request_is_sent_away(coordinator: Served) -> None:
     fid = coordinator.federation(**ALONE)
     silo = coordinator.enrol(fid, "a")
-    again = Silo(silo.client_id, fid, silo.credential, coordinator.http(silo.credential))
+    again = Silo(silo.client_id, fid, silo.key, coordinator.signing(silo.key))
     with waiting(silo, 20) as earlier, waiting(again, 20) as later:
         answer, seconds = told(earlier)
         assert answer.status_code == 204
@@ -168,7 +168,7 @@ def test_a_round_that_another_replica_publishes_wakes_who_waits_here(
     here, there = (serve(url, tick_seconds=3600.0) for _ in range(2))
     fid, (one, two) = running(here)
     deliver(one, 1, values(1.0))
-    other = Silo(two.client_id, fid, two.credential, there.http(two.credential))
+    other = Silo(two.client_id, fid, two.key, there.signing(two.key))
     with waiting(one, 20) as asked:
         deliver(other, 1, values(2.0))
         answer, seconds = told(asked)

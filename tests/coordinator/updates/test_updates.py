@@ -72,7 +72,7 @@ def test_other_bytes_under_the_same_name_conflict_and_the_first_stay(coordinator
 def test_the_same_upload_twice_at_once_is_taken_once(coordinator: Served) -> None:
     fid, (silo, _) = running(coordinator)
     body = update_body(silo, 1, join(silo, 1), values(1.0))
-    lines = [Silo(silo.client_id, fid, silo.credential, coordinator.http(silo.credential)) for _ in range(4)]
+    lines = [Silo(silo.client_id, fid, silo.key, coordinator.signing(silo.key)) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda one: put(one, 1, body), lines))
     assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 201]
@@ -194,7 +194,7 @@ def test_a_client_revoked_while_it_uploads_is_not_accepted(
         slots.release()
         answer = uploading.result()
     assert revoked.status_code == 204
-    assert (answer.status_code, slug(answer)) == (401, "credential-invalid")
+    assert (answer.status_code, slug(answer)) == (401, "key-revoked")
     assert show(coordinator, fid, 1)["counts"]["arrived"] == 0
 
 

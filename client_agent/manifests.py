@@ -1,0 +1,145 @@
+"""Hold the coordinator to what it signed: each round's manifest follows the one before, none is taken back.
+
+Two manifests that cannot both be true are kept as evidence. Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from client_agent.coordinator_api import CoordinatorApi
+from client_agent.errors import ManifestExpired, ManifestRefused
+from client_agent.round_folder import write_durably
+from schemas.identity.documents import hash_of, is_signed
+from schemas.identity.keys import public_key
+from schemas.messages.federations import FederationPlan
+from schemas.messages.rounds import RoundBrief, RoundManifest, SignedDocument
+from schemas.wire.digests import digest_of
+
+_NEWEST = "manifest.json"
+_PLAN = "plan.json"
+_EVIDENCE = "evidence"
+_GRACE_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Manifests:
+    """What one coordinator signed to one client, below a folder.
+
+    Attributes:
+        server_key: the coordinator's public key, as enrolment proved it.
+        clock: gives seconds since 1970, on the coordinator's clock.
+    """
+
+    folder: Path
+    federation: str
+    client: str
+    server_key: str
+    clock: Callable[[], float] = time.time
+
+    def accept(
+        self, document: SignedDocument | None, api: CoordinatorApi, *, number: int, weights: str
+    ) -> RoundManifest:
+        """Check a round's manifest against its weights and all manifests before it; keep it.
+
+        Raises:
+            ManifestRefused: not signed, not ours, going back, leaving out or contradicting another.
+            ManifestExpired: its deadline is over.
+        """
+        manifest = self._read(document)
+        if (manifest.round, manifest.weights) != (number, weights):
+            raise ManifestRefused(f"it is not of round {number} and of the weights that are served for it")
+        held = self._held()
+        if held is not None and document != held:
+            self._follow(document or {}, manifest, held, api)
+        self._hold_to_plan(manifest, api)
+        if manifest.deadline is not None and self.clock() > manifest.deadline.timestamp() + _GRACE_SECONDS:
+            raise ManifestExpired(number)
+        write_durably(self.folder / _NEWEST, json.dumps(document).encode())
+        return manifest
+
+    @property
+    def plan(self) -> FederationPlan:
+        """The plan that the manifests name, once one was accepted."""
+        return FederationPlan.model_validate_json((self.folder / _PLAN).read_bytes(), extra="ignore")
+
+    def hold_to_plan(self, brief: RoundBrief) -> None:
+        """Check that a brief asks for what the plan says.
+
+        Raises:
+            ManifestRefused: it asks for something else.
+        """
+        plan = self.plan
+        for part in ("strategy", "adapter", "training", "signature", "alignment", "wire"):
+            if getattr(brief, part) != getattr(plan, part):
+                raise ManifestRefused(
+                    f"round {brief.round} asks for another {part} than the federation's plan"
+                )
+
+    def _read(self, document: SignedDocument | None) -> RoundManifest:
+        try:
+            manifest = RoundManifest.model_validate_json(json.dumps(document))
+        except ValidationError as error:
+            raise ManifestRefused("it is not a manifest") from error
+        if not is_signed("tessera-round-v1", document or {}, manifest.signature, public_key(self.server_key)):
+            raise ManifestRefused("it is not signed with the coordinator's key")
+        if (manifest.federation, manifest.client) != (self.federation, self.client):
+            raise ManifestRefused("it is another federation's or another client's")
+        return manifest
+
+    def _held(self) -> SignedDocument | None:
+        file = self.folder / _NEWEST
+        document: SignedDocument | None = json.loads(file.read_bytes()) if file.exists() else None
+        return document
+
+    def _follow(
+        self, document: SignedDocument, manifest: RoundManifest, held: SignedDocument, api: CoordinatorApi
+    ) -> None:
+        """Go back from a manifest to the one that is held, over those that never arrived here."""
+        last = self._read(held)
+        if manifest.round == last.round:
+            self._contradiction(document, held, f"there are two manifests of round {last.round}")
+        if manifest.round < last.round:
+            self._contradiction(document, held, f"round {last.round} was joined before")
+        if manifest.plan != last.plan:
+            self._contradiction(document, held, "the plan was changed")
+        self._check_roster(document, manifest, held, last)
+        at = manifest
+        while at.previous is not None and at.previous.round > last.round:
+            missing = api.manifest(self.federation, at.previous.round)
+            if hash_of(missing) != at.previous.hash:
+                self._contradiction(document, missing, f"round {at.previous.round} is told differently")
+            at = self._read(missing)
+        if at.previous is None or (at.previous.round, at.previous.hash) != (last.round, hash_of(held)):
+            self._contradiction(document, held, f"it does not follow the manifest of round {last.round}")
+
+    def _check_roster(
+        self, document: SignedDocument, manifest: RoundManifest, held: SignedDocument, last: RoundManifest
+    ) -> None:
+        if manifest.roster_version < last.roster_version:
+            self._contradiction(document, held, "the roster went back")
+        if manifest.roster_version == last.roster_version and manifest.roster_hash != last.roster_hash:
+            self._contradiction(document, held, f"there are two rosters of version {last.roster_version}")
+
+    def _hold_to_plan(self, manifest: RoundManifest, api: CoordinatorApi) -> None:
+        """Fetch the plan once; it never changes."""
+        file = self.folder / _PLAN
+        if not file.exists():
+            plan = api.plan(self.federation)
+            if digest_of(plan) != manifest.plan:
+                raise ManifestRefused("its plan is not the plan that is served")
+            write_durably(file, plan)
+        elif digest_of(file.read_bytes()) != manifest.plan:
+            raise ManifestRefused("its plan is not the plan of the rounds before")
+
+    def _contradiction(self, one: SignedDocument, other: SignedDocument, what: str) -> None:
+        for document in (one, other):
+            name = hash_of(document).removeprefix("sha256:")[:16]
+            write_durably(self.folder / _EVIDENCE / f"{name}.json", json.dumps(document, indent=1).encode())
+        raise ManifestRefused(f"{what}; both are kept in {self.folder / _EVIDENCE}")

@@ -1,0 +1,57 @@
+"""Who let whom in or shut whom out, in a chain that only grows: each entry has the hash of the one before.
+
+An entry is written in the transaction that it tells of, last of all: it takes a lock that all entries share.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.database import now
+from coordinator.identity_tables import AuditRow, ServerIdentityRow
+from schemas.identity.documents import hash_of
+from schemas.messages.people import AuditEntry, AuditPage
+
+Event = Literal[
+    "federation-created",
+    "enrolment-token-made",
+    "enrolment-refused",
+    "client-enrolled",
+    "client-key-replaced",
+    "client-revoked",
+    "person-token-made",
+    "person-token-revoked",
+]
+_LOCK = 1
+
+
+def append(session: Session, event: Event, *, actor: str, subject: str, reason: str | None = None) -> None:
+    """Write down that `actor`, the id of a person's token or of a client, did something to `subject`."""
+    session.flush()
+    session.get(ServerIdentityRow, _LOCK, with_for_update=True)
+    last = session.scalar(select(AuditRow).order_by(AuditRow.number.desc()).limit(1))
+    entry = AuditEntry(
+        number=last.number + 1 if last is not None else 1,
+        at=now(session),
+        event=event,
+        actor=actor,
+        subject=subject,
+        reason=reason,
+        previous=last.hash if last is not None else None,
+    )
+    document: dict[str, Any] = entry.model_dump(mode="json")
+    session.add(AuditRow(number=entry.number, document=document, hash=hash_of(document)))
+    session.flush()
+
+
+def page(session: Session, *, after: int, limit: int) -> AuditPage:
+    """Which entries follow number `after`?"""
+    query = select(AuditRow).where(AuditRow.number > after).order_by(AuditRow.number).limit(limit + 1)
+    rows = list(session.scalars(query))
+    return AuditPage(
+        items=[row.document for row in rows[:limit]],
+        next=str(rows[limit - 1].number) if len(rows) > limit else None,
+    )

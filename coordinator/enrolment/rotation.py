@@ -1,0 +1,90 @@
+"""The route with which a client replaces its key: the old key endorses the new one, which proves itself.
+
+For an overlap both count, so that a client may be stopped anywhere in between; then the old one is over.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from sqlalchemy.orm import Session
+
+from coordinator import audit
+from coordinator.database import now
+from coordinator.enrolment import roster, store
+from coordinator.enrolment.auth import AnyMember, Member, still_member
+from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, KeyRevoked, WeakPublicKey
+from coordinator.json_body import json_body, takes
+from coordinator.locks import lock_federation
+from coordinator.logs import logger
+from coordinator.problems import answers
+from coordinator.sessions import Writing
+from schemas.identity.documents import is_signed
+from schemas.identity.keys import KeyUnusable, public_key
+from schemas.messages.enrolment import KeyInUse, KeyRotation, rotation_statement
+
+router = APIRouter(tags=["enrolment"])
+log = logger(__name__)
+
+_EXAMPLE = {
+    "public_key": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo",
+    "proof": "...",
+    "endorsement": "...",
+    "overlap_seconds": 3600,
+}
+
+
+@router.put(
+    "/v1/me/key",
+    openapi_extra=takes(KeyRotation, example=_EXAMPLE),
+    responses=answers(JsonMalformed, AuthMissing, Forbidden, WeakPublicKey, KeyRevoked, Invalid),
+)
+def replace_key(
+    member: AnyMember,
+    request: Annotated[KeyRotation, Depends(json_body(KeyRotation))],
+    session: Writing,
+) -> KeyInUse:
+    """Replace the key that signs this request; a repeated request gets the same answer."""
+    if member.public_key is None:
+        raise Forbidden("a bearer client has no key to replace: revoke it, and enrol with a key")
+    _check(member, member.public_key, request)
+    lock_federation(session, member.federation_id)
+    still_member(session, member)
+    return _replace(session, member, member.public_key, request)
+
+
+def _check(member: Member, old: str, request: KeyRotation) -> None:
+    """Check both signatures over the same words.
+
+    Raises:
+        WeakPublicKey: the new key may not be used, or one of the signatures is not what it should be.
+    """
+    said = rotation_statement(
+        federation=member.federation_id, client=member.client_id, old_key=old, public_key=request.public_key
+    )
+    try:
+        key = public_key(request.public_key)
+    except KeyUnusable as error:
+        raise WeakPublicKey(str(error)) from error
+    if not is_signed("tessera-rotation-v1", said, request.proof, key):
+        raise WeakPublicKey("the proof is not the new key's signature over this rotation")
+    if not is_signed("tessera-rotation-v1", said, request.endorsement, public_key(old)):
+        raise WeakPublicKey("the endorsement is not the old key's signature over this rotation")
+
+
+def _replace(session: Session, member: Member, old: str, request: KeyRotation) -> KeyInUse:
+    moment = now(session)
+    replaced = store.key(session, old)
+    if replaced.expires_at is None:
+        if not store.add_key(session, request.public_key, member.client_id):
+            raise WeakPublicKey("this key was in use before; make another")
+        replaced.expires_at = moment + timedelta(seconds=request.overlap_seconds)
+        client = store.client(session, member.client_id)
+        roster.append(session, client, "rotated", request.public_key, moment, endorsement=request.endorsement)
+        audit.append(session, "client-key-replaced", actor=client.id, subject=client.id)
+        log.info("key-replaced", federation=member.federation_id)
+    elif not store.is_key_of(session, request.public_key, member.client_id):
+        raise KeyRevoked("this key was replaced before, and cannot name another successor")
+    return KeyInUse(public_key=request.public_key, old_key_expires_at=replaced.expires_at)

@@ -1,0 +1,114 @@
+"""Decide whose signature a request carries, from its header fields alone: no byte of the body is read.
+
+A key that nobody has is checked as thoroughly as one that somebody has, and answered the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from fastapi import Request
+from sqlalchemy.orm import Session
+
+from coordinator.database import now
+from coordinator.enrolment import store
+from coordinator.errors import (
+    AuthorityUnknown,
+    ClockSkew,
+    DigestMissing,
+    KeyRevoked,
+    SignatureInvalid,
+    SignatureProfileBroken,
+)
+from coordinator.settings import Settings
+from coordinator.tables import ClientRow
+from schemas.identity.keys import public_key
+from schemas.identity.signed_requests import ProfileBroken, SignedRequest, Target, read
+from schemas.wire.digests import from_field
+
+_NOBODY = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"nobody").digest()).public_key()
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A request that is signed by a member's key."""
+
+    client: ClientRow
+    public_key: str
+    nonce: str
+
+
+def is_signed(request: Request) -> bool:
+    """Say whether a request claims to be signed."""
+    return "signature" in request.headers or "signature-input" in request.headers
+
+
+def read_signature(request: Request) -> SignedRequest:
+    """Read a request's signature, unverified.
+
+    Raises:
+        SignatureProfileBroken: it is not of the profile, or leaves the body out.
+        DigestMissing: there is a body and no digest of it.
+    """
+    fields = [request.headers.getlist(name) for name in ("signature-input", "signature")]
+    if [len(lines) for lines in fields] != [1, 1] or "authorization" in request.headers:
+        raise SignatureProfileBroken("send Signature-Input and Signature once each, and no Authorization")
+    try:
+        signed = read(fields[0][0], fields[1][0])
+    except ProfileBroken as error:
+        raise SignatureProfileBroken(str(error)) from error
+    digest = _digest(request)
+    if _has_body(request):
+        if digest is None or from_field(digest) is None:
+            raise DigestMissing
+        if not signed.covers_body:
+            raise SignatureProfileBroken('a request with a body covers "content-digest"')
+    elif signed.covers_body and digest is None:
+        raise DigestMissing
+    return signed
+
+
+def verify(session: Session, request: Request, signed: SignedRequest, settings: Settings) -> Signed:
+    """Find out whose signature this is.
+
+    Raises:
+        AuthorityUnknown: it was made for a server of another name.
+        ClockSkew: its time is over, or has not come.
+        SignatureInvalid: it is nobody's.
+        KeyRevoked: it is somebody's who was shut out, or of a key that was replaced.
+    """
+    host = request.headers.get("host", "")
+    if not settings.goes_by(host):
+        raise AuthorityUnknown("TESSERA_PUBLIC_NAMES must have the name that clients call this server by")
+    moment = now(session)
+    if not signed.is_timely(moment.timestamp()):
+        raise ClockSkew(server_time=moment.isoformat().replace("+00:00", "Z"))
+    found = store.client_of_key(session, signed.keyid)
+    key = _NOBODY if found is None else public_key(found[0].public_key)
+    if not signed.is_by(key, _target(request, host)) or found is None:
+        raise SignatureInvalid
+    row, client = found
+    if client.state != "enrolled" or (row.expires_at is not None and row.expires_at <= moment):
+        raise KeyRevoked
+    return Signed(client, row.public_key, signed.nonce)
+
+
+def _target(request: Request, host: str) -> Target:
+    return Target(
+        method=request.method,
+        authority=host,
+        path=request.scope["raw_path"].decode("latin-1"),
+        query=request.scope["query_string"].decode("latin-1"),
+        content_digest=_digest(request),
+    )
+
+
+def _digest(request: Request) -> str | None:
+    lines = request.headers.getlist("content-digest")
+    return ", ".join(line.strip() for line in lines) if lines else None
+
+
+def _has_body(request: Request) -> bool:
+    return "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"

@@ -1,0 +1,102 @@
+"""What a client is told of a round, signed: which weights, which plan, which roster, until when, after what.
+
+A client gets one manifest per round, when it joins. Each names the one before, so that a client which keeps
+them notices a coordinator that goes back, stands still or tells two stories.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.enrolment import roster
+from coordinator.enrolment.auth import Member
+from coordinator.identity_tables import ManifestRow
+from coordinator.server_key import ServerKey
+from coordinator.tables import FederationRow
+from schemas.identity.documents import hash_of
+from schemas.messages.rounds import Previous, RoundManifest, SignedDocument
+from schemas.wire.digests import digest_of
+
+
+def plan_bytes(federation: FederationRow) -> bytes:
+    """Write a federation's resolved plan as it is served and hashed: the stored one never changes."""
+    return json.dumps(federation.plan, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def of(session: Session, client_id: str, number: int) -> ManifestRow | None:
+    """Which manifest was a client given for a round?"""
+    return session.get(ManifestRow, (client_id, number))
+
+
+def issue(
+    session: Session,
+    federation: FederationRow,
+    member: Member,
+    number: int,
+    *,
+    weights: str,
+    deadline: datetime | None,
+    moment: datetime,
+    key: ServerKey,
+) -> SignedDocument:
+    """Sign and keep a client's manifest of a round, in the transaction that joins it."""
+    document = _signed(
+        session, federation, member, number, weights=weights, deadline=deadline, moment=moment, key=key
+    )
+    kept = ManifestRow(
+        client_id=member.client_id, round_number=number, document=document, hash=hash_of(document)
+    )
+    session.add(kept)
+    return document
+
+
+def final(
+    session: Session, federation: FederationRow, member: Member, number: int, weights: str, key: ServerKey
+) -> SignedDocument:
+    """Sign the manifest of the final weights; it is the same whenever it is asked for."""
+    moment = federation.finished_at
+    if moment is None:
+        raise LookupError("the federation is not finished")
+    return _signed(
+        session, federation, member, number, weights=weights, deadline=None, moment=moment, key=key
+    )
+
+
+def _signed(
+    session: Session,
+    federation: FederationRow,
+    member: Member,
+    number: int,
+    *,
+    weights: str,
+    deadline: datetime | None,
+    moment: datetime,
+    key: ServerKey,
+) -> dict[str, Any]:
+    last = session.scalar(
+        select(ManifestRow)
+        .where(ManifestRow.client_id == member.client_id, ManifestRow.round_number < number)
+        .order_by(ManifestRow.round_number.desc())
+        .limit(1)
+    )
+    listed = roster.as_of(session, federation.id, moment)
+    manifest = RoundManifest(
+        federation=federation.id,
+        client=member.client_id,
+        round=number,
+        weights=weights,
+        plan=digest_of(plan_bytes(federation)),
+        roster_version=listed.version if listed is not None else 0,
+        roster_hash=listed.hash if listed is not None else None,
+        deadline=deadline,
+        issued_at=moment,
+        previous=Previous(round=last.round_number, hash=last.hash) if last is not None else None,
+        signature="",
+    )
+    document: dict[str, Any] = manifest.model_dump(mode="json")
+    return document | {"signature": key.sign("tessera-round-v1", document)}

@@ -1,0 +1,1 @@
+"""How clients and the coordinator prove who they are: keys, signed requests, signed documents, tokens."""

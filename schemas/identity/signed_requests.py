@@ -1,0 +1,142 @@
+"""Signed requests: one fixed profile of RFC 9421, read strictly. Pure: no clock, no socket.
+
+Covered are `@method`, `@authority`, `@path`, `@query`, and `content-digest` (RFC 9530) when there is a body;
+parameters are created, expires, nonce, keyid (the public key), alg="ed25519", tag="tessera-v1", in any order,
+under the one label `sig1`. What else the RFC allows is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from schemas.identity.keys import is_signed_by, name_of
+
+LIFE_SECONDS = 120
+"""How long a signature may live."""
+
+SKEW_SECONDS = 120
+"""How far two clocks may differ."""
+
+LABEL = "sig1"
+TAG = "tessera-v1"
+_ALWAYS = frozenset({"@method", "@authority", "@path", "@query"})
+_DIGEST = "content-digest"
+
+_COVERED = r'"[a-z@-]+"(?: "[a-z@-]+")*'
+_PARAMETERS = r'(?:;[a-z]+=(?:"[\x21\x23-\x5b\x5d-\x7e]*"|[0-9]+))+'
+_INPUT = re.compile(rf"{LABEL}=(\(({_COVERED})\)({_PARAMETERS}))")
+_PARAMETER = re.compile(r';([a-z]+)=(?:"([^"]*)"|([0-9]+))')
+_SIGNATURE = re.compile(rf"{LABEL}=:([A-Za-z0-9+/]{{86}}==):")
+_NONCE = re.compile(r"[A-Za-z0-9_-]{16,64}")
+_TEXTS = {"nonce", "keyid", "alg", "tag"}
+_NUMBERS = {"created", "expires"}
+_MOST_DIGITS = 12
+_LONGEST = 1024
+
+
+class ProfileBroken(ValueError):
+    """The header fields are not this profile's; the message says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a signature is about; `path` and `query` as they travel, the query without its question mark."""
+
+    method: str
+    authority: str
+    path: str
+    query: str
+    content_digest: str | None
+
+    def values(self, covered: Iterable[str]) -> dict[str, str]:
+        """Give the values of covered components, in their order."""
+        every = {
+            "@method": self.method,
+            "@authority": self.authority.lower(),
+            "@path": self.path or "/",
+            "@query": f"?{self.query}",
+            _DIGEST: self.content_digest or "",
+        }
+        return {name: every[name] for name in covered}
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRequest:
+    """The signature of a request as its header fields say it, unverified; times in seconds since 1970."""
+
+    covered: tuple[str, ...]
+    parameters: str
+    created: int
+    expires: int
+    nonce: str
+    keyid: str
+    signature: bytes
+
+    @property
+    def covers_body(self) -> bool:
+        """Whether the body's digest is signed."""
+        return _DIGEST in self.covered
+
+    def is_timely(self, now: float) -> bool:
+        """Say whether the signature is alive on a clock that may differ by SKEW_SECONDS."""
+        return self.created - SKEW_SECONDS <= now <= self.expires + SKEW_SECONDS
+
+    def is_by(self, key: Ed25519PublicKey, target: Target) -> bool:
+        """Say whether the signature is this key's, over this target."""
+        return is_signed_by(key, self.signature, signature_base(target.values(self.covered), self.parameters))
+
+
+def sign(target: Target, key: Ed25519PrivateKey, *, created: int, nonce: str) -> dict[str, str]:
+    """Give the header fields that sign a request, for LIFE_SECONDS from `created` on."""
+    covered = ("@method", "@authority", "@path", "@query", *([_DIGEST] if target.content_digest else []))
+    names = " ".join(f'"{name}"' for name in covered)
+    parameters = (
+        f'({names});created={created};expires={created + LIFE_SECONDS};nonce="{nonce}"'
+        f';keyid="{name_of(key)}";alg="ed25519";tag="{TAG}"'
+    )
+    signature = base64.b64encode(key.sign(signature_base(target.values(covered), parameters))).decode()
+    return {"Signature-Input": f"{LABEL}={parameters}", "Signature": f"{LABEL}=:{signature}:"}
+
+
+def read(signature_input: str, signature: str) -> SignedRequest:
+    """Read the two header fields.
+
+    Raises:
+        ProfileBroken: another label, component, parameter or form than the profile's.
+    """
+    found = _INPUT.fullmatch(signature_input) if len(signature_input) <= _LONGEST else None
+    signed = _SIGNATURE.fullmatch(signature)
+    if found is None or signed is None:
+        raise ProfileBroken(f"Signature-Input and Signature must each have the one label {LABEL}")
+    covered = tuple(found.group(2).replace('"', "").split(" "))
+    if len(set(covered)) != len(covered) or set(covered) - {_DIGEST} != _ALWAYS:
+        raise ProfileBroken('cover "@method" "@authority" "@path" "@query", and "content-digest" with a body')
+    listed = _PARAMETER.findall(found.group(3))
+    said = {name: text for name, text, number in listed if not number}
+    seconds = {name: number for name, _, number in listed if number}
+    if len(said) + len(seconds) != len(listed) or set(said) != _TEXTS or set(seconds) != _NUMBERS:
+        raise ProfileBroken("the parameters are created, expires, nonce, keyid, alg and tag, once each")
+    if said["alg"] != "ed25519" or said["tag"] != TAG or not _NONCE.fullmatch(said["nonce"]):
+        raise ProfileBroken(f'alg is "ed25519", tag "{TAG}", nonce 16 to 64 characters of base64url')
+    if max(len(number) for number in seconds.values()) > _MOST_DIGITS:
+        raise ProfileBroken("created and expires are seconds since 1970")
+    created, expires = int(seconds["created"]), int(seconds["expires"])
+    if not 0 < expires - created <= LIFE_SECONDS:
+        raise ProfileBroken(f"expires is at most {LIFE_SECONDS} seconds after created")
+    try:
+        raw = base64.b64decode(signed.group(1), validate=True)
+    except binascii.Error as error:
+        raise ProfileBroken("the signature is not base64") from error
+    return SignedRequest(covered, found.group(1), created, expires, said["nonce"], said["keyid"], raw)
+
+
+def signature_base(values: Mapping[str, str], parameters: str) -> bytes:
+    """Write what is signed (RFC 9421, section 2.5): covered components in order, then how they are signed."""
+    lines = [f'"{name}": {value}' for name, value in values.items()]
+    return "\n".join([*lines, f'"@signature-params": {parameters}']).encode("latin-1", "replace")

@@ -1,0 +1,169 @@
+"""An agent's identity: its key, its clock, and whom it believes, against real coordinators."""
+
+from __future__ import annotations
+
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from client_agent.coordinator_api import CoordinatorApi
+from client_agent.errors import CoordinatorNotTrusted, CoordinatorRefused, Stopped, TokenDamaged
+from client_agent.membership import enrol, read_key, read_membership
+from client_agent.signed_requests import SignedRequests
+from schemas.identity.enrolment_token import read
+from schemas.messages.enrolment import Profile
+from tests.served import PROFILE, Served
+
+Serve = Callable[..., Served]
+AGENT = Profile.model_validate(PROFILE)
+
+
+@pytest.fixture
+def served(serve: Serve, fresh_database: Callable[[str], str]) -> Served:
+    return serve(fresh_database("sqlite"))
+
+
+class Recording(httpx.HTTPTransport):
+    """Keeps what was sent, and stops everything after a path was asked for, its answer lost."""
+
+    def __init__(self, lost: str | None = None) -> None:
+        super().__init__()
+        self.sent: list[httpx.Request] = []
+        self._lost = lost
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.sent.append(request)
+        answer = super().handle_request(request)
+        if request.url.path == self._lost:
+            answer.close()
+            raise Stopped
+        return answer
+
+
+Connect = Callable[..., CoordinatorApi]
+
+
+@pytest.fixture
+def api() -> Iterator[Connect]:
+    with ExitStack() as stack:
+
+        def connect(
+            served: Served, key: Ed25519PrivateKey | None = None, transport: httpx.BaseTransport | None = None
+        ) -> CoordinatorApi:
+            connection = CoordinatorApi(served.url, key=key, deadline_seconds=0, transport=transport)
+            return stack.enter_context(connection)
+
+        yield connect
+
+
+def test_the_key_is_made_here_and_stays_here(served: Served, tmp_path: Path, api: Connect) -> None:
+    seen = Recording()
+    fid = served.federation()
+    token = served.enrolment_token(fid, "aster")
+    member = enrol(api(served, None, seen), tmp_path, token=token, name="aster", profile=AGENT)
+    assert member == read_membership(tmp_path)
+    file = tmp_path / "client.key"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    raw = read_key(tmp_path).private_bytes_raw()
+    sent = b"".join(
+        request.url.raw_path + str(request.headers).encode() + request.read() for request in seen.sent
+    )
+    assert not any(secret in sent for secret in (raw, raw.hex().encode(), file.read_bytes().split(b"\n")[1]))
+    assert api(served, read_key(tmp_path)).me().client_id == member.client_id
+
+
+def test_a_lost_answer_to_an_enrolment_heals_itself(served: Served, tmp_path: Path, api: Connect) -> None:
+    fid = served.federation()
+    token = served.enrolment_token(fid, "aster")
+    with pytest.raises(Stopped):
+        enrol(
+            api(served, None, Recording("/v1/enrolments")), tmp_path, token=token, name="aster", profile=AGENT
+        )
+    key = (tmp_path / "client.key").read_bytes()
+    member = enrol(api(served), tmp_path, token=token, name="aster", profile=AGENT)
+    assert (tmp_path / "client.key").read_bytes() == key
+    clients = served.admin.get(f"/v1/federations/{fid}/clients").json()["items"]
+    assert [client["client_id"] for client in clients] == [member.client_id]
+
+
+def test_a_damaged_token_is_not_sent_anywhere(served: Served, tmp_path: Path, api: Connect) -> None:
+    seen = Recording()
+    token = served.enrolment_token(served.federation(), "aster")
+    for damaged in (token[:-1], token + "x", token.replace("_", "-")):
+        with pytest.raises(TokenDamaged, match="copy it whole"):
+            enrol(api(served, None, seen), tmp_path, token=damaged, name="aster", profile=AGENT)
+    assert seen.sent == []
+
+
+def test_another_coordinator_is_sent_nothing_but_a_greeting(
+    served: Served, serve: Serve, fresh_database: Callable[[str], str], tmp_path: Path, api: Connect
+) -> None:
+    token = served.enrolment_token(served.federation(), "aster")
+    impostor, seen = serve(fresh_database("sqlite"), signing_key=None), Recording()
+    with pytest.raises(CoordinatorNotTrusted, match="not the coordinator"):
+        enrol(api(impostor, None, seen), tmp_path, token=token, name="aster", profile=AGENT)
+    assert [request.url.path for request in seen.sent] == ["/v1/hello"]
+    assert not (tmp_path / "client.key").exists()
+    sent = str(seen.sent[0].url) + str(seen.sent[0].headers)
+    assert read(token).id not in sent
+
+
+class Between(httpx.HTTPTransport):
+    """Changes an answer on its way."""
+
+    def __init__(self, change: Callable[[str], str]) -> None:
+        super().__init__()
+        self._change = change
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = super().handle_request(request)
+        answer.read()
+        return httpx.Response(answer.status_code, text=self._change(answer.text))
+
+
+def test_a_greeting_that_was_altered_or_is_old_is_not_believed(served: Served, api: Connect) -> None:
+    token = read(served.enrolment_token(served.federation(), "aster"))
+    old = served.http().get("/v1/hello", params={"challenge": "c" * 32}).text
+    changes: list[Callable[[str], str]] = [
+        lambda text: text.replace('"Tessera"', '"Tesserae"'),
+        lambda text: text.replace('"protocol_version":1', '"protocol_version":2'),
+        lambda text: text.replace("{", '{"further":1,', 1),
+        lambda _: old,
+    ]
+    for change in changes:
+        with pytest.raises(CoordinatorNotTrusted):
+            api(served, None, Between(change)).proved_hello(token.server)
+    assert api(served, None, Between(lambda text: text)).proved_hello(token.server).name == "Tessera"
+
+
+@pytest.mark.parametrize("wrong_by", [-86400.0, 3600.0])
+def test_a_wrong_clock_is_corrected_once_and_then_right(served: Served, wrong_by: float) -> None:
+    silo = served.enrol(served.federation(), "aster")
+    seen = Recording()
+    auth = SignedRequests(silo.key, clock=lambda: time.time() + wrong_by)
+    with httpx.Client(base_url=served.url, auth=auth, transport=seen) as http:
+        assert http.get("/v1/me").status_code == 200
+        assert len(seen.sent) == 2
+        assert http.get("/v1/me").status_code == 200
+        assert len(seen.sent) == 3
+
+
+def test_a_coordinator_that_keeps_objecting_to_the_clock_is_asked_twice(served: Served, api: Connect) -> None:
+    silo = served.enrol(served.federation(), "aster")
+    asked: list[str] = []
+
+    def object_to(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers["Signature-Input"])
+        problem = {"type": "urn:tessera:problem:clock-skew", "title": "x", "status": 401}
+        return httpx.Response(401, json=problem | {"server_time": "2030-01-01T00:00:00Z"})
+
+    with pytest.raises(CoordinatorRefused, match="clock-skew"):
+        api(served, silo.key, httpx.MockTransport(object_to)).me()
+    assert len(asked) == 2
+    assert ";created=1893456000;" in asked[1]

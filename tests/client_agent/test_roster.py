@@ -1,0 +1,144 @@
+"""Whom an agent lets the coordinator count among the members, against a real roster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from client_agent.coordinator_api import CoordinatorApi
+from client_agent.errors import RosterRefused, SettingsUnusable
+from client_agent.manifests import Manifests
+from client_agent.membership import enrol, read_key, replace_key
+from client_agent.roster import Roster, read_pins
+from schemas.identity.keys import name_of
+from schemas.messages.enrolment import Profile
+from schemas.messages.rounds import RoundManifest
+from tests.served import PROFILE, Served
+from tests.taking_part import PLAN
+
+Change = Callable[[list[dict[str, Any]]], object]
+AGENT = Profile.model_validate(PROFILE)
+
+
+class Scene:
+    """A federation of two members, of which one looks at the roster."""
+
+    def __init__(self, served: Served, folder: Path, policy: str, opened: ExitStack) -> None:
+        self.served, self.folder, self._opened = served, folder, opened
+        self.fid = served.federation(**PLAN, privacy={"roster_policy": policy})
+        self.other = served.enrol(self.fid, "other")
+        token = served.enrolment_token(self.fid, "me")
+        self.member = enrol(self.connect(None), folder, token=token, name="me", profile=AGENT)
+        served.admin.post(f"/v1/federations/{self.fid}/start")
+
+    def connect(self, key: Ed25519PrivateKey | None, transport: Any = None) -> CoordinatorApi:
+        connection = CoordinatorApi(self.served.url, key=key, deadline_seconds=0, transport=transport)
+        return self._opened.enter_context(connection)
+
+    def manifest(self) -> RoundManifest:
+        api = self.connect(read_key(self.folder))
+        joined = api.join(self.fid, 1, None)
+        held = Manifests(self.folder, self.fid, self.member.client_id, self.member.server_key)
+        return held.accept(joined.manifest, api, number=1, weights=joined.weights.digest)
+
+    def follow(self, policy: Any, pins: dict[str, str], change: Change = lambda _: None) -> None:
+        class Between(httpx.HTTPTransport):
+            def handle_request(self, request: httpx.Request) -> httpx.Response:
+                answer = super().handle_request(request)
+                answer.read()
+                page = answer.json()
+                change(page["items"])
+                return httpx.Response(200, json=page)
+
+        api = self.connect(read_key(self.folder), Between())
+        Roster(self.folder, policy, pins).follow(self.manifest(), api)
+
+    @property
+    def pins(self) -> dict[str, str]:
+        return {"other": name_of(self.other.key), "me": name_of(read_key(self.folder))}
+
+
+@pytest.fixture
+def scene(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str], tmp_path: Path
+) -> Iterator[Scene]:
+    with ExitStack() as opened:
+        yield Scene(serve(fresh_database("sqlite")), tmp_path, "pinned", opened)
+
+
+def test_members_that_are_pinned_are_let_in_and_nobody_else(scene: Scene) -> None:
+    for pins in ({}, {"other": scene.pins["other"]}, scene.pins | {"me": scene.pins["other"]}):
+        with pytest.raises(RosterRefused, match="not pinned"):
+            scene.follow("pinned", pins)
+    scene.follow("pinned", scene.pins)
+    scene.follow("pinned", {})  # what was followed once is not asked again
+
+
+def test_on_first_use_everybody_is_let_in_and_nobody_after_under_the_same_name(scene: Scene) -> None:
+    scene.follow("tofu", {})
+    known = json.loads((scene.folder / "roster.json").read_text())
+    assert {member["name"] for member in known["members"].values()} == {"other", "me"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda links: links.pop(), "shorter"),
+        (lambda links: links.reverse(), "does not follow"),
+        (lambda links: links[1].update(previous=None), "does not follow"),
+        (lambda links: links[1].update(public_key="A" * 43), "not the roster"),
+        (lambda links: links[1].update(name="other"), "a second client is called"),
+        (lambda links: links[1].update(event="invited"), "cannot be read"),
+    ],
+)
+def test_a_roster_that_was_changed_is_refused(scene: Scene, change: Change, said: str) -> None:
+    with pytest.raises(RosterRefused, match=said):
+        scene.follow("tofu", {}, change)
+
+
+def test_a_key_is_replaced_by_one_that_it_endorses(scene: Scene) -> None:
+    pins, before = scene.pins, (scene.folder / "client.key").read_bytes()
+    replace_key(scene.connect, scene.folder)
+    assert (scene.folder / "client.key").read_bytes() != before
+    assert not (scene.folder / "next.key").exists()
+    for change, said in (
+        (lambda links: links[2].update(endorsement="A" * 86), "not endorsed"),
+        (lambda links: links[2].update(client=links[0]["client"]), "did not have"),
+    ):
+        with pytest.raises(RosterRefused, match=said):
+            scene.follow("pinned", pins, change)
+    scene.follow("pinned", pins)
+
+
+def test_a_rotation_whose_answer_was_lost_is_finished_by_the_next(scene: Scene) -> None:
+    class Lost(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            super().handle_request(request).close()
+            raise httpx.ReadError("lost")
+
+    before = (scene.folder / "client.key").read_bytes()
+    with pytest.raises(Exception, match="lost"):
+        replace_key(lambda key: scene.connect(key, Lost()), scene.folder)
+    assert (scene.folder / "client.key").read_bytes() == before
+    new = (scene.folder / "next.key").read_bytes()
+    replace_key(scene.connect, scene.folder)
+    assert (scene.folder / "client.key").read_bytes() == new
+    assert scene.connect(read_key(scene.folder)).me().name == "me"
+
+
+def test_pins_are_names_and_keys(tmp_path: Path, scene: Scene) -> None:
+    file = tmp_path / "pins.json"
+    file.write_text(json.dumps(scene.pins))
+    assert read_pins(file) == scene.pins
+    assert read_pins(None) == {}
+    for text in ("[]", '{"a": 1}', '{"a": "AAAA"}', "{"):
+        file.write_text(text)
+        with pytest.raises(SettingsUnusable, match="roster"):
+            read_pins(file)

@@ -1,0 +1,91 @@
+"""What the coordinator signs to a client about its rounds, over real HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from schemas.identity.documents import hash_of, is_signed
+from schemas.identity.keys import name_of, public_key
+from schemas.wire.digests import digest_of
+from tests.served import Served, Silo, slug
+from tests.taking_part import PLAN, one_round, plan, running, url
+
+Rows = Callable[[str, str], list[tuple[Any, ...]]]
+
+
+def joined(silo: Silo, number: int) -> dict[str, Any]:
+    answer = silo.http.post(url(silo, number, "/join"))
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def is_theirs(served: Served, document: dict[str, Any]) -> bool:
+    key = public_key(served.http().get("/v1/hello").json()["signing_key"])
+    return is_signed("tessera-round-v1", document, document["signature"], key)
+
+
+def test_a_join_is_answered_with_a_signed_manifest_that_never_changes(coordinator: Served) -> None:
+    fid, (silo, other) = running(coordinator)
+    first = joined(silo, 1)
+    manifest = first["manifest"]
+    assert is_theirs(coordinator, manifest)
+    assert not is_theirs(coordinator, manifest | {"deadline": "2030-01-01T00:00:00.000000Z"})
+    assert (manifest["federation"], manifest["client"], manifest["round"]) == (fid, silo.client_id, 1)
+    assert manifest["weights"] == first["weights"]["digest"]
+    assert manifest["deadline"] is None
+    assert manifest["previous"] is None
+    second = joined(other, 1)["manifest"]
+    assert second["deadline"] is not None, "the second join begins the collecting"
+    assert joined(silo, 1) == first
+    shown = silo.http.get(url(silo, 1, "/manifest"))
+    assert shown.json() == manifest
+    assert slug(silo.http.get(url(silo, 2, "/manifest"))) == "not-found"
+    assert slug(coordinator.admin.get(url(silo, 1, "/manifest"))) == "forbidden"
+
+
+def test_manifests_are_a_chain_to_the_final_weights(coordinator: Served) -> None:
+    fid, silos = running(coordinator, **plan(rounds={"total": 2, "min_clients": 2}))
+    silo = silos[0]
+    one_round(coordinator, fid, silos, 1, [1.0, 3.0])
+    first = silo.http.get(url(silo, 1, "/manifest")).json()
+    second = joined(silo, 2)["manifest"]
+    assert second["previous"] == {"round": 1, "hash": hash_of(first)}
+    one_round(coordinator, fid, silos, 2, [1.0, 3.0])
+    ends = [silo.http.get(url(silo, 1).replace("/1", "/current")).json() for _ in range(2)]
+    assert ends[0] == ends[1]
+    final = ends[0]["manifest"]
+    assert is_theirs(coordinator, final)
+    assert (final["round"], final["weights"]) == (3, ends[0]["weights"]["digest"])
+    assert final["previous"] == {"round": 2, "hash": hash_of(second)}
+
+
+def test_the_plan_is_served_in_the_bytes_that_manifests_name(coordinator: Served) -> None:
+    fid, (silo, _) = running(coordinator)
+    served = silo.http.get(f"/v1/federations/{fid}/plan")
+    assert joined(silo, 1)["manifest"]["plan"] == digest_of(served.content)
+    assert served.json() == coordinator.admin.get(f"/v1/federations/{fid}").json()["plan"]
+    stranger = coordinator.enrol(coordinator.federation(), "a")
+    assert slug(stranger.http.get(f"/v1/federations/{fid}/plan")) == "not-found"
+
+
+@pytest.mark.parametrize("policy", ["server", "tofu", "pinned"])
+def test_the_roster_is_a_chain_that_manifests_name(coordinator: Served, policy: str) -> None:
+    fid, (silo, other) = running(coordinator, **PLAN, privacy={"roster_policy": policy})
+    path = f"/v1/federations/{fid}/roster"
+    assert coordinator.admin.delete(f"/v1/federations/{fid}/clients/{other.client_id}").status_code == 204
+    first = coordinator.admin.get(path, params={"limit": 2}).json()
+    rest = coordinator.admin.get(path, params={"after": first["next"]}).json()
+    entries = first["items"] + rest["items"]
+    assert [(e["version"], e["event"]) for e in entries] == [(1, "enrolled"), (2, "enrolled"), (3, "revoked")]
+    assert entries[2]["client"] == other.client_id
+    assert {e["public_key"] for e in entries[:2]} >= {name_of(silo.key)}
+    for before, after in zip([None, *entries], entries, strict=False):
+        assert after["previous"] == (hash_of(before) if before else None)
+    manifest = joined(silo, 1)["manifest"]
+    assert (manifest["roster_version"], manifest["roster_hash"]) == (3, hash_of(entries[2]))
+    seen = silo.http.get(path)
+    assert (seen.status_code == 200) == (policy != "server"), "who else is in is not every client's to know"
+    assert slug(coordinator.admin.get(path, params={"after": "x"})) == "validation"

@@ -1,0 +1,83 @@
+"""Which models fit which plans, and what a member's tensors are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from tests.served import Served, enrolment, slug
+
+
+def _enrol(served: Served, token: str, **profile: Any) -> httpx.Response:
+    anyone = served.http()
+    request = enrolment(anyone, token, "a", Ed25519PrivateKey.generate(), **profile)
+    return anyone.post("/v1/enrolments", json=request)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "profile", "field"),
+    [
+        ({"blocks": 5}, {}, "profile.layers"),
+        ({"kind": "lora"}, {}, "profile.shapes"),
+        ({"kind": "lora", "roles": ["q", "up"]}, {"shapes": {"q": [96, 96]}}, "profile.shapes"),
+        ({"same_architecture_rank": 1}, {}, "profile.shapes"),
+        ({"same_architecture_rank": 8, "roles": ["q"]}, {"shapes": {"q": [2**21, 2**21]}}, "profile.shapes"),
+        ({"same_architecture_rank": 1}, {"shapes": {"q": [1, 1]}, "layers": 500}, "profile.shapes"),
+        ({"roles": ["gate"]}, {"roles": ["q"]}, "profile.roles"),
+        ({"kind": "lora", "roles": ["q"]}, {"shapes": {"q": [2**22, 2**22]}}, "profile.shapes"),
+        ({"kind": "lora", "roles": ["q"]}, {"shapes": {"q": [1, 1]}, "layers": 500}, "profile.shapes"),
+        ({"kind": "lora", "roles": ["q"]}, {"shapes": {"q": [1, 1]}, "layers": 10_000}, "profile.shapes"),
+    ],
+)
+def test_a_model_that_cannot_carry_the_adapter_is_refused(
+    coordinator: Served, adapter: dict[str, Any], profile: dict[str, Any], field: str
+) -> None:
+    token = coordinator.enrolment_token(coordinator.federation(adapter=adapter), "a")
+    refused = _enrol(coordinator, token, **profile)
+    assert (refused.status_code, slug(refused)) == (422, "validation")
+    assert refused.json()["field"] == field
+
+
+def test_a_refused_profile_does_not_use_the_token_up(coordinator: Served) -> None:
+    token = coordinator.enrolment_token(coordinator.federation(), "a")
+    assert _enrol(coordinator, token, layers=2).status_code == 422
+    assert _enrol(coordinator, token).status_code == 201
+
+
+def test_lora_tensors_take_the_shapes_that_the_client_reports(coordinator: Served) -> None:
+    fid = coordinator.federation(adapter={"kind": "lora", "rank": 4, "roles": ["q", "k"], "blocks": 1})
+    silo = coordinator.enrol(fid, "a", layers=1, shapes={"q": [96, 64], "k": [32, 64], "up": [1, 1]})
+    assert silo.http.get("/v1/me").json()["layout"] == {
+        "l0.k.A": [4, 64],
+        "l0.k.B": [32, 4],
+        "l0.q.A": [4, 64],
+        "l0.q.B": [96, 4],
+    }
+
+
+def test_lora_beside_p_and_q_travels_and_what_is_private_does_not(coordinator: Served) -> None:
+    adapter = {"rank": 3, "same_architecture_rank": 4, "private_rank": 5, "roles": ["q"], "blocks": 1}
+    silo = coordinator.enrol(coordinator.federation(adapter=adapter), "a", layers=2, shapes={"q": [96, 64]})
+    layout = silo.http.get("/v1/me").json()["layout"]
+    assert list(layout) == sorted(layout)
+    assert layout == {"b0.q.P": [3, 3], "b0.q.Q": [3]} | {
+        name: shape
+        for layer in (0, 1)
+        for name, shape in ((f"l{layer}.q.A", [4, 64]), (f"l{layer}.q.B", [96, 4]))
+    }
+
+
+def test_with_alignment_there_is_no_layout_before_the_pack(coordinator: Served) -> None:
+    fid = coordinator.federation(alignment={"pivot": "tiny-s-3f0c9a1b2c3d"})
+    assert coordinator.enrol(fid, "a").http.get("/v1/me").json()["layout"] == {}
+
+
+def test_a_finished_or_paused_federation_enrols_nobody(coordinator: Served) -> None:
+    fid = coordinator.federation()
+    token = coordinator.enrolment_token(fid, "a")
+    assert coordinator.admin.post(f"/v1/federations/{fid}/finish").status_code == 200
+    refused = _enrol(coordinator, token)
+    assert (refused.status_code, slug(refused)) == (409, "federation-state")

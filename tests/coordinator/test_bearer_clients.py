@@ -1,0 +1,68 @@
+"""Clients without a key: only where the plan allows them, and shown as such."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.served import PROFILE, Served, slug
+
+RETRY_KEY = "q" * 43
+BEARER = {"privacy": {"allow_bearer_clients": True}}
+
+
+def _request(token: str, **changes: Any) -> dict[str, Any]:
+    return {"token": token, "name": "a", "profile": PROFILE} | changes
+
+
+def test_a_bearer_client_enrols_where_the_plan_allows_it(coordinator: Served) -> None:
+    fid = coordinator.federation(**BEARER)
+    token, anyone = coordinator.enrolment_token(fid, "a"), coordinator.http()
+    made = anyone.post("/v1/enrolments", json=_request(token)).json()
+    assert made["credential"].startswith("tsr_cl_")
+    assert coordinator.http(made["credential"]).get("/v1/me").json()["client_id"] == made["client_id"]
+    again = anyone.post("/v1/enrolments", json=_request(token))
+    assert (again.status_code, slug(again)) == (401, "enrolment-token-invalid")
+    shown = coordinator.admin.get(f"/v1/federations/{fid}/clients/{made['client_id']}").json()
+    assert shown["identity"] == "bearer"
+    assert coordinator.admin.delete(f"/v1/federations/{fid}/clients/{made['client_id']}").status_code == 204
+    refused = coordinator.http(made["credential"]).get("/v1/me")
+    assert (refused.status_code, slug(refused)) == (401, "credential-invalid")
+
+
+def test_a_federation_takes_no_bearer_clients_unless_it_says_so(coordinator: Served) -> None:
+    fid = coordinator.federation()
+    token = coordinator.enrolment_token(fid, "a")
+    refused = coordinator.http().post("/v1/enrolments", json=_request(token))
+    assert (refused.status_code, slug(refused)) == (403, "forbidden")
+    plan = coordinator.admin.get(f"/v1/federations/{fid}").json()["plan"]
+    assert plan["privacy"]["allow_bearer_clients"] is False
+
+
+def test_a_lost_answer_heals_itself_with_the_retry_key(coordinator: Served) -> None:
+    token = coordinator.enrolment_token(coordinator.federation(**BEARER), "a")
+    anyone = coordinator.http()
+    first = anyone.post("/v1/enrolments", json=_request(token, retry_key=RETRY_KEY))
+    again = anyone.post("/v1/enrolments", json=_request(token, retry_key=RETRY_KEY + "="))
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert again.json() == first.json()
+    assert coordinator.http(first.json()["credential"]).get("/v1/me").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"retry_key": "z" * 43},
+        {"retry_key": None},
+        {"retry_key": RETRY_KEY, "name": "b"},
+        {"retry_key": RETRY_KEY, "profile": PROFILE | {"layers": 5}},
+    ],
+    ids=["other key", "no key", "other name", "other profile"],
+)
+def test_anything_else_with_a_used_token_is_refused(coordinator: Served, change: dict[str, Any]) -> None:
+    token = coordinator.enrolment_token(coordinator.federation(**BEARER), "a")
+    anyone = coordinator.http()
+    assert anyone.post("/v1/enrolments", json=_request(token, retry_key=RETRY_KEY)).status_code == 201
+    refused = anyone.post("/v1/enrolments", json=_request(token, **change))
+    assert (refused.status_code, slug(refused)) == (401, "enrolment-token-invalid")

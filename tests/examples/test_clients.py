@@ -1,0 +1,86 @@
+"""The small clients of the examples against a real coordinator."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.served import Served, slug
+from tests.taking_part import PLAN, show
+
+CLIENTS = Path(__file__).parents[2] / "examples" / "clients"
+ROUNDS = {"total": 2, "min_clients": 2, "collect_seconds": 120}
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -> Served:
+    return serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.2)
+
+
+def run(served: Served, folder: Path, command: list[str], **plan: Any) -> tuple[str, list[str]]:
+    """Let two clients take part until the end; give the federation and what the clients said."""
+    fid = served.federation(**PLAN | {"rounds": ROUNDS} | plan)
+    served.admin.post(f"/v1/federations/{fid}/start")
+    processes = []
+    for name in ("first", "second"):
+        process = subprocess.Popen(
+            [*command, served.url, name, str(folder / name)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(served.enrolment_token(fid, name) + "\n")
+        process.stdin.flush()
+        processes.append(process)
+    said = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert served.admin.get(f"/v1/federations/{fid}").json()["state"] == "finished"
+    for number in (1, 2):
+        assert show(served, fid, number)["counts"] == {"joined": 2, "arrived": 2, "late": 0, "rejected": 0}
+    return fid, said
+
+
+def identities(served: Served, fid: str) -> set[str]:
+    items = served.admin.get(f"/v1/federations/{fid}/clients").json()["items"]
+    return {client["identity"] for client in items}
+
+
+def test_the_signing_client_needs_httpx_and_cryptography_alone() -> None:
+    tree = ast.parse((CLIENTS / "signed_client.py").read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    foreign = {name.partition(".")[0] for name in imported} - sys.stdlib_module_names
+    assert foreign == {"httpx", "cryptography"}
+
+
+def test_the_signing_client_enrols_and_takes_part_until_the_end(served: Served, tmp_path: Path) -> None:
+    fid, said = run(served, tmp_path, [sys.executable, str(CLIENTS / "signed_client.py")])
+    assert all("finished before round 3" in one for one in said)
+    assert identities(served, fid) == {"key"}
+    assert stat.S_IMODE((tmp_path / "first" / "client.key").stat().st_mode) == 0o600
+    client = served.admin.get(f"/v1/federations/{fid}/clients").json()["items"][0]["client_id"]
+    state = served.admin.get(f"/v1/federations/{fid}/clients/{client}/adapter", params={"round": 2})
+    np.testing.assert_array_equal(np.frombuffer(state.content[-24:], "<f4"), np.full(6, 2.0))
+
+
+@pytest.mark.skipif(
+    not all(map(shutil.which, ("curl", "jq", "openssl"))), reason="needs curl, jq and openssl"
+)
+def test_the_client_of_curl_takes_part_where_bearer_clients_may(served: Served, tmp_path: Path) -> None:
+    command = ["sh", str(CLIENTS / "bearer_client.sh")]
+    fid, said = run(served, tmp_path, command, privacy={"allow_bearer_clients": True})
+    assert all("finished before round 3" in one for one in said)
+    assert identities(served, fid) == {"bearer"}
+    refused = served.http().get(f"/v1/federations/{fid}/rounds/current")
+    assert slug(refused) == "auth-missing"
