@@ -44,16 +44,25 @@ class Manifests:
     clock: Callable[[], float] = time.time
 
     def accept(
-        self, document: SignedDocument | None, api: CoordinatorApi, *, number: int, weights: str
+        self,
+        document: SignedDocument | None,
+        api: CoordinatorApi,
+        *,
+        number: int,
+        weights: str,
+        final: bool = False,
     ) -> RoundManifest:
         """Check a round's manifest against its weights and all manifests before it; keep it.
+
+        The `final` one may have a higher number: rounds that were abandoned lie between.
 
         Raises:
             ManifestRefused: not signed, not ours, going back, leaving out or contradicting another.
             ManifestExpired: its deadline is over.
         """
         manifest = self._read(document)
-        if (manifest.round, manifest.weights) != (number, weights):
+        expected = max(number, manifest.round) if final else number
+        if (manifest.round, manifest.weights) != (expected, weights):
             raise ManifestRefused(f"it is not of round {number} and of the weights that are served for it")
         held = self._held()
         if held is not None and document != held:

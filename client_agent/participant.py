@@ -51,6 +51,7 @@ class Participant:
         number: int,
         weights: str,
         brief: RoundBrief | None = None,
+        final: bool = False,
     ) -> None:
         """Accept what the coordinator signed for a round, what it asks for, and whom it names as members.
 
@@ -58,7 +59,7 @@ class Participant:
             ManifestRefused, ManifestExpired, RosterRefused: as these say.
         """
         held = Manifests(self.home, self.federation, self.client, self.server_key, self.api.now)
-        accepted = held.accept(manifest, self.api, number=number, weights=weights)
+        accepted = held.accept(manifest, self.api, number=number, weights=weights, final=final)
         if brief is not None:
             held.hold_to_plan(brief)
         Roster(self.home, held.plan.privacy.roster_policy, self.pins).follow(accepted, self.api)

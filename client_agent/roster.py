@@ -55,6 +55,11 @@ class Roster:
         Raises:
             RosterRefused: a link is missing, or names somebody whom the policy does not let in.
         """
+        if self.pins and self.policy != "pinned":
+            raise RosterRefused(
+                f"this silo pins members, and privacy.roster_policy is {self.policy!r}, not 'pinned'; "
+                "remove `roster` from silo.toml only if you believe the coordinator"
+            )
         if self.policy == "server":
             return
         file = self.folder / _ROSTER

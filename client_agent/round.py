@@ -88,7 +88,7 @@ def finish(who: Participant, brief: FinishedBrief) -> None:
     if brief.weights is None:
         log.info("the federation is finished; this client never took part")
         return
-    who.believe(brief.manifest, number=brief.round, weights=brief.weights.digest)
+    who.believe(brief.manifest, number=brief.round, weights=brief.weights.digest, final=True)
     body = who.api.weights(who.federation, brief.round)
     if body.digest != brief.weights.digest:
         raise DownloadDamaged("the final weights")

@@ -13,7 +13,7 @@ from coordinator.alignment import intake, store
 from coordinator.bounded_body import ReceivedBody, receive
 from coordinator.database import now
 from coordinator.downloads import Stored, reply, wanted
-from coordinator.enrolment.auth import AsOperator, AsReader, Member, Person, still_member
+from coordinator.enrolment.auth import AsOperator, AsReader, Member, Person, still_member, still_person
 from coordinator.errors import (
     AuthMissing,
     BodyTooLarge,
@@ -82,7 +82,7 @@ def _planned(row: FederationRow) -> FederationPlan:
     },
 )
 def put_anchors(
-    _: AsOperator,
+    person: AsOperator,
     fid: FederationId,
     anchors: Annotated[Anchors, Depends(json_body(Anchors, limit=ANCHORS_BYTES))],
     session: Writing,
@@ -94,6 +94,7 @@ def put_anchors(
     body = anchors.model_dump_json().encode()
     payload_id, digest = payloads.store_bytes(session, body)
     row = lock_federation(session, fid)
+    still_person(session, person)
     _planned(row)
     known = store.anchors(session, fid)
     if known is not None and known.digest == digest:

@@ -25,12 +25,13 @@ from coordinator.logs import bind
 from coordinator.paths import ClientId, FederationId
 from coordinator.sessions import TheDatabase, TheSettings
 from coordinator.settings import Settings
-from coordinator.tables import ClientRow
+from coordinator.tables import ClientRow, PersonToken
 from schemas.messages.enrolment import Profile
 from schemas.messages.people import PersonRole
 
 CLIENT_PREFIX = "tsr_cl_"
 _RANKS: dict[PersonRole, int] = {"auditor": 1, "operator": 2, "admin": 3}
+_SETTINGS_ID = "settings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def authenticate(session: Session, authorization: str | None, *, admin_token: st
     if scheme.lower() != "bearer" or not token:
         raise CredentialInvalid
     if admin_token is not None and _is_same(token, admin_token.strip()):
-        return Person(id="settings", role="admin", name="TESSERA_ADMIN_TOKEN")
+        return Person(id=_SETTINGS_ID, role="admin", name="TESSERA_ADMIN_TOKEN")
     digest = hash_of(token)
     return _member(session, digest) if token.startswith(CLIENT_PREFIX) else _person(session, digest)
 
@@ -100,6 +101,16 @@ def still_member(session: Session, member: Member) -> None:
         raise KeyRevoked
 
 
+def still_person(session: Session, person: Person) -> None:
+    """Check in a later transaction that a person's token was not revoked since, and has not expired.
+
+    Raises:
+        CredentialInvalid: it was, or has.
+    """
+    if person.id != _SETTINGS_ID:
+        _valid(session, store.person_token(session, person.id))
+
+
 def _is_same(sent: str, token: str) -> bool:
     """Compare what a header brought, its bytes read as Latin-1, with a token, in constant time."""
     return hmac.compare_digest(
@@ -108,7 +119,10 @@ def _is_same(sent: str, token: str) -> bool:
 
 
 def _person(session: Session, digest: str) -> Person:
-    row = store.person_token_by_hash(session, digest)
+    return _valid(session, store.person_token_by_hash(session, digest))
+
+
+def _valid(session: Session, row: PersonToken | None) -> Person:
     if row is None or row.revoked_at is not None:
         raise CredentialInvalid
     if row.expires_at is not None and row.expires_at <= now(session):

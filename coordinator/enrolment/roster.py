@@ -57,9 +57,11 @@ def append(
     session.flush()
 
 
-def as_of(session: Session, fid: str, moment: datetime) -> RosterRow | None:
-    """Which was the last link of a federation's roster at this moment?"""
-    query = select(RosterRow).where(RosterRow.federation_id == fid, RosterRow.at <= moment)
+def newest(session: Session, fid: str, *, until: datetime | None = None) -> RosterRow | None:
+    """Which is the last link of a federation's roster, now or as it was at a moment?"""
+    query = select(RosterRow).where(RosterRow.federation_id == fid)
+    if until is not None:
+        query = query.where(RosterRow.at <= until)
     return session.scalar(query.order_by(RosterRow.version.desc()).limit(1))
 
 

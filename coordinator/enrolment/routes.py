@@ -13,7 +13,7 @@ from coordinator import audit, events
 from coordinator.database import Database, now
 from coordinator.enrolment import possession, roster, store, tokens
 from coordinator.enrolment.admission import admit
-from coordinator.enrolment.auth import AsAdmin, AsAuditor, AsOperator, hash_of
+from coordinator.enrolment.auth import AsAdmin, AsAuditor, AsOperator, hash_of, still_person
 from coordinator.enrolment.guessing import FailedEnrolments
 from coordinator.errors import (
     AuthMissing,
@@ -86,6 +86,7 @@ def make_enrolment_token(
 ) -> EnrolmentToken:
     """Make a one-time token for one client; it is shown once."""
     federation = lock_federation(session, fid)
+    still_person(session, person)
     if federation.state == "finished":
         raise FederationStateConflict(state=federation.state)
     if store.is_name_taken(session, fid, request.client_name):
@@ -254,6 +255,7 @@ def make_token(
     session: Writing,
 ) -> NewToken:
     """Make a person's token; it is shown once."""
+    still_person(session, person)
     token = tokens.new_person_token(request.role)
     row = store.add_person_token(session, request, hash_of(token))
     audit.append(session, "person-token-made", actor=person.id, subject=row.id)

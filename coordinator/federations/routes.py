@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 
 from coordinator import audit
 from coordinator.enrolment.admission import check_adapter
-from coordinator.enrolment.auth import AsAuditor, AsOperator
+from coordinator.enrolment.auth import AsAuditor, AsOperator, still_person
 from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound
 from coordinator.federations import store
 from coordinator.json_body import json_body, parse, takes
@@ -39,6 +39,7 @@ def create_federation(
     session: Writing,
 ) -> Federation:
     """Create a federation; what the plan leaves out gets its default, and the resolved plan is kept."""
+    still_person(session, person)
     row = store.create(session, _resolved(plan))
     audit.append(session, "federation-created", actor=person.id, subject=row.id)
     log.info("federation-created", federation=row.id, strategy=plan.strategy.name)

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.enrolment import roster
 from coordinator.enrolment.auth import Member
-from coordinator.identity_tables import ManifestRow
+from coordinator.identity_tables import ManifestRow, RosterRow
 from coordinator.server_key import ServerKey
 from coordinator.tables import FederationRow
 from schemas.identity.documents import hash_of
@@ -45,8 +45,17 @@ def issue(
     key: ServerKey,
 ) -> SignedDocument:
     """Sign and keep a client's manifest of a round, in the transaction that joins it."""
+    # The newest link whatever the clock says, which may have stepped back: the federation's row is locked.
     document = _signed(
-        session, federation, member, number, weights=weights, deadline=deadline, moment=moment, key=key
+        session,
+        federation,
+        member,
+        number,
+        weights=weights,
+        deadline=deadline,
+        moment=moment,
+        listed=roster.newest(session, federation.id),
+        key=key,
     )
     kept = ManifestRow(
         client_id=member.client_id, round_number=number, document=document, hash=hash_of(document)
@@ -63,7 +72,15 @@ def final(
     if moment is None:
         raise LookupError("the federation is not finished")
     return _signed(
-        session, federation, member, number, weights=weights, deadline=None, moment=moment, key=key
+        session,
+        federation,
+        member,
+        number,
+        weights=weights,
+        deadline=None,
+        moment=moment,
+        listed=roster.newest(session, federation.id, until=moment),
+        key=key,
     )
 
 
@@ -76,6 +93,7 @@ def _signed(
     weights: str,
     deadline: datetime | None,
     moment: datetime,
+    listed: RosterRow | None,
     key: ServerKey,
 ) -> dict[str, Any]:
     last = session.scalar(
@@ -84,7 +102,6 @@ def _signed(
         .order_by(ManifestRow.round_number.desc())
         .limit(1)
     )
-    listed = roster.as_of(session, federation.id, moment)
     manifest = RoundManifest(
         federation=federation.id,
         client=member.client_id,

@@ -172,6 +172,7 @@ def put_scores(
 ) -> None:
     """Keep how good a client's model was before and after the round's local steps; the last ones win."""
     lock_federation(session, member.federation_id)
+    still_member(session, member)
     row = store.numbered(session, member.federation_id, n)
     if store.participation(session, row.id, member.client_id) is None:
         raise NotJoined
@@ -275,6 +276,12 @@ def _base(
     return lambda: bases.zeros(layout, manifest)[0]
 
 
+def _after_all(session: Session, row: FederationRow) -> int:
+    """Number the final manifest after all rounds: one that was abandoned has manifests too."""
+    newest = store.latest(session, row.id)
+    return newest.number + 1 if newest is not None else 1
+
+
 def _finished(session: Session, row: FederationRow, member: Member, key: ServerKey) -> FinishedBrief:
     _, last = store.published(session, row.id)
     newest = bases.newest(session, member.client_id)
@@ -284,5 +291,5 @@ def _finished(session: Session, row: FederationRow, member: Member, key: ServerK
         state="finished",
         round=last + 1,
         weights=bases.reference(newest),
-        manifest=manifests.final(session, row, member, last + 1, newest.digest, key),
+        manifest=manifests.final(session, row, member, _after_all(session, row), newest.digest, key),
     )

@@ -13,6 +13,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+_DEFAULT = re.compile(r"\$\{[A-Z_]+:-([^}]*)\}")  # ${NAME:-default}, where nobody sets NAME
 OURS = [name for name, service in SERVICES.items() if "build" in service]
 
 
@@ -84,7 +85,8 @@ def argv_of(service: str) -> list[str]:
 def environment_of(service: str) -> dict[str, str]:
     """What a service's container finds in its environment when nobody sets anything outside."""
     named = SERVICES[service].get("environment", {})
-    return stage_of(service).environment | {k: v for k, v in named.items() if v is not None}
+    set_here = {k: _DEFAULT.sub(r"\1", str(v)) for k, v in named.items() if v is not None}
+    return stage_of(service).environment | set_here
 
 
 def mounts_of(service: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 
-_HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
+_HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 
 @dataclass
