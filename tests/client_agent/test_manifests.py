@@ -14,7 +14,7 @@ from client_agent.errors import ManifestExpired, ManifestRefused
 from client_agent.manifests import Manifests
 from coordinator.server_key import ServerKey
 from schemas.identity.keys import decode
-from schemas.messages.rounds import RoundBrief
+from schemas.messages.rounds import FinishedBrief, RoundBrief
 from tests.served import SIGNING_KEY, Served, Silo
 from tests.taking_part import one_round, plan, running
 
@@ -33,6 +33,7 @@ class Client:
 
     def __init__(self, served: Served, silo: Silo, folder: Path) -> None:
         self.silo = silo
+        self.operator = served.admin
         self.folder = folder
         self.api = CoordinatorApi(served.url, key=silo.key, deadline_seconds=0)
         self.held = Manifests(folder, silo.federation_id, silo.client_id, COORDINATOR.public)
@@ -71,6 +72,22 @@ def test_true_manifests_are_accepted_again_and_again_and_over_missed_rounds(clie
     for number in (1, 2, 3):
         play(number)
     one.accept(one.joined(4))  # it finds the manifests of 2 and 3, which never arrived here
+    assert one.evidence == 0
+
+
+def test_the_final_manifest_follows_a_joined_round_that_was_abandoned(client: Playing) -> None:
+    one, play = client
+    play(1)
+    one.accept(one.joined(2))
+    one.operator.post(f"/v1/federations/{one.silo.federation_id}/finish")
+    brief = one.api.current_round(one.silo.federation_id)
+    assert isinstance(brief, FinishedBrief)
+    assert brief.weights is not None
+    assert brief.round == 2
+    last = one.held.accept(
+        brief.manifest, one.api, number=brief.round, weights=brief.weights.digest, final=True
+    )
+    assert last.round == 3
     assert one.evidence == 0
 
 

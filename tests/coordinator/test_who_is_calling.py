@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 
 import httpx
@@ -60,6 +60,23 @@ def test_tokens_are_made_shown_once_listed_and_revoked(coordinator: Served) -> N
     assert coordinator.admin.get(f"/v1/tokens/{token['id']}").json()["revoked_at"] is not None
     assert coordinator.admin.delete(f"/v1/tokens/{token['id']}").status_code == 204
     assert slug(coordinator.admin.delete("/v1/tokens/tok_none")) == "not-found"
+
+
+def test_a_token_that_is_revoked_while_its_request_travels_makes_nothing(coordinator: Served) -> None:
+    stolen = coordinator.person("admin")
+    (known,) = (t for t in stolen.get("/v1/tokens").json()["items"] if t["name"] == "the admin")
+
+    def trickling(body: bytes) -> Iterator[bytes]:
+        yield body[:5]
+        time.sleep(0.3)
+        assert coordinator.admin.delete(f"/v1/tokens/{known['id']}").status_code == 204
+        yield body[5:]
+
+    body = b'{"role": "admin", "name": "for later"}'
+    refused = stolen.post("/v1/tokens", content=trickling(body), headers={"Content-Type": "application/json"})
+    assert (refused.status_code, slug(refused)) == (401, "credential-invalid")
+    names = {token["name"] for token in coordinator.admin.get("/v1/tokens").json()["items"]}
+    assert "for later" not in names
 
 
 def test_an_expired_token_is_invalid(coordinator: Served) -> None:
