@@ -48,7 +48,7 @@ def silo_file(
     served.admin.post(f"/v1/federations/{fid}/start")
     file = config(tmp_path, url=served.url, model=str(MODELS["L"]), pivot_model=str(MODELS["S"]))
     settings = read_settings(file)
-    with CoordinatorApi(served.url, credential=None, deadline_seconds=20, sleep=lambda _: None) as api:
+    with CoordinatorApi(served.url, key=None, deadline_seconds=20, sleep=lambda _: None) as api:
         token = served.enrolment_token(fid, "aster")
         enrol(api, settings.folder, token=token, name="aster", profile=open_silo(settings).profile)
 
