@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from coordinator.strategies.base import Form, Module, modules_of
+from coordinator.tables import CHUNK_BYTES
 from schemas.maths.adapter import Layout, is_of_one_base_model, module_of
 
 _VALUE_BYTES = 4
@@ -33,11 +34,12 @@ def blocks(layouts: Sequence[Layout], receivers: Collection[int], block_bytes: i
 
     What a block makes necessary fits in `block_bytes` (but it has at least one value): a row of float32 for
     each client, two for each of the `receivers` among them (one is made while another is written), and
-    the copies of the one row that is being read.
+    the copies of the one row that is being read. No row is longer than a stored chunk: reading more at once
+    is no faster, and few clients need not fill the budget.
     """
     for run in _runs(layouts):
         rows = len(run.begins) + 2 * len(run.begins.keys() & receivers) + _COPIES_WHILE_READING
-        most = max(1, block_bytes // (_VALUE_BYTES * rows))
+        most = max(1, min(block_bytes // rows, CHUNK_BYTES) // _VALUE_BYTES)
         for at in range(0, run.size, most):
             begins = {place: begin + at for place, begin in run.begins.items()}
             yield Block(run.module, min(most, run.size - at), begins)
