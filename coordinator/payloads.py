@@ -18,6 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from coordinator.crash import may_crash
 from coordinator.database import Database, now, sqlite_of
 from coordinator.tables import (
     CHUNK_BYTES,
@@ -167,6 +168,7 @@ def collect(database: Database, *, grace: timedelta = GRACE) -> int:
             if session.scalar(_unreferenced().where(PayloadRow.id == payload_id)) is not None:
                 session.execute(delete(PayloadRow).where(PayloadRow.id == payload_id))
                 collected += 1
+                may_crash("collection-deleted")
     return collected
 
 

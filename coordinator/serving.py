@@ -21,7 +21,7 @@ from pydantic_settings import SettingsError
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from coordinator import logs, server_key
+from coordinator import crash, logs, server_key
 from coordinator import migrate as migrations
 from coordinator.app import create_app
 from coordinator.database import Database
@@ -47,6 +47,7 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
     """
     settings = load_settings(host=host, port=port)
     logs.configure(settings.log_level, settings.log_format)
+    crash.arm()
     with _database(settings) as database, only_replica(database):
         migrations.prepare(database)
         server_key.load(database, settings.signing_key)

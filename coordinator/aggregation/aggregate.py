@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from coordinator import payloads
 from coordinator.aggregation.columns import Block, blocks
+from coordinator.crash import may_crash
 from coordinator.database import Database
 from coordinator.downloads import Stored
 from coordinator.logs import logger
@@ -244,6 +245,7 @@ def _append(database: Database, bodies: Sequence[_Body], values: Values) -> None
         with database.write() as session:
             for body, view in views:
                 body.append(session, view)
+        may_crash("block-staged")
 
 
 def _portions(items: Sequence[Item], bytes_each: int) -> Iterator[Sequence[Item]]:

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from coordinator import payloads
 from coordinator.aggregation import newcomers
 from coordinator.aggregation.aggregate import Made, discard
+from coordinator.crash import may_crash
 from coordinator.database import Database, now
 from coordinator.downloads import Stored
 from coordinator.enrolment.auth import Member, still_member
@@ -77,7 +78,9 @@ def join(
             if zeros is not None and bases.newest(session, member.client_id, number) is not None:
                 stored = None  # it was given weights meanwhile
             joined = _join(session, row, member, stored, signature, key)
+            may_crash("join-written")
             made = None
+        may_crash("join-committed")
         return joined, True
     finally:
         if made is not None:  # another request of this client was faster, or the round has closed

@@ -14,6 +14,7 @@ from datetime import timedelta
 
 from coordinator.aggregation import store
 from coordinator.aggregation.aggregate import Made, Receiver, discard, mix
+from coordinator.crash import may_crash
 from coordinator.database import Database, now
 from coordinator.federations.store import plan_of
 from coordinator.locks import lock_federation
@@ -86,7 +87,9 @@ def claim_due(database: Database, lease_seconds: float) -> Claim | None:
                 continue
             token = rounds.LeaseToken(secrets.token_hex(16))
             control.claim(session, row, token, timedelta(seconds=lease_seconds))
-            return Claim(fid, number, row.id, token, plan)
+            may_crash("claim-written")
+        may_crash("claim-committed")
+        return Claim(fid, number, row.id, token, plan)
     return None
 
 
@@ -143,6 +146,8 @@ def _publish(database: Database, claim: Claim, weighing: Weighing, made: dict[st
             give(session, claim.federation_id, client, claim.number + 1, stored, moment)
         store.keep_relevance(session, row.id, weighing)
         control.publish(session, locked, row)
+        may_crash("publication-written")
+    may_crash("publication-committed")
 
 
 def _manifest(claim: Claim, one: store.Established) -> WeightsManifest:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from sqlalchemy.orm import Session
 
 from coordinator import audit, events
+from coordinator.crash import may_crash
 from coordinator.database import Database, now
 from coordinator.enrolment import possession, roster, store, tokens
 from coordinator.enrolment.admission import admit
@@ -145,7 +146,10 @@ def _enrol(
         possession.check(request, text, key, now(session))
     try:
         with database.write() as session:
-            return _admitted(session, request, text, caller)
+            made = _admitted(session, request, text, caller)
+            may_crash("enrolment-written")
+        may_crash("enrolment-committed")
+        return made
     except EnrolmentTokenMisused as misused:
         with database.write() as session:
             audit.append(

@@ -13,6 +13,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Depends, Header, Response
 from sqlalchemy.orm import Session
 
+from coordinator.crash import may_crash
 from coordinator.database import Database, now
 from coordinator.enrolment.auth import AsMember, AsOperator, AsReader, Member, Person, still_member
 from coordinator.errors import (
@@ -79,6 +80,7 @@ def start_federation(_: AsOperator, fid: FederationId, database: TheDatabase, wa
         row = lock_federation(session, fid)
         control.start(session, row)
         shown = federation_view(session, row)
+    may_crash("start-committed")
     wake()
     log.info("federation-started", federation=fid)
     return shown

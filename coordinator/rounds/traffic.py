@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coordinator.crash import may_crash
 from coordinator.database import Database
 from coordinator.metrics import Metrics
 from coordinator.rounds import store
@@ -15,4 +16,5 @@ def sent_to(
         return
     with database.write() as session:
         store.count_bytes(session, round_id, client_id, down=size)
+    may_crash("download-counted")
     metrics.bytes_down.inc(size)

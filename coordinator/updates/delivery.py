@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from coordinator import payloads
 from coordinator.bounded_body import ReceivedBody
+from coordinator.crash import may_crash
 from coordinator.database import Database, now
 from coordinator.enrolment.auth import Member, still_member
 from coordinator.errors import Busy, NotJoined, RoundClosed, UploadConflict
@@ -63,6 +64,7 @@ def deliver(database: Database, member: Member, number: int, body: ReceivedBody)
     Raises:
         Refused, BodyRefused: the subclass says why; nothing of it was kept but that its client was late.
     """
+    may_crash("update-received")
     try:
         with database.read() as session:
             row = rounds.numbered(session, member.federation_id, number)
@@ -71,7 +73,10 @@ def deliver(database: Database, member: Member, number: int, body: ReceivedBody)
                 return Delivered(_receipt(known))
             terms = _terms(session, row, member, delivered=known is not None)
         with _decoder(), _decoded(body, terms) as decoded:
-            return _keep(database, member, terms, body, decoded)
+            may_crash("update-decoded")
+            kept = _keep(database, member, terms, body, decoded)
+        may_crash("update-committed")
+        return kept
     except RoundClosed:
         _mark_late(database, member, number)
         raise
@@ -182,6 +187,7 @@ def _keep(
         )
         control.announce(session, row, moment)
         control.advance(session, locked, row)
+        may_crash("update-written")
         return Delivered(_receipt(update), is_new=True, closed_round=row.state == "closing")
 
 

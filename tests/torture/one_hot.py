@@ -1,0 +1,236 @@
+"""Clients whose updates are basis vectors: what a round serves says which updates it counted how often."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import httpx
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+from sqlalchemy import text
+
+from client_agent.signed_requests import SignedRequests
+from coordinator import payloads
+from coordinator.database import Database
+from schemas.identity.keys import name_of
+from schemas.wire.digests import digest_of
+from schemas.wire.envelope import unpack
+from schemas.wire.header import Slot
+from tests.served import ADMIN_TOKEN, Silo, enrolment
+from tests.taking_part import update_body, upload_headers, url
+
+PATIENCE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """So many clients take part in so many rounds; the adapter has rank * (rank + 1) values."""
+
+    clients: int = 4
+    rounds: int = 5
+    rank: int = 400
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """A federation whose rounds wait for everybody, and forget last round's updates."""
+        return {
+            "name": "one-hot",
+            "strategy": {"name": "fedavg"},
+            "adapter": {"rank": self.rank, "blocks": 1, "roles": ["q"]},
+            "rounds": {
+                "total": self.rounds,
+                "min_clients": self.clients,
+                "collect_seconds": 3600,
+                "max_staleness": 0,
+            },
+        }
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """The adapter's tensors."""
+        return {"b0.q.P": Slot((self.rank, self.rank)), "b0.q.Q": Slot((self.rank,))}
+
+    def basis(self, number: int, index: int) -> dict[str, NDArray[np.float32]]:
+        """The update of one client in one round: zeros and a single one, in a place of its own."""
+        flat = np.zeros(self.rank * (self.rank + 1), np.float32)
+        flat[self.place(number, index)] = 1.0
+        return {
+            "b0.q.P": flat[: self.rank**2].reshape(self.rank, self.rank),
+            "b0.q.Q": flat[self.rank**2 :],
+        }
+
+    def place(self, number: int, index: int) -> int:
+        """Where that one is."""
+        return number * 1000 + index
+
+
+class Agent(threading.Thread):
+    """Takes part until the federation is finished, whatever happens to the coordinators; asks any of them."""
+
+    def __init__(
+        self, trial: Trial, silo: Silo, index: int, urls: Sequence[str], go_on: threading.Event
+    ) -> None:
+        super().__init__(name=f"c{index}", daemon=True)
+        self.silo = silo
+        self.index = index
+        self.acknowledged: set[int] = set()
+        self.served: dict[int, dict[int, float]] = {}  # by round: what is not zero, by its place
+        self.digests: dict[int, str] = {}
+        self.fault: BaseException | None = None
+        self._trial = trial
+        self._urls = cycle(urls)
+        self._go_on = go_on
+
+    def run(self) -> None:
+        """Until the end, or until something is wrong: then `fault` says what."""
+        try:
+            while not self._turn():
+                time.sleep(0.02)
+                self._go_on.wait()
+        except BaseException as fault:
+            self.fault = fault
+
+    def _turn(self) -> bool:
+        current = self._ask("GET", f"/v1/federations/{self.silo.federation_id}/rounds/current")
+        if current.status_code == 204:
+            return False
+        assert current.status_code == 200, current.text
+        brief = current.json()
+        number = brief["round"]
+        if brief["state"] == "finished":
+            self._pull(number, brief["weights"]["digest"])
+            return True
+        joined = self._ask("POST", url(self.silo, number, "/join"))
+        if joined.status_code == 409:  # another request of ours has closed the round meanwhile
+            return False
+        assert joined.status_code == 200, joined.text
+        base = joined.json()["weights"]["digest"]
+        self._pull(number, base)
+        tensors = self._trial.basis(number, self.index)
+        body = update_body(self.silo, number, base, tensors, signature=None)
+        answer = self._ask("PUT", url(self.silo, number, "/update"), body)
+        assert answer.status_code in (200, 201), answer.text
+        assert answer.json()["digest"] == digest_of(body)
+        self.acknowledged.add(number)
+        return False
+
+    def _pull(self, number: int, digest: str) -> None:
+        answer = self._ask("GET", url(self.silo, number, "/weights"))
+        assert answer.status_code == 200, answer.text
+        assert digest_of(answer.content) == digest
+        assert self.digests.setdefault(number, digest) == digest, "published bytes have changed"
+        slots = self._trial.slots
+        with unpack(answer.content, encoding=None, expected=slots, max_bytes=2**22) as envelope:
+            values = np.concatenate([envelope.read_float32(name).ravel() for name in sorted(slots)])
+        self.served[number] = {int(place): float(values[place]) for place in np.flatnonzero(values)}
+
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> httpx.Response:
+        headers = upload_headers(body) if body is not None else None
+        return insist(
+            lambda: self.silo.http.request(method, next(self._urls) + path, content=body, headers=headers)
+        )
+
+
+def insist(ask: Any) -> httpx.Response:
+    """Ask until there is an answer: a dead coordinator is started again by somebody."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            answer: httpx.Response = ask()
+            if answer.status_code < 500 and answer.status_code != 429:
+                return answer
+        except httpx.TransportError:
+            pass
+        assert time.monotonic() < deadline, "no answer any more"
+        time.sleep(random.uniform(0.02, 0.08))
+
+
+@contextmanager
+def taking_part(
+    trial: Trial, urls: Sequence[str], go_on: threading.Event | None = None
+) -> Iterator[tuple[str, list[Agent]]]:
+    """Create a federation, enrol its clients, start it and them; their connections end with the block.
+
+    While `go_on` is not set they begin nothing new.
+    """
+    if go_on is None:
+        go_on = threading.Event()
+        go_on.set()
+    headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+    with httpx.Client(base_url=urls[0], headers=headers, timeout=60, verify=False) as admin:
+        once = {"Idempotency-Key": "the only one"}
+        made = insist(lambda: admin.post("/v1/federations", json=trial.plan, headers=once))
+        fid = str(made.json()["id"])
+        silos = [_enrol(admin, fid, f"c{index}") for index in range(trial.clients)]
+        started = insist(lambda: admin.post(f"/v1/federations/{fid}/start"))
+        assert started.status_code == 200, started.text
+    agents = [Agent(trial, silo, i, urls, go_on) for i, silo in enumerate(silos)]
+    for agent in agents:
+        agent.start()
+    try:
+        yield fid, agents
+    finally:
+        for silo in silos:
+            silo.http.close()
+
+
+def _enrol(admin: httpx.Client, fid: str, name: str) -> Silo:
+    asked = {"client_name": name}
+    token = insist(lambda: admin.post(f"/v1/federations/{fid}/enrolment-tokens", json=asked)).json()["token"]
+    key = Ed25519PrivateKey.generate()
+    made = insist(lambda: admin.post("/v1/enrolments", json=enrolment(admin, token, name, key)))
+    assert made.status_code in (200, 201), made.text
+    signing = httpx.Client(auth=SignedRequests(key), timeout=30, verify=False)
+    return Silo(made.json()["client_id"], fid, key, signing)
+
+
+def wait_for_the_end(agents: Sequence[Agent], seconds: float = 240.0) -> None:
+    """Let all agents come to their end; whatever was wrong for one of them is raised."""
+    deadline = time.monotonic() + seconds
+    for agent in agents:
+        agent.join(timeout=max(0.1, deadline - time.monotonic()))
+        if agent.fault is not None:
+            raise AssertionError(f"{agent.name}: {agent.fault}") from agent.fault
+        assert not agent.is_alive(), f"{agent.name} has not come to an end"
+
+
+def check(trial: Trial, database_url: str, fid: str, agents: Sequence[Agent]) -> None:
+    """Compare what was acknowledged with what was counted, and what is stored with what refers to it."""
+    every = set(range(1, trial.rounds + 1))
+    for agent in agents:
+        assert agent.acknowledged == every
+        assert set(agent.served) == {*every, trial.rounds + 1}
+        for number in every:
+            wanted = {trial.place(number, other.index): 1 / trial.clients for other in agents}
+            assert agent.served[number + 1] == wanted
+    database = Database(database_url)
+    try:
+        _check_rows(database, trial, fid, [agent.silo.key for agent in agents])
+    finally:
+        database.close()
+
+
+def _check_rows(database: Database, trial: Trial, fid: str, keys: Sequence[Ed25519PrivateKey]) -> None:
+    with database.read() as session:
+
+        def rows(query: str) -> list[tuple[Any, ...]]:
+            return [tuple(row) for row in session.execute(text(query), {"fid": fid})]
+
+        rounds = rows("SELECT number, state FROM rounds WHERE federation_id = :fid ORDER BY number")
+        assert rounds == [(number, "published") for number in range(1, trial.rounds + 1)]
+        assert rows("SELECT 1 FROM weights GROUP BY client_id, round_number HAVING count(*) > 1") == []
+        assert rows("SELECT id FROM updates WHERE reject_reason IS NOT NULL") == []
+        assert rows("SELECT count(*) FROM updates") == [(trial.clients * trial.rounds,)]
+        members = rows("SELECT public_key FROM client_keys ORDER BY public_key")
+        assert members == [(name,) for name in sorted(name_of(key) for key in keys)]
+        stored = rows("SELECT id, bytes, digest FROM payloads WHERE digest IS NOT NULL")
+        for payload_id, size, digest in stored:
+            assert digest_of(payloads.read(session, payload_id, 0, size)) == digest

@@ -1,0 +1,109 @@
+"""Two replicas on one PostgreSQL: one is killed, the other frozen beyond its lease, again and again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coordinator.crash import Place
+from tests.torture.one_hot import Trial, check, taking_part, wait_for_the_end
+from tests.torture.processes import Coordinator
+
+LEASE_SECONDS = 1.0
+_FROZEN_SECONDS = 2.5 * LEASE_SECONDS
+_TO_FREEZE: tuple[Place, ...] = ("claim-committed", "block-staged", "update-written")
+_TO_KILL: tuple[Place | None, ...] = ("publication-written", "update-committed", None)
+
+
+@dataclass
+class Havoc:
+    """What was done to the replicas, and how often one found its round taken over when it went on."""
+
+    frozen_at: list[Place] = field(default_factory=list)
+    killed_at: list[Place] = field(default_factory=list)
+    overtaken: int = 0
+
+
+class _Tormentor(threading.Thread):
+    """Freezes one replica and kills the other in turn, each at the next place that it comes to."""
+
+    def __init__(self, frozen: Coordinator, killed: Coordinator) -> None:
+        super().__init__(name="tormentor", daemon=True)
+        self.havoc = Havoc()
+        self._frozen, self._killed = frozen, killed
+        self._done = threading.Event()
+        self.rounds_go_on = threading.Event()  # not while replicas are started, lest all rounds be over
+        self.fault: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._torment()
+        except BaseException as fault:
+            self.fault = fault
+        finally:
+            self.rounds_go_on.set()
+
+    def _torment(self) -> None:
+        for freeze, kill in zip(_TO_FREEZE, _TO_KILL, strict=True):
+            self._start(self._frozen, freeze, freeze=True)
+            if not self._wait(self._frozen.is_frozen):
+                return
+            self._done.wait(_FROZEN_SECONDS)
+            self._frozen.thaw()
+            self.havoc.frozen_at.append(freeze)
+            if kill is None:
+                return
+            self._start(self._killed, kill)
+            if not self._wait(self._killed.has_died):
+                return
+            self.havoc.killed_at.append(kill)
+            self._start(self._killed)
+
+    def _start(self, replica: Coordinator, place: Place | None = None, *, freeze: bool = False) -> None:
+        self.rounds_go_on.clear()
+        replica.kill()
+        replica.start(place, freeze=freeze)
+        self.rounds_go_on.set()
+
+    def _wait(self, condition: Callable[[], bool]) -> bool:
+        while not condition():
+            if self._done.wait(0.01):
+                return False
+        return True
+
+    def finish(self) -> None:
+        """Do nothing any more."""
+        self._done.set()
+        self.join()
+
+
+def frozen_and_killed(database_url: str, folder: Path, trial: Trial) -> Havoc:
+    """Torment two replicas while a federation runs on them; nothing is lost, doubled or changed.
+
+    Raises:
+        AssertionError: something was, or nobody came to a place.
+    """
+    replicas = [
+        Coordinator(database_url, folder / f"log{i}", TESSERA_LEASE_SECONDS=str(LEASE_SECONDS))
+        for i in (0, 1)
+    ]
+    for replica in replicas:
+        replica.start()
+    tormentor = _Tormentor(*replicas)
+    try:
+        tormentor.start()
+        with taking_part(trial, [one.url for one in replicas], tormentor.rounds_go_on) as (fid, agents):
+            wait_for_the_end(agents)
+            tormentor.finish()
+            check(trial, database_url, fid, agents)
+    finally:
+        tormentor.finish()
+        for replica in replicas:
+            replica.kill()
+    if tormentor.fault is not None:
+        raise AssertionError(str(tormentor.fault)) from tormentor.fault
+    havoc = tormentor.havoc
+    havoc.overtaken = sum(replica.log.read_text().count("aggregation-overtaken") for replica in replicas)
+    return havoc

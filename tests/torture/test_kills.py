@@ -1,0 +1,39 @@
+"""A coordinator killed with SIGKILL, at every place where it matters and at random: nothing is lost."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import payloads
+from coordinator.database import Database
+from tests.torture import kills
+from tests.torture.one_hot import Trial
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_killed_at_every_place_where_it_matters(database_url: str, tmp_path: Path) -> None:
+    kills.at_every_place(database_url, tmp_path, Trial(clients=4, rounds=8))
+
+
+def test_killed_at_random_moments(database_url: str, tmp_path: Path) -> None:
+    found = kills.at_random(database_url, tmp_path, Trial(clients=8, rounds=5), seed=7, every=1.5)
+    assert len(found.died_at) >= 3
+
+
+def test_killed_while_collecting_what_nobody_refers_to(
+    database_url: str, rows: Callable[[str, str], list[tuple[Any, ...]]]
+) -> None:
+    database = Database(database_url)
+    with database.write() as session:
+        for fill in range(4):
+            payloads.store_bytes(session, bytes([fill]) * 2**21)
+    assert kills.while_collecting(database_url) == -signal.SIGKILL
+    assert rows(database_url, "SELECT count(*) FROM payloads") == [(3,)]
+    assert rows(database_url, "SELECT count(DISTINCT payload_id) FROM payload_chunks") == [(3,)]
+    database.close()
