@@ -87,6 +87,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             lease_seconds=settings.lease_seconds,
             tick_seconds=settings.tick_seconds,
             block_bytes=settings.block_bytes,
+            keep_rounds=settings.keep_rounds,
             metrics=app.state.metrics,
             moved=waiting.look,
         )

@@ -65,6 +65,10 @@ class Settings(BaseSettings):
         int,
         Field(ge=1, le=65536, description="memory while aggregating: for what is read, made and written"),
     ] = 96
+    keep_rounds: Annotated[
+        int | None,
+        Field(ge=1, description="how many published rounds keep their tensors; empty: all"),
+    ] = None
     lease_seconds: Annotated[
         float, Field(gt=0, description="how long an aggregating process may be silent")
     ] = 60.0

@@ -168,7 +168,7 @@ class UpdateRow(Table):
 
     `payload_id` are the bytes as received. The state itself, float32 values in the order of `layout`
     (a list of [tensor, shape]), are the bytes from `state_begin` on of `state_payload_id`: the same payload
-    when the client sent exactly that, else a decoded copy.
+    when the client sent exactly that, else a decoded copy. Neither is there once the round is thinned out.
     """
 
     __tablename__ = "updates"
@@ -181,8 +181,8 @@ class UpdateRow(Table):
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), index=True)
     digest: Mapped[str]
     bytes: Mapped[int] = mapped_column(BigInteger)
-    payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)
-    state_payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)
+    payload_id: Mapped[int | None] = mapped_column(ForeignKey("payloads.id"), index=True)
+    state_payload_id: Mapped[int | None] = mapped_column(ForeignKey("payloads.id"), index=True)
     state_begin: Mapped[int] = mapped_column(BigInteger)
     layout: Mapped[list[Any]]
     norm: Mapped[float]
@@ -226,7 +226,10 @@ class RelevanceRow(Table):
 
 
 class WeightsRow(Table):
-    """What a client is served from `round_number` on: `head`, then the payload from `begin` on."""
+    """What a client is served from `round_number` on: `head`, then the payload from `begin` on.
+
+    Without a payload: the round was thinned out.
+    """
 
     __tablename__ = "weights"
     __table_args__ = (UniqueConstraint("federation_id", "client_id", "round_number"),)
@@ -235,7 +238,7 @@ class WeightsRow(Table):
     federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"))
     round_number: Mapped[int]
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), index=True)
-    payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)
+    payload_id: Mapped[int | None] = mapped_column(ForeignKey("payloads.id"), index=True)
     head: Mapped[Octets | None]
     begin: Mapped[int] = mapped_column(BigInteger, server_default="0")
     digest: Mapped[str]

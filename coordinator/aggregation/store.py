@@ -125,6 +125,8 @@ def _established(
 ) -> Established:
     layout = {str(name): tuple(int(extent) for extent in shape) for name, shape in update.layout}
     age = number - update.round_number
+    if update.state_payload_id is None:
+        raise LookupError(f"the last update of {client.id} was forgotten")
     return Established(
         facts=ClientFacts(
             client=client.id,

@@ -20,7 +20,7 @@ from coordinator.database import Database, now
 from coordinator.locks import lock_federation
 from coordinator.logs import logger, scope
 from coordinator.metrics import Metrics
-from coordinator.rounds import control
+from coordinator.rounds import control, retention
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import next_state
 
@@ -45,12 +45,14 @@ class Ticker:
         lease_seconds: float,
         tick_seconds: float,
         block_bytes: int,
+        keep_rounds: int | None,
         metrics: Metrics,
         moved: Callable[[], None],
     ) -> None:
         self._database = database
         self._lease_seconds = lease_seconds
         self._block_bytes = block_bytes
+        self._keep_rounds = keep_rounds
         self._metrics = metrics
         self._moved = moved
         self._stopping = threading.Event()
@@ -87,8 +89,13 @@ class Ticker:
             self._moved()
         if time.monotonic() >= self._next_collection:
             self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
-            log.info("payloads-collected", count=payloads.collect(self._database))
+            self._tidy()
         return False
+
+    def _tidy(self) -> None:
+        if self._keep_rounds is not None:
+            log.info("rounds-thinned-out", count=retention.thin_out(self._database, self._keep_rounds))
+        log.info("payloads-collected", count=payloads.collect(self._database))
 
     def _aggregate(self) -> bool:
         """Aggregate one round; say whether there may be another."""

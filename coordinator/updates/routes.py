@@ -118,7 +118,10 @@ def get_adapter(
     metrics: TheMetrics,
     number: Annotated[int | None, Query(alias="round", ge=1, lt=2**31)] = None,
 ) -> StreamingResponse:
-    """Give a client's stored adapter state of a round, or its last one, to itself or to an operator."""
+    """Give a client's stored adapter state of a round, or its last one, to itself or to an operator.
+
+    Rounds that were thinned out (TESSERA_KEEP_ROUNDS) have none.
+    """
     if isinstance(reader, Member):
         if reader.client_id != cid:
             raise NotFound
@@ -126,8 +129,9 @@ def get_adapter(
         raise Forbidden(needs="operator")
     with database.read() as session:
         row = store.newest(session, cid, number)
-        if row is None or row.federation_id != fid:
+        if row is None or row.federation_id != fid or row.state_payload_id is None:
             raise NotFound
+        payload_id = row.state_payload_id
     layout = store.layout_of(row)
     manifest = AdapterStateManifest(
         federation=fid, recipe={}, round=row.round_number, client=cid, pack=row.pack_digest
@@ -139,7 +143,7 @@ def get_adapter(
 
     def content() -> Iterator[bytes]:
         yield beginning
-        yield from payloads.stream(database, row.state_payload_id, row.state_begin, row.state_begin + size)
+        yield from payloads.stream(database, payload_id, row.state_begin, row.state_begin + size)
 
     return StreamingResponse(
         content(), media_type=MEDIA_TYPE, headers={"Content-Length": str(len(beginning) + size)}

@@ -30,10 +30,15 @@ router = APIRouter(prefix="/v1/federations/{fid}", tags=["weights"])
 def get_weights(
     member: AsMember, n: RoundNumber, request: Request, database: TheDatabase, metrics: TheMetrics
 ) -> Response:
-    """Serve a client its weights of a round it has joined, or its final ones after the last round."""
+    """Serve a client its weights of a round it has joined, or its final ones after the last round.
+
+    Rounds that were thinned out (TESSERA_KEEP_ROUNDS) have none.
+    """
     with database.read() as session:
         served = store.served(session, member.federation_id, member.client_id, n)
     weights = served.weights
+    if weights.payload_id is None:
+        raise NotFound
     stored = Stored(
         weights.payload_id,
         weights.digest,

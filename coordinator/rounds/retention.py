@@ -1,0 +1,91 @@
+"""Thin out what old rounds keep: their tensors go, everything that was said about them stays.
+
+Refuses to touch what a round may still need: each client's last counted update, and the weights it was
+given last. The bytes themselves go when nobody refers to them any more (`payloads.collect`).
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import exists, func, select
+from sqlalchemy.orm import Session, aliased
+
+from coordinator import payloads
+from coordinator.database import Database
+from coordinator.locks import lock_federation
+from coordinator.tables import FederationRow, RoundRow, UpdateRow, WeightsRow
+
+
+def thin_out(database: Database, keep_rounds: int) -> int:
+    """Forget the updates and weights of all but the last `keep_rounds` published rounds of each federation.
+
+    Gives how many updates and weights were forgotten.
+    """
+    with database.read() as session:
+        federations = list(session.scalars(select(FederationRow.id).order_by(FederationRow.id)))
+    forgotten = 0
+    for fid in federations:
+        with database.write() as session:
+            lock_federation(session, fid)
+            forgotten += _thin_out(session, fid, keep_rounds)
+    return forgotten
+
+
+def _thin_out(session: Session, fid: str, keep_rounds: int) -> int:
+    last = session.scalar(
+        select(func.max(RoundRow.number)).where(RoundRow.federation_id == fid, RoundRow.state == "published")
+    )
+    oldest_kept = (last or 0) - keep_rounds + 1
+    if oldest_kept <= 1:
+        return 0
+    return _forget_updates(session, fid, oldest_kept, last or 0) + _forget_weights(session, fid, oldest_kept)
+
+
+def _forget_updates(session: Session, fid: str, oldest_kept: int, published: int) -> int:
+    newer = aliased(UpdateRow)
+    # One that counts: of a round that is published. The last of these serves rounds to come.
+    superseded = exists().where(
+        newer.client_id == UpdateRow.client_id,
+        newer.reject_reason.is_(None),
+        newer.round_number > UpdateRow.round_number,
+        newer.round_number <= published,
+    )
+    old = session.scalars(
+        select(UpdateRow).where(
+            UpdateRow.federation_id == fid,
+            UpdateRow.round_number < oldest_kept,
+            UpdateRow.payload_id.is_not(None),
+            UpdateRow.reject_reason.is_not(None) | superseded,
+        )
+    ).all()
+    for row in old:
+        _let_go(session, row.payload_id, row.state_payload_id)
+        row.payload_id = row.state_payload_id = None
+    return len(old)
+
+
+def _forget_weights(session: Session, fid: str, oldest_kept: int) -> int:
+    newer = aliased(WeightsRow)
+    # What a client is served in a round are the newest weights of that round or an earlier one.
+    superseded = exists().where(
+        newer.client_id == WeightsRow.client_id,
+        newer.round_number > WeightsRow.round_number,
+        newer.round_number <= oldest_kept,
+    )
+    old = session.scalars(
+        select(WeightsRow).where(
+            WeightsRow.federation_id == fid,
+            WeightsRow.round_number < oldest_kept,
+            WeightsRow.payload_id.is_not(None),
+            superseded,
+        )
+    ).all()
+    for row in old:
+        _let_go(session, row.payload_id)
+        row.payload_id = row.head = None
+    return len(old)
+
+
+def _let_go(session: Session, *payload_ids: int | None) -> None:
+    for payload_id in payload_ids:
+        if payload_id is not None:
+            payloads.let_go(session, payload_id)

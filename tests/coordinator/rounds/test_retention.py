@@ -1,0 +1,101 @@
+"""Rounds that are thinned out lose their tensors, and nothing that anybody still needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from alembic.util import CommandError
+
+from coordinator import migrate, payloads
+from coordinator.database import Database
+from coordinator.rounds import retention
+from tests.served import Served, Silo, slug
+from tests.taking_part import (
+    deliver,
+    join,
+    one_round,
+    plan,
+    put,
+    running,
+    update_body,
+    url,
+    values,
+    wait_for,
+    weights,
+)
+
+Rows = Callable[[str, str], list[tuple[Any, ...]]]
+
+KEPT = 2
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served], database_url: str) -> Served:
+    return serve(database_url, tick_seconds=0.05, retry_seconds=0.1)
+
+
+def _five_rounds(served: Served) -> tuple[str, list[Silo]]:
+    """Two of three clients deliver in every round, the third in the first only."""
+    wanted = plan(rounds={"total": 7, "min_clients": 2, "collect_seconds": 1, "max_staleness": 6})
+    fid, silos = running(served, clients=3, **wanted)
+    bases = [join(silo, 1) for silo in silos]  # all, before the first delivery closes the round
+    for i, (silo, base) in enumerate(zip(silos, bases, strict=True)):
+        assert put(silo, 1, update_body(silo, 1, base, values(1.0 + i))).status_code == 201
+    wait_for(served, fid, 1, "published")
+    for number in range(2, 6):
+        for silo in silos[:2]:
+            deliver(silo, number, values(10.0 * number))
+        wait_for(served, fid, number, "published")
+    return fid, silos
+
+
+def _thin_out(served: Served) -> int:
+    database = Database(served.database_url)
+    try:
+        forgotten = retention.thin_out(database, KEPT)
+        payloads.collect(database, grace=timedelta(0))
+        return forgotten
+    finally:
+        database.close()
+
+
+def test_old_rounds_lose_their_tensors_and_keep_what_was_said_of_them(served: Served, rows: Rows) -> None:
+    fid, silos = _five_rounds(served)
+    before = served.admin.get(f"/v1/federations/{fid}/rounds/2").json()
+    stored = rows(served.database_url, "SELECT count(*) FROM payloads")[0][0]
+    assert _thin_out(served) > 0
+    assert rows(served.database_url, "SELECT count(*) FROM payloads")[0][0] < stored
+    assert served.admin.get(f"/v1/federations/{fid}/rounds/2").json() == before
+    assert slug(silos[0].http.get(url(silos[0], 2, "/weights"))) == "not-found"
+    adapter = f"/v1/federations/{fid}/clients/{silos[0].client_id}/adapter"
+    assert slug(served.admin.get(adapter, params={"round": 2})) == "not-found"
+    assert served.admin.get(adapter, params={"round": 5}).status_code == 200
+    for number in (4, 5):
+        assert silos[0].http.get(url(silos[0], number, "/weights")).status_code == 200
+    assert _thin_out(served) == 0
+
+
+def test_rounds_go_on_with_everybodys_last_update(served: Served) -> None:
+    fid, silos = _five_rounds(served)
+    _thin_out(served)
+    one_round(served, fid, silos[:2], 6, [60.0, 60.0])
+    # The third client's update of round 1 counts on, faded by its age of 5.
+    faded = 0.5**5
+    mean = (60.0 + 60.0 + 3.0 * faded) / (2 + faded)
+    deliver(silos[0], 7, values(0.0))
+    np.testing.assert_allclose(weights(silos[0], 7)["b0.q.P"], mean, rtol=1e-5)
+
+
+def test_what_was_forgotten_cannot_be_migrated_back(served: Served) -> None:
+    _five_rounds(served)
+    _thin_out(served)
+    served.stop()
+    database = Database(served.database_url)
+    with pytest.raises(CommandError, match="were forgotten"):
+        migrate.downgrade(database)
+    assert migrate.is_current(database)
+    database.close()
