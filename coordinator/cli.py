@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ def commands(app: typer.Typer) -> None:
     """Add the coordinator's commands to `tessera`."""
     app.command("serve", rich_help_panel="Coordinator")(serve)
     app.command("migrate", rich_help_panel="Coordinator")(migrate)
+    app.command("backup", rich_help_panel="Coordinator")(backup)
     app.command("ready", rich_help_panel="Coordinator")(ready)
     operator.commands(app)
 
@@ -42,6 +44,28 @@ def migrate() -> None:
     except SettingsUnusable as error:
         _give_up(error)
     typer.echo("The database is current.")
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(help="A new file, best on another disk.", show_default=False)],
+) -> None:
+    """Copy the SQLite database at TESSERA_DATABASE_URL while it is in use. Who writes meanwhile waits.
+
+    The signing key is not in it: keep TESSERA_SIGNING_KEY, or the file beside the database, as well.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from coordinator.errors import SettingsUnusable
+    from coordinator.serving import backup as run
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("copying", total=None)
+        try:
+            run(file, progress=lambda done, total: bar.update(task, completed=done, total=total))
+        except SettingsUnusable as error:
+            _give_up(error)
+    typer.echo(f"The database is copied to {file}. The signing key is not in it: keep that apart.")
 
 
 def ready(url: Url = DEFAULT_URL) -> None:

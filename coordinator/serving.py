@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from socket import socket
 from types import FrameType
@@ -21,6 +21,7 @@ from pydantic_settings import SettingsError
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
+from coordinator import backup as copies
 from coordinator import crash, logs, server_key
 from coordinator import migrate as migrations
 from coordinator.app import create_app
@@ -81,6 +82,16 @@ def migrate() -> None:
     logs.configure(settings.log_level, settings.log_format)
     with _database(settings) as database:
         migrations.upgrade(database)
+
+
+def backup(target: Path, *, progress: Callable[[int, int], None]) -> None:
+    """Copy the database to a new file; `progress` is told pages done and pages in all.
+
+    Raises:
+        SettingsUnusable: it cannot be copied.
+    """
+    with closing(Database(load_settings().database_url)) as database:
+        copies.copy(database, target, progress=progress)
 
 
 def load_settings(**overrides: Any) -> Settings:

@@ -226,10 +226,7 @@ class RelevanceRow(Table):
 
 
 class WeightsRow(Table):
-    """What a client is served from `round_number` on: `head`, then the payload from `begin` on.
-
-    Without a payload: the round was thinned out.
-    """
+    """What a client is served from `round_number` on: `head`, then the payload, if kept, from `begin` on."""
 
     __tablename__ = "weights"
     __table_args__ = (UniqueConstraint("federation_id", "client_id", "round_number"),)

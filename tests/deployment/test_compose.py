@@ -92,8 +92,9 @@ def test_only_the_proxy_is_reached_from_outside_and_agents_reach_nothing_else() 
     }
 
 
-def test_the_coordinator_can_be_scaled() -> None:
-    """Two replicas need a name and a port of their own each."""
+def test_two_coordinators_run_and_more_can() -> None:
+    """Each needs a name and a port of its own, and nothing on a disk."""
+    assert SERVICES["coordinator"]["deploy"]["replicas"] == 2
     assert not {"container_name", "ports"} & set(SERVICES["coordinator"])
     assert "volumes" not in SERVICES["coordinator"]
 
