@@ -13,12 +13,16 @@ from typing import Self
 
 import psycopg
 
-# Nothing here outlives the run, so nothing needs to reach the disk.
-_OPTIONS = "-c listen_addresses=127.0.0.1 -c fsync=off -c full_page_writes=off -c max_connections=200"
+_OPTIONS = "-c listen_addresses=127.0.0.1 -c max_connections=200"
+# Nothing here outlives the run, so nothing needs to reach the disk, unless that is what is measured.
+_FLEETING = "-c fsync=off -c full_page_writes=off"
 
 
 class PostgresServer:
     """Listens on a free loopback port; gone, data and all, when the block ends."""
+
+    def __init__(self, *, durable: bool = False) -> None:
+        self._options = _OPTIONS if durable else f"{_OPTIONS} {_FLEETING}"
 
     def __enter__(self) -> Self:
         self._binaries = _binaries()
@@ -31,7 +35,7 @@ class PostgresServer:
             self._port = probe.getsockname()[1]
         data = f"-D{self._home / 'data'}"
         self._run("initdb", data, "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
-        options = f"{_OPTIONS} -c port={self._port} -c unix_socket_directories={self._home}"
+        options = f"{self._options} -c port={self._port} -c unix_socket_directories={self._home}"
         self._run("pg_ctl", data, "-w", "-l", str(self._home / "log"), "-o", options, "start")
         return self
 

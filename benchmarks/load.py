@@ -1,0 +1,185 @@
+"""What a coordinator bears: a thousand polling agents, a thousand uploads at once, and a long time.
+
+python -m benchmarks.load [--agents 1000] [--poll-seconds 60] [--soak-requests 20000] [--sqlite]
+
+Agents are signed clients of one process; the coordinator is a process of its own, on a PostgreSQL server of
+its own that writes durably, or on an SQLite file. `polls`: every agent asks every 5 seconds what there is to
+do, each at a time of its own; latencies are counted from sending to the whole answer. `uploads`: all agents
+have joined a round and send 1 MiB each at once, coming again when they are told to; seconds until the last
+receipt. `soak`: small rounds of four clients until so many requests are answered; memory, files and threads
+of the server over their number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import resource
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks import figures
+from benchmarks.load_agents import Agent, enrol, join, poll, soak, upload
+from benchmarks.memory import MIB
+from benchmarks.serving import Coordinator, running
+from tests.postgres_server import PostgresServer
+
+GOAL_POLL_P99_SECONDS = 0.150
+GOAL_UPLOAD_SECONDS = 8.0
+GOAL_UPLOAD_RSS_MIB = 512.0
+GOAL_SOAK_MIB_PER_10000 = 0.5
+POLL_EVERY_SECONDS = 5.0
+_LAYERS, _WIDTH = 8, 4096
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--agents", type=int, default=1000)
+    parser.add_argument("--poll-seconds", type=float, default=60.0, help="how long they poll")
+    parser.add_argument("--soak-requests", type=int, default=20_000)
+    parser.add_argument("--sqlite", action="store_true", help="an SQLite file instead of PostgreSQL")
+    parser.add_argument("--folder", type=Path, help="where an SQLite file is, on the disk to be measured")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/load.json"))
+    arguments = parser.parse_args()
+    _allow_many_connections()
+    console = Console()
+    found: dict[str, Any] = {
+        "machine": figures.machine(),
+        "database": "sqlite" if arguments.sqlite else "postgresql",
+        "agents": arguments.agents,
+    }
+    with _coordinator(arguments.folder, sqlite=arguments.sqlite) as coordinator:
+        fid, agents = _federation(coordinator, arguments.agents, console)
+        with console.status("they poll"):
+            found["polls"] = _polls(coordinator, agents, arguments.poll_seconds)
+        with console.status("they join and deliver"):
+            found["uploads"] = _uploads(coordinator, fid, agents)
+    with _coordinator(arguments.folder, sqlite=arguments.sqlite) as coordinator:
+        found["soak"] = _soak(coordinator, arguments.soak_requests, console)
+    figures.write(arguments.out, found)
+    _report(console, found)
+    console.print(f"figures in {arguments.out}")
+
+
+@contextmanager
+def _coordinator(parent: Path | None, *, sqlite: bool) -> Iterator[Coordinator]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=parent)))
+        url = None
+        if not sqlite:
+            server = stack.enter_context(PostgresServer(durable=True))
+            server.create("load")
+            url = server.url("load")
+        yield stack.enter_context(running(folder, url, {}))
+
+
+def _plan(clients: int, rounds: int, **adapter: Any) -> dict[str, Any]:
+    return {
+        "name": "load",
+        "strategy": {"name": "fedavg"},
+        "adapter": {"kind": "lora", "roles": ["q"], **adapter},
+        "rounds": {"total": rounds, "min_clients": clients},
+        "limits": {"max_norm": 1e9},
+    }
+
+
+def _federation(coordinator: Coordinator, clients: int, console: Console) -> tuple[str, list[Agent]]:
+    """Enrol agents whose adapter has one MiB: ordinary LoRA of rank 4 on q in 8 layers of width 4096."""
+    fid = coordinator.post("/v1/federations", _plan(clients, 1, rank=4))["id"]
+    with console.status(f"{clients} agents enrol"):
+        agents = enrol(coordinator, fid, clients, layers=_LAYERS, width=_WIDTH)
+    return fid, agents
+
+
+def _polls(coordinator: Coordinator, agents: list[Agent], seconds: float) -> dict[str, Any]:
+    before = coordinator.cpu_seconds()
+    latencies, refused = asyncio.run(poll(coordinator.url, agents, every=POLL_EVERY_SECONDS, seconds=seconds))
+    return {
+        "requests": len(latencies),
+        "refused": refused,
+        "p50_seconds": float(np.percentile(latencies, 50)),
+        "p99_seconds": float(np.percentile(latencies, 99)),
+        "cpu_share": (coordinator.cpu_seconds() - before) / seconds,
+    }
+
+
+def _uploads(coordinator: Coordinator, fid: str, agents: list[Agent]) -> dict[str, Any]:
+    coordinator.post(f"/v1/federations/{fid}/start")
+    bodies = asyncio.run(join(coordinator.url, agents))
+    before = coordinator.cpu_seconds()
+    seconds, sent_away = asyncio.run(upload(coordinator.url, agents, bodies))
+    round_one = coordinator.get(f"/v1/federations/{fid}/rounds/1")
+    return {
+        "seconds": seconds,
+        "told_to_come_again": sent_away,
+        "arrived": round_one["counts"]["arrived"],
+        "cpu_seconds": coordinator.cpu_seconds() - before,
+        "peak_rss_mib": coordinator.peak_rss_mib(),
+    }
+
+
+def _soak(coordinator: Coordinator, requests: int, console: Console) -> dict[str, Any]:
+    clients = 4
+    rounds = max(1, requests // (clients * 4))  # current, join, weights, update
+    fid = coordinator.post("/v1/federations", _plan(clients, rounds, rank=1))["id"]
+    agents = enrol(coordinator, fid, clients, layers=4, width=64)
+    coordinator.post(f"/v1/federations/{fid}/start")
+    samples: list[tuple[int, float, int, int]] = []
+
+    def look(answered: int) -> None:
+        memory = coordinator.process.memory_info().rss / MIB
+        samples.append((answered, memory, coordinator.process.num_fds(), coordinator.process.num_threads()))
+
+    with console.status(f"{rounds} rounds of {clients} clients"):
+        answered = asyncio.run(soak(coordinator.url, agents, rounds, look))
+    warm = [sample for sample in samples if sample[0] >= answered / 4]
+    slope = float(np.polyfit([one[0] for one in warm], [one[1] for one in warm], 1)[0])
+    return {
+        "requests": answered,
+        "rounds": rounds,
+        "rss_mib_per_10000": slope * 10_000,
+        "rss_mib": [samples[0][1], samples[-1][1]],
+        "files": [warm[0][2], warm[-1][2]],
+        "threads": [warm[0][3], warm[-1][3]],
+        "samples": samples,
+    }
+
+
+def _report(console: Console, found: dict[str, Any]) -> None:
+    polls, uploads, soaked = found["polls"], found["uploads"], found["soak"]
+    figures.judge(
+        console,
+        [
+            figures.Wanted(
+                f"{found['agents']} agents polling every 5 s: p99, s",
+                polls["p99_seconds"],
+                GOAL_POLL_P99_SECONDS,
+            ),
+            figures.Wanted(
+                f"{found['agents']} uploads of 1 MiB at once, s", uploads["seconds"], GOAL_UPLOAD_SECONDS
+            ),
+            figures.Wanted("peak RSS meanwhile, MiB", uploads["peak_rss_mib"], GOAL_UPLOAD_RSS_MIB),
+            figures.Wanted("uploads that were lost", found["agents"] - uploads["arrived"], 0),
+            figures.Wanted(
+                "RSS slope, MiB per 10,000 requests", soaked["rss_mib_per_10000"], GOAL_SOAK_MIB_PER_10000
+            ),
+            figures.Wanted("files more at the end", soaked["files"][1] - soaked["files"][0], 0),
+            figures.Wanted("threads more at the end", soaked["threads"][1] - soaked["threads"][0], 0),
+        ],
+    )
+
+
+def _allow_many_connections() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Many signed clients in one process, for the load benchmark: they ask, join, deliver, and train nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from rich.progress import track
+
+from benchmarks.serving import Coordinator, ServerFailed
+from schemas.identity.documents import sign as sign_document
+from schemas.identity.enrolment_token import read
+from schemas.identity.keys import name_of
+from schemas.identity.signed_requests import Target, sign
+from schemas.messages.enrolment import enrolment_statement
+from schemas.messages.updates import UpdateManifest
+from schemas.wire.digests import digest_of, to_field
+from schemas.wire.envelope import MEDIA_TYPE, pack
+
+_TIMEOUT = httpx.Timeout(60.0, pool=None)
+_LOOKS = 40  # samples of a soak
+_JOINING_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """An enrolled client: its key, and the tensors it sends."""
+
+    client_id: str
+    federation: str
+    key: Ed25519PrivateKey
+    layout: dict[str, tuple[int, ...]]
+
+
+def enrol(coordinator: Coordinator, fid: str, clients: int, *, layers: int, width: int) -> list[Agent]:
+    """Enrol clients one after the other."""
+    profile = {
+        "architecture": "benchmark",
+        "base_model": "benchmark-000000000000",
+        "hidden_size": width,
+        "layers": layers,
+        "shapes": {"q": (width, width)},
+        "agent_version": "0",
+        "protocol_version": 1,
+    }
+    agents = []
+    for place in track(range(clients), "enrolling", transient=True):
+        wanted = {"client_name": f"client-{place}"}
+        token = coordinator.post(f"/v1/federations/{fid}/enrolment-tokens", wanted)["token"]
+        key, text = Ed25519PrivateKey.generate(), read(token)
+        said = enrolment_statement(
+            server=text.server,
+            token=text.id,
+            public_key=name_of(key),
+            nonce=coordinator.get("/v1/hello")["nonce"],
+        )
+        request = {
+            "token": token,
+            "name": wanted["client_name"],
+            "profile": profile,
+            "public_key": said["public_key"],
+            "nonce": said["nonce"],
+            "proof": sign_document("tessera-enrolment-v1", said, key),
+        }
+        agents.append(Agent(coordinator.post("/v1/enrolments", request)["client_id"], fid, key, {}))
+    with httpx.Client(base_url=coordinator.url, timeout=60) as http:
+        path = "/v1/me"
+        told = http.get(path, headers=_signed(agents[0], "GET", http, path, None)).json()
+    layout = {name: tuple(shape) for name, shape in told["layout"].items()}
+    return [Agent(one.client_id, one.federation, one.key, layout) for one in agents]
+
+
+async def poll(url: str, agents: list[Agent], *, every: float, seconds: float) -> tuple[list[float], int]:
+    """Ask for the current round, each agent `every` seconds from a moment of its own; give latencies, s."""
+    latencies: list[float] = []
+    refused = 0
+
+    async def ask(http: httpx.AsyncClient, agent: Agent) -> None:
+        nonlocal refused
+        path = f"/v1/federations/{agent.federation}/rounds/current"
+        await asyncio.sleep(random.uniform(0, every))
+        while time.monotonic() < end:
+            began = time.monotonic()
+            answer = await http.get(path, headers=_signed(agent, "GET", http, path, None))
+            latencies.append(time.monotonic() - began)
+            refused += answer.status_code not in (200, 204)
+            await asyncio.sleep(max(0.0, every - (time.monotonic() - began)))
+
+    async with _client(url) as http:
+        end = time.monotonic() + seconds
+        await asyncio.gather(*(ask(http, agent) for agent in agents))
+    return latencies, refused
+
+
+async def join(url: str, agents: list[Agent]) -> list[bytes]:
+    """Join the first round; give everybody's update."""
+    queue = asyncio.Semaphore(_JOINING_AT_ONCE)
+
+    async def prepare(agent: Agent) -> bytes:
+        async with queue:
+            return _update(agent, 1, await _join(http, agent, 1))
+
+    async with _client(url) as http:
+        return await asyncio.gather(*(prepare(agent) for agent in agents))
+
+
+async def upload(url: str, agents: list[Agent], bodies: list[bytes]) -> tuple[float, int]:
+    """Deliver all at once: seconds until the last receipt, and how often somebody was told to come again."""
+    digests = [digest_of(body) for body in bodies]
+    async with _client(url) as http:
+        began = time.monotonic()
+        waits = await asyncio.gather(
+            *(_deliver(http, one, 1, *sent) for one, *sent in zip(agents, bodies, digests, strict=True))
+        )
+        return time.monotonic() - began, sum(waits)
+
+
+async def soak(url: str, agents: list[Agent], rounds: int, look: Callable[[int], None]) -> int:
+    """Take part in many small rounds; `look` is called now and then with how many requests were answered."""
+    answered = 0
+    async with _client(url) as http:
+        for number in range(1, rounds + 1):
+            answered += sum(await asyncio.gather(*(_whole_round(http, one, number) for one in agents)))
+            if number % max(1, rounds // _LOOKS) == 0:
+                look(answered)
+    return answered
+
+
+async def _whole_round(http: httpx.AsyncClient, agent: Agent, number: int) -> int:
+    """Wait for a round, join it, take its weights, deliver; give the number of requests."""
+    asked = 0
+    path = f"/v1/federations/{agent.federation}/rounds/current"
+    while True:
+        headers = _signed(agent, "GET", http, path, None) | {"Prefer": "wait=30"}
+        answer = await http.get(path, headers=headers)
+        asked += 1
+        if answer.status_code == httpx.codes.OK and answer.json()["round"] == number:
+            break
+    base = await _join(http, agent, number)
+    weights = f"/v1/federations/{agent.federation}/rounds/{number}/weights"
+    _check(await http.get(weights, headers=_signed(agent, "GET", http, weights, None)))
+    body = _update(agent, number, base)
+    waits = await _deliver(http, agent, number, body, digest_of(body))
+    return asked + 3 + waits
+
+
+async def _join(http: httpx.AsyncClient, agent: Agent, number: int) -> str:
+    path = f"/v1/federations/{agent.federation}/rounds/{number}/join"
+    answer = _check(await http.post(path, headers=_signed(agent, "POST", http, path, None)))
+    return str(answer.json()["weights"]["digest"])
+
+
+async def _deliver(http: httpx.AsyncClient, agent: Agent, number: int, body: bytes, digest: str) -> int:
+    """Deliver, coming again when told to; give how often that was."""
+    path = f"/v1/federations/{agent.federation}/rounds/{number}/update"
+    waits = 0
+    while True:
+        headers = _signed(agent, "PUT", http, path, to_field(digest)) | {"Content-Type": MEDIA_TYPE}
+        answer = await http.put(path, content=body, headers=headers)
+        if answer.status_code not in (429, 503):
+            _check(answer)
+            return waits
+        waits += 1
+        await asyncio.sleep(float(answer.headers["Retry-After"]) * random.uniform(0.5, 1.0))
+
+
+def _update(agent: Agent, number: int, base: str) -> bytes:
+    manifest = UpdateManifest(
+        federation=agent.federation,
+        recipe={},
+        round=number,
+        client=agent.client_id,
+        base=base,
+        pack=None,
+        examples=1,
+    )
+    draw = np.random.default_rng(int.from_bytes(agent.client_id.encode()[-8:]) + number)
+    tensors = {name: draw.random(shape, np.float32) for name, shape in agent.layout.items()}
+    return pack(tensors, manifest)
+
+
+def _signed(
+    agent: Agent, method: str, http: httpx.AsyncClient | httpx.Client, path: str, content_digest: str | None
+) -> dict[str, str]:
+    target = Target(method, http.base_url.netloc.decode("ascii"), path, "", content_digest)
+    fields = sign(target, agent.key, created=int(time.time()), nonce=secrets.token_urlsafe(18))
+    return fields | ({"Content-Digest": content_digest} if content_digest else {})
+
+
+def _check(answer: httpx.Response) -> httpx.Response:
+    if answer.is_error:
+        raise ServerFailed(f"{answer.request.method} {answer.request.url.path}: {answer.text}")
+    return answer
+
+
+def _client(url: str) -> Any:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    return httpx.AsyncClient(base_url=url, timeout=_TIMEOUT, limits=limits, trust_env=False)
