@@ -37,7 +37,7 @@ class BadNetwork:
 
 @contextmanager
 def bad_network(port: int, *, seed: int) -> Iterator[BadNetwork]:
-    """Stand between clients and the coordinator on `port`; each connection has a fault of its own, or none."""
+    """Stand between clients and the coordinator on `port`; each connection has its own fault, or none."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="bad-network", daemon=True)
     thread.start()
