@@ -30,6 +30,13 @@ test: setup lint ## Lint, types, dependency rules and the fast tests
 test-slow: setup ## The tests that take longer: kills, memory, transfer between architectures
 	$(PYTEST) -m slow
 
+torture: setup ## Kills, freezes, bad networks, hostile bytes and fuzzing at length, with a table (an hour)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[fuzz]'
+	$(RUN) $(BIN)/python -m tests.torture
+
+load: setup ## A thousand agents polling and delivering at once, and a long time (ten minutes)
+	$(RUN) $(BIN)/python -m benchmarks.load
+
 test-gpu: setup ## Models of 1 and 7 billion parameters in 16, 8 and 4 bits; fails where there is no GPU
 	$(RUN) $(BIN)/python -m pytest -m gpu tests/gpu
 
@@ -57,4 +64,4 @@ openapi: setup ## Rewrite the OpenAPI snapshot that the tests compare with
 clean: ## Remove what was built, not what was trained
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test test-slow test-gpu bench lint format models openapi clean
+.PHONY: help setup demo test test-slow torture load test-gpu bench lint format models openapi clean

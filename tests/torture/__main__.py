@@ -1,0 +1,241 @@
+"""The long part of what is promised about loss and intrusion: every harness in turn, and one table.
+
+python -m tests.torture [--schedules 10000] [--kills 20] [--fuzz-seconds 60] [--only kills,replicas]
+
+An hour or so on two cores. Exit status 1 if anything was violated; runs/torture.json has the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from coordinator import migrate
+from coordinator.database import Database
+from tests.postgres_server import PostgresServer
+from tests.torture import kills, replicas
+from tests.torture.one_hot import Trial, check, taking_part, wait_for_the_end
+from tests.torture.processes import Coordinator
+from tests.torture.proxy import bad_network
+
+FUZZED = ("body", "frame", "signature", "token", "digest")
+OUT = Path("runs/torture.json")
+
+
+@dataclass
+class Row:
+    """What one harness did, and what it found."""
+
+    harness: str
+    done: str
+    violations: int
+    seconds: float = 0.0
+    said: str = ""
+
+
+class Rack:
+    """Runs harnesses on databases of their own."""
+
+    def __init__(self, arguments: argparse.Namespace, postgres: PostgresServer, folder: Path) -> None:
+        self.arguments = arguments
+        self._postgres = postgres
+        self._folder = folder
+        self._count = 0
+        postgres.create("template_torture")
+        _migrate(postgres.url("template_torture"))
+
+    def database(self, backend: str) -> tuple[str, Path]:
+        """Make a migrated database and a folder beside it."""
+        self._count += 1
+        folder = self._folder / str(self._count)
+        folder.mkdir()
+        if backend == "postgresql":
+            self._postgres.create(f"torture_{self._count}", template="template_torture")
+            return self._postgres.url(f"torture_{self._count}"), folder
+        url = f"sqlite:///{folder / 'tessera.db'}"
+        _migrate(url)
+        return url, folder
+
+    def crash_points(self) -> Iterator[Row]:
+        """Die once at every place."""
+        for backend in ("sqlite", "postgresql"):
+            with _judged(Row(f"kill -9 at every place, {backend}", "", 0)) as row:
+                found = kills.at_every_place(*self.database(backend), Trial(clients=4, rounds=8))
+                row.done = f"{len(found.died_at)} kills, ready again in {_slowest(found.back_after)}"
+            yield row
+
+    def random_kills(self) -> Iterator[Row]:
+        """Die at random moments until so many kills are done."""
+        for backend in ("sqlite", "postgresql"):
+            with _judged(Row(f"kill -9 at random, {backend}", "", 0)) as row:
+                died, slowest, seed = 0, [0.0], 0
+                while died < self.arguments.kills:
+                    trial = Trial(clients=8, rounds=8)
+                    found = kills.at_random(*self.database(backend), trial, seed=seed, every=1.0)
+                    died, seed = died + len(found.died_at), seed + 1
+                    slowest += found.back_after
+                row.done = f"{died} kills in {seed} federations, ready again in {_slowest(slowest)}"
+            yield row
+
+    def two_replicas(self) -> Iterator[Row]:
+        """Freeze one, kill the other."""
+        with _judged(Row("two replicas, postgresql", "", 0)) as row:
+            havoc = replicas.frozen_and_killed(*self.database("postgresql"), Trial(clients=4, rounds=40))
+            row.done = (
+                f"{len(havoc.frozen_at)} frozen beyond the lease, {len(havoc.killed_at)} killed,"
+                f" {havoc.overtaken} overtaken"
+            )
+        yield row
+
+    def networks(self) -> Iterator[Row]:
+        """Cut, swallow, double, trickle."""
+        for backend in ("sqlite", "postgresql"):
+            with _judged(Row(f"bad network, {backend}", "", 0)) as row:
+                faults = 0
+                for seed in range(5):
+                    faults += self._network(backend, seed)
+                row.done = f"{faults} connections with a fault"
+            yield row
+
+    def _network(self, backend: str, seed: int) -> int:
+        trial = Trial(clients=4, rounds=6)
+        url, folder = self.database(backend)
+        coordinator = Coordinator(url, folder / "log")
+        coordinator.start()
+        try:
+            with bad_network(coordinator.port, seed=seed) as network:
+                with taking_part(trial, [network.url]) as (fid, agents):
+                    wait_for_the_end(agents)
+                    check(trial, url, fid, agents)
+                return sum(count for fault, count in network.done.items() if fault != "none")
+        finally:
+            coordinator.kill()
+
+    def simulation(self) -> Iterator[Row]:
+        """Many schedules, then all mutants."""
+        yield _program("simulation", ["-m", "tests.simulation", "--schedules", str(self.arguments.schedules)])
+        yield _program("simulation, mutants", ["-m", "tests.simulation", "--schedules", "0", "--mutants"])
+
+    def tests(self) -> Iterator[Row]:
+        """What pytest runs, the slow ones included."""
+        for harness, where in (
+            ("hostile inputs, roles, slow peers", "tests/hostile"),
+            ("schemathesis", "tests/coordinator/test_conformance.py"),
+        ):
+            yield _program(harness, ["-m", "pytest", "-q", "-m", "", where])
+
+    def fuzzing(self) -> Iterator[Row]:
+        """Each reader of strangers' bytes."""
+        seconds = str(self.arguments.fuzz_seconds)
+        for target in FUZZED:
+            yield _program(f"fuzzing: {target}", ["-m", "tests.torture.fuzz", target, "--seconds", seconds])
+
+
+HARNESSES: dict[str, Callable[[Rack], Iterator[Row]]] = {
+    "simulation": Rack.simulation,
+    "crash-points": Rack.crash_points,
+    "kills": Rack.random_kills,
+    "replicas": Rack.two_replicas,
+    "network": Rack.networks,
+    "tests": Rack.tests,
+    "fuzz": Rack.fuzzing,
+}
+
+# How each program says what it has done, the last match counting.
+_SAID = re.compile(
+    r"(\d+ passed)|number_of_executed_units: (\d+)|(\d+ schedules) in|(\d+ of \d+ mutants \w+)"
+)
+
+
+def main() -> None:
+    """Run harnesses and print what they found."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--schedules", type=int, default=10_000)
+    parser.add_argument("--kills", type=int, default=20, help="at random moments, on each database")
+    parser.add_argument("--fuzz-seconds", type=int, default=60, help="for each target")
+    parser.add_argument("--only", default=",".join(HARNESSES), help=f"some of {', '.join(HARNESSES)}")
+    arguments = parser.parse_args()
+    wanted = arguments.only.split(",")
+    if unknown := set(wanted) - set(HARNESSES):
+        parser.error(f"there is no harness {', '.join(sorted(unknown))}")
+    console = Console()
+    rows: list[Row] = []
+    with PostgresServer(durable=True) as postgres, tempfile.TemporaryDirectory() as folder:
+        rack = Rack(arguments, postgres, Path(folder))
+        for name in wanted:
+            for row in _shown(console, name, HARNESSES[name](rack)):
+                rows.append(row)
+                OUT.parent.mkdir(exist_ok=True)
+                OUT.write_text(json.dumps([asdict(one) for one in rows], indent=1) + "\n", "utf-8")
+    console.print(_table(rows))
+    console.print(f"also in {OUT}")
+    sys.exit(any(row.violations for row in rows))
+
+
+def _shown(console: Console, name: str, rows: Iterator[Row]) -> Iterator[Row]:
+    while True:
+        with console.status(f"{name} …"):
+            row = next(rows, None)
+        if row is None:
+            return
+        verdict = f"VIOLATED: {row.said}" if row.violations else "ok"
+        console.print(f"{row.harness}: {row.done} in {row.seconds:.0f} s: {verdict}", highlight=False)
+        yield row
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(title="What was done to it, and what was violated")
+    for column in ("harness", "done", "violations", "s"):
+        table.add_column(column, justify="right" if column in ("violations", "s") else "left")
+    for row in rows:
+        table.add_row(row.harness, row.done, str(row.violations), f"{row.seconds:.0f}")
+    return table
+
+
+@contextmanager
+def _judged(row: Row) -> Iterator[Row]:
+    """Time a harness; what it finds wrong is a violation, anything else is not caught."""
+    began = time.monotonic()
+    try:
+        yield row
+    except AssertionError as error:
+        row.violations, row.said = 1, str(error)[:2000]
+    row.seconds = time.monotonic() - began
+
+
+def _program(harness: str, command: list[str]) -> Row:
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    found = [next(filter(None, match)) for match in _SAID.findall(said)]
+    row = Row(harness, found[-1] if found else "", int(done.returncode != 0), time.monotonic() - began)
+    row.said = said[-2000:] if row.violations else ""
+    return row
+
+
+def _slowest(seconds: list[float]) -> str:
+    return f"{max(seconds):.1f} s at most"
+
+
+def _migrate(url: str) -> None:
+    database = Database(url)
+    migrate.upgrade(database)
+    database.close()
+
+
+if __name__ == "__main__":
+    main()
