@@ -17,6 +17,9 @@ from schemas.messages.people import AuditEntry, AuditPage
 
 Event = Literal[
     "federation-created",
+    "federation-started",
+    "federation-paused",
+    "federation-finished",
     "enrolment-token-made",
     "enrolment-refused",
     "client-enrolled",

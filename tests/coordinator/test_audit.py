@@ -46,6 +46,8 @@ def test_every_deed_is_written_down_with_who_did_it(served: Served) -> None:
     made = served.admin.post("/v1/tokens", json={"role": "auditor", "name": "x"}).json()
     for _ in range(2):
         assert served.admin.delete(f"/v1/tokens/{made['id']}").status_code == 204
+    for order in ("start", "start", "pause", "start", "finish", "finish"):
+        assert served.admin.post(f"/v1/federations/{fid}/{order}").status_code == 200
     enr = "enr_" + read(token).id
     found = [(e["event"], e["actor"], e["subject"]) for e in entries(served)]
     second = found[4][2]
@@ -60,8 +62,27 @@ def test_every_deed_is_written_down_with_who_did_it(served: Served) -> None:
         ("client-revoked", "settings", cid),
         ("person-token-made", "settings", made["id"]),
         ("person-token-revoked", "settings", made["id"]),
+        ("federation-started", "settings", fid),
+        ("federation-paused", "settings", fid),
+        ("federation-started", "settings", fid),
+        ("federation-finished", "settings", fid),
     ]
+    assert _is_chain(entries(served))
     assert entries(served)[3]["reason"] == "used before"
+
+
+def _is_chain(found: list[dict[str, Any]]) -> bool:
+    hashes = [None, *(hash_of(entry) for entry in found)]
+    return [entry["previous"] for entry in found] == hashes[:-1]
+
+
+def test_who_was_shut_out_meanwhile_orders_nothing(served: Served) -> None:
+    fid, operator = served.federation(), served.person("operator")
+    made = served.admin.get("/v1/tokens").json()["items"][0]["id"]
+    assert served.admin.delete(f"/v1/tokens/{made}").status_code == 204
+    for order in ("start", "pause", "finish"):
+        assert slug(operator.post(f"/v1/federations/{fid}/{order}")) == "credential-invalid"
+    assert "federation-started" not in [entry["event"] for entry in entries(served)]
 
 
 def test_it_is_a_chain_even_when_many_write_at_once(served: Served) -> None:
@@ -70,8 +91,7 @@ def test_it_is_a_chain_even_when_many_write_at_once(served: Served) -> None:
         list(pool.map(lambda number: served.enrolment_token(fid, f"c{number}"), range(12)))
     found = entries(served)
     assert [e["number"] for e in found] == list(range(1, 14))
-    for before, after in zip([None, *found], found, strict=False):
-        assert after["previous"] == (hash_of(before) if before else None)
+    assert _is_chain(found)
     page = served.admin.get("/v1/audit", params={"after": "10", "limit": 2}).json()
     assert [e["number"] for e in page["items"]] == [11, 12]
     assert page["next"] == "12"
