@@ -76,7 +76,7 @@ class ManifestRow(Table):
 
 
 class AuditRow(Table):
-    """Who let whom in or shut whom out: a chain of documents, each with the hash of the one before."""
+    """Who let whom in, shut whom out or ran a federation: documents, each with the hash of the one before."""
 
     __tablename__ = "audit"
 

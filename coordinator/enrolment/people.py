@@ -65,7 +65,10 @@ def revoke_token(person: AsAdmin, token_id: TokenId, session: Writing) -> None:
 def show_audit(
     _: AsAuditor, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT
 ) -> AuditPage:
-    """Show who let whom in or shut whom out, oldest first; every entry has the hash of the one before."""
+    """Show who let whom in, shut whom out or ran a federation, oldest first.
+
+    Each entry has the hash of the one before.
+    """
     if after is not None and not _PLACE.fullmatch(after):
         raise Invalid("after: not where a page of the audit log ends", field="after")
     return audit.page(session, after=int(after or 0), limit=limit)

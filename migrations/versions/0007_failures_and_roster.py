@@ -24,6 +24,7 @@ _CLIENTS = sa.table(
     "clients",
     *(sa.column(name) for name in ("id", "federation_id", "name", "organisation", "state")),
 )
+_FEDERATIONS = sa.table("federations", sa.column("id"))
 _ROSTER = sa.table(
     "roster",
     sa.column("federation_id"),
@@ -45,6 +46,8 @@ def upgrade() -> None:
     op.create_index(op.f("ix_failed_enrolments_failed_at"), "failed_enrolments", ["failed_at"])
     listed = sa.select(_ROSTER.c.client_id)
     missing = sa.select(_CLIENTS).where(_CLIENTS.c.id.not_in(listed)).order_by(_CLIENTS.c.id)
+    lock = sa.select(_FEDERATIONS.c.id).order_by(_FEDERATIONS.c.id).with_for_update()
+    op.get_bind().execute(lock).all()  # whoever appends to a roster holds its federation's row
     for client in op.get_bind().execute(missing).all():
         _append(client, "enrolled")
         if client.state == "revoked":

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import text
@@ -14,9 +15,12 @@ from typer.testing import CliRunner
 
 from coordinator import operator
 from coordinator.database import Database
+from coordinator.locks import lock_federation
 from schemas.identity.documents import hash_of
 from schemas.identity.enrolment_token import read
+from tests.conftest import ask
 from tests.coordinator.test_rotation import rotation
+from tests.integration.agents import wait_until
 from tests.served import ADMIN_TOKEN, Served, enrolment, slug
 
 
@@ -76,13 +80,38 @@ def _is_chain(found: list[dict[str, Any]]) -> bool:
     return [entry["previous"] for entry in found] == hashes[:-1]
 
 
-def test_who_was_shut_out_meanwhile_orders_nothing(served: Served) -> None:
-    fid, operator = served.federation(), served.person("operator")
-    made = served.admin.get("/v1/tokens").json()["items"][0]["id"]
-    assert served.admin.delete(f"/v1/tokens/{made}").status_code == 204
-    for order in ("start", "pause", "finish"):
-        assert slug(operator.post(f"/v1/federations/{fid}/{order}")) == "credential-invalid"
-    assert "federation-started" not in [entry["event"] for entry in entries(served)]
+@pytest.mark.parametrize("order", ["start", "pause", "finish", "revoke"])
+def test_who_is_shut_out_while_the_order_waits_orders_nothing(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str], order: str
+) -> None:
+    served = serve(fresh_database("postgres"))
+    silo = served.enrol(served.federation(), "a")
+    fid = silo.federation_id
+    person = served.admin.post("/v1/tokens", json={"role": "admin", "name": "x"}).json()
+    http, database = served.http(person["token"]), Database(served.database_url)
+    before = len(entries(served))
+    path = f"/v1/federations/{fid}"
+
+    def ordering() -> httpx.Response:
+        revoking = order == "revoke"
+        return http.delete(f"{path}/clients/{silo.client_id}") if revoking else http.post(f"{path}/{order}")
+
+    with ThreadPoolExecutor(1) as pool:
+        with database.write() as session:
+            lock_federation(session, fid)
+            ordered = pool.submit(ordering)
+            wait_until(lambda: _waiting(served.database_url), what="the order waits")
+            assert served.admin.delete(f"/v1/tokens/{person['id']}").status_code == 204
+        refused = ordered.result(timeout=30)
+    database.close()
+    assert (refused.status_code, slug(refused)) == (401, "credential-invalid")
+    assert [entry["event"] for entry in entries(served)[before:]] == ["person-token-revoked"]
+
+
+def _waiting(url: str) -> bool:
+    """Say whether somebody waits for a lock of a PostgreSQL database."""
+    activity = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    return bool(ask(url, f"{activity} AND wait_event_type = 'Lock'")[0][0])
 
 
 def test_it_is_a_chain_even_when_many_write_at_once(served: Served) -> None:
