@@ -1,6 +1,7 @@
 """Who let whom in, shut whom out or ran a federation, in a chain that only grows.
 
-Each entry has the hash of the one before. It is written in the transaction that it tells of, last of all: it takes a lock that all entries share.
+Each entry has the hash of the one before. It is written in the transaction that it tells of, last of all: it
+takes a lock that all entries share.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from client_agent.settings import read_settings
 from schemas.identity.keys import name_of
 from schemas.messages.enrolment import Profile
 from tests.client_agent.test_daemon import config
-from tests.coordinator.test_rotation import _let_expire
+from tests.coordinator.test_rotation import let_expire
 from tests.served import PROFILE, Served
 
 Connect = Callable[[Ed25519PrivateKey], AbstractContextManager[CoordinatorApi]]
@@ -111,7 +111,7 @@ def test_the_agent_runs_on_with_the_key_that_counts(
 ) -> None:
     scene, new, is_known = stopped
     if overlap_is_over and is_known:
-        _let_expire(scene.served.database_url, name_of(scene.old))
+        let_expire(scene.served.database_url, name_of(scene.old))
     for _ in range(2):
         key = key_in_use(scene.connect, scene.folder)
         assert name_of(key) == name_of(new if is_known else scene.old)
@@ -139,7 +139,7 @@ def test_starting_the_agent_takes_up_the_new_key(scene: Scene, tmp_path: Path) -
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
         replace_key(_before_the_files_are_changed(scene, patch), scene.folder)
     new = read_key(scene.folder, "next.key")
-    _let_expire(scene.served.database_url, name_of(scene.old))
+    let_expire(scene.served.database_url, name_of(scene.old))
     settings = read_settings(config(tmp_path, url=scene.served.url))
     with participant(settings) as (who, _):
         assert who.api.me().client_id == scene.member.client_id

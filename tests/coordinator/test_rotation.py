@@ -44,7 +44,7 @@ def test_both_keys_count_until_the_old_one_is_over(coordinator: Served, silo: Si
     renewed = coordinator.signing(new)
     for http in (silo.http, renewed):
         assert http.get("/v1/me").json()["client_id"] == silo.client_id
-    _let_expire(coordinator.database_url, name_of(silo.key))
+    let_expire(coordinator.database_url, name_of(silo.key))
     assert slug(silo.http.get("/v1/me")) == "key-revoked"
     assert renewed.get("/v1/me").status_code == 200
     links = renewed.get(f"/v1/federations/{silo.federation_id}/roster").json()["items"]
@@ -152,7 +152,7 @@ def test_a_key_that_somebody_has_is_not_taken(coordinator: Served, silo: Silo) -
     assert other.http.get("/v1/me").json()["client_id"] == other.client_id
 
 
-def _let_expire(database_url: str, key: str) -> None:
+def let_expire(database_url: str, key: str) -> None:
     database = Database(database_url)
     try:
         with database.write() as session:
