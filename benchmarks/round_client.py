@@ -95,6 +95,7 @@ def _take_part(task: Task, told: Queue[Holds | str]) -> None:
     api = CoordinatorApi(
         task.url,
         key=key,
+        server_key=member.server_key,
         deadline_seconds=_DEADLINE_SECONDS,
         transport=_counting(traffic),
     )

@@ -126,7 +126,12 @@ def _identity(settings: AgentSettings) -> str:
         membership = read_membership(settings.folder)
     except NotEnrolled:
         return "not enrolled yet: `tessera agent enrol` is the next step"
-    with CoordinatorApi(str(settings.url), key=read_key(settings.folder), deadline_seconds=0.0) as api:
+    with CoordinatorApi(
+        str(settings.url),
+        key=read_key(settings.folder),
+        server_key=membership.server_key,
+        deadline_seconds=0.0,
+    ) as api:
         api.proved_hello(thumbprint(membership.server_key))
         me = api.me()
     return f"{me.name}, client {me.client_id} of federation {me.federation_id}, {me.state}"

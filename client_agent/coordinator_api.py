@@ -1,16 +1,12 @@
-"""The coordinator as the agent sees it: one method per call, retried until a deadline.
+"""The coordinator as the agent sees it: one method per call, retried until a deadline. Knows no training.
 
-Decides what is worth trying again and how long to wait. Knows no training. Proxies and certificate
-authorities are httpx's: HTTPS_PROXY, SSL_CERT_FILE and the like.
+Proxies and certificate authorities are httpx's: HTTPS_PROXY, SSL_CERT_FILE and the like.
 """
 
 from __future__ import annotations
 
-import random
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -19,28 +15,21 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter, ValidationError
 
-from client_agent.answers import accepted, read, retry_after, unreadable
-from client_agent.errors import (
-    CoordinatorRefused,
-    CoordinatorUnreachable,
-    DownloadDamaged,
-)
+from client_agent.answers import read, retry_after, unreadable
+from client_agent.errors import CoordinatorRefused, DownloadDamaged
 from client_agent.signed_requests import SignedRequests
 from client_agent.trust import check_hello, new_challenge
+from client_agent.trying import RANGE_UNSATISFIABLE, persist, unless_stopped
 from schemas.messages.alignment import Acceptance, Anchors
 from schemas.messages.enrolment import Enrolment, EnrolmentRequest, KeyInUse, KeyRotation, Me, RosterPage
 from schemas.messages.people import Hello
-from schemas.messages.rounds import FinishedBrief, Joined, RoundBrief, Scores, SignedDocument
+from schemas.messages.rounds import FinishedBrief, Joined, RoundBrief, RoundView, Scores, SignedDocument
 from schemas.messages.updates import Receipt
 from schemas.wire.compress import is_frame
 from schemas.wire.digests import digest_of, from_field, to_field
 from schemas.wire.envelope import MEDIA_TYPE
 
-_RANGE_UNSATISFIABLE = 416  # the connection broke behind the last byte
-_TRY_AGAIN = frozenset({408, _RANGE_UNSATISFIABLE, 425, 429, 500, 502, 503, 504, 507})
-_SHORTEST_CEILING, _LONGEST_CEILING = 1.0, 60.0
 _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
-_STOP_LOOK_SECONDS = 0.25
 
 _brief: TypeAdapter[RoundBrief | FinishedBrief] = TypeAdapter(RoundBrief | FinishedBrief)
 _document: TypeAdapter[SignedDocument] = TypeAdapter(SignedDocument)
@@ -67,6 +56,7 @@ class CoordinatorApi:
     Args:
         url: where it is.
         key: what every request is signed with; None before enrolment.
+        server_key: the coordinator's public key, as it proved it: who may correct our clock.
         deadline_seconds: how long one call is retried.
         sleep: waits, and may raise Stopped; a test passes its own.
     """
@@ -77,10 +67,11 @@ class CoordinatorApi:
         *,
         key: Ed25519PrivateKey | None,
         deadline_seconds: float,
+        server_key: str | None = None,
         sleep: Callable[[float], None] = time.sleep,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._signing = SignedRequests(key) if key is not None else None
+        self._signing = SignedRequests(key, server_key) if key is not None else None
         self._client = httpx.Client(
             base_url=url,
             headers={"Accept-Encoding": "identity"},
@@ -135,7 +126,7 @@ class CoordinatorApi:
         if wait_seconds:
             prefer = {"Prefer": f"wait={wait_seconds}"}
             answer = self._persist(
-                lambda: self._unless_stopped(lambda: self._client.get(path, headers=prefer))
+                lambda: unless_stopped(lambda: self._client.get(path, headers=prefer), self._sleep)
             )
         else:
             answer = self._call("GET", path)
@@ -184,6 +175,10 @@ class CoordinatorApi:
         headers = _upload_headers(body)
         return read(Receipt, self._call("PUT", path, content=body, headers=headers))
 
+    def round_view(self, federation: str, number: int) -> RoundView:
+        """Look how a round stands, without its other clients."""
+        return read(RoundView, self._call("GET", f"/v1/federations/{federation}/rounds/{number}"))
+
     def send_scores(self, federation: str, number: int, scores: Scores) -> None:
         """Say how good the model was before and after the local steps."""
         self._call("PUT", f"/v1/federations/{federation}/rounds/{number}/scores", json=scores.model_dump())
@@ -225,43 +220,9 @@ class CoordinatorApi:
             lambda: self._client.request(method, path, content=content, json=json, headers=headers)
         )
 
-    def _unless_stopped(self, send: Callable[[], httpx.Response]) -> httpx.Response:
-        """Send what may take long to be answered in a thread of its own, so that a stop need not wait for it.
-
-        The thread that is left behind ends with its connection, at the latest with the process.
-        """
-        sent: Future[httpx.Response] = Future()
-
-        def run() -> None:
-            try:
-                sent.set_result(send())
-            except BaseException as error:
-                sent.set_exception(error)
-
-        threading.Thread(target=run, name="waits-for-a-round", daemon=True).start()
-        while not wait([sent], _STOP_LOOK_SECONDS).done:
-            self._sleep(0.0)
-        return sent.result()
-
     def _persist(self, send: Callable[[], httpx.Response]) -> httpx.Response:
-        began, ceiling = time.monotonic(), _SHORTEST_CEILING
-        while True:
-            advised: float | None = None
-            try:
-                answer = send()
-            except httpx.TransportError as error:
-                trouble = f"{type(error).__name__}: {error}"
-            else:
-                if answer.status_code not in _TRY_AGAIN:
-                    return accepted(answer)
-                trouble, advised = f"status {answer.status_code}", retry_after(answer)
-            # Full jitter: agents that lost the same coordinator must not come back all at once.
-            wait = max(advised or 0.0, random.uniform(0.0, ceiling))
-            elapsed = time.monotonic() - began
-            if elapsed + wait > self._deadline_seconds:
-                raise CoordinatorUnreachable(str(self._client.base_url), trouble, elapsed)
-            self._sleep(wait)
-            ceiling = min(2 * ceiling, _LONGEST_CEILING)
+        url = str(self._client.base_url)
+        return persist(send, url=url, deadline_seconds=self._deadline_seconds, sleep=self._sleep)
 
     def _download(self, path: str) -> TensorBody:
         """Fetch a body, going on where a broken connection left off, and check it against its digest."""
@@ -272,7 +233,7 @@ class CoordinatorApi:
             nonlocal tag
             resume = {"Range": f"bytes={len(received)}-", "If-Range": tag} if received and tag else {}
             with self._client.stream("GET", path, headers={"Accept": MEDIA_TYPE, **resume}) as answer:
-                if answer.status_code == httpx.codes.OK or answer.status_code == _RANGE_UNSATISFIABLE:
+                if answer.status_code == httpx.codes.OK or answer.status_code == RANGE_UNSATISFIABLE:
                     received.clear()  # the whole body comes, or must be asked for
                     tag = answer.headers.get("ETag")
                 if not answer.is_success:

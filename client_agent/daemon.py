@@ -18,6 +18,7 @@ from client_agent.errors import (
     DownloadDamaged,
     FederationOver,
     ManifestExpired,
+    RequestTooSlow,
     Stopped,
 )
 from client_agent.participant import Participant
@@ -30,6 +31,7 @@ log = logging.getLogger("tessera.agent")
 _FATAL = frozenset(
     {"key-revoked", "signature-invalid", "signature-profile", "forbidden", "not-found", "protocol-version"}
 )
+_PASSING = (CoordinatorUnreachable, DownloadDamaged, AnswerUnreadable, ManifestExpired, RequestTooSlow)
 _PAUSE_AFTER_TROUBLE = 5.0
 _WAIT_SECONDS = 30  # a coordinator that cannot make us wait answers at once, and says when to come back
 
@@ -85,7 +87,7 @@ def run(participant: Participant, sleep: Callable[[float], None]) -> None:
                 return
             if not take_part(participant, answer):
                 sleep(_PAUSE_AFTER_TROUBLE)
-        except (CoordinatorUnreachable, DownloadDamaged, AnswerUnreadable, ManifestExpired) as trouble:
+        except _PASSING as trouble:
             _wait_out(trouble, sleep)
         except CoordinatorRefused as refusal:
             if refusal.slug in _FATAL:

@@ -189,6 +189,26 @@ class CoordinatorRefused(AgentError):
         self.slug = slug
 
 
+class RequestTooSlow(AgentError):
+    """A request was on its way for longer than its signature lives; the daemon tries again."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} was minutes on its way, and its signature was over when it arrived: what stands in "
+            "between must pass bodies on as they come (nginx: proxy_request_buffering off), or the line is "
+            "too slow for what is sent"
+        )
+
+
+class KeyRefused(AgentError):
+    """The coordinator does not take the key in a file for a new one."""
+
+    def __init__(self, file: object, why: CoordinatorRefused) -> None:
+        super().__init__(
+            f"the key in {file} is not taken: {why}; move that file away, and the same command makes another"
+        )
+
+
 class PackRefused(AgentError):
     """The coordinator does not take the alignment pack that was made here."""
 

@@ -15,14 +15,13 @@ from pydantic import ValidationError
 
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.errors import ManifestExpired, ManifestRefused
-from client_agent.round_folder import write_durably
+from client_agent.round_folder import MANIFEST, write_durably
 from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import public_key
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import RoundBrief, RoundManifest, SignedDocument
 from schemas.wire.digests import digest_of
 
-_NEWEST = "manifest.json"
 _PLAN = "plan.json"
 _EVIDENCE = "evidence"
 _GRACE_SECONDS = 120.0
@@ -70,7 +69,7 @@ class Manifests:
         self._hold_to_plan(manifest, api)
         if manifest.deadline is not None and self.clock() > manifest.deadline.timestamp() + _GRACE_SECONDS:
             raise ManifestExpired(number)
-        write_durably(self.folder / _NEWEST, json.dumps(document).encode())
+        write_durably(self.folder / MANIFEST, json.dumps(document).encode())
         return manifest
 
     @property
@@ -103,7 +102,7 @@ class Manifests:
         return manifest
 
     def _held(self) -> SignedDocument | None:
-        file = self.folder / _NEWEST
+        file = self.folder / MANIFEST
         document: SignedDocument | None = json.loads(file.read_bytes()) if file.exists() else None
         return document
 

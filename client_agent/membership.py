@@ -6,6 +6,7 @@ The private key is made here and never leaves the folder.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,15 +22,17 @@ from cryptography.hazmat.primitives.serialization import (
 from pydantic import ValidationError
 
 from client_agent.coordinator_api import CoordinatorApi
+from client_agent.earlier import move_aside, set_aside
 from client_agent.errors import (
     AlreadyEnrolled,
     CoordinatorRefused,
     FolderInUse,
+    KeyRefused,
     NotEnrolled,
     SettingsUnusable,
     TokenDamaged,
 )
-from client_agent.round_folder import write_durably
+from client_agent.round_folder import fsync_folder, write_durably
 from schemas.identity.documents import sign
 from schemas.identity.enrolment_token import TokenMalformed, read
 from schemas.identity.keys import name_of
@@ -41,6 +44,8 @@ from schemas.messages.enrolment import (
     rotation_statement,
 )
 from schemas.messages.strict import Strict
+
+log = logging.getLogger("tessera.agent")
 
 _MEMBERSHIP = "membership.json"
 _KEY = "client.key"
@@ -104,10 +109,12 @@ def is_enrolled(folder: Path) -> bool:
 def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: Profile) -> Membership:
     """Spend a one-time token. Killed or cut off at any point, the same call again gives the same identity.
 
-    Nothing of it is sent before the coordinator has proved that it is the one that the token names.
+    Nothing of it is sent before the coordinator has proved that it is the one that the token names. What an
+    earlier client left in the folder is moved aside.
 
     Raises:
         AlreadyEnrolled: the folder holds a membership.
+        KeyRefused: the key in the folder is a client's already.
         TokenDamaged: the token was not copied whole.
         CoordinatorNotTrusted: another coordinator answers.
         CoordinatorRefused: the token, the name or the profile is not accepted.
@@ -121,34 +128,48 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
     hello = api.proved_hello(text.server)
     key = _key(folder, _KEY)
     said = enrolment_statement(server=text.server, token=text.id, public_key=name_of(key), nonce=hello.nonce)
-    answer = api.enrol(
-        EnrolmentRequest(
-            token=token,
-            name=name,
-            profile=profile,
-            public_key=said["public_key"],
-            nonce=said["nonce"],
-            proof=sign("tessera-enrolment-v1", said, key),
-        )
+    request = EnrolmentRequest(
+        token=token,
+        name=name,
+        profile=profile,
+        public_key=said["public_key"],
+        nonce=said["nonce"],
+        proof=sign("tessera-enrolment-v1", said, key),
     )
+    with _naming(folder / _KEY):
+        answer = api.enrol(request)
     membership = Membership(
         name=name,
         client_id=answer.client_id,
         federation_id=answer.federation_id,
         server_key=hello.signing_key,
     )
+    if (folder / _NEXT_KEY).exists():
+        move_aside(folder / _NEXT_KEY)
+    keep_to(folder, membership)
     write_durably(folder / _MEMBERSHIP, membership.model_dump_json(indent=1).encode())
     return membership
 
 
-def replace_key(connect: Connect, folder: Path) -> str:
+def keep_to(folder: Path, member: Membership) -> None:
+    """Move aside what a client before this one left of the federation."""
+    set_aside(
+        folder / member.federation_id,
+        federation=member.federation_id,
+        client=member.client_id,
+        server_key=member.server_key,
+    )
+
+
+def replace_key(connect: Connect, folder: Path, *, at_once: bool = False) -> str:
     """Make a new key and have the old one endorse it; give when the old one is over, RFC 3339.
 
     Killed or cut off at any point, the same call again finishes what was begun. `connect` gives a connection
-    that signs with a key.
+    that signs with a key. `at_once` leaves the old key, and those before it, no overlap.
 
     Raises:
         NotEnrolled: there is no membership.
+        KeyRefused: the new key is a client's already.
         CoordinatorRefused: the coordinator does not take the new key.
     """
     member, old, new = read_membership(folder), read_key(folder), _key(folder, _NEXT_KEY)
@@ -163,17 +184,62 @@ def replace_key(connect: Connect, folder: Path) -> str:
         proof=sign("tessera-rotation-v1", said, new),
         endorsement=sign("tessera-rotation-v1", said, old),
     )
+    if at_once:
+        request = request.model_copy(update={"overlap_seconds": 0})
     try:
-        with connect(old) as api:
+        with connect(old) as api, _naming(folder / _NEXT_KEY):
             over = api.replace_key(request).old_key_expires_at.isoformat()
     except CoordinatorRefused as refusal:
-        if refusal.slug != "key-revoked":
+        # An earlier call was heard, and its answer lost for longer than the overlap.
+        if refusal.slug != "key-revoked" or not _is_accepted(connect, new, member):
             raise
-        with connect(new) as api:  # an earlier call was heard and its answer lost for longer than the overlap
-            api.me()
         over = "over"
-    os.replace(folder / _NEXT_KEY, folder / _KEY)
+    _take_up_next(folder)
     return over
+
+
+def key_in_use(connect: Connect, folder: Path) -> Ed25519PrivateKey:
+    """Give this agent's key; where replacing it was interrupted, the new one if the coordinator has it.
+
+    Raises:
+        NotEnrolled: there is none.
+        CoordinatorUnreachable: which key counts cannot be found out now.
+    """
+    if (folder / _NEXT_KEY).exists():
+        if _is_accepted(connect, read_key(folder, _NEXT_KEY), read_membership(folder)):
+            _take_up_next(folder)
+            log.info("replacing the key was interrupted; the new key is in use now")
+        else:
+            file = folder / _NEXT_KEY
+            log.warning("%s is not known to the coordinator: `tessera agent rotate-key` finishes that", file)
+    return read_key(folder)
+
+
+def _is_accepted(connect: Connect, key: Ed25519PrivateKey, member: Membership) -> bool:
+    """Ask whether the coordinator takes a key for this client's."""
+    try:
+        with connect(key) as api:
+            return api.me().client_id == member.client_id
+    except CoordinatorRefused as refusal:
+        if refusal.slug not in ("signature-invalid", "key-revoked"):
+            raise
+        return False
+
+
+def _take_up_next(folder: Path) -> None:
+    os.replace(folder / _NEXT_KEY, folder / _KEY)
+    fsync_folder(folder)
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Say which file holds the key that is refused."""
+    try:
+        yield
+    except CoordinatorRefused as refusal:
+        if refusal.slug != "weak-public-key":
+            raise
+        raise KeyRefused(file, refusal) from refusal
 
 
 @contextmanager
@@ -196,11 +262,14 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
 
 
+def pem_of(key: Ed25519PrivateKey) -> bytes:
+    """Write a private key as its file has it."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
 def _key(folder: Path, name: str) -> Ed25519PrivateKey:
     """Make a key once: it is what makes a lost answer repeatable."""
     file = folder / name
     if not file.exists():
-        made = Ed25519PrivateKey.generate()
-        pem = made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        write_durably(file, pem, mode=_OWNER_ONLY)
+        write_durably(file, pem_of(Ed25519PrivateKey.generate()), mode=_OWNER_ONLY)
     return read_key(folder, name)

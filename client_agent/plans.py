@@ -61,7 +61,12 @@ def known_plan(settings: AgentSettings, file: Path | None) -> KnownPlan:
 def _open_round(settings: AgentSettings, membership: Membership) -> RoundBrief | None:
     """Ask once; a coordinator that does not answer is for others to report."""
     try:
-        with CoordinatorApi(str(settings.url), key=read_key(settings.folder), deadline_seconds=0.0) as api:
+        with CoordinatorApi(
+            str(settings.url),
+            key=read_key(settings.folder),
+            server_key=membership.server_key,
+            deadline_seconds=0.0,
+        ) as api:
             answer = api.current_round(membership.federation_id)
     except AgentError:
         return None

@@ -1,7 +1,8 @@
 """Decide whom the coordinator may count among the members, where the plan has agents check it.
 
-`pinned`: only names and keys that people in the silo wrote down. `tofu`: whoever it names first under a name,
-and after that nobody else under it. A key changes only if the one before endorsed it.
+`pinned`: only names and keys that people in the silo wrote down; a pin holds for the keys that were endorsed
+after it, and who was revoked needs none. `tofu`: whoever it names first under a name, and after that nobody
+else under it. A key changes only if the one before endorsed it.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ _ROSTER = "roster.json"
 
 
 class _Member(Strict):
-    """A client that was enrolled once, and the key it has now: null when it has none or was revoked."""
+    """A client that was enrolled once, and its keys, each endorsed by the one before: none if it is a bearer.
+
+    The last one is the one it has now.
+    """
 
     name: str
-    public_key: str | None
+    keys: list[str]
+    revoked: bool = False
 
 
 class _Known(Strict):
@@ -63,7 +68,7 @@ class Roster:
         if self.policy == "server":
             return
         file = self.folder / _ROSTER
-        known = _Known.model_validate_json(file.read_bytes()) if file.exists() else _Known()
+        known = _read(file)
         while known.version < manifest.roster_version:
             links = api.roster(manifest.federation, after=known.version)
             if not links:
@@ -72,6 +77,8 @@ class Roster:
                 known = self._with(known, document, manifest.federation)
         if known.version == manifest.roster_version and known.hash != manifest.roster_hash:
             raise RosterRefused("it is not the roster that the round's manifest names")
+        if self.policy == "pinned":
+            self._check_pins(known)
         write_durably(file, known.model_dump_json(indent=1).encode())
 
     def _with(self, known: _Known, document: SignedDocument, federation: str) -> _Known:
@@ -83,40 +90,64 @@ class Roster:
             raise RosterRefused(f"link {known.version + 1} does not follow the one before")
         match link.event:
             case "enrolled":
-                self._check_newcomer(known, link)
+                member = _newcomer(known, link)
             case "rotated":
-                _check_endorsement(known, link)
+                member = _renewed(known, link)
             case "revoked":
-                pass
-        member = _Member(name=link.name, public_key=link.public_key if link.event != "revoked" else None)
+                member = _gone(known, link)
         members = known.members | {link.client: member}
         return _Known(version=link.version, hash=hash_of(document), members=members)
 
-    def _check_newcomer(self, known: _Known, link: RosterEntry) -> None:
-        if self.policy == "pinned" and (
-            link.public_key is None or self.pins.get(link.name) != link.public_key
-        ):
-            raise RosterRefused(f"{link.name!r} with key {link.public_key} is not pinned in this silo")
-        if any(member.name == link.name for member in known.members.values()):
-            raise RosterRefused(f"a second client is called {link.name!r}")
+    def _check_pins(self, known: _Known) -> None:
+        """Check that every member is pinned, by the key it has or by one whose endorsements lead to it."""
+        for member in known.members.values():
+            if not member.revoked and self.pins.get(member.name) not in member.keys:
+                key = member.keys[-1] if member.keys else "none"
+                raise RosterRefused(f"{member.name!r} with key {key} is not pinned in this silo")
 
 
-def _check_endorsement(known: _Known, link: RosterEntry) -> None:
+def _read(file: Path) -> _Known:
+    """Read how far the roster was followed; what another version of the agent wrote is followed anew."""
+    try:
+        return _Known.model_validate_json(file.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return _Known()
+
+
+def _newcomer(known: _Known, link: RosterEntry) -> _Member:
+    if any(member.name == link.name for member in known.members.values()):
+        raise RosterRefused(f"a second client is called {link.name!r}")
+    if link.client in known.members:
+        raise RosterRefused(f"{link.name!r} was somebody else before")
+    return _Member(name=link.name, keys=[link.public_key] if link.public_key is not None else [])
+
+
+def _gone(known: _Known, link: RosterEntry) -> _Member:
+    before = known.members.get(link.client, _Member(name=link.name, keys=[]))
+    if before.name != link.name:
+        raise RosterRefused(f"{link.name!r} was somebody else before")
+    return before.model_copy(update={"revoked": True})
+
+
+def _renewed(known: _Known, link: RosterEntry) -> _Member:
     before = known.members.get(link.client)
-    if before is None or before.public_key is None or link.public_key is None or before.name != link.name:
+    if before is None or before.revoked or not before.keys or before.name != link.name:
+        raise RosterRefused(f"{link.name!r} replaced a key that it did not have")
+    if link.public_key is None:
         raise RosterRefused(f"{link.name!r} replaced a key that it did not have")
     said = rotation_statement(
         federation=link.federation,
         client=link.client,
-        old_key=before.public_key,
+        old_key=before.keys[-1],
         public_key=link.public_key,
     )
     try:
-        key = public_key(before.public_key)
+        key = public_key(before.keys[-1])
     except KeyUnusable as error:
         raise RosterRefused(f"the key of {link.name!r} is not usable") from error
     if not is_signed("tessera-rotation-v1", said, link.endorsement, key):
         raise RosterRefused(f"the new key of {link.name!r} is not endorsed by the one before")
+    return _Member(name=link.name, keys=[*before.keys, link.public_key])
 
 
 def read_pins(file: Path | None) -> dict[str, str]:

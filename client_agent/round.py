@@ -13,7 +13,14 @@ from typing import Final
 
 import numpy as np
 
-from client_agent.errors import CoordinatorRefused, DownloadDamaged
+from client_agent.errors import (
+    AgentError,
+    AnswerUnreadable,
+    CoordinatorRefused,
+    CoordinatorUnreachable,
+    DownloadDamaged,
+    RequestTooSlow,
+)
 from client_agent.local_training import Trained, train_locally
 from client_agent.participant import Participant
 from client_agent.reopening import read_weights
@@ -46,6 +53,8 @@ _TOO_LATE: Final = frozenset({"round-closed", "not-joined", "not-found"})
 # It does not like what was sent: the same bytes would be refused again and again. A 404 with our slug comes
 # from a coordinator that was set back to before this round.
 _CONTENT_REFUSED: Final = frozenset({400, 409, 412, 413, 415, 422})
+_TROUBLE: Final = (CoordinatorRefused, CoordinatorUnreachable, AnswerUnreadable, RequestTooSlow)
+_TAKES_UPDATES: Final = frozenset({"open", "collecting"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,27 +113,41 @@ def _run(work: _Work) -> None:
             continue
         try:
             work.folder.write(file, step(work))
-        except CoordinatorRefused as refusal:
-            if not _is_final(file, refusal):
+        except _TROUBLE as trouble:
+            reason = _given_up(work, file, trouble)
+            if reason is None:
                 raise
-            log.warning("round %d goes on without this client: %s", work.brief.round, refusal)
+            log.warning("round %d goes on without this client: %s", work.brief.round, trouble)
             if file == RECEIPT:
                 _try_scores(work)
-            work.folder.write(CLOSED, json.dumps({"reason": refusal.slug}).encode())
+            work.folder.write(CLOSED, json.dumps({"reason": reason}).encode())
 
 
-def _is_final(file: str, refusal: CoordinatorRefused) -> bool:
-    """Say whether asking again would only bring the same refusal; the local adapter goes on all the same."""
-    refused = file in (RECEIPT, SCORES_SENT) and refusal.status in _CONTENT_REFUSED
-    return refused or refusal.slug in _TOO_LATE
+def _given_up(work: _Work, file: str, trouble: AgentError) -> str | None:
+    """Say why trying again would change nothing, None where it might; the local adapter goes on anyway."""
+    if isinstance(trouble, CoordinatorRefused):
+        refused = file in (RECEIPT, SCORES_SENT) and trouble.status in _CONTENT_REFUSED
+        if refused or trouble.slug in _TOO_LATE:
+            return trouble.slug
+    return "round-closed" if file == RECEIPT and _is_over(work) else None
+
+
+def _is_over(work: _Work) -> bool:
+    """Ask whether a round takes no updates any more: what stands in between may let none of ours through."""
+    try:
+        return work.who.api.round_view(work.who.federation, work.brief.round).state not in _TAKES_UPDATES
+    except CoordinatorRefused as refusal:
+        return refusal.slug in _TOO_LATE
+    except (CoordinatorUnreachable, AnswerUnreadable, RequestTooSlow):
+        return False
 
 
 def _try_scores(work: _Work) -> None:
     """Send the scores of a round whose update did not count: they are welcome at any time, but not needed."""
     try:
         _send_scores(work)
-    except CoordinatorRefused as refusal:
-        log.info("round %d: its scores were not taken either: %s", work.brief.round, refusal)
+    except _TROUBLE as trouble:
+        log.info("round %d: its scores were not taken either: %s", work.brief.round, trouble)
 
 
 def _pull(work: _Work) -> bytes:

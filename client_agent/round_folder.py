@@ -25,7 +25,9 @@ UPDATE = "update.body"
 RECEIPT = "receipt.json"
 SCORES_SENT = "scores_sent.json"
 CLOSED = "closed.json"
-FINAL_WEIGHTS = "final_weights.safetensors"  # of the federation: beside the rounds, not in one
+# Of the federation: beside the rounds, not in one.
+FINAL_WEIGHTS = "final_weights.safetensors"
+MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,12 @@ def write_durably(path: Path, content: bytes, *, mode: int = 0o644) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
-    directory = os.open(path.parent, os.O_RDONLY)
+    fsync_folder(path.parent)
+
+
+def fsync_folder(path: Path) -> None:
+    """Make what was renamed in a folder survive a crash."""
+    directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:

@@ -18,15 +18,14 @@ from coordinator.alignment import acceptance
 from coordinator.alignment import routes as alignment
 from coordinator.dashboard import routes as dashboard
 from coordinator.database import Database
-from coordinator.enrolment import rotation
+from coordinator.enrolment import people, rotation
 from coordinator.enrolment import routes as enrolment
-from coordinator.enrolment.guessing import FailedEnrolments
 from coordinator.federations import events, members
 from coordinator.federations import routes as federations
 from coordinator.metrics import Metrics
 from coordinator.observed import Observed
 from coordinator.replica import only_replica
-from coordinator.rounds import revoking
+from coordinator.rounds import revoking, running
 from coordinator.rounds import routes as rounds
 from coordinator.rounds.waiting import Waiting
 from coordinator.settings import Settings
@@ -36,10 +35,12 @@ from coordinator.weights import routes as weights
 _ROUTERS = (
     health.router,
     enrolment.router,
+    people.router,
     rotation.router,
     federations.router,
     members.router,
     events.router,
+    running.router,
     rounds.router,
     revoking.router,
     aggregation.router,
@@ -64,7 +65,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.metrics = Metrics()
     app.state.stopping = threading.Event()
-    app.state.failed_enrolments = FailedEnrolments(settings.failed_enrolments_per_minute)
     problems.install(app)
     for router in _ROUTERS:
         app.include_router(router)

@@ -1,6 +1,7 @@
-"""Who let whom in or shut whom out, in a chain that only grows: each entry has the hash of the one before.
+"""Who let whom in, shut whom out or ran a federation, in a chain that only grows.
 
-An entry is written in the transaction that it tells of, last of all: it takes a lock that all entries share.
+Each entry has the hash of the one before. It is written in the transaction that it tells of, last of all: it
+takes a lock that all entries share.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from schemas.messages.people import AuditEntry, AuditPage
 
 Event = Literal[
     "federation-created",
+    "federation-started",
+    "federation-paused",
+    "federation-finished",
     "enrolment-token-made",
     "enrolment-refused",
     "client-enrolled",

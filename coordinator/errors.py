@@ -215,6 +215,10 @@ class RateLimited(Refused):
         return {"Retry-After": str(math.ceil(self._seconds) + random.randint(0, 5))}
 
 
+class TooManyPosts(RateLimited):
+    title = "Too many POST requests are signed with this key; wait"
+
+
 class Busy(Refused):
     status, slug, title = 503, "busy", "Too many uploads at once; try again"
 

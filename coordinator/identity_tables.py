@@ -32,6 +32,15 @@ class UsedNonceRow(Table):
     used_at: Mapped[datetime] = mapped_column(index=True)
 
 
+class FailedEnrolmentRow(Table):
+    """An enrolment that failed within the last minute, and from where: an address, or 64 bits of one."""
+
+    __tablename__ = "failed_enrolments"
+
+    origin: Mapped[str] = mapped_column(primary_key=True)
+    failed_at: Mapped[datetime] = mapped_column(primary_key=True, index=True)
+
+
 class ServerIdentityRow(Table):
     """The public key of this coordinator; the private one is never in the database."""
 
@@ -67,7 +76,7 @@ class ManifestRow(Table):
 
 
 class AuditRow(Table):
-    """Who let whom in or shut whom out: a chain of documents, each with the hash of the one before."""
+    """Who let whom in, shut whom out or ran a federation: documents, each with the hash of the one before."""
 
     __tablename__ = "audit"
 

@@ -50,7 +50,8 @@ class Settings(BaseSettings):
         Field(description="addresses and networks whose X-Forwarded-For is believed; comma-separated"),
     ] = ""
     failed_enrolments_per_minute: Annotated[
-        int, Field(ge=1, description="how often an enrolment may fail from one address")
+        int,
+        Field(ge=1, description="how often an enrolment may fail per address, replicas together"),
     ] = 5
     host: Annotated[str, Field(description="the address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="the port to listen on")] = 8000

@@ -90,10 +90,12 @@ def connection(
     import time
 
     from client_agent.coordinator_api import CoordinatorApi
+    from client_agent.membership import read_membership
 
     with CoordinatorApi(
         str(settings.url),
         key=key,
+        server_key=read_membership(settings.folder).server_key if key is not None else None,
         deadline_seconds=settings.request_deadline_seconds,
         sleep=stop.sleep if stop is not None else time.sleep,
     ) as api:
@@ -107,7 +109,7 @@ def participant(
     """Open everything a round needs; with `enrolment` = (token, name), enrol first where that is missing."""
     from client_agent.daemon import StopFlag
     from client_agent.membership import enrol as spend
-    from client_agent.membership import exclusive, is_enrolled, read_key, read_membership
+    from client_agent.membership import exclusive, is_enrolled, keep_to, key_in_use, read_membership
     from client_agent.participant import Participant
     from client_agent.roster import read_pins
     from client_agent.silo import open_silo
@@ -123,7 +125,9 @@ def participant(
             with connection(settings, None, stop) as api:
                 spend(api, settings.folder, token=enrolment[0], name=enrolment[1], profile=silo.profile)
         membership = read_membership(settings.folder)
-        with connection(settings, read_key(settings.folder), stop) as api:
+        keep_to(settings.folder, membership)
+        key = key_in_use(lambda key: connection(settings, key, stop), settings.folder)
+        with connection(settings, key, stop) as api:
             yield (
                 Participant(
                     silo=silo,

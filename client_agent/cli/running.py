@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -52,13 +53,20 @@ def enrol(
 
 
 @agent.command("rotate-key")
-def rotate_key(config: Config = None) -> None:
+def rotate_key(
+    config: Config = None,
+    at_once: Annotated[
+        bool,
+        typer.Option("--at-once", help="End the old key and all before it now: one may be in wrong hands."),
+    ] = False,
+) -> None:
     """Replace the agent's key while it does not run; the old one counts for an hour. Safe to repeat."""
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.membership import exclusive, replace_key
 
         with exclusive(settings.folder):
-            over = replace_key(lambda key: connection(settings, key), settings.folder)
+            connect = partial(connection, settings)
+            over = replace_key(connect, settings.folder, at_once=at_once)
         print(f"the new key is in use; the old one is over: {over}")
 
 

@@ -57,7 +57,12 @@ class Federation:
         with CoordinatorApi(self.operator.url, key=None, deadline_seconds=_DEADLINE_SECONDS) as api:
             membership = enrol(api, folder, token=token, name=silo.name, profile=profile)
         api = self.opened.enter_context(
-            CoordinatorApi(self.operator.url, key=read_key(folder), deadline_seconds=_DEADLINE_SECONDS)
+            CoordinatorApi(
+                self.operator.url,
+                key=read_key(folder),
+                server_key=membership.server_key,
+                deadline_seconds=_DEADLINE_SECONDS,
+            )
         )
         self.members[silo.name] = Participant(
             silo=self.silos[silo.name],

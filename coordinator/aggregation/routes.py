@@ -23,6 +23,7 @@ from coordinator.errors import (
     PackMissing,
     RoundClosed,
     SignatureRefused,
+    TooManyPosts,
 )
 from coordinator.federations.store import federation, plan_of
 from coordinator.logs import bind
@@ -58,6 +59,7 @@ async def _body(request: Request, _: AsMember) -> AsyncIterator[ReceivedBody | N
     responses={
         **answers(AuthMissing, NotFound, RoundClosed, PackMissing, Busy, DigestMissing, DigestMismatch),
         **answers(MediaTypeRefused, ContentEncodingRefused, BodyTooLarge, SignatureRefused, MetadataRefused),
+        **answers(TooManyPosts),
     },
 )
 def join_round(

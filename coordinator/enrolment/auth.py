@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 
+from anyio import to_thread
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from coordinator.database import Database, now
-from coordinator.enrolment import signatures, store
-from coordinator.errors import AuthMissing, CredentialInvalid, Forbidden, KeyRevoked, NotFound, Replayed
+from coordinator.enrolment import nonces, seen, signatures, store
+from coordinator.errors import AuthMissing, CredentialInvalid, Forbidden, KeyRevoked, NotFound
 from coordinator.logs import bind
 from coordinator.paths import ClientId, FederationId
 from coordinator.sessions import TheDatabase, TheSettings
@@ -51,7 +51,7 @@ class Person:
 class Member:
     """An enrolled client as it was when it was recognised.
 
-    `public_key` is the key it signed with, None for a bearer client.
+    `public_key` is the key it signed with, None for a bearer client. `nonce` is that of a signed POST.
     """
 
     client_id: str
@@ -61,6 +61,7 @@ class Member:
     profile: Profile
     last_seen_at: datetime | None
     public_key: str | None
+    nonce: str | None = None
 
 
 def hash_of(token: str) -> str:
@@ -137,10 +138,10 @@ def _member(session: Session, digest: str) -> Member:
     row = store.client_by_hash(session, digest)
     if row is None or row.state != "enrolled":
         raise CredentialInvalid
-    return _as_member(row, None)
+    return _as_member(row)
 
 
-def _as_member(row: ClientRow, key: str | None) -> Member:
+def _as_member(row: ClientRow, *, key: str | None = None, nonce: str | None = None) -> Member:
     return Member(
         client_id=row.id,
         name=row.name,
@@ -149,35 +150,17 @@ def _as_member(row: ClientRow, key: str | None) -> Member:
         profile=Profile.model_validate(row.profile),
         last_seen_at=row.last_seen_at,
         public_key=key,
+        nonce=nonce,
     )
 
 
 def _signer(request: Request, database: Database, settings: Settings) -> Member:
-    """Recognise a client by its signature; a POST is remembered, so that nobody can send it again.
-
-    GET shows what is the caller's own, and PUT of the same bytes changes nothing: these may be repeated.
-    """
+    """Recognise a client by its signature."""
     claimed = signatures.read_signature(request)
     with database.read() as session:
         signed = signatures.verify(session, request, claimed, settings)
-    if request.method == "POST":
-        with database.write() as session:
-            if not store.use_nonce(session, signed.public_key, signed.nonce):
-                raise Replayed
-    return _as_member(signed.client, signed.public_key)
-
-
-def _note_seen(database: Database, member: Member) -> None:
-    """Remember that a client was here, in a short write of its own when that is due."""
-    with database.read() as session:
-        if not store.is_unseen(session, member.last_seen_at):
-            return
-    try:
-        with database.write() as session:
-            store.note_seen(session, member.client_id)
-    except OperationalError:
-        # A busy database must not cost the client its request: it is seen again with the next one.
-        return
+    nonce = signed.nonce if request.method == "POST" else None
+    return _as_member(signed.client, key=signed.public_key, nonce=nonce)
 
 
 _documented = HTTPBearer(
@@ -198,7 +181,7 @@ def authenticated(request: Request, database: Database, settings: Settings) -> P
             caller = authenticate(session, request.headers.get("authorization"), admin_token=admin_token)
     if isinstance(caller, Member):
         bind(client=caller.client_id)
-        _note_seen(database, caller)
+        seen.note(database, caller.client_id, caller.last_seen_at)
     else:
         bind(person=caller.id)
     return caller
@@ -236,15 +219,30 @@ async def _auditor(caller: Caller) -> Person:
     return _person_of(caller, "auditor")
 
 
-async def _any_member(caller: Caller) -> Member:
+def _member_of_any(caller: Person | Member) -> Member:
     if not isinstance(caller, Member):
         raise Forbidden(needs="client")
     return caller
 
 
-async def _member_of(fid: FederationId, member: Annotated[Member, Depends(_any_member)]) -> Member:
+async def _any_member(caller: Caller, database: TheDatabase) -> Member:
+    return await _once(_member_of_any(caller), database)
+
+
+async def _member_of(fid: FederationId, caller: Caller, database: TheDatabase) -> Member:
+    member = _member_of_any(caller)
     if member.federation_id != fid:
         raise NotFound
+    return await _once(member, database)
+
+
+async def _once(member: Member, database: Database) -> Member:
+    """Let a signed POST in once.
+
+    GET shows what is the caller's own, and PUT of the same bytes changes nothing: these may be repeated.
+    """
+    if member.public_key is not None and member.nonce is not None:
+        await to_thread.run_sync(nonces.use, database, member.public_key, member.nonce)
     return member
 
 

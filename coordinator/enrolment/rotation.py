@@ -1,6 +1,7 @@
 """The route with which a client replaces its key: the old key endorses the new one, which proves itself.
 
-For an overlap both count, so that a client may be stopped anywhere in between; then the old one is over.
+For an overlap both count, so that a client may be stopped anywhere in between; then the old one is over, and
+all that came before it.
 """
 
 from __future__ import annotations
@@ -75,16 +76,20 @@ def _check(member: Member, old: str, request: KeyRotation) -> None:
 
 
 def _replace(session: Session, member: Member, old: str, request: KeyRotation) -> KeyInUse:
-    moment = now(session)
-    replaced = store.key(session, old)
-    if replaced.expires_at is None:
+    moment, replaced = now(session), store.key(session, old)
+    is_new = replaced.expires_at is None
+    if is_new:
         if not store.add_key(session, request.public_key, member.client_id):
             raise WeakPublicKey("this key was in use before; make another")
-        replaced.expires_at = moment + timedelta(seconds=request.overlap_seconds)
         client = store.client(session, member.client_id)
         roster.append(session, client, "rotated", request.public_key, moment, endorsement=request.endorsement)
-        audit.append(session, "client-key-replaced", actor=client.id, subject=client.id)
-        log.info("key-replaced", federation=member.federation_id)
     elif not store.is_key_of(session, request.public_key, member.client_id):
         raise KeyRevoked("this key was replaced before, and cannot name another successor")
-    return KeyInUse(public_key=request.public_key, old_key_expires_at=replaced.expires_at)
+    # A repeated request may ask for less overlap, never for more.
+    over = moment + timedelta(seconds=request.overlap_seconds)
+    store.end_keys(session, replaced, over, but=request.public_key)
+    ends = store.key(session, old).expires_at or over
+    if is_new:
+        audit.append(session, "client-key-replaced", actor=member.client_id, subject=member.client_id)
+        log.info("key-replaced", federation=member.federation_id)
+    return KeyInUse(public_key=request.public_key, old_key_expires_at=ends)

@@ -1,8 +1,7 @@
-"""The routes that hand out credentials: enrolment tokens, enrolments, tokens of people."""
+"""The routes that make members: enrolment tokens, and the enrolments that use them up."""
 
 from __future__ import annotations
 
-import re
 from ipaddress import ip_address, ip_network
 from typing import Annotated
 
@@ -12,12 +11,10 @@ from sqlalchemy.orm import Session
 from coordinator import audit, events
 from coordinator.crash import may_crash
 from coordinator.database import Database, now
-from coordinator.enrolment import possession, roster, store, tokens
+from coordinator.enrolment import failures, possession, roster, store, tokens
 from coordinator.enrolment.admission import admit
-from coordinator.enrolment.auth import AsAdmin, AsAuditor, AsOperator, hash_of, still_person
-from coordinator.enrolment.guessing import FailedEnrolments
+from coordinator.enrolment.auth import AsOperator, hash_of, still_person
 from coordinator.errors import (
-    AuthMissing,
     ClientNameTaken,
     EnrolmentTokenInvalid,
     EnrolmentTokenMisused,
@@ -34,10 +31,10 @@ from coordinator.ids import new_id
 from coordinator.json_body import json_body, takes
 from coordinator.locks import lock_federation
 from coordinator.logs import bind, logger
-from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, TokenId
+from coordinator.paths import FederationId
 from coordinator.problems import answers
 from coordinator.server_key import ServerKey
-from coordinator.sessions import Reading, TheDatabase, TheServerKey, Writing
+from coordinator.sessions import TheDatabase, TheServerKey, TheSettings, Writing
 from coordinator.tables import ClientRow, EnrolmentTokenRow
 from schemas import PROTOCOL_VERSION
 from schemas.identity.enrolment_token import EnrolmentTokenText, TokenMalformed, read
@@ -48,12 +45,9 @@ from schemas.messages.enrolment import (
     EnrolmentTokenRequest,
 )
 from schemas.messages.federations import FederationPlan
-from schemas.messages.people import AuditPage, NewToken, TokenPage, TokenRequest, TokenView
 
 router = APIRouter(tags=["enrolment"])
 log = logger(__name__)
-
-_PLACE = re.compile(r"[0-9]{1,9}")
 
 _EXAMPLE_ENROLMENT = {
     "token": "tsr1_...",
@@ -119,19 +113,18 @@ def enrol(
     request: Annotated[EnrolmentRequest, Depends(json_body(EnrolmentRequest))],
     caller: Request,
     database: TheDatabase,
+    settings: TheSettings,
     key: TheServerKey,
     response: Response,
 ) -> Enrolment:
     """Become a member with a one-time token and a key of one's own, or as a bearer client where allowed."""
     if request.profile.protocol_version != PROTOCOL_VERSION:
         raise ProtocolVersionUnsupported(supported=[PROTOCOL_VERSION])
-    failed: FailedEnrolments = caller.app.state.failed_enrolments
-    address = caller.client.host if caller.client is not None else ""
-    failed.check(address)
     try:
         made, is_new = _enrol(request, caller, database, key)
-    except EnrolmentTokenInvalid:
-        failed.note(address)
+    except EnrolmentTokenInvalid as refused:
+        address = caller.client.host if caller.client is not None else ""
+        failures.note(database, address, settings.failed_enrolments_per_minute, refused, request.name)
         raise
     response.status_code = 201 if is_new else 200
     return made
@@ -140,26 +133,16 @@ def enrol(
 def _enrol(
     request: EnrolmentRequest, caller: Request, database: Database, key: ServerKey
 ) -> tuple[Enrolment, bool]:
-    """Check the key, then the token; who misuses a token is written down."""
+    """Check the token's secret, then the key, and only then write: who guesses locks nothing."""
     text = _read_token(request)
     with database.read() as session:
+        _check_use(session, _found(session, text), request, caller)
         possession.check(request, text, key, now(session))
-    try:
-        with database.write() as session:
-            made = _admitted(session, request, text, caller)
-            may_crash("enrolment-written")
-        may_crash("enrolment-committed")
-        return made
-    except EnrolmentTokenMisused as misused:
-        with database.write() as session:
-            audit.append(
-                session,
-                "enrolment-refused",
-                actor=misused.token_id,
-                subject=request.name,
-                reason=misused.reason,
-            )
-        raise
+    with database.write() as session:
+        made = _admitted(session, request, text, caller)
+        may_crash("enrolment-written")
+    may_crash("enrolment-committed")
+    return made
 
 
 def _admitted(
@@ -169,8 +152,6 @@ def _admitted(
     token = _usable_token(session, request, text, caller)
     credential = tokens.credential_for(request)
     if token.client_id is not None:
-        if not _is_repeat(session, token, token.client_id, request):
-            raise EnrolmentTokenMisused(token.id, "used before")
         return _enrolment(token.client_id, token.federation_id, credential), False
     client = _new_member(session, token, request, credential)
     return _enrolment(client.id, client.federation_id, credential), True
@@ -183,24 +164,47 @@ def _read_token(request: EnrolmentRequest) -> EnrolmentTokenText:
         raise EnrolmentTokenInvalid from error
 
 
+def _found(session: Session, text: EnrolmentTokenText) -> EnrolmentTokenRow:
+    """Find the token whose secret this is.
+
+    Raises:
+        EnrolmentTokenInvalid: there is none.
+    """
+    found = store.enrolment_token(session, tokens.ENROLMENT_PREFIX + text.id)
+    if found is None or not tokens.has_secret(text, found.token_hash):
+        raise EnrolmentTokenInvalid
+    return found
+
+
 def _usable_token(
     session: Session, request: EnrolmentRequest, text: EnrolmentTokenText, caller: Request
 ) -> EnrolmentTokenRow:
     """Find the token and lock its federation, so that two requests cannot both use it."""
-    found = store.enrolment_token(session, tokens.ENROLMENT_PREFIX + text.id)
-    if found is None or not tokens.has_secret(text, found.token_hash):
-        raise EnrolmentTokenInvalid
+    found = _found(session, text)
     lock_federation(session, found.federation_id)
     token = store.enrolment_token(session, found.id)
     if token is None:
         raise EnrolmentTokenInvalid
+    _check_use(session, token, request, caller)
+    return token
+
+
+def _check_use(
+    session: Session, token: EnrolmentTokenRow, request: EnrolmentRequest, caller: Request
+) -> None:
+    """Check that this is how the token may be used.
+
+    Raises:
+        EnrolmentTokenMisused: it is not.
+    """
     if token.client_name != request.name:
         raise EnrolmentTokenMisused(token.id, "another name")
     if store.is_expired(session, token):
         raise EnrolmentTokenMisused(token.id, "expired")
     if token.cidr is not None and not _is_within(caller, token.cidr):
         raise EnrolmentTokenMisused(token.id, "another network")
-    return token
+    if token.client_id is not None and not _is_repeat(session, token, token.client_id, request):
+        raise EnrolmentTokenMisused(token.id, "used before")
 
 
 def _is_within(caller: Request, network: str) -> bool:
@@ -245,51 +249,3 @@ def _enrolment(client_id: str, federation_id: str, credential: str | None) -> En
         credential=credential,
         protocol_version=PROTOCOL_VERSION,
     )
-
-
-@router.post(
-    "/v1/tokens",
-    status_code=201,
-    openapi_extra=takes(TokenRequest, example={"role": "auditor", "name": "dpo@hospital-a"}),
-    responses=answers(JsonMalformed, AuthMissing, Forbidden, Invalid),
-)
-def make_token(
-    person: AsAdmin,
-    request: Annotated[TokenRequest, Depends(json_body(TokenRequest))],
-    session: Writing,
-) -> NewToken:
-    """Make a person's token; it is shown once."""
-    still_person(session, person)
-    token = tokens.new_person_token(request.role)
-    row = store.add_person_token(session, request, hash_of(token))
-    audit.append(session, "person-token-made", actor=person.id, subject=row.id)
-    return NewToken(id=row.id, role=request.role, name=row.name, token=token, expires_at=row.expires_at)
-
-
-@router.get("/v1/tokens", responses=answers(AuthMissing, Forbidden))
-def list_tokens(_: AsAdmin, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT) -> TokenPage:
-    """List people's tokens, oldest first, without the tokens."""
-    return store.person_tokens(session, after=after, limit=limit)
-
-
-@router.get("/v1/tokens/{token_id}", responses=answers(AuthMissing, Forbidden, NotFound))
-def show_token(_: AsAdmin, token_id: TokenId, session: Reading) -> TokenView:
-    """Show a person's token, without the token."""
-    return store.token_view(store.person_token(session, token_id))
-
-
-@router.delete("/v1/tokens/{token_id}", status_code=204, responses=answers(AuthMissing, Forbidden, NotFound))
-def revoke_token(person: AsAdmin, token_id: TokenId, session: Writing) -> None:
-    """Revoke a person's token, effective at once."""
-    if store.revoke_person_token(session, token_id):
-        audit.append(session, "person-token-revoked", actor=person.id, subject=token_id)
-
-
-@router.get("/v1/audit", tags=["about"], responses=answers(AuthMissing, Forbidden, Invalid))
-def show_audit(
-    _: AsAuditor, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT
-) -> AuditPage:
-    """Show who let whom in or shut whom out, oldest first; every entry has the hash of the one before."""
-    if after is not None and not _PLACE.fullmatch(after):
-        raise Invalid("after: not where a page of the audit log ends", field="after")
-    return audit.page(session, after=int(after or 0), limit=limit)

@@ -5,25 +5,21 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import delete, inspect, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, delete, inspect, or_, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.orm import Session
 
 from coordinator.database import now
 from coordinator.errors import NotFound
-from coordinator.identity_tables import ClientKeyRow, UsedNonceRow
+from coordinator.identity_tables import ClientKeyRow
 from coordinator.ids import new_id
 from coordinator.tables import ClientRow, EnrolmentTokenRow, PersonToken, Table
 from schemas.messages.enrolment import Client, EnrolmentRequest, EnrolmentTokenRequest
 from schemas.messages.people import TokenPage, TokenRequest, TokenView
 
-_SEEN_AGAIN_AFTER = timedelta(seconds=15)
-# Longer than any signature may live on clocks that differ as much as they may.
-_NONCE_LIFE = timedelta(minutes=10)
 _FORGOTTEN_AT_ONCE = 100
 _HAS_KEYS = "key:"  # stands before the client's id; no hash begins like this
-_NONCE = tuple_(UsedNonceRow.public_key, UsedNonceRow.nonce)
 
 
 def person_token_by_hash(session: Session, digest: str) -> PersonToken | None:
@@ -168,7 +164,18 @@ def consume(
 def add_key(session: Session, key: str, client_id: str) -> bool:
     """Give a client a public key; False when somebody has it already."""
     values = {"public_key": key, "client_id": client_id, "created_at": now(session), "expires_at": None}
-    return _insert_new(session, ClientKeyRow, values)
+    return insert_new(session, ClientKeyRow, values)
+
+
+def end_keys(session: Session, newest: ClientKeyRow, at: datetime, *, but: str) -> None:
+    """End a key and those that its client had before it, at a moment unless they end sooner."""
+    ends = update(ClientKeyRow).where(
+        ClientKeyRow.client_id == newest.client_id,
+        ClientKeyRow.created_at <= newest.created_at,
+        ClientKeyRow.public_key != but,
+        or_(ClientKeyRow.expires_at.is_(None), ClientKeyRow.expires_at > at),
+    )
+    session.execute(ends.values(expires_at=at))
 
 
 def client_view(row: ClientRow, *, rounds: int) -> Client:
@@ -233,43 +240,28 @@ def client(session: Session, client_id: str) -> ClientRow:
     return row
 
 
-def use_nonce(session: Session, key: str, nonce: str) -> bool:
-    """Remember a signed POST; False when it was received before. Old ones are forgotten on the way."""
-    moment = now(session)
-    old = select(UsedNonceRow.public_key, UsedNonceRow.nonce).where(
-        UsedNonceRow.used_at <= moment - _NONCE_LIFE
-    )
-    # Rows that another request is forgetting at this moment are left to it: waiting could deadlock.
-    found = session.execute(old.limit(_FORGOTTEN_AT_ONCE).with_for_update(skip_locked=True)).all()
-    if found:
-        session.execute(delete(UsedNonceRow).where(_NONCE.in_([(row[0], row[1]) for row in found])))
-    return _insert_new(session, UsedNonceRow, {"public_key": key, "nonce": nonce, "used_at": moment})
-
-
 def is_enrolled(session: Session, client_id: str) -> bool:
     """Is this client a member still?"""
     state = session.scalar(select(ClientRow.state).where(ClientRow.id == client_id))
     return state == "enrolled"
 
 
-def is_unseen(session: Session, last_seen_at: datetime | None) -> bool:
-    """Is it long enough since a client was noted as seen?"""
-    return last_seen_at is None or last_seen_at <= now(session) - _SEEN_AGAIN_AFTER
-
-
-def note_seen(session: Session, client_id: str) -> None:
-    """Write down that a client is here now, unless another request just did."""
-    moment = now(session)
-    stale = or_(ClientRow.last_seen_at.is_(None), ClientRow.last_seen_at <= moment - _SEEN_AGAIN_AFTER)
-    session.execute(update(ClientRow).where(ClientRow.id == client_id, stale).values(last_seen_at=moment))
-
-
-def _insert_new(session: Session, table: type[Table], values: dict[str, Any]) -> bool:
+def insert_new(session: Session, table: type[Table], values: dict[str, Any]) -> bool:
     """Insert a row unless there is one with this key; the database arbitrates."""
     insert = sqlite_insert if session.get_bind().dialect.name == "sqlite" else postgres_insert
     key = inspect(table).primary_key[0]
     kept = session.execute(insert(table).values(**values).on_conflict_do_nothing().returning(key))
     return kept.first() is not None
+
+
+def forget(session: Session, table: type[Table], is_old: ColumnElement[bool]) -> None:
+    """Delete old rows, more at once than a request ever adds, so that a table cannot grow for ever."""
+    key = inspect(table).primary_key
+    # Rows that another request is forgetting at this moment are left to it: waiting could deadlock.
+    old = select(*key).where(is_old).limit(_FORGOTTEN_AT_ONCE).with_for_update(skip_locked=True)
+    found = [tuple(row) for row in session.execute(old)]
+    if found:
+        session.execute(delete(table).where(tuple_(*key).in_(found)))
 
 
 def _after(moment: datetime, seconds: int | None) -> datetime | None:

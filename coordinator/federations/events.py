@@ -17,9 +17,8 @@ from starlette.responses import StreamingResponse
 
 from coordinator import events
 from coordinator.database import Database
-from coordinator.enrolment import store as members
-from coordinator.enrolment.auth import AsReader, Member
-from coordinator.errors import AuthMissing, NotFound
+from coordinator.enrolment.auth import AsReader, Member, Person, still_member, still_person
+from coordinator.errors import AuthMissing, CredentialInvalid, KeyRevoked, NotFound
 from coordinator.federations import store
 from coordinator.paths import FederationId
 from coordinator.problems import answers
@@ -64,22 +63,24 @@ async def follow(
     database: TheDatabase,
     number: Annotated[int, Depends(_starting_point)],
 ) -> StreamingResponse:
-    """Follow what happens: all of it for people; for a client, rounds, alignment and what is its own."""
-    seen_by = caller.client_id if isinstance(caller, Member) else None
+    """Follow what happens: all of it for people; for a client, rounds, alignment and what is its own.
+
+    The stream ends with what opened it: a token, a key that was replaced and whose overlap is over.
+    """
     return StreamingResponse(
-        _stream(database, request.app.state.stopping, fid, number, seen_by),
+        _stream(database, request.app.state.stopping, fid, number, caller),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
 async def _stream(
-    database: Database, stopping: threading.Event, fid: str, number: int, seen_by: str | None
+    database: Database, stopping: threading.Event, fid: str, number: int, caller: Person | Member
 ) -> AsyncIterator[str]:
     yield "retry: 2000\n\n"
     quiet = 0.0
     while not stopping.is_set():
-        found = await to_thread.run_sync(_next, database, fid, number, seen_by)
+        found = await to_thread.run_sync(_next, database, fid, number, caller)
         if found is None:
             return
         for event in found:
@@ -94,9 +95,15 @@ async def _stream(
             await anyio.sleep(_LOOK_SECONDS)
 
 
-def _next(database: Database, fid: str, number: int, seen_by: str | None) -> list[events.Event] | None:
-    """Give the next events; None ends the stream of a client that was revoked."""
+def _next(database: Database, fid: str, number: int, caller: Person | Member) -> list[events.Event] | None:
+    """Give the next events; None ends the stream of a caller who would not be let in any more."""
     with database.read() as session:
-        if seen_by is not None and not members.is_enrolled(session, seen_by):
+        try:
+            if isinstance(caller, Member):
+                still_member(session, caller)
+            else:
+                still_person(session, caller)
+        except (KeyRevoked, CredentialInvalid):
             return None
+        seen_by = caller.client_id if isinstance(caller, Member) else None
         return events.since(session, fid, number, seen_by=seen_by, limit=_PAGE)

@@ -10,7 +10,7 @@ from schemas.identity.documents import hash_of
 
 
 def audit(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
-    """Show who let whom in or shut whom out; exit 1 if the chain is broken."""
+    """Show who let whom in, shut whom out or ran a federation; exit 1 if the chain is broken."""
     found = list(Coordinator(url, token).pages("/v1/audit"))
     before: str | None = None
     for number, entry in enumerate(found, 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from coordinator import audit, events
-from coordinator.enrolment.auth import AsAdminOfClient
+from coordinator.enrolment.auth import AsAdminOfClient, still_person
 from coordinator.errors import AuthMissing, Forbidden, NotFound
 from coordinator.federations.store import one_client, revoke
 from coordinator.locks import lock_federation
@@ -31,6 +31,7 @@ def revoke_client(
     """Shut a client out, effective at once; an update that was accepted before is kept and counts."""
     with database.write() as session:
         federation = lock_federation(session, fid)
+        still_person(session, person)
         if not revoke(session, fid, cid):
             return
         shown = one_client(session, fid, cid)

@@ -1,4 +1,4 @@
-"""The routes of rounds: what a client has to do, its scores, how rounds are ordered and shown."""
+"""The routes of rounds: what a client has to do, its scores, how rounds are shown."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from anyio import to_thread
 from fastapi import APIRouter, Depends, Header, Response
 from sqlalchemy.orm import Session
 
-from coordinator.crash import may_crash
 from coordinator.database import Database, now
-from coordinator.enrolment.auth import AsMember, AsOperator, AsReader, Member, Person, still_member
+from coordinator.enrolment.auth import AsMember, AsReader, Member, Person, still_member
 from coordinator.errors import (
-    AnchorsMissing,
     AuthMissing,
-    FederationStateConflict,
     Forbidden,
     Invalid,
     JsonMalformed,
@@ -27,21 +24,18 @@ from coordinator.errors import (
     NotJoined,
 )
 from coordinator.federations.store import federation, plan_of
-from coordinator.federations.store import view as federation_view
 from coordinator.json_body import json_body, takes
 from coordinator.locks import lock_federation
-from coordinator.logs import logger
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds import bases, control, manifests, queries, store, views
 from coordinator.rounds.queries import Situation
 from coordinator.rounds.selection import advice, retry_after
 from coordinator.rounds.waiting import LONGEST_SECONDS, Ended, TheWaiting, seconds_of
-from coordinator.rounds.waking import Wake
 from coordinator.server_key import ServerKey
 from coordinator.sessions import Reading, TheDatabase, TheServerKey, TheSettings, Writing
 from coordinator.tables import FederationRow, RoundRow
-from schemas.messages.federations import Federation, FederationPlan
+from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import (
     FinishedBrief,
     RelevanceView,
@@ -55,7 +49,6 @@ from schemas.messages.rounds import (
 from schemas.messages.updates import WeightsManifest
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["rounds"])
-log = logger(__name__)
 
 _NOTHING_TO_DO: dict[int | str, dict[str, Any]] = {
     204: {
@@ -69,42 +62,6 @@ _PREFER = (
 )
 _PLACE = re.compile(r"[0-9]{1,9}")
 _METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
-
-
-@router.post(
-    "/start", responses=answers(AuthMissing, Forbidden, NotFound, FederationStateConflict, AnchorsMissing)
-)
-def start_federation(_: AsOperator, fid: FederationId, database: TheDatabase, wake: Wake) -> Federation:
-    """Open the first round, or go on after a pause."""
-    with database.write() as session:
-        row = lock_federation(session, fid)
-        control.start(session, row)
-        shown = federation_view(session, row)
-    may_crash("start-committed")
-    wake()
-    log.info("federation-started", federation=fid)
-    return shown
-
-
-@router.post("/pause", responses=answers(AuthMissing, Forbidden, NotFound, FederationStateConflict))
-def pause_federation(_: AsOperator, fid: FederationId, session: Writing) -> Federation:
-    """Let the current round complete and open no other."""
-    row = lock_federation(session, fid)
-    control.pause(session, row)
-    log.info("federation-paused", federation=fid)
-    return federation_view(session, row)
-
-
-@router.post("/finish", responses=answers(AuthMissing, Forbidden, NotFound))
-def finish_federation(_: AsOperator, fid: FederationId, database: TheDatabase, wake: Wake) -> Federation:
-    """End the federation for good; the current round is abandoned."""
-    with database.write() as session:
-        row = lock_federation(session, fid)
-        control.finish(session, row)
-        shown = federation_view(session, row)
-    wake()
-    log.info("federation-finished", federation=fid)
-    return shown
 
 
 @router.get(

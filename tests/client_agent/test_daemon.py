@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -59,11 +61,16 @@ def participant(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Enrolled
     """Enrol the silo in a federation: `participant(fid)`, or `participant(fid, transport)`."""
     with ExitStack() as stack:
 
-        def api(key: Ed25519PrivateKey | None, transport: httpx.BaseTransport | None) -> CoordinatorApi:
+        def api(
+            key: Ed25519PrivateKey | None,
+            transport: httpx.BaseTransport | None,
+            server_key: str | None = None,
+        ) -> CoordinatorApi:
             return stack.enter_context(
                 CoordinatorApi(
                     served.url,
                     key=key,
+                    server_key=server_key,
                     deadline_seconds=20,
                     sleep=lambda _: None,
                     transport=transport,
@@ -73,7 +80,7 @@ def participant(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Enrolled
         def make(fid: str, transport: httpx.BaseTransport | None = None) -> Participant:
             token = served.enrolment_token(fid, "aster")
             member = enrol(api(None, None), tmp_path, token=token, name="aster", profile=silo.profile)
-            connection = api(read_key(tmp_path), transport)
+            connection = api(read_key(tmp_path), transport, member.server_key)
             return Participant(
                 silo,
                 connection,
@@ -134,12 +141,18 @@ def test_an_update_that_is_refused_is_given_up_and_the_next_round_is_played(
     served: Served, participant: Enrolled
 ) -> None:
     limits = {"max_norm": 1e-9}
-    rounds = {"total": 1, "min_clients": 1, "collect_seconds": 0.5}
+    rounds = {"total": 1, "min_clients": 1, "collect_seconds": 3.0}
     fid = served.federation(**alone_plan(limits=limits, rounds=rounds))
     who = participant(fid)
     served.admin.post(f"/v1/federations/{fid}/start")
+
+    def sleep(_: float) -> None:
+        if any(folder.number > 1 and folder.has(CLOSED) for folder in who.rounds.newest_first()):
+            raise Stopped
+        time.sleep(0.02)
+
     with pytest.raises(Stopped):
-        run(who, naps(60))
+        run(who, sleep)
     closed = next(folder for folder in who.rounds.newest_first() if folder.has(CLOSED))
     assert closed.number > 1, "it must have gone on to another round"
     assert closed.has(UPDATE)
@@ -175,6 +188,43 @@ def test_what_was_made_and_not_delivered_is_delivered_byte_for_byte_after_a_rest
     assert len(pushed) == 2
     assert pushed[0] == pushed[1]
     assert views(served, fid)[0]["counts"]["arrived"] == 1
+
+
+class Buffering(httpx.HTTPTransport):
+    """Delivers the updates of round 1 five minutes late, as a proxy on a slow line does, or not at all."""
+
+    def __init__(self, is_late: bool) -> None:
+        super().__init__()
+        self._is_late = is_late
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/rounds/1/update"):
+            if not self._is_late:
+                raise httpx.WriteTimeout("the line is slow", request=request)
+            said = request.headers["Signature-Input"]
+            for moment in re.findall("[0-9]{10}", said):
+                said = said.replace(moment, str(int(moment) - 300), 1)
+            request.headers["Signature-Input"] = said
+        return super().handle_request(request)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_an_update_that_never_gets_through_is_given_up_with_its_round(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture, is_late: bool
+) -> None:
+    rounds = {"total": 1, "min_clients": 1, "collect_seconds": 3.0}
+    fid = served.federation(**alone_plan(rounds=rounds))
+    who = participant(fid, Buffering(is_late))
+    served.admin.post(f"/v1/federations/{fid}/start")
+    run(who, naps(500))
+    first = who.rounds.open(1)
+    assert (first.has(UPDATE), first.has(RECEIPT)) == (True, False)
+    assert json.loads(first.read(CLOSED)) == {"reason": "round-closed"}
+    assert "round 1 goes on without this client" in caplog.text
+    assert ("proxy_request_buffering" in caplog.text) == is_late
+    states = [r["state"] for r in views(served, fid)]
+    assert (states[0], states[-1]) == ("abandoned", "published")
+    assert (who.home / "final_weights.safetensors").is_file()
 
 
 def test_an_error_page_of_a_proxy_does_not_end_the_agent(served: Served, participant: Enrolled) -> None:

@@ -1,9 +1,8 @@
-"""An agent's identity: its key, its clock, and whom it believes, against real coordinators."""
+"""An agent's identity: its key, and whom it believes, against real coordinators."""
 
 from __future__ import annotations
 
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,9 +12,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent.coordinator_api import CoordinatorApi
-from client_agent.errors import CoordinatorNotTrusted, CoordinatorRefused, Stopped, TokenDamaged
+from client_agent.errors import CoordinatorNotTrusted, Stopped, TokenDamaged
 from client_agent.membership import enrol, read_key, read_membership
-from client_agent.signed_requests import SignedRequests
 from schemas.identity.enrolment_token import read
 from schemas.messages.enrolment import Profile
 from tests.served import PROFILE, Served
@@ -140,30 +138,3 @@ def test_a_greeting_that_was_altered_or_is_old_is_not_believed(served: Served, a
         with pytest.raises(CoordinatorNotTrusted):
             api(served, None, Between(change)).proved_hello(token.server)
     assert api(served, None, Between(lambda text: text)).proved_hello(token.server).name == "Tessera"
-
-
-@pytest.mark.parametrize("wrong_by", [-86400.0, 3600.0])
-def test_a_wrong_clock_is_corrected_once_and_then_right(served: Served, wrong_by: float) -> None:
-    silo = served.enrol(served.federation(), "aster")
-    seen = Recording()
-    auth = SignedRequests(silo.key, clock=lambda: time.time() + wrong_by)
-    with httpx.Client(base_url=served.url, auth=auth, transport=seen) as http:
-        assert http.get("/v1/me").status_code == 200
-        assert len(seen.sent) == 2
-        assert http.get("/v1/me").status_code == 200
-        assert len(seen.sent) == 3
-
-
-def test_a_coordinator_that_keeps_objecting_to_the_clock_is_asked_twice(served: Served, api: Connect) -> None:
-    silo = served.enrol(served.federation(), "aster")
-    asked: list[str] = []
-
-    def object_to(request: httpx.Request) -> httpx.Response:
-        asked.append(request.headers["Signature-Input"])
-        problem = {"type": "urn:tessera:problem:clock-skew", "title": "x", "status": 401}
-        return httpx.Response(401, json=problem | {"server_time": "2030-01-01T00:00:00Z"})
-
-    with pytest.raises(CoordinatorRefused, match="clock-skew"):
-        api(served, silo.key, httpx.MockTransport(object_to)).me()
-    assert len(asked) == 2
-    assert ";created=1893456000;" in asked[1]

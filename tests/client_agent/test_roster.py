@@ -20,7 +20,8 @@ from client_agent.roster import Roster, read_pins
 from schemas.identity.keys import name_of
 from schemas.messages.enrolment import Profile
 from schemas.messages.rounds import RoundManifest
-from tests.served import PROFILE, Served
+from tests.coordinator.test_rotation import rotation
+from tests.served import PROFILE, Served, Silo
 from tests.taking_part import PLAN
 
 Change = Callable[[list[dict[str, Any]]], object]
@@ -48,7 +49,13 @@ class Scene:
         held = Manifests(self.folder, self.fid, self.member.client_id, self.member.server_key)
         return held.accept(joined.manifest, api, number=1, weights=joined.weights.digest)
 
-    def follow(self, policy: Any, pins: dict[str, str], change: Change = lambda _: None) -> None:
+    def follow(
+        self,
+        policy: Any,
+        pins: dict[str, str],
+        change: Change = lambda _: None,
+        folder: Path | None = None,
+    ) -> None:
         class Between(httpx.HTTPTransport):
             def handle_request(self, request: httpx.Request) -> httpx.Response:
                 answer = super().handle_request(request)
@@ -58,7 +65,7 @@ class Scene:
                 return httpx.Response(200, json=page)
 
         api = self.connect(read_key(self.folder), Between())
-        Roster(self.folder, policy, pins).follow(self.manifest(), api)
+        Roster(folder or self.folder, policy, pins).follow(self.manifest(), api)
 
     @property
     def pins(self) -> dict[str, str]:
@@ -78,7 +85,8 @@ def test_members_that_are_pinned_are_let_in_and_nobody_else(scene: Scene) -> Non
         with pytest.raises(RosterRefused, match="not pinned"):
             scene.follow("pinned", pins)
     scene.follow("pinned", scene.pins)
-    scene.follow("pinned", {})  # what was followed once is not asked again
+    with pytest.raises(RosterRefused, match="not pinned"):
+        scene.follow("pinned", {"me": scene.pins["me"]})  # a pin that is taken out shuts its member out
 
 
 def test_on_first_use_everybody_is_let_in_and_nobody_after_under_the_same_name(scene: Scene) -> None:
@@ -117,20 +125,52 @@ def test_a_key_is_replaced_by_one_that_it_endorses(scene: Scene) -> None:
     scene.follow("pinned", pins)
 
 
-def test_a_rotation_whose_answer_was_lost_is_finished_by_the_next(scene: Scene) -> None:
-    class Lost(httpx.HTTPTransport):
-        def handle_request(self, request: httpx.Request) -> httpx.Response:
-            super().handle_request(request).close()
-            raise httpx.ReadError("lost")
+def test_a_member_that_replaced_its_key_is_let_in_by_the_old_pin_and_the_new_one(
+    scene: Scene, tmp_path: Path
+) -> None:
+    before, renewed = scene.pins, Ed25519PrivateKey.generate()
+    for new in (Ed25519PrivateKey.generate(), renewed):
+        request = rotation(scene.other, new)
+        assert scene.other.http.put("/v1/me/key", json=request).status_code == 200
+        scene.other = Silo(scene.other.client_id, scene.fid, new, scene.served.signing(new))
+    after = before | {"other": name_of(renewed)}
+    for number, pins in enumerate((before, after)):  # each in a silo that sees the roster for the first time
+        scene.follow("pinned", pins, folder=tmp_path / str(number))
+    scene.follow("pinned", before, folder=tmp_path / "1")
+    stranger = before | {"other": name_of(Ed25519PrivateKey.generate())}
+    with pytest.raises(RosterRefused, match=r"'other' with key .* is not pinned"):
+        scene.follow("pinned", stranger, folder=tmp_path / "2")
+    for policy, pins in (("pinned", after), ("tofu", {})):
+        with pytest.raises(RosterRefused, match="not endorsed"):
+            scene.follow(policy, pins, _without_endorsement, tmp_path / "3")
 
-    before = (scene.folder / "client.key").read_bytes()
-    with pytest.raises(Exception, match="lost"):
-        replace_key(lambda key: scene.connect(key, Lost()), scene.folder)
-    assert (scene.folder / "client.key").read_bytes() == before
-    new = (scene.folder / "next.key").read_bytes()
-    replace_key(scene.connect, scene.folder)
-    assert (scene.folder / "client.key").read_bytes() == new
-    assert scene.connect(read_key(scene.folder)).me().name == "me"
+
+def _without_endorsement(links: list[dict[str, Any]]) -> None:
+    links[2].update(endorsement="A" * 86)
+
+
+def test_who_was_revoked_needs_no_pin_and_leaves_its_name_to_nobody(scene: Scene, tmp_path: Path) -> None:
+    path = f"/v1/federations/{scene.fid}/clients/{scene.other.client_id}"
+    assert scene.served.admin.delete(path).status_code == 204
+    scene.follow("pinned", {"me": scene.pins["me"]}, folder=tmp_path / "new")
+    for change in (
+        lambda links: links[2].update(name="freed"),
+        lambda links: links[1].update(client=links[0]["client"], name="freed"),
+    ):
+        with pytest.raises(RosterRefused, match="somebody else before"):
+            scene.follow("tofu", {}, change, tmp_path / "other")
+
+
+def test_a_roster_that_an_older_agent_followed_is_followed_anew(scene: Scene) -> None:
+    scene.follow("pinned", scene.pins)
+    file = scene.folder / "roster.json"
+    known = json.loads(file.read_text())
+    for member in known["members"].values():
+        member.update(public_key=member.pop("keys")[0])
+        del member["revoked"]
+    file.write_text(json.dumps(known))
+    scene.follow("pinned", scene.pins)
+    assert all(member["keys"] for member in json.loads(file.read_text())["members"].values())
 
 
 def test_pins_are_names_and_keys(tmp_path: Path, scene: Scene) -> None:

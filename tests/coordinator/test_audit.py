@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import text
@@ -14,9 +15,12 @@ from typer.testing import CliRunner
 
 from coordinator import operator
 from coordinator.database import Database
+from coordinator.locks import lock_federation
 from schemas.identity.documents import hash_of
 from schemas.identity.enrolment_token import read
+from tests.conftest import ask
 from tests.coordinator.test_rotation import rotation
+from tests.integration.agents import wait_until
 from tests.served import ADMIN_TOKEN, Served, enrolment, slug
 
 
@@ -46,6 +50,8 @@ def test_every_deed_is_written_down_with_who_did_it(served: Served) -> None:
     made = served.admin.post("/v1/tokens", json={"role": "auditor", "name": "x"}).json()
     for _ in range(2):
         assert served.admin.delete(f"/v1/tokens/{made['id']}").status_code == 204
+    for order in ("start", "start", "pause", "start", "finish", "finish"):
+        assert served.admin.post(f"/v1/federations/{fid}/{order}").status_code == 200
     enr = "enr_" + read(token).id
     found = [(e["event"], e["actor"], e["subject"]) for e in entries(served)]
     second = found[4][2]
@@ -60,8 +66,52 @@ def test_every_deed_is_written_down_with_who_did_it(served: Served) -> None:
         ("client-revoked", "settings", cid),
         ("person-token-made", "settings", made["id"]),
         ("person-token-revoked", "settings", made["id"]),
+        ("federation-started", "settings", fid),
+        ("federation-paused", "settings", fid),
+        ("federation-started", "settings", fid),
+        ("federation-finished", "settings", fid),
     ]
+    assert _is_chain(entries(served))
     assert entries(served)[3]["reason"] == "used before"
+
+
+def _is_chain(found: list[dict[str, Any]]) -> bool:
+    hashes = [None, *(hash_of(entry) for entry in found)]
+    return [entry["previous"] for entry in found] == hashes[:-1]
+
+
+@pytest.mark.parametrize("order", ["start", "pause", "finish", "revoke"])
+def test_who_is_shut_out_while_the_order_waits_orders_nothing(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str], order: str
+) -> None:
+    served = serve(fresh_database("postgres"))
+    silo = served.enrol(served.federation(), "a")
+    fid = silo.federation_id
+    person = served.admin.post("/v1/tokens", json={"role": "admin", "name": "x"}).json()
+    http, database = served.http(person["token"]), Database(served.database_url)
+    before = len(entries(served))
+    path = f"/v1/federations/{fid}"
+
+    def ordering() -> httpx.Response:
+        revoking = order == "revoke"
+        return http.delete(f"{path}/clients/{silo.client_id}") if revoking else http.post(f"{path}/{order}")
+
+    with ThreadPoolExecutor(1) as pool:
+        with database.write() as session:
+            lock_federation(session, fid)
+            ordered = pool.submit(ordering)
+            wait_until(lambda: _waiting(served.database_url), what="the order waits")
+            assert served.admin.delete(f"/v1/tokens/{person['id']}").status_code == 204
+        refused = ordered.result(timeout=30)
+    database.close()
+    assert (refused.status_code, slug(refused)) == (401, "credential-invalid")
+    assert [entry["event"] for entry in entries(served)[before:]] == ["person-token-revoked"]
+
+
+def _waiting(url: str) -> bool:
+    """Say whether somebody waits for a lock of a PostgreSQL database."""
+    activity = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    return bool(ask(url, f"{activity} AND wait_event_type = 'Lock'")[0][0])
 
 
 def test_it_is_a_chain_even_when_many_write_at_once(served: Served) -> None:
@@ -70,8 +120,7 @@ def test_it_is_a_chain_even_when_many_write_at_once(served: Served) -> None:
         list(pool.map(lambda number: served.enrolment_token(fid, f"c{number}"), range(12)))
     found = entries(served)
     assert [e["number"] for e in found] == list(range(1, 14))
-    for before, after in zip([None, *found], found, strict=False):
-        assert after["previous"] == (hash_of(before) if before else None)
+    assert _is_chain(found)
     page = served.admin.get("/v1/audit", params={"after": "10", "limit": 2}).json()
     assert [e["number"] for e in page["items"]] == [11, 12]
     assert page["next"] == "12"

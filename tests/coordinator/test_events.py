@@ -8,12 +8,14 @@ from typing import Any
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator import events
 from coordinator.database import Database
 from coordinator.federations import store
 from schemas.messages.federations import FederationPlan
-from tests.served import Served
+from tests.coordinator.test_rotation import rotation
+from tests.served import ADMIN_TOKEN, Served
 
 
 @contextmanager
@@ -76,6 +78,25 @@ def test_a_revoked_clients_stream_ends(coordinator: Served) -> None:
     silo = coordinator.enrol(fid, "a")
     with following(silo.http, fid) as seen:
         coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}")
+        assert list(seen) == []
+
+
+def test_a_stream_ends_with_the_key_that_opened_it(coordinator: Served) -> None:
+    silo = coordinator.enrol(coordinator.federation(), "a")
+    new = Ed25519PrivateKey.generate()
+    with following(silo.http, silo.federation_id) as seen:
+        request = rotation(silo, new, overlap_seconds=0)
+        assert coordinator.signing(silo.key).put("/v1/me/key", json=request).status_code == 200
+        assert list(seen) == []
+    with following(coordinator.signing(new), silo.federation_id, last=0) as seen:
+        assert next(seen)["data"]["client_id"] == silo.client_id
+
+
+def test_a_stream_ends_with_the_token_that_opened_it(coordinator: Served) -> None:
+    fid = coordinator.federation()
+    made = coordinator.admin.post("/v1/tokens", json={"role": "auditor", "name": "leaving"}).json()
+    with following(coordinator.http(made["token"]), fid) as seen:
+        assert coordinator.http(ADMIN_TOKEN).delete(f"/v1/tokens/{made['id']}").status_code == 204
         assert list(seen) == []
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from coordinator.database import Database, now
 from coordinator.errors import SettingsUnusable
 from coordinator.federations import store as federations
 from coordinator.tables import PackRow, Table, WeightsRow
+from schemas.identity.documents import hash_of
+from schemas.messages.enrolment import RosterEntry
 from tests.coordinator.aggregation.closed_round import count, plan, publish, simple
-from tests.served import Served, slug
+from tests.served import PROFILE, Served, slug
 
 
 @pytest.fixture
@@ -102,6 +105,42 @@ def test_verdicts_are_forgotten_where_the_rule_changes(database: Database) -> No
         move()
         with database.read() as session:
             assert session.execute(select(PackRow.acceptance, PackRow.selected)).all() == [(None, ["b0.v"])]
+
+
+def test_clients_from_before_the_roster_are_written_into_it(
+    serve: Callable[..., Served], database_url: str, database: Database
+) -> None:
+    served = serve(database_url)
+    bearer = {"privacy": {"allow_bearer_clients": True, "roster_policy": "tofu"}}
+    one, two = served.federation(**bearer), served.federation(**bearer)
+    names: dict[str, str] = {}
+    for fid, name in ((one, "old"), (one, "gone"), (two, "other")):
+        request = {"token": served.enrolment_token(fid, name), "name": name, "profile": PROFILE}
+        names[name] = served.http().post("/v1/enrolments", json=request).json()["client_id"]
+    served.admin.delete(f"/v1/federations/{one}/clients/{names['gone']}")
+    migrate.downgrade(database, to="0006")
+    with database.write() as session:  # as it is after 0006 alone
+        session.execute(text("DELETE FROM roster"))
+    served.enrol(one, "new")
+    migrate.upgrade(database)
+    links = served.admin.get(f"/v1/federations/{one}/roster").json()["items"]
+    told = [(link["version"], link["event"], link["name"], link["public_key"] is None) for link in links]
+    assert told == [
+        (1, "enrolled", "new", False),
+        (2, "enrolled", "old", True),
+        (3, "enrolled", "gone", True),
+        (4, "revoked", "gone", True),
+    ]
+    assert [link["previous"] for link in links] == [None, *map(hash_of, links[:-1])]
+    assert all(
+        RosterEntry.model_validate_json(json.dumps(link)).model_dump(mode="json") == link for link in links
+    )
+    served.enrol(one, "newest")
+    after = served.admin.get(f"/v1/federations/{one}/roster").json()["items"]
+    assert (after[4]["name"], after[4]["previous"]) == ("newest", hash_of(links[3]))
+    assert [link["name"] for link in served.admin.get(f"/v1/federations/{two}/roster").json()["items"]] == [
+        "other"
+    ]
 
 
 def test_a_running_service_says_when_its_tables_are_gone(

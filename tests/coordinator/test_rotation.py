@@ -44,7 +44,7 @@ def test_both_keys_count_until_the_old_one_is_over(coordinator: Served, silo: Si
     renewed = coordinator.signing(new)
     for http in (silo.http, renewed):
         assert http.get("/v1/me").json()["client_id"] == silo.client_id
-    _let_expire(coordinator.database_url, name_of(silo.key))
+    let_expire(coordinator.database_url, name_of(silo.key))
     assert slug(silo.http.get("/v1/me")) == "key-revoked"
     assert renewed.get("/v1/me").status_code == 200
     links = renewed.get(f"/v1/federations/{silo.federation_id}/roster").json()["items"]
@@ -65,6 +65,46 @@ def test_without_an_overlap_the_old_key_is_over_at_once(coordinator: Served, sil
     assert silo.http.put("/v1/me/key", json=request).status_code == 200
     assert slug(silo.http.get("/v1/me")) == "key-revoked"
     assert coordinator.signing(new).get("/v1/me").status_code == 200
+
+
+def test_an_overlap_is_cut_short_by_asking_again_and_never_made_longer(
+    coordinator: Served, silo: Silo
+) -> None:
+    new = Ed25519PrivateKey.generate()
+    first, longer = (
+        silo.http.put("/v1/me/key", json=rotation(silo, new, overlap_seconds=seconds)).json()
+        for seconds in (3600, 86400)
+    )
+    assert longer == first
+    at_once = silo.http.put("/v1/me/key", json=rotation(silo, new, overlap_seconds=0))
+    assert at_once.json()["old_key_expires_at"] < first["old_key_expires_at"]
+    assert slug(silo.http.get("/v1/me")) == "key-revoked"
+    assert coordinator.signing(new).get("/v1/me").status_code == 200
+
+
+def test_the_keys_before_the_replaced_one_end_no_later(coordinator: Served, silo: Silo) -> None:
+    second, third = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    repeated = rotation(silo, second, overlap_seconds=86400)
+    assert silo.http.put("/v1/me/key", json=repeated).status_code == 200
+    renewed = Silo(silo.client_id, silo.federation_id, second, coordinator.signing(second))
+    assert renewed.http.put("/v1/me/key", json=rotation(renewed, third)).status_code == 200
+    assert silo.http.put("/v1/me/key", json=repeated | {"overlap_seconds": 0}).status_code == 200
+    assert slug(silo.http.get("/v1/me")) == "key-revoked"
+    assert renewed.http.get("/v1/me").status_code == 200, "a repeated request ends no newer key"
+    at_once = rotation(renewed, third, overlap_seconds=0)
+    assert renewed.http.put("/v1/me/key", json=at_once).status_code == 200
+    assert slug(renewed.http.get("/v1/me")) == "key-revoked"
+    assert coordinator.signing(third).get("/v1/me").status_code == 200
+
+
+def test_a_compromised_key_and_all_before_it_are_over_at_once(coordinator: Served, silo: Silo) -> None:
+    second, third = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    assert silo.http.put("/v1/me/key", json=rotation(silo, second)).status_code == 200
+    renewed = Silo(silo.client_id, silo.federation_id, second, coordinator.signing(second))
+    at_once = rotation(renewed, third, overlap_seconds=0)
+    assert renewed.http.put("/v1/me/key", json=at_once).status_code == 200
+    for http in (silo.http, renewed.http):
+        assert slug(http.get("/v1/me")) == "key-revoked"
 
 
 def test_a_key_that_was_replaced_names_no_other_successor(coordinator: Served, silo: Silo) -> None:
@@ -112,7 +152,7 @@ def test_a_key_that_somebody_has_is_not_taken(coordinator: Served, silo: Silo) -
     assert other.http.get("/v1/me").json()["client_id"] == other.client_id
 
 
-def _let_expire(database_url: str, key: str) -> None:
+def let_expire(database_url: str, key: str) -> None:
     database = Database(database_url)
     try:
         with database.write() as session:

@@ -9,6 +9,7 @@ three times the largest body that may be decoded is a crash too.
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
 import tempfile
 from collections.abc import Callable
@@ -26,7 +27,6 @@ with atheris.instrument_imports(include=["schemas"]):
     from schemas.wire.refusals import BodyRefused
 
 import numpy as np
-import psutil
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 _LIMIT = 2**20
@@ -113,7 +113,7 @@ def main() -> None:
     corpus = Path(tempfile.mkdtemp(prefix=f"fuzz-{arguments.target}-"))
     for place, seed in enumerate(_seeds(arguments.target)):
         (corpus / str(place)).write_bytes(seed)
-    idle = psutil.Process().memory_info().rss
+    idle = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # as libFuzzer counts: the parent's too
     options = [
         f"-max_total_time={arguments.seconds}",
         f"-rss_limit_mb={_FUZZER_MIB + (idle + 3 * _LIMIT) // 2**20}",

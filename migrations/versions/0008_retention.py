@@ -1,6 +1,6 @@
 """Updates and weights of old rounds may be forgotten: their rows stay, without tensors.
 
-Revision: 0007, after 0006.
+Revision: 0008, after 0007.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from alembic import op
 from alembic.util import CommandError
 
-revision = "0007"
-down_revision = "0006"
+revision = "0008"
+down_revision = "0007"
 branch_labels = None
 depends_on = None
 

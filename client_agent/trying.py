@@ -1,0 +1,71 @@
+"""Send a request again until it is answered for good, or a deadline passes. Knows no path and no message.
+
+Decides what is worth trying again and how long to wait.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+
+import httpx
+
+from client_agent.answers import accepted, retry_after
+from client_agent.errors import CoordinatorUnreachable
+
+RANGE_UNSATISFIABLE = 416  # the connection broke behind the last byte
+_TRY_AGAIN = frozenset({408, RANGE_UNSATISFIABLE, 425, 429, 500, 502, 503, 504, 507})
+_SHORTEST_CEILING, _LONGEST_CEILING = 1.0, 60.0
+_STOP_LOOK_SECONDS = 0.25
+
+Sleep = Callable[[float], None]
+Send = Callable[[], httpx.Response]
+
+
+def persist(send: Send, *, url: str, deadline_seconds: float, sleep: Sleep) -> httpx.Response:
+    """Give the good answer to what `send` asks at `url`.
+
+    Raises:
+        CoordinatorUnreachable: there was none within the deadline.
+        CoordinatorRefused: another one, which trying again would not change.
+    """
+    began, ceiling = time.monotonic(), _SHORTEST_CEILING
+    while True:
+        advised: float | None = None
+        try:
+            answer = send()
+        except httpx.TransportError as error:
+            trouble = f"{type(error).__name__}: {error}"
+        else:
+            if answer.status_code not in _TRY_AGAIN:
+                return accepted(answer)
+            trouble, advised = f"status {answer.status_code}", retry_after(answer)
+        # Full jitter: agents that lost the same coordinator must not come back all at once.
+        pause = max(advised or 0.0, random.uniform(0.0, ceiling))
+        elapsed = time.monotonic() - began
+        if elapsed + pause > deadline_seconds:
+            raise CoordinatorUnreachable(url, trouble, elapsed)
+        sleep(pause)
+        ceiling = min(2 * ceiling, _LONGEST_CEILING)
+
+
+def unless_stopped(send: Send, sleep: Sleep) -> httpx.Response:
+    """Send what may take long to be answered in a thread of its own, so that a stop need not wait for it.
+
+    The thread that is left behind ends with its connection, at the latest with the process.
+    """
+    sent: Future[httpx.Response] = Future()
+
+    def run() -> None:
+        try:
+            sent.set_result(send())
+        except BaseException as error:
+            sent.set_exception(error)
+
+    threading.Thread(target=run, name="waits-for-a-round", daemon=True).start()
+    while not wait([sent], _STOP_LOOK_SECONDS).done:
+        sleep(0.0)
+    return sent.result()

@@ -1,0 +1,66 @@
+"""How many enrolments may fail from one address within a minute; all replicas count together.
+
+Knows no token. Its 256 random bits are not guessed: what is bounded is the work and the audit entries that
+failing costs, so a good token passes whatever its neighbours did before. Beyond the bound nothing is written.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from ipaddress import IPv6Address, ip_address
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from coordinator import audit
+from coordinator.database import Database, now
+from coordinator.enrolment.store import forget, insert_new
+from coordinator.errors import EnrolmentTokenInvalid, EnrolmentTokenMisused, RateLimited
+from coordinator.identity_tables import FailedEnrolmentRow
+
+_WINDOW = timedelta(minutes=1)
+
+
+def note(
+    database: Database, address: str, per_minute: int, refused: EnrolmentTokenInvalid, name: str
+) -> None:
+    """Count a failure from an address, and write down who misused a token that exists, as client `name`.
+
+    Requests that fail at the same moment may pass the bound together, once for each that is under way.
+
+    Raises:
+        RateLimited: as many failed from there within the last minute; this one leaves no trace.
+    """
+    origin = _origin(address)
+    with database.read() as session:
+        wait = _wait(session, origin, per_minute)
+    if wait is not None:
+        raise RateLimited(wait)
+    with database.write() as session:
+        moment = now(session)
+        forget(session, FailedEnrolmentRow, FailedEnrolmentRow.failed_at <= moment - _WINDOW)
+        insert_new(session, FailedEnrolmentRow, {"origin": origin, "failed_at": moment})
+        if isinstance(refused, EnrolmentTokenMisused):
+            audit.append(
+                session, "enrolment-refused", actor=refused.token_id, subject=name, reason=refused.reason
+            )
+
+
+def _wait(session: Session, origin: str, per_minute: int) -> float | None:
+    """How many seconds until a failure from there is answered again? None = it is now."""
+    moment = now(session)
+    count, oldest = session.execute(
+        select(func.count(), func.min(FailedEnrolmentRow.failed_at)).where(
+            FailedEnrolmentRow.origin == origin, FailedEnrolmentRow.failed_at > moment - _WINDOW
+        )
+    ).one()
+    return (oldest + _WINDOW - moment).total_seconds() if count >= per_minute else None
+
+
+def _origin(address: str) -> str:
+    """Name where a request comes from; of IPv6 the first 64 bits, which is what one household has."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return ""
+    return parsed.exploded[:19] if isinstance(parsed, IPv6Address) else address

@@ -1,0 +1,42 @@
+"""Which signed POSTs were received: none is taken twice, on whichever replica. GET and PUT may be repeated.
+
+A nonce is remembered once its sender is known and may be where it is: what is refused before costs no row.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sqlalchemy import func, select
+
+from coordinator.database import Database, now
+from coordinator.enrolment.store import forget, insert_new
+from coordinator.errors import Replayed, TooManyPosts
+from coordinator.identity_tables import UsedNonceRow
+
+# Longer than any signature may live on clocks that differ as much as they may.
+_LIFE = timedelta(minutes=10)
+MOST_OF_A_KEY = 600
+"""How many POSTs of one key are remembered: what one member can fill the table with."""
+
+
+def use(database: Database, key: str, nonce: str) -> None:
+    """Remember a signed POST for ten minutes, in a short write of its own; old ones are forgotten on the way.
+
+    Raises:
+        Replayed: it was received before.
+        TooManyPosts: as many of this key's are remembered as may be.
+    """
+    with database.read() as session:
+        moment = now(session)
+        remembered = select(func.count(), func.min(UsedNonceRow.used_at)).where(
+            UsedNonceRow.public_key == key, UsedNonceRow.used_at > moment - _LIFE
+        )
+        count, oldest = session.execute(remembered).one()
+    if count >= MOST_OF_A_KEY:
+        raise TooManyPosts((oldest + _LIFE - moment).total_seconds())
+    with database.write() as session:
+        moment = now(session)
+        forget(session, UsedNonceRow, UsedNonceRow.used_at <= moment - _LIFE)
+        if not insert_new(session, UsedNonceRow, {"public_key": key, "nonce": nonce, "used_at": moment}):
+            raise Replayed

@@ -1,0 +1,74 @@
+"""The routes of people's tokens, and of the audit log, which says what people did with them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+
+from coordinator import audit
+from coordinator.enrolment import store, tokens
+from coordinator.enrolment.auth import AsAdmin, AsAuditor, hash_of, still_person
+from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound
+from coordinator.json_body import json_body, takes
+from coordinator.paths import DEFAULT_LIMIT, After, Limit, TokenId
+from coordinator.problems import answers
+from coordinator.sessions import Reading, Writing
+from schemas.messages.people import AuditPage, NewToken, TokenPage, TokenRequest, TokenView
+
+router = APIRouter(tags=["enrolment"])
+
+_PLACE = re.compile(r"[0-9]{1,9}")
+
+
+@router.post(
+    "/v1/tokens",
+    status_code=201,
+    openapi_extra=takes(TokenRequest, example={"role": "auditor", "name": "dpo@hospital-a"}),
+    responses=answers(JsonMalformed, AuthMissing, Forbidden, Invalid),
+)
+def make_token(
+    person: AsAdmin,
+    request: Annotated[TokenRequest, Depends(json_body(TokenRequest))],
+    session: Writing,
+) -> NewToken:
+    """Make a person's token; it is shown once."""
+    still_person(session, person)
+    token = tokens.new_person_token(request.role)
+    row = store.add_person_token(session, request, hash_of(token))
+    audit.append(session, "person-token-made", actor=person.id, subject=row.id)
+    return NewToken(id=row.id, role=request.role, name=row.name, token=token, expires_at=row.expires_at)
+
+
+@router.get("/v1/tokens", responses=answers(AuthMissing, Forbidden))
+def list_tokens(_: AsAdmin, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT) -> TokenPage:
+    """List people's tokens, oldest first, without the tokens."""
+    return store.person_tokens(session, after=after, limit=limit)
+
+
+@router.get("/v1/tokens/{token_id}", responses=answers(AuthMissing, Forbidden, NotFound))
+def show_token(_: AsAdmin, token_id: TokenId, session: Reading) -> TokenView:
+    """Show a person's token, without the token."""
+    return store.token_view(store.person_token(session, token_id))
+
+
+@router.delete("/v1/tokens/{token_id}", status_code=204, responses=answers(AuthMissing, Forbidden, NotFound))
+def revoke_token(person: AsAdmin, token_id: TokenId, session: Writing) -> None:
+    """Revoke a person's token, effective at once."""
+    still_person(session, person)
+    if store.revoke_person_token(session, token_id):
+        audit.append(session, "person-token-revoked", actor=person.id, subject=token_id)
+
+
+@router.get("/v1/audit", tags=["about"], responses=answers(AuthMissing, Forbidden, Invalid))
+def show_audit(
+    _: AsAuditor, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT
+) -> AuditPage:
+    """Show who let whom in, shut whom out or ran a federation, oldest first.
+
+    Each entry has the hash of the one before.
+    """
+    if after is not None and not _PLACE.fullmatch(after):
+        raise Invalid("after: not where a page of the audit log ends", field="after")
+    return audit.page(session, after=int(after or 0), limit=limit)

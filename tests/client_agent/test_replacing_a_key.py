@@ -1,0 +1,164 @@
+"""Replacing an agent's key: stopped anywhere, it goes on, and no key that may count is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from client_agent import membership
+from client_agent.cli.opening import participant
+from client_agent.coordinator_api import CoordinatorApi
+from client_agent.errors import CoordinatorRefused, KeyRefused, SettingsUnusable, Stopped
+from client_agent.membership import Membership, enrol, key_in_use, read_key, replace_key
+from client_agent.settings import read_settings
+from schemas.identity.keys import name_of
+from schemas.messages.enrolment import Profile
+from tests.client_agent.test_daemon import config
+from tests.coordinator.test_rotation import let_expire
+from tests.served import PROFILE, Served
+
+Connect = Callable[[Ed25519PrivateKey], AbstractContextManager[CoordinatorApi]]
+
+
+class Scene:
+    """One enrolled agent; `connect` signs with a key."""
+
+    def __init__(self, served: Served, folder: Path, opened: ExitStack) -> None:
+        self.served, self.folder, self._opened = served, folder, opened
+        self.fid = served.federation()
+        token = served.enrolment_token(self.fid, "aster")
+        profile = Profile.model_validate(PROFILE)
+        with CoordinatorApi(served.url, key=None, deadline_seconds=0) as api:
+            self.member: Membership = enrol(api, folder, token=token, name="aster", profile=profile)
+        self.old = read_key(folder)
+
+    def connect(self, key: Ed25519PrivateKey, transport: httpx.BaseTransport | None = None) -> Any:
+        return CoordinatorApi(self.served.url, key=key, deadline_seconds=0, transport=transport)
+
+    def is_let_in(self, key: Ed25519PrivateKey) -> bool:
+        try:
+            with self.connect(key) as api:
+                return bool(api.me().client_id == self.member.client_id)
+        except CoordinatorRefused:
+            return False
+
+
+@pytest.fixture
+def scene(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str], tmp_path: Path
+) -> Iterator[Scene]:
+    with ExitStack() as opened:
+        yield Scene(serve(fresh_database("sqlite")), tmp_path / "state", opened)
+
+
+def _before_it_is_sent(scene: Scene, _: pytest.MonkeyPatch) -> Connect:
+    def connect(key: Ed25519PrivateKey) -> Any:
+        raise Stopped
+
+    return connect
+
+
+def _when_the_answer_is_lost(scene: Scene, _: pytest.MonkeyPatch) -> Connect:
+    class Lost(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            super().handle_request(request).close()
+            raise Stopped
+
+    return lambda key: scene.connect(key, Lost())
+
+
+def _stop(*_: object) -> None:
+    raise Stopped
+
+
+def _before_the_files_are_changed(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
+    patch.setattr(membership, "_take_up_next", _stop)
+    return scene.connect
+
+
+def _before_the_change_is_on_the_disk(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
+    patch.setattr(membership, "fsync_folder", _stop)
+    return scene.connect
+
+
+STOPS = {
+    "before it is sent": (_before_it_is_sent, False),
+    "when the answer is lost": (_when_the_answer_is_lost, True),
+    "before the files are changed": (_before_the_files_are_changed, True),
+    "before the change is on the disk": (_before_the_change_is_on_the_disk, True),
+}
+
+
+@pytest.fixture(params=STOPS)
+def stopped(request: pytest.FixtureRequest, scene: Scene) -> tuple[Scene, Ed25519PrivateKey, bool]:
+    """Stop replacing the key after a step; gives the new key, and whether the coordinator has it."""
+    stop, is_known = STOPS[request.param]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        replace_key(stop(scene, patch), scene.folder)
+    is_moved = not (scene.folder / "next.key").exists()
+    return scene, read_key(scene.folder, "client.key" if is_moved else "next.key"), is_known
+
+
+@pytest.mark.parametrize("overlap_is_over", [False, True])
+def test_the_agent_runs_on_with_the_key_that_counts(
+    stopped: tuple[Scene, Ed25519PrivateKey, bool], overlap_is_over: bool
+) -> None:
+    scene, new, is_known = stopped
+    if overlap_is_over and is_known:
+        let_expire(scene.served.database_url, name_of(scene.old))
+    for _ in range(2):
+        key = key_in_use(scene.connect, scene.folder)
+        assert name_of(key) == name_of(new if is_known else scene.old)
+        assert scene.is_let_in(key)
+    assert (scene.folder / "next.key").exists() != is_known
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_asking_again_finishes_what_was_begun(
+    stopped: tuple[Scene, Ed25519PrivateKey, bool], at_once: bool
+) -> None:
+    scene, new, _ = stopped
+    was_finished = not (scene.folder / "next.key").exists()
+    replace_key(scene.connect, scene.folder, at_once=at_once)
+    key = read_key(scene.folder)
+    assert scene.is_let_in(key)
+    assert not (scene.folder / "next.key").exists()
+    if not was_finished:
+        assert name_of(key) == name_of(new), "the key that was made first was not thrown away"
+    assert scene.is_let_in(scene.old) != at_once
+    assert (scene.folder / "client.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_starting_the_agent_takes_up_the_new_key(scene: Scene, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        replace_key(_before_the_files_are_changed(scene, patch), scene.folder)
+    new = read_key(scene.folder, "next.key")
+    let_expire(scene.served.database_url, name_of(scene.old))
+    settings = read_settings(config(tmp_path, url=scene.served.url))
+    with participant(settings) as (who, _):
+        assert who.api.me().client_id == scene.member.client_id
+    assert name_of(read_key(scene.folder)) == name_of(new)
+
+
+def test_a_new_key_that_is_there_is_never_overwritten(scene: Scene) -> None:
+    file = scene.folder / "next.key"
+    file.write_text("half a key")
+    with pytest.raises(SettingsUnusable, match=r"next\.key is no private key"):
+        replace_key(scene.connect, scene.folder)
+    assert file.read_text() == "half a key"
+
+
+def test_a_key_of_somebody_else_is_named_by_its_file(scene: Scene) -> None:
+    other = scene.served.enrol(scene.fid, "birch")
+    file = scene.folder / "next.key"
+    file.write_bytes(membership.pem_of(other.key))
+    with pytest.raises(KeyRefused, match=str(file)):
+        replace_key(scene.connect, scene.folder)
+    assert name_of(key_in_use(scene.connect, scene.folder)) == name_of(scene.old)
+    assert file.exists()
