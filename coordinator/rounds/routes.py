@@ -24,10 +24,12 @@ from coordinator.errors import (
     JsonMalformed,
     NotFound,
     NotJoined,
+    RateLimited,
 )
 from coordinator.federations.store import federation, plan_of
 from coordinator.federations.store import view as federation_view
 from coordinator.json_body import json_body, takes
+from coordinator.limits.polls import ThePolls
 from coordinator.locks import lock_federation
 from coordinator.logs import logger
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, RoundNumber
@@ -108,10 +110,11 @@ def finish_federation(_: AsOperator, fid: FederationId, database: TheDatabase, w
 @router.get(
     "/rounds/current",
     response_model=RoundBrief | FinishedBrief,
-    responses={**_NOTHING_TO_DO, **answers(AuthMissing, Forbidden, NotFound)},
+    responses={**_NOTHING_TO_DO, **answers(AuthMissing, Forbidden, NotFound, RateLimited)},
 )
 async def current_round(
     member: AsMember,
+    polls: ThePolls,
     database: TheDatabase,
     settings: TheSettings,
     waiting: TheWaiting,
@@ -119,6 +122,7 @@ async def current_round(
     prefer: Annotated[str | None, Header(description=_PREFER, examples=["wait=30"])] = None,
 ) -> RoundBrief | FinishedBrief | Response:
     """Tell a client what it has to do now, or as soon as there is something within the time it waits."""
+    polls.take(member.client_id)
     wait = seconds_of(prefer)
     deadline = time.monotonic() + wait
     ended: Ended = "released"
