@@ -20,6 +20,7 @@ from coordinator.problems import render
 HEAD_LIMIT = 16 * 1024
 """Bytes of a request's target and header fields, trailer fields included."""
 
+_LINGER_SECONDS = 1.0
 _FIELD_OVERHEAD = 4  # the colon, the space and the line's end
 
 log = logger(__name__)
@@ -41,6 +42,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._head_bytes = 0
         self._unread_bytes = 0  # since the parser last understood something
         self._in_head = False
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
@@ -54,13 +56,13 @@ class BoundedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what has come; after an answer, whatever comes has a deadline."""
-        if self.transport.is_closing():
+        if self._is_refused or self.transport.is_closing():
             return
         if self._clock is None and (self.cycle is None or self.cycle.response_complete):
             self._expect_within(self._rest_seconds())
         self._unread_bytes += len(data)
         super().data_received(data)
-        if self._unread_bytes > HEAD_LIMIT and not self.transport.is_closing():
+        if self._unread_bytes > HEAD_LIMIT and not self._is_refused:
             self._refuse(HeadTooLarge(limit=HEAD_LIMIT))
 
     def on_message_begin(self) -> None:
@@ -126,9 +128,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         self._clock = None
-        if self.transport.is_closing():
-            return
-        if self._in_head:
+        if self._in_head and not self._is_refused:
             self._refuse(RequestTimeout())
         else:
             self.transport.close()
@@ -136,11 +136,19 @@ class BoundedConnection(HttpToolsProtocol):
     def _refuse(self, refused: Refused) -> None:
         """Answer, unless another answer is on its way, and close."""
         log.info("request-refused", reason=refused.slug)
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            answer = render(refused)
-            status = HTTPStatus(refused.status)
-            fields = [*self.server_state.default_headers, *answer.raw_headers]
-            lines = [b"HTTP/1.1 %d %s" % (status.value, status.phrase.encode())]
-            lines += [b"%s: %s" % field for field in fields if field[0] != b"connection"]
-            self.transport.write(b"\r\n".join([*lines, b"connection: close", b"", bytes(answer.body)]))
-        self.transport.close()
+        self._is_refused = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # whatever the application says now is not sent
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.close()
+                return
+        answer = render(refused)
+        status = HTTPStatus(refused.status)
+        fields = [*self.server_state.default_headers, *answer.raw_headers]
+        lines = [b"HTTP/1.1 %d %s" % (status.value, status.phrase.encode())]
+        lines += [b"%s: %s" % field for field in fields if field[0] != b"connection"]
+        self.transport.write(b"\r\n".join([*lines, b"connection: close", b"", bytes(answer.body)]))
+        # Closed at once, with bytes unread, the connection would be reset and the answer lost.
+        self.transport.write_eof()
+        self._expect_within(_LINGER_SECONDS)
