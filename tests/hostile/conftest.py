@@ -10,6 +10,12 @@ from tests.hostile.process import start_process
 from tests.hostile.scene import Scene, finish, set_up
 
 
+@pytest.fixture(scope="session", params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Which database the coordinator keeps."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
 def scene(
     backend: str, fresh_database: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
