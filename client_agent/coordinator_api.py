@@ -1,7 +1,6 @@
 """The coordinator as the agent sees it: one method per call, retried until a deadline.
 
-Decides what is worth trying again and how long to wait. Knows no training. Proxies and certificate
-authorities are httpx's: HTTPS_PROXY, SSL_CERT_FILE and the like.
+Decides what is worth trying again, and when. Knows no training. Proxies and authorities are httpx's.
 """
 
 from __future__ import annotations
@@ -13,18 +12,15 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter, ValidationError
 
 from client_agent.answers import accepted, read, retry_after, unreadable
-from client_agent.errors import (
-    CoordinatorRefused,
-    CoordinatorUnreachable,
-    DownloadDamaged,
-)
+from client_agent.deadlines import hooks, until
+from client_agent.errors import CoordinatorRefused, CoordinatorUnreachable, DownloadDamaged
 from client_agent.signed_requests import SignedRequests
 from client_agent.trust import check_hello, new_challenge
 from schemas.messages.alignment import Acceptance, Anchors
@@ -41,6 +37,7 @@ _TRY_AGAIN = frozenset({408, _RANGE_UNSATISFIABLE, 425, 429, 500, 502, 503, 504,
 _SHORTEST_CEILING, _LONGEST_CEILING = 1.0, 60.0
 _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
 _STOP_LOOK_SECONDS = 0.25
+_ONE_TRY_SECONDS = 5.0  # what a call may take however short its deadline is
 
 _brief: TypeAdapter[RoundBrief | FinishedBrief] = TypeAdapter(RoundBrief | FinishedBrief)
 _document: TypeAdapter[SignedDocument] = TypeAdapter(SignedDocument)
@@ -67,7 +64,7 @@ class CoordinatorApi:
     Args:
         url: where it is.
         key: what every request is signed with; None before enrolment.
-        deadline_seconds: how long one call is retried.
+        deadline_seconds: how long one call may take, all its tries together.
         sleep: waits, and may raise Stopped; a test passes its own.
     """
 
@@ -87,6 +84,7 @@ class CoordinatorApi:
             auth=self._signing,
             timeout=_TIMEOUT,
             transport=transport,
+            event_hooks=hooks(),
         )
         self._deadline_seconds = deadline_seconds
         self._sleep = sleep
@@ -132,10 +130,10 @@ class CoordinatorApi:
     ) -> RoundBrief | FinishedBrief | NothingYet:
         """Ask what to do now, or as soon as there is something within the time that the coordinator waits."""
         path = f"/v1/federations/{federation}/rounds/current"
+        prefer = {"Prefer": f"wait={wait_seconds}"}
         if wait_seconds:
-            prefer = {"Prefer": f"wait={wait_seconds}"}
             answer = self._persist(
-                lambda: self._unless_stopped(lambda: self._client.get(path, headers=prefer))
+                lambda by: self._unless_stopped(lambda: self._client.get(path, headers=prefer, extensions=by))
             )
         else:
             answer = self._call("GET", path)
@@ -222,7 +220,9 @@ class CoordinatorApi:
     ) -> httpx.Response:
         """Send until it is answered for good, or the deadline passes."""
         return self._persist(
-            lambda: self._client.request(method, path, content=content, json=json, headers=headers)
+            lambda by: self._client.request(
+                method, path, content=content, json=json, headers=headers, extensions=by
+            )
         )
 
     def _unless_stopped(self, send: Callable[[], httpx.Response]) -> httpx.Response:
@@ -243,12 +243,13 @@ class CoordinatorApi:
             self._sleep(0.0)
         return sent.result()
 
-    def _persist(self, send: Callable[[], httpx.Response]) -> httpx.Response:
+    def _persist(self, send: Callable[[dict[str, Any]], httpx.Response]) -> httpx.Response:
         began, ceiling = time.monotonic(), _SHORTEST_CEILING
+        by = until(began + max(self._deadline_seconds, _ONE_TRY_SECONDS))
         while True:
             advised: float | None = None
             try:
-                answer = send()
+                answer = send(by)
             except httpx.TransportError as error:
                 trouble = f"{type(error).__name__}: {error}"
             else:
@@ -268,10 +269,11 @@ class CoordinatorApi:
         received = bytearray()
         tag: str | None = None
 
-        def fetch() -> httpx.Response:
+        def fetch(by: dict[str, Any]) -> httpx.Response:
             nonlocal tag
             resume = {"Range": f"bytes={len(received)}-", "If-Range": tag} if received and tag else {}
-            with self._client.stream("GET", path, headers={"Accept": MEDIA_TYPE, **resume}) as answer:
+            headers = {"Accept": MEDIA_TYPE, **resume}
+            with self._client.stream("GET", path, headers=headers, extensions=by) as answer:
                 if answer.status_code == httpx.codes.OK or answer.status_code == _RANGE_UNSATISFIABLE:
                     received.clear()  # the whole body comes, or must be asked for
                     tag = answer.headers.get("ETag")
