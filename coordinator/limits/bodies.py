@@ -51,9 +51,11 @@ class _Paced:
             return await self.receive()
         # A body of unknown length earns its time as it comes.
         allowed = body_seconds(max(self.announced, self.received), self.bytes_per_second)
+        if self.waited >= allowed:
+            raise RequestTimeout(received=self.received)
         began = time.monotonic()
         try:
-            with anyio.fail_after(max(0.0, min(IDLE_SECONDS, allowed - self.waited))):
+            with anyio.fail_after(min(IDLE_SECONDS, allowed - self.waited)):
                 message = await self.receive()
         except TimeoutError:
             raise RequestTimeout(received=self.received) from None

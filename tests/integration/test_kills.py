@@ -64,6 +64,7 @@ class Process:
             "TESSERA_TICK_SECONDS": "0.05",
             "TESSERA_RETRY_SECONDS": "0.1",
             "TESSERA_AGGREGATION_BLOCK_MIB": "1",
+            "TESSERA_POLLS_PER_SECOND": "1000",  # these agents poll like nobody should
             "OMP_NUM_THREADS": "1",
         }
         self._process: subprocess.Popen[bytes] | None = None
