@@ -1,4 +1,4 @@
-"""One coordinator in a process of its own for each file of hostile inputs."""
+"""One coordinator in a process of its own, which takes everything that is thrown at it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def scene(
     backend: str, fresh_database: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Scene]:
