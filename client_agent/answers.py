@@ -52,6 +52,16 @@ def accepted(answer: httpx.Response) -> httpx.Response:
     raise CoordinatorRefused(answer.status_code, problem.slug, detail, answer.request.url.path)
 
 
+def is_refusal(answer: httpx.Response, slug: str) -> bool:
+    """Say whether an answer is a problem document of this kind."""
+    if not answer.is_client_error:
+        return False
+    try:
+        return Problem.model_validate_json(answer.content).slug == slug
+    except ValidationError:
+        return False
+
+
 def retry_after(answer: httpx.Response) -> float | None:
     """Read Retry-After in seconds; a date, which our coordinator never sends, counts as none."""
     try:

@@ -9,17 +9,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter, ValidationError
 
 from client_agent.answers import read, retry_after, unreadable
+from client_agent.deadlines import hooks
 from client_agent.errors import CoordinatorRefused, DownloadDamaged
 from client_agent.signed_requests import SignedRequests
 from client_agent.trust import check_hello, new_challenge
-from client_agent.trying import RANGE_UNSATISFIABLE, persist, unless_stopped
+from client_agent.trying import RANGE_UNSATISFIABLE, Send, persist, unless_stopped
 from schemas.messages.alignment import Acceptance, Anchors
 from schemas.messages.enrolment import Enrolment, EnrolmentRequest, KeyInUse, KeyRotation, Me, RosterPage
 from schemas.messages.people import Hello
@@ -57,7 +58,7 @@ class CoordinatorApi:
         url: where it is.
         key: what every request is signed with; None before enrolment.
         server_key: the coordinator's public key, as it proved it: who may correct our clock.
-        deadline_seconds: how long one call is retried.
+        deadline_seconds: how long one call may take, all its tries together.
         sleep: waits, and may raise Stopped; a test passes its own.
     """
 
@@ -78,6 +79,7 @@ class CoordinatorApi:
             auth=self._signing,
             timeout=_TIMEOUT,
             transport=transport,
+            event_hooks=hooks(),
         )
         self._deadline_seconds = deadline_seconds
         self._sleep = sleep
@@ -123,10 +125,12 @@ class CoordinatorApi:
     ) -> RoundBrief | FinishedBrief | NothingYet:
         """Ask what to do now, or as soon as there is something within the time that the coordinator waits."""
         path = f"/v1/federations/{federation}/rounds/current"
+        prefer = {"Prefer": f"wait={wait_seconds}"}
         if wait_seconds:
-            prefer = {"Prefer": f"wait={wait_seconds}"}
             answer = self._persist(
-                lambda: unless_stopped(lambda: self._client.get(path, headers=prefer), self._sleep)
+                lambda by: unless_stopped(
+                    lambda: self._client.get(path, headers=prefer, extensions=by), self._sleep
+                )
             )
         else:
             answer = self._call("GET", path)
@@ -217,10 +221,12 @@ class CoordinatorApi:
     ) -> httpx.Response:
         """Send until it is answered for good, or the deadline passes."""
         return self._persist(
-            lambda: self._client.request(method, path, content=content, json=json, headers=headers)
+            lambda by: self._client.request(
+                method, path, content=content, json=json, headers=headers, extensions=by
+            )
         )
 
-    def _persist(self, send: Callable[[], httpx.Response]) -> httpx.Response:
+    def _persist(self, send: Send) -> httpx.Response:
         url = str(self._client.base_url)
         return persist(send, url=url, deadline_seconds=self._deadline_seconds, sleep=self._sleep)
 
@@ -229,10 +235,11 @@ class CoordinatorApi:
         received = bytearray()
         tag: str | None = None
 
-        def fetch() -> httpx.Response:
+        def fetch(by: dict[str, Any]) -> httpx.Response:
             nonlocal tag
             resume = {"Range": f"bytes={len(received)}-", "If-Range": tag} if received and tag else {}
-            with self._client.stream("GET", path, headers={"Accept": MEDIA_TYPE, **resume}) as answer:
+            headers = {"Accept": MEDIA_TYPE, **resume}
+            with self._client.stream("GET", path, headers=headers, extensions=by) as answer:
                 if answer.status_code == httpx.codes.OK or answer.status_code == RANGE_UNSATISFIABLE:
                     received.clear()  # the whole body comes, or must be asked for
                     tag = answer.headers.get("ETag")

@@ -10,19 +10,23 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from typing import Any
 
 import httpx
 
-from client_agent.answers import accepted, retry_after
+from client_agent.answers import accepted, is_refusal, retry_after
+from client_agent.deadlines import until
 from client_agent.errors import CoordinatorUnreachable
 
 RANGE_UNSATISFIABLE = 416  # the connection broke behind the last byte
 _TRY_AGAIN = frozenset({408, RANGE_UNSATISFIABLE, 425, 429, 500, 502, 503, 504, 507})
 _SHORTEST_CEILING, _LONGEST_CEILING = 1.0, 60.0
+_ONE_TRY_SECONDS = 5.0  # what a call may take however short its deadline is
 _STOP_LOOK_SECONDS = 0.25
 
 Sleep = Callable[[float], None]
-Send = Callable[[], httpx.Response]
+Send = Callable[[dict[str, Any]], httpx.Response]
+"""Sends a request with these extensions of httpx, and gives the answer."""
 
 
 def persist(send: Send, *, url: str, deadline_seconds: float, sleep: Sleep) -> httpx.Response:
@@ -33,14 +37,16 @@ def persist(send: Send, *, url: str, deadline_seconds: float, sleep: Sleep) -> h
         CoordinatorRefused: another one, which trying again would not change.
     """
     began, ceiling = time.monotonic(), _SHORTEST_CEILING
+    by = until(began + max(deadline_seconds, _ONE_TRY_SECONDS))
     while True:
         advised: float | None = None
         try:
-            answer = send()
+            answer = send(by)
         except httpx.TransportError as error:
             trouble = f"{type(error).__name__}: {error}"
         else:
-            if answer.status_code not in _TRY_AGAIN:
+            # Where a network has doubled our request, its copy was there first: sign another.
+            if answer.status_code not in _TRY_AGAIN and not is_refusal(answer, "replayed"):
                 return accepted(answer)
             trouble, advised = f"status {answer.status_code}", retry_after(answer)
         # Full jitter: agents that lost the same coordinator must not come back all at once.
@@ -52,7 +58,7 @@ def persist(send: Send, *, url: str, deadline_seconds: float, sleep: Sleep) -> h
         ceiling = min(2 * ceiling, _LONGEST_CEILING)
 
 
-def unless_stopped(send: Send, sleep: Sleep) -> httpx.Response:
+def unless_stopped(send: Callable[[], httpx.Response], sleep: Sleep) -> httpx.Response:
     """Send what may take long to be answered in a thread of its own, so that a stop need not wait for it.
 
     The thread that is left behind ends with its connection, at the latest with the process.

@@ -22,6 +22,9 @@ from coordinator.enrolment import people, rotation
 from coordinator.enrolment import routes as enrolment
 from coordinator.federations import events, members
 from coordinator.federations import routes as federations
+from coordinator.limits.bodies import PacedBodies
+from coordinator.limits.polls import Polls
+from coordinator.limits.uploads import Turns
 from coordinator.metrics import Metrics
 from coordinator.observed import Observed
 from coordinator.replica import only_replica
@@ -65,10 +68,13 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.metrics = Metrics()
     app.state.stopping = threading.Event()
+    app.state.polls = Polls(settings.polls_per_second)
+    app.state.turns = Turns()
     problems.install(app)
     for router in _ROUTERS:
         app.include_router(router)
     openapi.install(app)
+    app.add_middleware(PacedBodies, bytes_per_second=settings.upload_bytes_per_second)
     app.add_middleware(Observed, metrics=app.state.metrics)
     return app
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -53,13 +53,17 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Session]:
         """Look at one consistent state; nothing written here stays."""
-        with Session(self._reading, expire_on_commit=False) as session:
+        with _one_kind_of_error(), Session(self._reading, expire_on_commit=False) as session:
             yield session  # closing rolls back, and leaves the rows that were read readable
 
     @contextmanager
     def write(self) -> Iterator[Session]:
         """Change things; committed when the block ends, rolled back when it raises."""
-        with Session(self._writing, expire_on_commit=False) as session, session.begin():
+        with (
+            _one_kind_of_error(),
+            Session(self._writing, expire_on_commit=False) as session,
+            session.begin(),
+        ):
             yield session
 
     def close(self) -> None:
@@ -77,7 +81,8 @@ class Database:
                 connect_args={
                     "prepare_threshold": None,  # works behind a connection pooler
                     "connect_timeout": 10,
-                    "options": "-c statement_timeout=60000 -c idle_in_transaction_session_timeout=60000"
+                    "options": f"-c statement_timeout=60000 -c lock_timeout={_BUSY_MILLISECONDS}"
+                    " -c idle_in_transaction_session_timeout=60000"
                     " -c synchronous_commit=on -c timezone=UTC",
                 },
             )
@@ -107,6 +112,18 @@ def now(session: Session) -> datetime:
     if not isinstance(moment, datetime):
         raise TypeError("the database did not tell the time")
     return moment.astimezone(UTC)
+
+
+@contextmanager
+def _one_kind_of_error() -> Iterator[None]:
+    """Turn what the driver says of statements given to it alone into what SQLAlchemy says of all others.
+
+    A full disk in the middle of an aggregation must look like one: the round waits, and is not given up.
+    """
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise OperationalError(None, None, error) from error
 
 
 def _checked(url: str) -> URL:

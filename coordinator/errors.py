@@ -125,6 +125,11 @@ class PackMissing(Refused):
     status, slug, title = 409, "pack-missing", "The alignment pack of your base model is not stored yet"
 
 
+class RequestTimeout(Refused):
+    status, slug, title = 408, "request-timeout", "The request came too slowly"
+    headers: ClassVar[dict[str, str]] = {"Connection": "close"}
+
+
 class BaseMismatch(Refused):
     status, slug, title = 412, "base-mismatch", "Trained from other weights than those served for this round"
 
@@ -170,6 +175,10 @@ class BodyIncomplete(Refused):
     status, slug, title = 400, "body-incomplete", "The body ended before its announced length"
 
 
+class RequestMalformed(Refused):
+    status, slug, title = 400, "malformed-request", "This is not an HTTP/1.1 request"
+
+
 class JsonMalformed(Refused):
     status, slug, title = 400, "malformed-json", "The body is not strict JSON"
 
@@ -204,10 +213,10 @@ class ProtocolVersionUnsupported(Refused):
 
 
 class RateLimited(Refused):
-    status, slug, title = 429, "rate-limited", "Too many failures from your address; wait"
+    status, slug, title = 429, "rate-limited", "Too many requests; wait as long as Retry-After says"
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
+    def __init__(self, seconds: float, detail: str | None = None) -> None:
+        super().__init__(detail)
         self._seconds = seconds
 
     def fields(self) -> dict[str, str]:
@@ -217,6 +226,10 @@ class RateLimited(Refused):
 
 class TooManyPosts(RateLimited):
     title = "Too many POST requests are signed with this key; wait"
+
+
+class HeadTooLarge(Refused):
+    status, slug, title = 431, "head-too-large", "The target and the header fields are too large together"
 
 
 class Busy(Refused):
@@ -229,13 +242,18 @@ class Busy(Refused):
 
 class Unavailable(Refused):
     status, slug, title = 503, "unavailable", "The database does not answer; try again"
-    headers: ClassVar[dict[str, str]] = {"Retry-After": "5"}
+
+    def fields(self) -> dict[str, str]:
+        """Spread those who come back."""
+        return {"Retry-After": str(random.randint(3, 10))}
 
 
 class StorageFull(Refused):
     status, slug, title = 507, "storage-full", "There is no space left here; try again later"
-    # A body that found no space is not read to its end.
-    headers: ClassVar[dict[str, str]] = {"Retry-After": "60", "Connection": "close"}
+
+    def fields(self) -> dict[str, str]:
+        """Spread those who come back. A body that found no space is not read to its end."""
+        return {"Retry-After": str(random.randint(45, 90)), "Connection": "close"}
 
 
 class Internal(Refused):

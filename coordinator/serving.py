@@ -29,6 +29,7 @@ from coordinator.database import Database
 from coordinator.enrolment import store, tokens
 from coordinator.enrolment.auth import hash_of
 from coordinator.errors import SettingsUnusable
+from coordinator.limits.connections import connections
 from coordinator.replica import only_replica
 from coordinator.settings import PREFIX, SECRETS_DIR, Settings
 from schemas.messages.people import TokenRequest
@@ -121,6 +122,8 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=connections(settings.upload_bytes_per_second),
+                ws="none",
                 host=settings.host,
                 port=settings.port,
                 log_config=None,

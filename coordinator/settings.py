@@ -53,6 +53,15 @@ class Settings(BaseSettings):
         int,
         Field(ge=1, description="how often an enrolment may fail per address, replicas together"),
     ] = 5
+    polls_per_second: Annotated[
+        float, Field(gt=0, description="how often one client may ask for its round, after ten at once")
+    ] = 1.0
+    upload_bytes_per_second: Annotated[
+        int, Field(ge=1000, description="a body has 30 s and then this pace; lower it for slow lines")
+    ] = 1_000_000
+    storage_reserve_mib: Annotated[
+        int, Field(ge=0, description="SQLite: no upload is taken while the disk has less than this free")
+    ] = 256
     host: Annotated[str, Field(description="the address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="the port to listen on")] = 8000
     name: Annotated[str, Field(min_length=1, max_length=100, description="what /v1/hello says")] = "Tessera"

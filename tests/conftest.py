@@ -112,8 +112,11 @@ def serve() -> Iterator[Callable[..., Served]]:
 
 @pytest.fixture(scope="session")
 def coordinator(backend: str, fresh_database: Callable[[str], str]) -> Iterator[Served]:
-    """One coordinator for all tests that need nothing special: they make federations of their own."""
-    served = start(fresh_database(backend), tick_seconds=0.05, retry_seconds=0.1)
+    """One coordinator for all tests that need nothing special: they make federations of their own.
+
+    Everything is twenty times as fast as by default, polling included.
+    """
+    served = start(fresh_database(backend), tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
     yield served
     served.stop()
 

@@ -26,6 +26,7 @@ from coordinator.errors import (
     TooManyPosts,
 )
 from coordinator.federations.store import federation, plan_of
+from coordinator.limits.uploads import decoder
 from coordinator.logs import bind
 from coordinator.paths import RoundNumber
 from coordinator.problems import answers
@@ -80,7 +81,8 @@ def join_round(
         with database.read() as session:
             dim = plan_of(federation(session, member.federation_id)).signature.dim
             pack = bases.pack_digest(session, member.federation_id, member.base_model)
-        sent = _signature(body, Address(member.federation_id, n, member.client_id, pack), dim)
+        with decoder():
+            sent = _signature(body, Address(member.federation_id, n, member.client_id, pack), dim)
         signature = SentSignature(sent, body.bytes)
     joined, is_new = join(database, member, n, signature, key)
     if is_new:

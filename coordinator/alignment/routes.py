@@ -17,6 +17,7 @@ from coordinator.enrolment.auth import AsOperator, AsReader, Member, Person, sti
 from coordinator.errors import (
     AuthMissing,
     BodyTooLarge,
+    Busy,
     ContentEncodingRefused,
     DigestMismatch,
     DigestMissing,
@@ -28,11 +29,14 @@ from coordinator.errors import (
     MetadataRefused,
     NotFound,
     RangeUnsatisfiable,
+    RateLimited,
+    RequestTimeout,
     StorageFull,
     UploadConflict,
 )
 from coordinator.federations.store import federation, plan_of
 from coordinator.json_body import json_body, takes
+from coordinator.limits.uploads import HasSpace, TheTurns, decoder
 from coordinator.locks import lock_federation
 from coordinator.logs import logger
 from coordinator.paths import BaseModel, FederationId
@@ -84,6 +88,7 @@ def _planned(row: FederationRow) -> FederationPlan:
 def put_anchors(
     person: AsOperator,
     fid: FederationId,
+    _: HasSpace,
     anchors: Annotated[Anchors, Depends(json_body(Anchors, limit=ANCHORS_BYTES))],
     session: Writing,
     response: Response,
@@ -152,8 +157,19 @@ def _may_deliver(caller: AsReader, fid: FederationId, base_model: BaseModel, dat
         raise Forbidden("a client delivers the pack of its own base model or of the pivot")
 
 
-async def _body(request: Request, _: Annotated[None, Depends(_may_deliver)]) -> AsyncIterator[ReceivedBody]:
-    async with receive(request, max_bytes=PACK_BYTES, media_types={MEDIA_TYPE}) as body:
+async def _body(
+    request: Request,
+    caller: AsReader,
+    base_model: BaseModel,
+    _: Annotated[None, Depends(_may_deliver)],
+    __: HasSpace,
+    turns: TheTurns,
+) -> AsyncIterator[ReceivedBody]:
+    name = caller.client_id if isinstance(caller, Member) else caller.id
+    async with (
+        turns.one_of(("pack", name, base_model)),
+        receive(request, max_bytes=PACK_BYTES, media_types={MEDIA_TYPE}) as body,
+    ):
         yield body
 
 
@@ -165,14 +181,14 @@ async def _body(request: Request, _: Annotated[None, Depends(_may_deliver)]) -> 
         200: {"model": PackView, "description": "These bytes were stored before"},
         **answers(AuthMissing, Forbidden, NotFound, FederationStateConflict, UploadConflict, BodyTooLarge),
         **answers(DigestMissing, DigestMismatch, MediaTypeRefused, ContentEncodingRefused, MetadataRefused),
-        **answers(StorageFull),
+        **answers(RequestTimeout, RateLimited, Busy, StorageFull),
     },
 )
 def put_pack(
     caller: AsReader,
     fid: FederationId,
     base_model: BaseModel,
-    body: Annotated[ReceivedBody, Depends(_body)],
+    body: Annotated[ReceivedBody, Depends(_body, scope="function")],
     database: TheDatabase,
     metrics: TheMetrics,
     response: Response,
@@ -185,7 +201,8 @@ def put_pack(
     if known is not None and known.digest == body.digest:
         response.status_code = 200
         return store.view(known)
-    manifest = _checked(body, fid, base_model, plan, known_set)
+    with decoder():
+        manifest = _checked(body, fid, base_model, plan, known_set)
     with database.write() as session:
         file = cast("BinaryIO", body.file)
         payload_id = payloads.store(session, body.digest, body.bytes, payloads.pieces(file))

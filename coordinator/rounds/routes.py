@@ -22,9 +22,11 @@ from coordinator.errors import (
     JsonMalformed,
     NotFound,
     NotJoined,
+    RateLimited,
 )
 from coordinator.federations.store import federation, plan_of
 from coordinator.json_body import json_body, takes
+from coordinator.limits.polls import ThePolls
 from coordinator.locks import lock_federation
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, RoundNumber
 from coordinator.problems import answers
@@ -67,10 +69,11 @@ _METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
 @router.get(
     "/rounds/current",
     response_model=RoundBrief | FinishedBrief,
-    responses={**_NOTHING_TO_DO, **answers(AuthMissing, Forbidden, NotFound)},
+    responses={**_NOTHING_TO_DO, **answers(AuthMissing, Forbidden, NotFound, RateLimited)},
 )
 async def current_round(
     member: AsMember,
+    polls: ThePolls,
     database: TheDatabase,
     settings: TheSettings,
     waiting: TheWaiting,
@@ -78,6 +81,7 @@ async def current_round(
     prefer: Annotated[str | None, Header(description=_PREFER, examples=["wait=30"])] = None,
 ) -> RoundBrief | FinishedBrief | Response:
     """Tell a client what it has to do now, or as soon as there is something within the time it waits."""
+    polls.take(member.client_id)
     wait = seconds_of(prefer)
     deadline = time.monotonic() + wait
     ended: Ended = "released"

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from tempfile import SpooledTemporaryFile
-from threading import BoundedSemaphore
 from typing import BinaryIO, cast
 
 from sqlalchemy.orm import Session
@@ -20,8 +19,9 @@ from coordinator.bounded_body import ReceivedBody
 from coordinator.crash import may_crash
 from coordinator.database import Database, now
 from coordinator.enrolment.auth import Member, still_member
-from coordinator.errors import Busy, NotJoined, RoundClosed, UploadConflict
+from coordinator.errors import NotJoined, RoundClosed, UploadConflict
 from coordinator.federations.store import federation, plan_of
+from coordinator.limits.uploads import decoder
 from coordinator.locks import lock_federation
 from coordinator.rounds import bases, control
 from coordinator.rounds import store as rounds
@@ -35,10 +35,6 @@ from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import Envelope, unpack
 
 _SPOOL_BYTES = 4 * 2**20
-_PATIENCE_SECONDS = 5.0
-
-# Decoding is what costs memory and processor time; beyond two at a time the others wait, then are sent away.
-_DECODERS = BoundedSemaphore(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +68,7 @@ def deliver(database: Database, member: Member, number: int, body: ReceivedBody)
             if known is not None and known.digest == body.digest:
                 return Delivered(_receipt(known))
             terms = _terms(session, row, member, delivered=known is not None)
-        with _decoder(), _decoded(body, terms) as decoded:
+        with decoder(), _decoded(body, terms) as decoded:
             may_crash("update-decoded")
             kept = _keep(database, member, terms, body, decoded)
         may_crash("update-committed")
@@ -80,16 +76,6 @@ def deliver(database: Database, member: Member, number: int, body: ReceivedBody)
     except RoundClosed:
         _mark_late(database, member, number)
         raise
-
-
-@contextmanager
-def _decoder() -> Iterator[None]:
-    if not _DECODERS.acquire(timeout=_PATIENCE_SECONDS):
-        raise Busy
-    try:
-        yield
-    finally:
-        _DECODERS.release()
 
 
 def _known(session: Session, row: RoundRow, member: Member) -> UpdateRow | None:

@@ -25,13 +25,16 @@ from coordinator.errors import (
     NormExceeded,
     NotFound,
     NotJoined,
+    RateLimited,
     Refused,
+    RequestTimeout,
     RoundClosed,
     SignatureRefused,
     StorageFull,
     UploadConflict,
 )
 from coordinator.federations.store import federation, plan_of
+from coordinator.limits.uploads import HasSpace, TheTurns
 from coordinator.logs import bind, logger
 from coordinator.paths import ClientId, FederationId, RoundNumber
 from coordinator.problems import answers
@@ -58,11 +61,20 @@ def _cap(member: AsMember, n: RoundNumber, database: TheDatabase) -> int:
 
 
 async def _received(
-    request: Request, max_bytes: Annotated[int, Depends(_cap)], metrics: TheMetrics
+    request: Request,
+    member: AsMember,
+    n: RoundNumber,
+    max_bytes: Annotated[int, Depends(_cap)],
+    _: HasSpace,
+    turns: TheTurns,
+    metrics: TheMetrics,
 ) -> AsyncIterator[ReceivedBody]:
-    """Receive an update; refusals are counted here, those of the route included."""
+    """Receive an update, one at a time of a client; refusals are counted, those of the route included."""
     try:
-        async with receive(request, max_bytes=max_bytes, media_types={MEDIA_TYPE}) as body:
+        async with (
+            turns.one_of(("update", member.client_id, n)),
+            receive(request, max_bytes=max_bytes, media_types={MEDIA_TYPE}) as body,
+        ):
             yield body
     except (Refused, BodyRefused) as refused:
         metrics.updates_refused.labels(refused.slug).inc()
@@ -78,13 +90,13 @@ async def _received(
         200: {"model": Receipt, "description": "These bytes were accepted before"},
         **answers(AuthMissing, NotFound, DigestMissing, DigestMismatch, MediaTypeRefused, Busy),
         **answers(ContentEncodingRefused, BodyTooLarge, RoundClosed, NotJoined, UploadConflict, BaseMismatch),
-        **answers(NormExceeded, SignatureRefused, MetadataRefused, StorageFull),
+        **answers(NormExceeded, SignatureRefused, MetadataRefused, RequestTimeout, RateLimited, StorageFull),
     },
 )
 def put_update(
     member: AsMember,
     n: RoundNumber,
-    body: Annotated[ReceivedBody, Depends(_received)],
+    body: Annotated[ReceivedBody, Depends(_received, scope="function")],
     database: TheDatabase,
     metrics: TheMetrics,
     wake: Wake,

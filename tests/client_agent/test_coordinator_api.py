@@ -6,12 +6,13 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from client_agent import coordinator_api
 from client_agent.coordinator_api import CoordinatorApi, NothingYet
 from client_agent.errors import (
     AnswerUnreadable,
@@ -46,6 +47,8 @@ def answering(*answers: Answer) -> Iterator[tuple[str, list[str]]]:
             asked.append(f"{self.path} {self.headers.get('Range', '')}".strip())
             answers[min(len(asked), len(answers)) - 1](self)
 
+        do_PUT = do_GET
+
         def log_message(self, *_: object) -> None:
             pass
 
@@ -64,6 +67,7 @@ def answering(*answers: Answer) -> Iterator[tuple[str, list[str]]]:
 def status(code: int, body: object = None, **headers: str) -> Answer:
     def send(request: BaseHTTPRequestHandler) -> None:
         content = b"" if body is None else json.dumps(body).encode()
+        request.rfile.read(int(request.headers.get("Content-Length", "0")))
         request.send_response(code)
         for name, value in headers.items():
             request.send_header(name.replace("_", "-"), value)
@@ -127,6 +131,66 @@ def test_nobody_there_is_said_after_the_deadline() -> None:
         pytest.raises(CoordinatorUnreachable, match="did not answer"),
     ):
         api.hello()
+
+
+@pytest.mark.parametrize(("status_code", "method"), [(429, "GET"), (503, "GET"), (503, "PUT"), (507, "PUT")])
+def test_every_kind_of_call_comes_back_when_it_is_told_to(status_code: int, method: str) -> None:
+    slept: list[float] = []
+    receipt = {
+        "digest": "sha256:" + "0" * 64,
+        "received_at": "2026-01-01T00:00:00Z",
+        "bytes": 4,
+        "round": 1,
+        "client": "c",
+        "clipped": False,
+    }
+    answers = (status(status_code, Retry_After="40"), status(200, receipt if method == "PUT" else HELLO))
+    with answering(*answers) as (url, asked), api_for(url, slept) as api:
+        if method == "PUT":
+            api.push_update("fed", 1, b"body")
+        else:
+            api.hello()
+        assert len(asked) == 2
+    assert [wait >= 40 for wait in slept] == [True]
+
+
+def test_who_gives_a_byte_now_and_then_is_given_up_after_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coordinator_api, "_ONE_TRY_SECONDS", 0.0)
+
+    def trickle(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", "100000")
+        request.end_headers()
+        with suppress(OSError):
+            for _ in range(1000):
+                request.wfile.write(b"x")
+                time.sleep(0.05)
+
+    began = time.monotonic()
+    with answering(trickle) as (url, _), api_for(url, [], deadline=1.0) as api:
+        for call in (api.hello, lambda: api.weights("fed", 1)):
+            with pytest.raises(CoordinatorUnreachable, match="time for the whole call"):
+                call()
+    assert 2 <= time.monotonic() - began < 20
+
+
+def test_who_takes_a_byte_now_and_then_is_given_up_after_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coordinator_api, "_ONE_TRY_SECONDS", 0.0)
+
+    def sip(request: BaseHTTPRequestHandler) -> None:
+        with suppress(OSError):
+            while request.rfile.read(20_000):
+                time.sleep(0.05)
+
+    began = time.monotonic()
+    trouble = pytest.raises(CoordinatorUnreachable, match="time for the whole call")
+    with answering(sip) as (url, _), api_for(url, [], deadline=1.0) as api, trouble:
+        api.push_update("fed", 1, bytes(64 * 2**20))
+    assert 1 <= time.monotonic() - began < 20
 
 
 def test_a_refusal_is_not_tried_again_and_says_why() -> None:

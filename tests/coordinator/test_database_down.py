@@ -7,8 +7,9 @@ import pytest
 from fastapi import FastAPI, Request
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
-from coordinator import migrate, problems
+from coordinator import migrate, payloads, problems
 from coordinator.database import Database
 from tests.postgres_server import PostgresServer
 from tests.served import Served, slug
@@ -32,18 +33,32 @@ def test_a_database_that_is_down_is_said_and_a_client_is_told_when_to_come_back(
     assert served.admin.get("/healthz").status_code == 200
 
 
+def _in_sql(session: Session) -> None:
+    session.execute(text("CREATE TABLE more AS SELECT zeroblob(1000000) AS bytes"))
+
+
+def _past_sqlalchemy(session: Session) -> None:
+    payloads.store_bytes(session, bytes(1_000_000))
+
+
+@pytest.mark.parametrize("write", [_in_sql, _past_sqlalchemy])
 def test_a_database_without_space_is_told_from_one_that_is_down(
-    fresh_database: Callable[[str], str],
+    fresh_database: Callable[[str], str], write: Callable[[Session], None]
 ) -> None:
     database = Database(fresh_database("sqlite"))
-    with database.write() as session:
-        pages = session.scalar(text("PRAGMA page_count"))
-        session.execute(text(f"PRAGMA max_page_count = {pages}"))
-        with pytest.raises(OperationalError) as full:
-            session.execute(text("CREATE TABLE more AS SELECT zeroblob(1000000) AS bytes"))
+
+    def fill() -> None:
+        with database.write() as session:
+            pages = session.scalar(text("PRAGMA page_count"))
+            session.execute(text(f"PRAGMA max_page_count = {pages}"))
+            write(session)
+
+    with pytest.raises(OperationalError) as full:
+        fill()
     database.close()
     app = FastAPI()
     problems.install(app)
     answers = app.exception_handlers[OperationalError]
     answer = asyncio.run(answers(Request({"type": "http"}), full.value))  # type: ignore[arg-type, misc]
     assert answer.status_code == 507
+    assert int(answer.headers["retry-after"]) >= 45

@@ -10,51 +10,20 @@ from typing import Any
 
 import httpx
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import text
 
 from coordinator.database import Database
-from schemas.identity.signed_requests import Target, sign
 from schemas.wire.digests import digest_of, to_field
 from tests.served import Served, Silo, slug
+from tests.signed import signed
 from tests.taking_part import running, url
 
 Change = Callable[[dict[str, str]], dict[str, str]]
-_numbers = iter(range(10**9))
 
 
 @pytest.fixture
 def silo(coordinator: Served) -> Silo:
     return coordinator.enrol(coordinator.federation(), "a")
-
-
-def signed(
-    served: Served,
-    silo: Silo,
-    method: str,
-    path: str,
-    body: bytes = b"",
-    *,
-    key: Ed25519PrivateKey | None = None,
-    created: float | None = None,
-    nonce: str | None = None,
-    covers: str | None = None,
-    **headers: str,
-) -> httpx.Request:
-    """Make a signed request by hand; `covers` is the Content-Digest that is signed, the body's by default."""
-    digest = covers if covers is not None else (to_field(digest_of(body)) if body else None)
-    named = {"Content-Digest": digest} if digest is not None else {}
-    request = served.http().build_request(method, path, content=body or None, headers=named | headers)
-    target, _, query = request.url.raw_path.decode().partition("?")
-    request.headers.update(
-        sign(
-            Target(method, request.headers["host"], target, query, digest),
-            key or silo.key,
-            created=int(time.time() if created is None else created),
-            nonce=nonce or f"nonce-of-a-test-{next(_numbers):09}",
-        )
-    )
-    return request
 
 
 def send(served: Served, request: httpx.Request) -> tuple[int, str]:
@@ -128,15 +97,6 @@ def test_a_clock_that_is_a_little_wrong_is_good_enough(
 ) -> None:
     request = signed(coordinator, silo, "GET", "/v1/me", created=time.time() + seconds)
     assert send(coordinator, request) == (200, "")
-
-
-def test_an_unknown_key_gets_the_answer_of_a_wrong_signature(coordinator: Served, silo: Silo) -> None:
-    unknown = signed(coordinator, silo, "GET", "/v1/me", key=Ed25519PrivateKey.generate())
-    wrong = signed(coordinator, silo, "GET", "/v1/me")
-    wrong.headers["signature"] = unknown.headers["signature"]
-    answers = [coordinator.http().send(request) for request in (unknown, wrong)]
-    assert [slug(answer) for answer in answers] == ["signature-invalid"] * 2
-    assert answers[0].content == answers[1].content
 
 
 def test_a_revoked_key_is_told_so_at_once_by_every_replica(

@@ -43,6 +43,7 @@ class Coordinator:
             "TESSERA_TICK_SECONDS": "0.05",
             "TESSERA_RETRY_SECONDS": "0.1",
             "TESSERA_AGGREGATION_BLOCK_MIB": "1",
+            "TESSERA_POLLS_PER_SECOND": "1000",  # these agents poll like nobody should
             "TESSERA_FAILED_ENROLMENTS_PER_MINUTE": "1000",
             "OMP_NUM_THREADS": "1",
             **settings,

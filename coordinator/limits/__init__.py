@@ -1,0 +1,1 @@
+"""Limits: how long, how often and how much anyone may ask of this process."""

@@ -1,0 +1,19 @@
+"""How slow a peer may be. Pure: seconds and bytes in, seconds out."""
+
+from __future__ import annotations
+
+HEAD_SECONDS = 10.0
+"""A request's line and header fields arrive within this time of their first byte, or of the connection."""
+
+IDLE_SECONDS = 10.0
+"""A body never pauses longer."""
+
+GRACE_SECONDS = 30.0
+"""What a body may take whatever its size."""
+
+_LARGEST_BODY = 256 * 2**20  # no route takes more, whatever a request announces
+
+
+def body_seconds(size: int, bytes_per_second: int) -> float:
+    """Say how long a body of `size` bytes may take to arrive."""
+    return GRACE_SECONDS + min(size, _LARGEST_BODY) / bytes_per_second

@@ -1,0 +1,105 @@
+"""What one process takes on: one upload of a thing, two bodies being decoded at a time, room to keep them.
+
+Knows neither clients nor rounds: what there may be one of is the caller's to name.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import BoundedSemaphore
+from typing import Annotated
+
+import anyio
+from fastapi import Depends, Request
+
+from coordinator.errors import Busy, RateLimited, StorageFull
+from coordinator.logs import logger
+from coordinator.sessions import TheDatabase, TheSettings
+
+# Decoding is what costs memory and processor time; beyond two at a time the others wait, then are sent away.
+_DECODERS = BoundedSemaphore(2)
+_PATIENCE_SECONDS = 5.0
+
+log = logger(__name__)
+
+
+@contextmanager
+def decoder() -> Iterator[None]:
+    """Hold one of the slots for decoding.
+
+    Raises:
+        Busy: none became free for some seconds.
+    """
+    if not _DECODERS.acquire(timeout=_PATIENCE_SECONDS):
+        raise Busy
+    try:
+        yield
+    finally:
+        _DECODERS.release()
+
+
+@dataclass(slots=True)
+class _Turn:
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    users: int = 0
+
+
+class Turns:
+    """Who is uploading in this process. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._turns: dict[Hashable, _Turn] = {}
+
+    @asynccontextmanager
+    async def one_of(self, name: Hashable) -> AsyncIterator[None]:
+        """Be the only one to upload this; an earlier connection may take a moment to be noticed as broken.
+
+        Raises:
+            RateLimited: another upload of the same goes on.
+        """
+        turn = self._turns.setdefault(name, _Turn())
+        turn.users += 1
+        try:
+            try:
+                with anyio.fail_after(_PATIENCE_SECONDS):
+                    await turn.lock.acquire()
+            except TimeoutError:
+                raise RateLimited(_PATIENCE_SECONDS, "an upload of this is under way already") from None
+            try:
+                yield
+            finally:
+                turn.lock.release()
+        finally:
+            turn.users -= 1
+            if not turn.users:
+                del self._turns[name]
+
+
+async def _turns(request: Request) -> Turns:
+    turns: Turns = request.app.state.turns
+    return turns
+
+
+TheTurns = Annotated[Turns, Depends(_turns)]
+"""Who is uploading."""
+
+
+async def _has_space(database: TheDatabase, settings: TheSettings) -> None:
+    """Refuse an upload while the disk is nearly full: what is left is for what was accepted before.
+
+    A PostgreSQL server's disk is elsewhere, and says so itself.
+    """
+    if not database.is_sqlite or database.url.database is None:
+        return
+    free = shutil.disk_usage(Path(database.url.database).absolute().parent).free
+    if free < settings.storage_reserve_mib * 2**20:
+        log.error("storage-full", free_mib=free >> 20)
+        raise StorageFull
+
+
+HasSpace = Annotated[None, Depends(_has_space)]
+"""No upload is taken while the disk is nearly full. It stands behind the caller in a signature."""

@@ -1,0 +1,31 @@
+"""One coordinator in a process of its own, which takes everything that is thrown at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.hostile.process import start_process
+from tests.hostile.scene import Scene, finish, set_up
+
+
+@pytest.fixture(scope="session", params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Which database the coordinator keeps."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def scene(
+    backend: str, fresh_database: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scene]:
+    """A round in progress, which must come to its proper end after everything that was thrown at it."""
+    served = start_process(fresh_database(backend), tmp_path_factory.mktemp("coordinator"))
+    try:
+        made = set_up(served)
+        yield made
+        finish(made)
+        assert "request-failed" not in served.log.read_text()
+    finally:
+        served.stop()

@@ -1,0 +1,227 @@
+"""What hostile inputs are thrown at, and the check that each is refused exactly so and leaves no trace.
+
+A case is a row of the table of hostile inputs: what is sent, and the status and problem type that answer it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from sqlalchemy import create_engine, text
+
+from coordinator.tables import Table
+from tests.hostile.process import ServedProcess
+from tests.served import Served, Silo, slug
+from tests.taking_part import deliver, plan, put, running, try_join, update_body, url, values, wait_for
+
+CPU_SECONDS = 0.25
+MEMORY_BYTES = 64 * 2**20
+CAP = 64 * 2**20
+_CPU_SECONDS_PER_MIB = 0.02  # receiving, hashing and writing down what is large is the row's own honest cost
+_VOLATILE = {"used_nonces": "*", "clients": "last_seen_at"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back: status 0 is nothing at all."""
+
+    status: int
+    problem: str
+    headers: httpx.Headers = field(default_factory=httpx.Headers)
+    is_closed: bool = False
+
+
+@dataclass
+class Scene:
+    """A federation in its first round, and clients of every kind.
+
+    `silo` and `other` have joined, `delivered` has done that too, `newcomer` has done nothing, `revoked` was
+    shut out after it had joined. `elsewhere` has joined the round of another federation, which was finished.
+    `base` is what `silo` was told to start from.
+    """
+
+    served: ServedProcess
+    silo: Silo
+    other: Silo
+    delivered: Silo
+    newcomer: Silo
+    revoked: Silo
+    elsewhere: Silo
+    base: str
+
+    @property
+    def update(self) -> str:
+        return url(self.silo, 1, "/update")
+
+    def good(self, **changes: Any) -> bytes:
+        return update_body(self.silo, 1, self.base, values(1.0), **changes)
+
+    def raw(self, change: Callable[[dict[str, Any]], object], data: bytes | None = None) -> bytes:
+        """Take a good body, change its header as a dictionary, put it together again."""
+        good = self.good()
+        length = int.from_bytes(good[:8], "little")
+        header = json.loads(good[8 : 8 + length])
+        change(header)
+        return framed(json.dumps(header).encode(), good[8 + length :] if data is None else data)
+
+    def manifest(self, **changes: Any) -> bytes:
+        """Take a good body and change members of its manifest; ... removes one."""
+
+        def change(header: dict[str, Any]) -> None:
+            manifest = json.loads(header["__metadata__"]["tessera"]) | changes
+            said = {name: value for name, value in manifest.items() if value is not ...}
+            header["__metadata__"]["tessera"] = json.dumps(said)
+
+        return self.raw(change)
+
+    def stored(self) -> dict[str, str]:
+        """Name every table's content."""
+        engine = create_engine(self.served.database_url)
+        try:
+            with engine.connect() as connection:
+                return {name: _content(connection, name) for name in Table.metadata.tables}
+        finally:
+            engine.dispose()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One hostile input. `writes` names the tables in which a refusal is itself written down."""
+
+    row: int
+    name: str
+    send: Callable[[Scene], Answer | httpx.Response]
+    status: int
+    problem: str
+    closes: bool = False
+    sends_mib: int = 0
+    inputs: int = 1
+    writes: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        return f"{self.row} {self.name}"
+
+
+def attack(scene: Scene, case: Case) -> Answer:
+    """Send a hostile input; check the answer, what it cost, and that nothing is there afterwards."""
+    served, before = scene.served, scene.stored()
+    in_use, computed = served.forget_peak(), served.cpu_seconds()
+    answer = told(case.send(scene))
+    computed = served.cpu_seconds() - computed
+    grown = served.peak_bytes() - in_use
+    assert (answer.status, answer.problem) == (case.status, case.problem)
+    assert not case.closes or answer.is_closed or answer.headers.get("connection") == "close"
+    assert computed <= (CPU_SECONDS + _CPU_SECONDS_PER_MIB * case.sends_mib) * case.inputs
+    assert grown <= MEMORY_BYTES
+    after = scene.stored()
+    assert {name for name in after if after[name] != before[name]} <= case.writes
+    assert scene.silo.http.get("/v1/me").json()["client_id"] == scene.silo.client_id
+    # What is good is still taken: a wrong base would not be told before everything else is right.
+    assert told(put(scene.silo, 1, scene.manifest(base="sha256:" + "0" * 64))).problem == "base-mismatch"
+    return answer
+
+
+def told(answer: Answer | httpx.Response) -> Answer:
+    """Read an answer."""
+    if isinstance(answer, Answer):
+        return answer
+    return Answer(answer.status_code, slug(answer) if answer.is_error else "", answer.headers)
+
+
+def set_up(served: ServedProcess) -> Scene:
+    """Make the federation, whose round ends when its fourth client has delivered, and one beside it."""
+    fid, silos = running(served, clients=5, **plan(rounds={"min_clients": 4}, limits={"max_norm": 50.0}))
+    silo, other, delivered, newcomer, revoked = silos
+    base = str(try_join(silo, 1).json()["weights"]["digest"])
+    for one in (other, revoked):
+        assert try_join(one, 1).status_code == 200
+    deliver(delivered, 1, values(1.0))
+    gone = served.admin.delete(f"/v1/federations/{fid}/clients/{revoked.client_id}")
+    assert gone.status_code == 204
+    beside, (elsewhere, _) = running(served)
+    assert try_join(elsewhere, 1).status_code == 200
+    assert served.admin.post(f"/v1/federations/{beside}/finish").status_code == 200
+    for one in (silo, other, newcomer, elsewhere):  # seen just now: nobody is noted as seen meanwhile
+        assert one.http.get("/v1/me").status_code == 200
+    return Scene(served, silo, other, delivered, newcomer, revoked, elsewhere, base)
+
+
+def finish(scene: Scene) -> None:
+    """Let the honest take part after all that: their updates are accepted and the round is published."""
+    fid = scene.silo.federation_id
+    for one in (scene.silo, scene.other, scene.newcomer):
+        deliver(one, 1, values(1.0))
+    shown = wait_for(scene.served, fid, 1, "published")
+    assert shown["counts"]["arrived"] == 4
+
+
+def framed(header: bytes, data: bytes = b"") -> bytes:
+    """Put a safetensors header before its data."""
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def talk(scene: Scene, *sent: bytes, seconds: float = 15.0, pause: float = 0.0) -> Answer:
+    """Send bytes as they are on a connection of their own, and read one answer, or nothing at all."""
+    with connected(scene.served, seconds) as line:
+        try:
+            for piece in sent:
+                line.sendall(piece)
+                time.sleep(pause)
+        except OSError:
+            pass  # refused before everything was sent
+        return listen(line)
+
+
+def connected(served: Served, seconds: float = 15.0) -> socket.socket:
+    """Open a connection to a coordinator."""
+    place = urlsplit(served.url)
+    return socket.create_connection((place.hostname or "", place.port or 0), timeout=seconds)
+
+
+def listen(line: socket.socket) -> Answer:
+    """Read one answer, and notice whether the connection is closed behind it."""
+    received = b""
+    try:
+        while b"\r\n\r\n" not in received and (piece := line.recv(65536)):
+            received += piece
+        if not received:
+            return Answer(0, "", is_closed=True)
+        head, _, body = received.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        headers = httpx.Headers([tuple(one.split(": ", 1)) for one in lines])  # type: ignore[misc]
+        while len(body) < int(headers.get("content-length", "0")):
+            body += line.recv(65536)
+        line.settimeout(1.0)
+        closed = headers.get("connection") == "close" and line.recv(1) == b""
+    except ConnectionResetError:
+        closed = True
+        if b"\r\n\r\n" not in received:
+            return Answer(0, "", is_closed=True)
+    answer = httpx.Response(int(first.split()[1]), headers=headers, content=body)
+    return Answer(answer.status_code, slug(answer), headers, closed)
+
+
+def request_bytes(request: httpx.Request, *, body: bytes | None = None) -> bytes:
+    """Write a request as it travels."""
+    fields = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+    head = f"{request.method} {request.url.raw_path.decode()} HTTP/1.1\r\n{fields}\r\n".encode()
+    return head + (request.content if body is None else body)
+
+
+def _content(connection: Any, name: str) -> str:
+    left_out = _VOLATILE.get(name)
+    if left_out == "*":
+        return ""
+    columns = [column.name for column in Table.metadata.tables[name].columns if column.name != left_out]
+    chosen = ", ".join(f'"{column}"' for column in columns)
+    rows = connection.execute(text(f'SELECT {chosen} FROM "{name}"'))
+    return hashlib.sha256(repr(sorted(repr(tuple(row)) for row in rows)).encode()).hexdigest()

@@ -1,0 +1,187 @@
+"""Every route, and everyone who may knock: who is let in is what the policy below says, and nothing else.
+
+The routes come from the OpenAPI document, so that a route without a policy fails.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from coordinator.app import create_app
+from coordinator.settings import Settings
+from tests.coordinator.alignment.test_acceptance import figures
+from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, aligned, deliver
+from tests.coordinator.alignment.test_alignment import body as pack_body
+from tests.served import Served, Silo, slug
+from tests.taking_part import join, put, update_body, values, wait_for
+
+PEOPLE = ("auditor", "operator", "admin")
+NOBODY = ("nobody", "wrong bearer")
+MEMBERS = ("client", "neighbour")  # of one federation; the path is about the first of them
+CLIENTS = (*MEMBERS, "stranger")  # who is of another federation
+ROLES = (*NOBODY, *PEOPLE, *CLIENTS, "revoked")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Who may use a route, and what clients are told who may not: 404 hides what is not theirs."""
+
+    allowed: tuple[str, ...]
+    hidden_from: tuple[str, ...] = ()
+
+
+ANYONE = Policy(ROLES)
+AUDITORS = Policy(PEOPLE)
+OPERATORS = Policy(("operator", "admin"))
+ADMINS = Policy(("admin",))
+ANY_CLIENT = Policy(CLIENTS)
+OF_THE_FEDERATION = Policy(MEMBERS, ("stranger",))
+READERS = Policy((*PEOPLE, *MEMBERS), ("stranger",))
+MAKERS = Policy(("operator", "admin", *MEMBERS), ("stranger",))
+ABOUT_A_CLIENT = Policy(PEOPLE, ("neighbour", "stranger"))
+REVOKING = Policy(("admin",), ("neighbour", "stranger"))
+ITS_OWN = Policy(("operator", "admin", "client"), ("neighbour", "stranger"))
+
+_F = "/v1/federations/{fid}"
+POLICIES: dict[str, Policy] = {
+    "GET /healthz": ANYONE,
+    "GET /readyz": ANYONE,
+    "GET /metrics": ANYONE,
+    "GET /v1/hello": ANYONE,
+    "POST /v1/enrolments": ANYONE,
+    "POST /v1/tokens": ADMINS,
+    "GET /v1/tokens": ADMINS,
+    "GET /v1/tokens/{token_id}": ADMINS,
+    "DELETE /v1/tokens/{token_id}": ADMINS,
+    "GET /v1/audit": AUDITORS,
+    "GET /v1/me": ANY_CLIENT,
+    "PUT /v1/me/key": ANY_CLIENT,
+    "POST /v1/federations": OPERATORS,
+    "GET /v1/federations": AUDITORS,
+    f"GET {_F}": AUDITORS,
+    f"POST {_F}/start": OPERATORS,
+    f"POST {_F}/pause": OPERATORS,
+    f"POST {_F}/finish": OPERATORS,
+    f"POST {_F}/enrolment-tokens": OPERATORS,
+    f"GET {_F}/clients": AUDITORS,
+    f"GET {_F}/clients/{{cid}}": ABOUT_A_CLIENT,
+    f"DELETE {_F}/clients/{{cid}}": REVOKING,
+    f"GET {_F}/clients/{{cid}}/adapter": ITS_OWN,
+    f"GET {_F}/roster": READERS,
+    f"GET {_F}/events": READERS,
+    f"GET {_F}/plan": READERS,
+    f"GET {_F}/rounds": READERS,
+    f"GET {_F}/rounds/{{n}}": READERS,
+    f"GET {_F}/rounds/{{n}}/relevance": READERS,
+    f"GET {_F}/rounds/current": OF_THE_FEDERATION,
+    f"POST {_F}/rounds/{{n}}/join": OF_THE_FEDERATION,
+    f"GET {_F}/rounds/{{n}}/weights": OF_THE_FEDERATION,
+    f"GET {_F}/rounds/{{n}}/manifest": OF_THE_FEDERATION,
+    f"PUT {_F}/rounds/{{n}}/update": OF_THE_FEDERATION,
+    f"PUT {_F}/rounds/{{n}}/scores": OF_THE_FEDERATION,
+    f"GET {_F}/anchors": READERS,
+    f"PUT {_F}/anchors": OPERATORS,
+    f"GET {_F}/alignments": READERS,
+    f"GET {_F}/alignments/{{base_model}}": MAKERS,
+    f"PUT {_F}/alignments/{{base_model}}": MAKERS,
+    f"PUT {_F}/alignments/{{base_model}}/acceptance": MAKERS,
+}
+
+
+def _operations() -> list[str]:
+    paths = create_app(Settings(_env_file=None)).openapi()["paths"]
+    return [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
+
+
+@dataclass
+class World:
+    """Two federations, one with a published round and alignment packs, and a caller of every role."""
+
+    served: Served
+    callers: dict[str, httpx.Client]
+    client: Silo
+    pack: str
+
+    def path(self, operation: str, role: str) -> str:
+        """Fill in whose and which: what an allowed caller would destroy is made for it."""
+        template, fid, cid = operation.partition(" ")[2], self.client.federation_id, self.client.client_id
+        if operation.endswith(("/start", "/pause", "/finish")):
+            fid = self.served.federation(name="passing")
+        if operation.startswith("DELETE") and "{cid}" in template and role == "admin":
+            cid = self.served.enrol(fid, f"passing-{next(_names)}", base_model=OTHER).client_id
+        token = ""
+        if "{token_id}" in template:
+            made = self.served.admin.post("/v1/tokens", json={"role": "auditor", "name": "passing"})
+            token = made.json()["id"]
+        return template.format(fid=fid, cid=cid, n=1, token_id=token, base_model=OTHER)
+
+    def body(self, operation: str) -> dict[str, Any] | None:
+        """Give what the route looks at before it looks at the role, if there is such a thing."""
+        if operation.endswith("/acceptance"):
+            return figures(self.pack)
+        return {} if operation.startswith(("PUT", "POST")) else None
+
+
+_names = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def world(coordinator: Served) -> World:
+    privacy = {"roster_policy": "tofu"}  # otherwise the roster is nobody's but people's
+    fid = aligned(coordinator, privacy=privacy, rounds={"total": 3, "min_clients": 2})
+    for base_model in (PIVOT, OTHER):
+        stored = deliver(coordinator.admin, fid, base_model, pack_body(fid, base_model))
+        assert stored.status_code == 201, stored.text
+    pack = str(stored.json()["digest"])
+    names = ("client", "neighbour", "revoked")
+    client, neighbour, revoked = (coordinator.enrol(fid, name, base_model=OTHER) for name in names)
+    gone = coordinator.admin.delete(f"/v1/federations/{fid}/clients/{revoked.client_id}")
+    assert gone.status_code == 204
+    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    for silo, base in [(silo, join(silo, 1)) for silo in (client, neighbour)]:
+        assert put(silo, 1, update_body(silo, 1, base, values(1.0), pack=pack)).status_code == 201
+    wait_for(coordinator, fid, 1, "published")
+    callers = {
+        "nobody": coordinator.http(),
+        "wrong bearer": coordinator.http("tsr_adm_" + "A" * 43),
+        **{role: coordinator.person(role) for role in PEOPLE},
+        "client": client.http,
+        "neighbour": neighbour.http,
+        "stranger": coordinator.enrol(coordinator.federation(), "stranger").http,
+        "revoked": revoked.http,
+    }
+    return World(coordinator, callers, client, pack)
+
+
+def test_every_route_has_a_policy_and_every_policy_a_route() -> None:
+    assert sorted(_operations()) == sorted(POLICIES)
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("operation", _operations())
+def test_who_is_let_in_is_what_the_policy_says(world: World, operation: str, role: str) -> None:
+    status, problem = _ask(world, operation, role)
+    policy = POLICIES[operation]
+    if role in policy.allowed:
+        assert status < 500
+        assert problem not in ("auth-missing", "credential-invalid", "key-revoked", "forbidden", "not-found")
+    elif role in policy.hidden_from:
+        assert (status, problem) == (404, "not-found")
+    else:
+        told = {"nobody": (401, "auth-missing"), "wrong bearer": (401, "credential-invalid")}
+        assert (status, problem) == {**told, "revoked": (401, "key-revoked")}.get(role, (403, "forbidden"))
+
+
+def _ask(world: World, operation: str, role: str) -> tuple[int, str]:
+    method, caller = operation.partition(" ")[0], world.callers[role]
+    body = world.body(operation)
+    with caller.stream(method, world.path(operation, role), json=body) as answer:  # events do not end
+        if answer.is_success:
+            return answer.status_code, ""
+        answer.read()
+        return answer.status_code, slug(answer)

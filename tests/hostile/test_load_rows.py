@@ -1,0 +1,205 @@
+"""Rows 51 and 52: too often, too many at once, no space left, and a database that is locked."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from client_agent.coordinator_api import CoordinatorApi, NothingYet
+from coordinator.limits.polls import BURST
+from tests.hostile.process import start_process
+from tests.hostile.scene import Answer, Scene, connected, listen, request_bytes, set_up, told
+from tests.integration.agents import wait_until
+from tests.served import Served, Silo
+from tests.signed import signed
+from tests.taking_part import (
+    deliver,
+    join,
+    plan,
+    put,
+    running,
+    update_body,
+    upload_headers,
+    url,
+    values,
+    wait_for,
+)
+
+Databases = Callable[[str], str]
+_SPACE = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+
+
+def test_a_client_that_polls_too_often_is_told_when_to_come_back_and_nobody_else_is(scene: Scene) -> None:
+    """Row 51."""
+    path = f"/v1/federations/{scene.delivered.federation_id}/rounds/current"
+    before = scene.stored()
+    answers = [scene.delivered.http.get(path) for _ in range(BURST + 5)]
+    limited = [answer for answer in answers if answer.status_code != 204]
+    assert len(limited) >= 4
+    for answer in limited:
+        assert (told(answer).status, told(answer).problem) == (429, "rate-limited")
+        assert 1 <= int(answer.headers["retry-after"]) <= 6
+    assert scene.silo.http.get(path).status_code == 200
+    assert scene.stored() == before
+    with CoordinatorApi(scene.served.url, key=scene.delivered.key, deadline_seconds=60) as api:
+        assert isinstance(api.current_round(scene.delivered.federation_id), NothingYet)
+
+
+def test_one_upload_of_a_client_is_under_way_at_a_time(scene: Scene) -> None:
+    """Row 51."""
+    silo, body = scene.silo, scene.good()
+    request = signed(scene.served, silo, "PUT", scene.update, body, **_typed(body))
+    before = scene.stored()
+    with connected(scene.served) as line:
+        line.sendall(request_bytes(request, body=body[:100]))
+        time.sleep(0.2)
+        second = put(silo, 1, scene.manifest(examples=0))
+        assert (told(second).status, told(second).problem) == (429, "rate-limited")
+        assert int(second.headers["retry-after"]) >= 5
+        another = put(scene.other, 1, b"x")
+        assert told(another).problem == "tensor-header"
+        line.sendall(bytes(len(body) - 100))
+        assert listen(line).problem == "digest-mismatch"
+    assert scene.stored() == before
+    assert told(put(silo, 1, scene.manifest(examples=0))).problem == "metadata"
+
+
+def _typed(body: bytes) -> dict[str, str]:
+    return {"Content-Type": upload_headers(body)["Content-Type"]}
+
+
+@contextmanager
+def _locked(scene: Scene) -> Iterator[None]:
+    """Hold what every accepted update needs, in another process' place."""
+    url = scene.served.database_url
+    if url.startswith("sqlite"):
+        holder = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        yield
+        holder.close()
+        return
+    with psycopg.connect(url.replace("+psycopg", "")) as connection:
+        connection.execute("SELECT * FROM federations FOR UPDATE")
+        yield
+        connection.rollback()
+
+
+@pytest.mark.slow
+def test_a_locked_database_is_waited_for_a_while_and_decoders_are_busy_meanwhile(scene: Scene) -> None:
+    """Rows 51 and 52: two hold the slots until the lock is given up, and a third is sent away before."""
+    scene = set_up(scene.served)  # a federation beside: everybody joins here
+    others = [scene.other, scene.newcomer]
+    bodies = {one.client_id: update_body(one, 1, join(one, 1), values(1.0)) for one in others}
+    bodies[scene.silo.client_id] = scene.good()
+    before = scene.stored()
+    with ThreadPoolExecutor(3) as pool, _locked(scene):
+        asked = {}
+        for silo in (scene.silo, *others):
+            asked[silo.client_id] = pool.submit(_timed, silo, bodies[silo.client_id])
+            time.sleep(0.3)
+        answers = [one.result() for one in asked.values()]
+        assert scene.silo.http.get("/v1/me").status_code == 200  # reading goes on
+    assert [(answer.status, answer.problem) for answer, _ in answers] == [
+        (503, "unavailable"),
+        (503, "unavailable"),
+        (503, "busy"),
+    ]
+    assert all(1 <= int(answer.headers["retry-after"]) <= 10 for answer, _ in answers)
+    assert 9 < answers[0][1] < 25
+    assert answers[2][1] < 9
+    assert scene.stored() == before
+
+
+def _timed(silo: Silo, body: bytes) -> tuple[Answer, float]:
+    began = time.monotonic()
+    answer = silo.http.put(
+        f"/v1/federations/{silo.federation_id}/rounds/1/update", content=body, headers=upload_headers(body)
+    )
+    return told(answer), time.monotonic() - began
+
+
+def test_nothing_is_taken_while_the_disk_is_nearly_full(
+    serve: Callable[..., Served],
+    fresh_database: Databases,
+    rows: Callable[[str, str], list[tuple[Any, ...]]],
+    tmp_path: Path,
+) -> None:
+    """Row 52, the watermark."""
+    database = fresh_database("sqlite")
+    full = serve(database, storage_reserve_mib=2 * shutil.disk_usage(tmp_path).free // 2**20)
+    fid, (silo, other) = running(full)
+    body = update_body(silo, 1, join(silo, 1), values(1.0))
+    stored = "SELECT (SELECT count(*) FROM payloads), (SELECT count(*) FROM updates)"
+    before = rows(database, stored)
+    refused = put(silo, 1, body)
+    assert (told(refused).status, told(refused).problem) == (507, "storage-full")
+    assert int(refused.headers["retry-after"]) >= 45
+    assert rows(database, stored) == before
+    assert told(full.http().put(url(silo, 1, "/update"), content=body)).problem == "auth-missing"
+    full.stop()
+    mended = serve(database)
+    for one in (silo, other):
+        deliver(Silo(one.client_id, fid, one.key, mended.signing(one.key)), 1, values(1.0))
+    wait_for(mended, fid, 1, "published")
+
+
+def _can_mount() -> bool:
+    done = subprocess.run([*_SPACE, "mount -t tmpfs none /mnt"], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def _leave(disk: Path, free: int) -> None:
+    """Fill a disk but for about `free` bytes."""
+    filler = disk / "filler"
+    filler.unlink(missing_ok=True)
+    with filler.open("wb") as file:
+        while shutil.disk_usage(disk).free > free + 65536 and file.tell() < 2**24 and free < 2**24:
+            file.write(bytes(65536))
+            file.flush()
+
+
+@pytest.mark.skipif(not _can_mount(), reason="no file system of a few MiB can be mounted here")
+def test_a_disk_that_is_full_is_said_and_the_round_goes_on_when_there_is_space(tmp_path: Path) -> None:
+    """Row 52, past the watermark: a file system of 16 MiB, all of it taken but for a little."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f'mount -t tmpfs -o size=16m none {disk} && exec "$@"'
+    served = start_process(
+        f"sqlite:///{disk / 'tessera.db'}",
+        tmp_path,
+        *_SPACE,
+        mount,
+        "sh",
+        storage_reserve_mib=0,
+        lease_seconds=1,
+    )
+    seen = Path(f"/proc/{served.process.pid}/root{disk}")
+    served.database_url = f"sqlite:///{seen / 'tessera.db'}"
+    try:
+        wide = plan(adapter={"rank": 512}, rounds={"total": 1})
+        fid, (silo, other) = running(served, **wide)
+        deliver(other, 1, values(1.0, rank=512))
+        body = update_body(silo, 1, join(silo, 1), values(2.0, rank=512))
+        _leave(seen, 300_000)
+        refused = put(silo, 1, body)
+        assert (told(refused).status, told(refused).problem) == (507, "storage-full")
+        shown = served.admin.get(f"/v1/federations/{fid}/rounds/1").json()
+        assert shown["counts"]["arrived"] == 1
+        _leave(seen, len(body) * 3 // 2)  # for the update, and not for what is made of it
+        assert put(silo, 1, body).status_code == 201
+        wait_until(lambda: "aggregation-interrupted" in served.log.read_text())
+        assert wait_for(served, fid, 1, "aggregating")["reason"] is None
+        _leave(seen, 10**9)
+        wait_for(served, fid, 1, "published")
+    finally:
+        served.stop()

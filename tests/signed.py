@@ -1,0 +1,44 @@
+"""Make a client's signed request by hand, so that anything about it can be wrong."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from schemas.identity.signed_requests import Target, sign
+from schemas.wire.digests import digest_of, to_field
+from tests.served import Served, Silo
+
+_numbers = itertools.count()
+
+
+def signed(
+    served: Served,
+    silo: Silo,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    *,
+    key: Ed25519PrivateKey | None = None,
+    created: float | None = None,
+    nonce: str | None = None,
+    covers: str | None = None,
+    **headers: str,
+) -> httpx.Request:
+    """Make a signed request by hand; `covers` is the Content-Digest that is signed, the body's by default."""
+    digest = covers if covers is not None else (to_field(digest_of(body)) if body else None)
+    named = {"Content-Digest": digest} if digest is not None else {}
+    request = served.http().build_request(method, path, content=body or None, headers=named | headers)
+    target, _, query = request.url.raw_path.decode().partition("?")
+    request.headers.update(
+        sign(
+            Target(method, request.headers["host"], target, query, digest),
+            key or silo.key,
+            created=int(time.time() if created is None else created),
+            nonce=nonce or f"nonce-of-a-test-{next(_numbers):09}",
+        )
+    )
+    return request
