@@ -45,7 +45,7 @@ class Ticker:
         lease_seconds: float,
         tick_seconds: float,
         block_bytes: int,
-        keep_rounds: int | None,
+        keep_rounds: int | None = None,
         metrics: Metrics,
         moved: Callable[[], None],
     ) -> None:

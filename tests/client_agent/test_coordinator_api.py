@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from client_agent import coordinator_api
+from client_agent import trying
 from client_agent.coordinator_api import CoordinatorApi, NothingYet
 from client_agent.errors import (
     AnswerUnreadable,
@@ -157,7 +157,7 @@ def test_every_kind_of_call_comes_back_when_it_is_told_to(status_code: int, meth
 def test_who_gives_a_byte_now_and_then_is_given_up_after_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(coordinator_api, "_ONE_TRY_SECONDS", 0.0)
+    monkeypatch.setattr(trying, "_ONE_TRY_SECONDS", 0.0)
 
     def trickle(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
@@ -179,7 +179,7 @@ def test_who_gives_a_byte_now_and_then_is_given_up_after_the_deadline(
 def test_who_takes_a_byte_now_and_then_is_given_up_after_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(coordinator_api, "_ONE_TRY_SECONDS", 0.0)
+    monkeypatch.setattr(trying, "_ONE_TRY_SECONDS", 0.0)
 
     def sip(request: BaseHTTPRequestHandler) -> None:
         with suppress(OSError):

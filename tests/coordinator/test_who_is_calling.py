@@ -63,8 +63,9 @@ def test_tokens_are_made_shown_once_listed_and_revoked(coordinator: Served) -> N
 
 
 def test_a_token_that_is_revoked_while_its_request_travels_makes_nothing(coordinator: Served) -> None:
-    stolen = coordinator.person("admin")
-    (known,) = (t for t in stolen.get("/v1/tokens").json()["items"] if t["name"] == "the admin")
+    made = coordinator.admin.post("/v1/tokens", json={"role": "admin", "name": "to be stolen"})
+    stolen = coordinator.http(made.json()["token"])
+    (known,) = (t for t in stolen.get("/v1/tokens").json()["items"] if t["name"] == "to be stolen")
 
     def trickling(body: bytes) -> Iterator[bytes]:
         yield body[:5]

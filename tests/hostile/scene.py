@@ -27,7 +27,7 @@ CPU_SECONDS = 0.25
 MEMORY_BYTES = 64 * 2**20
 CAP = 64 * 2**20
 _CPU_SECONDS_PER_MIB = 0.02  # receiving, hashing and writing down what is large is the row's own honest cost
-_VOLATILE = {"used_nonces": "*", "clients": "last_seen_at"}
+_VOLATILE = {"used_nonces": "*", "failed_enrolments": "*", "clients": "last_seen_at"}
 
 
 @dataclass(frozen=True)
