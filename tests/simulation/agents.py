@@ -185,10 +185,12 @@ class Agent(Process):
         self.world.agent_is_done(self)
 
     def _refused(self, refusal: CoordinatorRefused) -> None:
-        is_lost_token = refusal.slug == "enrolment-token-invalid" and self.world.plan.thief
-        if refusal.slug == "key-revoked" and self.client in self.world.oracle.revoked:
-            return
-        if not is_lost_token and not (self.thief and refusal.slug == "federation-state-conflict"):
+        allowed = {
+            "key-revoked": self.client in self.world.oracle.revoked,
+            "enrolment-token-invalid": self.world.plan.thief,
+            "federation-state": self.world.oracle.ledger.is_finished,
+        }
+        if not allowed.get(refusal.slug, False):
             self.world.violated("an agent never gives up", f"{self.name}: {refusal.slug}")
 
     def _take_part(self) -> None:
@@ -226,4 +228,8 @@ class Agent(Process):
                 profile=Profile.model_validate(PROFILE),
             )
         except CoordinatorUnreachable:
+            self.world.scheduler.sleep(5.0)
+        except CoordinatorRefused as refusal:
+            if refusal.slug != "validation":  # the clock jumped, and the nonce is too old
+                raise
             self.world.scheduler.sleep(5.0)

@@ -71,6 +71,11 @@ class Ledger:
         """The number of the last round; 0 = none."""
         return max((row.number for row in self.rounds.values()), default=0)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the federation is over."""
+        return bool(self.connection.execute("SELECT 1 FROM federations WHERE state = 'finished'").fetchall())
+
     def client_of(self, key: str) -> str | None:
         """Whose key is this?"""
         if key not in self._keys:

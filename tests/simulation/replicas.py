@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 LEASE_SECONDS = 20.0
-TICK_SECONDS = 5.0
+TICK_SECONDS = 6.0
+RETRY_SECONDS = 8.0
 AUTHORITY = "localhost"
 _BLOCK_BYTES = 2**20
 
@@ -54,6 +55,7 @@ def _application(number: int) -> FastAPI:
         signing_key=SIGNING_KEY,
         lease_seconds=LEASE_SECONDS,
         tick_seconds=TICK_SECONDS,
+        retry_seconds=RETRY_SECONDS,
         failed_enrolments_per_minute=1000,
     )
     return create_app(settings)

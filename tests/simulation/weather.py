@@ -65,7 +65,7 @@ class Weather:
 def plan_of(seed: int) -> Plan:
     """Draw what a schedule is about."""
     dice = random.Random(f"plan {seed}")
-    agents = dice.choices([3, 4, 5, 8, 20], [40, 30, 20, 9, 1])[0]
+    agents = dice.choices([3, 4, 5, 8, 20], [50, 30, 15, 4, 1])[0]
     thief = dice.random() < 0.2
     revoked = dice.choices([0, 1, 2], [60, 30, 10])[0] if agents > 3 else 0
     min_clients = max(2, dice.choice([agents, agents - 1, agents // 2]) - revoked - thief)
@@ -75,10 +75,10 @@ def plan_of(seed: int) -> Plan:
     return Plan(
         replicas=dice.choices([1, 2, 3], [25, 40, 35])[0],
         agents=agents,
-        rounds=dice.choice([1, 2, 2, 3]),
+        rounds=dice.choice([1, 1, 2, 2, 3]),
         min_clients=min_clients,
         quorum=dice.randint(1, min_clients),
-        collect_seconds=dice.choice([15.0, 40.0, 90.0]),
+        collect_seconds=dice.choice([15.0, 30.0, 60.0]),
         rank=rank,
         thief=thief,
         two_mouthed=dice.random() < 0.3,
@@ -92,7 +92,7 @@ def plan_of(seed: int) -> Plan:
 def weather_of(seed: int, plan: Plan) -> Weather:
     """Draw what goes wrong: in every schedule some things often, and some never."""
     dice = random.Random(f"weather {seed}")
-    until = dice.uniform(30.0, 120.0)
+    until = dice.uniform(20.0, 90.0)
 
     def chance(*often: float) -> float:
         return dice.choice([0.0, *often])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import gc
+import logging
 import traceback
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from tests.simulation.agents import Agent, SimulatedSilo, without_models
@@ -225,11 +226,23 @@ class World:
             self.oracle.close()
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let the agents' log be: of the coordinator's only errors are looked at."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def play(seed: int, *, trace: bool = False) -> Outcome:
     """Play one schedule to its end."""
     world = World(seed, trace=trace)
     scheduler, violation = world.scheduler, None
     with ExitStack() as stack:
+        stack.enter_context(_quiet())
         stack.enter_context(taken(seed, lambda: scheduler.now, world.note_fault))
         stack.enter_context(world.disks.taken())
         stack.enter_context(without_models())
@@ -237,9 +250,6 @@ def play(seed: int, *, trace: bool = False) -> Outcome:
             world.run()
         except Violation as broken:
             violation = str(broken)
-    outcome = Outcome(
+    return Outcome(
         seed, scheduler.digest, scheduler.steps, scheduler.now, world.facts, violation, scheduler.trace or []
     )
-    del world, scheduler
-    gc.collect()
-    return outcome
