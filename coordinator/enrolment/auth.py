@@ -162,6 +162,8 @@ def _signer(request: Request, database: Database, settings: Settings) -> Member:
         signed = signatures.verify(session, request, claimed, settings)
     if request.method == "POST":
         with database.write() as session:
+            # Nonces are forgotten one day: who was held up here for that long must not find its own gone.
+            signatures.check_timely(session, claimed)
             if not store.use_nonce(session, signed.public_key, signed.nonce):
                 raise Replayed
     return _as_member(signed.client, signed.public_key)

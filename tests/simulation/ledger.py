@@ -71,6 +71,13 @@ class Ledger:
         """The number of the last round; 0 = none."""
         return max((row.number for row in self.rounds.values()), default=0)
 
+    def holds_lease(self, actor: str) -> bool:
+        """Whether somebody aggregates a round now."""
+        return any(
+            row.state == "aggregating" and self._owners.get(row.lease_token or "") == actor
+            for row in self.rounds.values()
+        )
+
     @property
     def is_finished(self) -> bool:
         """Whether the federation is over."""

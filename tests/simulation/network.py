@@ -15,7 +15,7 @@ from tests.simulation.scheduler import Flag
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-_TIMEOUT_SECONDS = 30.0
+_TIMEOUT_SECONDS = 12.0
 
 
 class Body(httpx.SyncByteStream):
@@ -66,7 +66,7 @@ class Network(httpx.BaseTransport):
         exchange = self._deliver(request, body, place, delay)
         if weather and dice.random() < weather.twice:
             other = dice.randrange(world.plan.replicas)
-            again = self._deliver(request, body, other, dice.uniform(0.0, 0.1) + dice.choice([0.0, delay, 20.0]))
+            again = self._deliver(request, body, other, dice.uniform(0.0, 0.1) + dice.choice([0.0, delay, 10.0]))
             exchange = dice.choice([exchange, exchange, again])
         exchange.over.wait(_TIMEOUT_SECONDS)
         if weather and dice.random() < weather.lost_reply:

@@ -100,6 +100,8 @@ class Oracle:
             client in self.revoked,
         )
         found = _ROUND.search(path)
+        if found and client is not None and found.group(2) in ("update", "join"):
+            self._world.operator.notice(client)
         if request.method == "PUT" and found and found.group(2) == "update" and client is not None:
             self._pushes(client, int(found.group(1)), body)
         return asked

@@ -15,7 +15,7 @@ from tests.served import ADMIN_TOKEN
 from tests.simulation.agents import Agent, learnt
 from tests.simulation.network import Network
 from tests.simulation.replicas import AUTHORITY
-from tests.simulation.scheduler import Process
+from tests.simulation.scheduler import Flag, Process
 from tests.simulation.weather import LAST_ROUND
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class Operator(Process):
         self._world = world
         self.has_begun = False
         self.federation = ""
+        self._somebody = Flag(world.scheduler)
+        self._noticed: str | None = None
         headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
         self._http = httpx.Client(
             base_url=f"http://{AUTHORITY}", headers=headers, transport=Network(world, world.plan.agents, calm=True)
@@ -59,7 +61,7 @@ class Operator(Process):
         if plan.thief:
             victim = world.agents[dice.randrange(plan.agents)]
             world.agents.append(Agent(world, victim.index, victim.token, thief=True))
-        world.scheduler.sleep(dice.uniform(0.0, 10.0))
+        world.scheduler.sleep(dice.uniform(0.0, 4.0))
         self._ask("POST", f"/v1/federations/{fid}/start")
         self.has_begun = True
         for _ in range(plan.revoked):
@@ -77,11 +79,19 @@ class Operator(Process):
 
         self._world.scheduler.spawn(self, run, delay=delay)
 
+    def notice(self, client: str) -> None:
+        """Hear that a client's request has just reached a replica."""
+        self._noticed = client
+        self._somebody.set()
+
     def _revoke_somebody(self) -> None:
+        """Shut somebody out while it delivers or joins, or else anybody."""
         world = self._world
+        self._somebody.clear()
+        self._somebody.wait(30.0)
         there = [agent.client for agent in world.agents if agent.client and not agent.thief]
-        if there:
-            client = world.scheduler.dice.choice(there)
+        client = self._noticed or (world.scheduler.dice.choice(there) if there else None)
+        if client is not None:
             self._ask("DELETE", f"/v1/federations/{self.federation}/clients/{client}")
 
     def _pause(self) -> None:
@@ -102,7 +112,7 @@ class _Member(Process):
         """Do something again and again as long as there is a storm."""
         scheduler = self.world.scheduler
         while self.world.storm_begins is None or self.world.is_stormy:
-            scheduler.sleep(scheduler.dice.uniform(1.0, 20.0))
+            scheduler.sleep(scheduler.dice.uniform(1.0, 10.0))
             agent = self.world.agents[self.index] if len(self.world.agents) > self.index else None
             if agent is None or agent.api is None or agent.client is None:
                 continue

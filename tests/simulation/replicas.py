@@ -30,9 +30,9 @@ from tests.simulation.storage import replicas_database
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-LEASE_SECONDS = 20.0
-TICK_SECONDS = 6.0
-RETRY_SECONDS = 8.0
+LEASE_SECONDS = 12.0
+TICK_SECONDS = 4.0
+RETRY_SECONDS = 6.0
 AUTHORITY = "localhost"
 _BLOCK_BYTES = 2**20
 
@@ -93,7 +93,7 @@ class Replica(Process):
             metrics=_metrics(self.number),
             moved=lambda: None,
         )
-        ticker._next_collection = world.scheduler.now + world.scheduler.dice.uniform(5.0, 60.0)
+        ticker._next_collection = world.scheduler.now + world.scheduler.dice.uniform(5.0, 40.0)
         for loop in ticker._loops:
             loop._woken = Flag(world.scheduler)
             loop._work = self._watched(loop._work)
@@ -155,7 +155,7 @@ class _Loop:
         self._world = world
 
     def start(self) -> None:
-        self._world.scheduler.spawn(self._replica, self._run, is_worker="aggregation" in self.name)
+        self._world.scheduler.spawn(self._replica, self._run, is_worker=True)
 
 
 @cache

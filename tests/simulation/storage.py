@@ -6,7 +6,9 @@ transactions follow each other. Others run between them, never inside one.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,7 +44,9 @@ class Host(Protocol):
 def workplace() -> Path:
     """A folder of this process in memory."""
     root = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    return Path(mkdtemp(prefix="tessera-simulation-", dir=root))
+    folder = Path(mkdtemp(prefix="tessera-simulation-", dir=root))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @cache

@@ -28,6 +28,7 @@ class Plan:
     thief: bool
     two_mouthed: bool
     curious: bool
+    sluggish: bool
     revoked: int
     pause: bool
     finish_early: bool
@@ -49,6 +50,7 @@ class Weather:
     until: float
     replica_crash: float
     replica_stall: float
+    slow: float
     agent_crash: float
     power: float
     disk_full: float
@@ -65,9 +67,9 @@ class Weather:
 def plan_of(seed: int) -> Plan:
     """Draw what a schedule is about."""
     dice = random.Random(f"plan {seed}")
-    agents = dice.choices([3, 4, 5, 8, 20], [50, 30, 15, 4, 1])[0]
+    agents = dice.choices([3, 4, 5, 8, 20], [45, 35, 15, 4, 1])[0]
     thief = dice.random() < 0.2
-    revoked = dice.choices([0, 1, 2], [60, 30, 10])[0] if agents > 3 else 0
+    revoked = dice.choices([0, 1], [60, 40])[0] if agents > 3 else 0
     min_clients = max(2, dice.choice([agents, agents - 1, agents // 2]) - revoked - thief)
     rank = 1
     while rank * rank + rank < agents * LAST_ROUND + NOISE:
@@ -75,14 +77,15 @@ def plan_of(seed: int) -> Plan:
     return Plan(
         replicas=dice.choices([1, 2, 3], [25, 40, 35])[0],
         agents=agents,
-        rounds=dice.choice([1, 1, 2, 2, 3]),
+        rounds=dice.choice([1, 2, 2, 3]),
         min_clients=min_clients,
         quorum=dice.randint(1, min_clients),
-        collect_seconds=dice.choice([15.0, 30.0, 60.0]),
+        collect_seconds=dice.choice([8.0, 15.0, 40.0]),
         rank=rank,
         thief=thief,
         two_mouthed=dice.random() < 0.3,
         curious=dice.random() < 0.2,
+        sluggish=dice.random() < 0.5,
         revoked=revoked,
         pause=dice.random() < 0.1,
         finish_early=dice.random() < 0.05,
@@ -92,7 +95,7 @@ def plan_of(seed: int) -> Plan:
 def weather_of(seed: int, plan: Plan) -> Weather:
     """Draw what goes wrong: in every schedule some things often, and some never."""
     dice = random.Random(f"weather {seed}")
-    until = dice.uniform(20.0, 90.0)
+    until = dice.uniform(30.0, 110.0)
 
     def chance(*often: float) -> float:
         return dice.choice([0.0, *often])
@@ -101,6 +104,7 @@ def weather_of(seed: int, plan: Plan) -> Weather:
         until=until,
         replica_crash=chance(0.002, 0.006, 0.015),
         replica_stall=chance(0.002, 0.006),
+        slow=chance(0.01, 0.05),
         agent_crash=chance(0.005, 0.02),
         power=dice.choice([0.0, 0.5, 1.0]),
         disk_full=chance(0.01, 0.05),

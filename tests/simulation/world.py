@@ -67,9 +67,9 @@ class World:
         if not process.alive:
             raise Killed
         if self.is_stormy:
-            self._strike(process, label, often=task.is_worker)
+            self._strike(process, label, often=task.is_worker and self.oracle.ledger.holds_lease(process.name))
         if not inside:
-            self.scheduler.sleep(self.scheduler.dice.expovariate(50.0))
+            self.scheduler.sleep(self._delay(process, is_worker=task.is_worker))
 
     def disk_is_full(self) -> bool:
         """Draw whether the next write finds no space."""
@@ -150,11 +150,19 @@ class World:
 
     # What happens.
 
+    def _delay(self, process: Process, *, is_worker: bool) -> float:
+        """Draw how long others run: mostly for moments, and now and then a single thread is slow."""
+        dice = self.scheduler.dice
+        if isinstance(process, Replica) and self.is_stormy:
+            if dice.random() < self.weather.slow * (3.0 if is_worker else 1.0):
+                return dice.uniform(0.0, 1.5 * LEASE_SECONDS)
+        return dice.expovariate(50.0)
+
     def _strike(self, process: Process, label: str, *, often: bool) -> None:
         dice, weather = self.scheduler.dice, self.weather
         draw = dice.random()
         if isinstance(process, Replica):
-            more = 6.0 if often else 1.0
+            more = 15.0 if often else 1.0
             if draw < weather.replica_crash * more:
                 self._crash_replica(process, label)
                 raise Killed
