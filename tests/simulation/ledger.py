@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _ORDER = ("open", "collecting", "closing", "aggregating", "published", "abandoned")
 _ENDED = ("published", "abandoned")
 _ROUNDS = (
-    "SELECT id, number, state, version, reason, deadline, lease_token, lease_expires_at FROM rounds ORDER BY id"
+    "SELECT id, number, state, version, reason, deadline, lease_token, lease_expires_at"
+    " FROM rounds ORDER BY id"
 )
 
 
@@ -86,7 +87,9 @@ class Ledger:
     def client_of(self, key: str) -> str | None:
         """Whose key is this?"""
         if key not in self._keys:
-            self._keys.update(self.connection.execute("SELECT public_key, client_id FROM client_keys").fetchall())
+            self._keys.update(
+                self.connection.execute("SELECT public_key, client_id FROM client_keys").fetchall()
+            )
         return self._keys.get(key)
 
     def look(self, actor: str) -> None:

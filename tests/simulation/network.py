@@ -66,7 +66,9 @@ class Network(httpx.BaseTransport):
         exchange = self._deliver(request, body, place, delay)
         if weather and dice.random() < weather.twice:
             other = dice.randrange(world.plan.replicas)
-            again = self._deliver(request, body, other, dice.uniform(0.0, 0.1) + dice.choice([0.0, delay, 10.0]))
+            again = self._deliver(
+                request, body, other, dice.uniform(0.0, 0.1) + dice.choice([0.0, delay, 10.0])
+            )
             exchange = dice.choice([exchange, exchange, again])
         exchange.over.wait(_TIMEOUT_SECONDS)
         if weather and dice.random() < weather.lost_reply:

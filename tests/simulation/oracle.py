@@ -122,7 +122,9 @@ class Oracle:
         self._world.count("answers")
         client = self.ledger.client_of(asked.key) if asked.key else None
         if asked.was_revoked:
-            self._world.violated("I6", f"{client} was answered {asked.method} {asked.path} after it was revoked")
+            self._world.violated(
+                "I6", f"{client} was answered {asked.method} {asked.path} after it was revoked"
+            )
         if asked.path == "/v1/enrolments":
             self._enrolled(asked)
         if client is None or asked.key is None:
@@ -141,12 +143,14 @@ class Oracle:
 
     def _is_its_own(self, client: str, asked: Asked, answer: Answer) -> None:
         about = _ABOUT.search(asked.path)
-        if about and about.group(1) != client or asked.path.endswith("/clients"):
+        if (about and about.group(1) != client) or asked.path.endswith("/clients"):
             self._world.violated("I11", f"{client} was answered {asked.method} {asked.path}")
         if asked.path.endswith("/weights") and answer.status == 200:
             owner = _OWNER.search(bytes(answer.body[:4096]))
             if owner is None or owner.group(1).decode() != client:
-                self._world.violated("I11", f"{client} was served {owner and owner.group(1).decode()}'s weights")
+                self._world.violated(
+                    "I11", f"{client} was served {owner and owner.group(1).decode()}'s weights"
+                )
 
     def _is_the_same(self, client: str, asked: Asked, answer: Answer) -> None:
         found = _ROUND.search(asked.path)
@@ -186,7 +190,9 @@ class Oracle:
 def read_body(body: bytes, rank: int, *, signed: bool) -> NDArray[np.float32]:
     """Read a body's values in the order of the layout."""
     layout = pq_layout(1, ["q"], rank)
-    expected = slots(layout) | ({SIGNATURE: Slot((None,), frozenset({"F32"}), optional=True)} if signed else {})
+    expected = slots(layout) | (
+        {SIGNATURE: Slot((None,), frozenset({"F32"}), optional=True)} if signed else {}
+    )
     encoding = "zstd" if is_frame(body) else None
     with unpack(body, encoding=encoding, expected=expected, max_bytes=2**24) as envelope:
         return np.concatenate([envelope.read_float32(name).reshape(-1) for name in layout])

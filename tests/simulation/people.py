@@ -36,7 +36,9 @@ class Operator(Process):
         self._noticed: str | None = None
         headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
         self._http = httpx.Client(
-            base_url=f"http://{AUTHORITY}", headers=headers, transport=Network(world, world.plan.agents, calm=True)
+            base_url=f"http://{AUTHORITY}",
+            headers=headers,
+            transport=Network(world, world.plan.agents, calm=True),
         )
         world.scheduler.spawn(self, self._work)
 
@@ -168,7 +170,12 @@ class Curious(_Member):
         fid = read_membership(agent.folder).federation_id
         about = f"/v1/federations/{fid}/clients/{dice.choice(others)}"
         method, path = dice.choice(
-            [("GET", about), ("GET", f"{about}/adapter"), ("DELETE", about), ("GET", f"/v1/federations/{fid}/clients")]
+            [
+                ("GET", about),
+                ("GET", f"{about}/adapter"),
+                ("DELETE", about),
+                ("GET", f"/v1/federations/{fid}/clients"),
+            ]
         )
         agent.api._call(method, path)
 

@@ -1,4 +1,4 @@
-"""What a published round must have counted: its bytes say who, because every update is a vector of its own."""
+"""What a published round must have counted: its bytes say whom, as every update is a vector of its own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Where the simulation takes hold of the product: clocks, secrets, dice, threads and the disk; nothing else.
 
-Time of the database is SQLite's own strftime, replaced in every connection. Everything is put back at the end.
+The database's clock is SQLite's own strftime, which `storage` replaces in every connection. Everything is
+put back at the end.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class InTurn:
 
 
 class NoLoop:
-    """What the web framework asks of an event loop, without one: threads' work is done here, nothing is cancelled."""
+    """What the web framework asks of an event loop: work for threads is done here, nothing is cancelled."""
 
     shield = False
 

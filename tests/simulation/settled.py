@@ -17,7 +17,8 @@ AT_ONCE = timedelta(days=-1)
 """A grace that spares nothing."""
 
 _REFERENCES = (
-    "SELECT payload_id FROM updates UNION SELECT state_payload_id FROM updates UNION SELECT payload_id FROM weights"
+    "SELECT payload_id FROM updates UNION SELECT state_payload_id FROM updates"
+    " UNION SELECT payload_id FROM weights"
 )
 
 
@@ -113,7 +114,9 @@ def _chains(world: World, connection: sqlite3.Connection) -> None:
         previous = json.loads(document)["previous"]
         before = last.get(client)
         if (previous and (previous["round"], previous["hash"])) != before:
-            world.violated("I4", f"the manifest of {client} for round {number} does not follow the one before")
+            world.violated(
+                "I4", f"the manifest of {client} for round {number} does not follow the one before"
+            )
         last[client] = (number, told)
     for table, column in (("roster", "version"), ("audit", "number"), ("events", "number")):
         numbers = [one for (one,) in connection.execute(f"SELECT {column} FROM {table} ORDER BY {column}")]

@@ -95,7 +95,7 @@ def plan_of(seed: int) -> Plan:
 def weather_of(seed: int, plan: Plan) -> Weather:
     """Draw what goes wrong: in every schedule some things often, and some never."""
     dice = random.Random(f"weather {seed}")
-    until = dice.uniform(30.0, 110.0)
+    until = dice.uniform(20.0, 80.0)
 
     def chance(*often: float) -> float:
         return dice.choice([0.0, *often])
@@ -117,9 +117,7 @@ def weather_of(seed: int, plan: Plan) -> Weather:
             (begin, begin + dice.uniform(3.0, 40.0), dice.randrange(plan.agents), dice.randrange(3))
             for begin in [dice.uniform(0.0, until) for _ in range(dice.choice([0, 0, 2, 5]))]
         ),
-        jumps=tuple(
-            (dice.uniform(0.0, until), _jump(dice)) for _ in range(dice.choice([0, 0, 1, 2]))
-        ),
+        jumps=tuple((dice.uniform(0.0, until), _jump(dice)) for _ in range(dice.choice([0, 0, 1, 2]))),
         skews=tuple(dice.choice([0.0, dice.uniform(-60.0, 60.0), 4000.0]) for _ in range(plan.agents + 1)),
     )
 

@@ -19,6 +19,7 @@ from tests.simulation.storage import begin_anew, workplace
 from tests.simulation.weather import Plan, Weather, plan_of, weather_of
 
 _SETTLING_SECONDS = 900.0
+_WORKERS_SUFFER_SECONDS = 40.0
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,12 @@ class World:
         process = task.process
         if not process.alive:
             raise Killed
-        if self.is_stormy:
-            self._strike(process, label, often=task.is_worker and self.oracle.ledger.holds_lease(process.name))
+        aggregates = task.is_worker and self.oracle.ledger.holds_lease(process.name)
+        suffers = self.is_stormy or (aggregates and self.scheduler.now < self.calm_since)
+        if suffers:
+            self._strike(process, label, often=aggregates)
         if not inside:
-            self.scheduler.sleep(self._delay(process, is_worker=task.is_worker))
+            self.scheduler.sleep(self._delay(process, suffers=suffers, is_worker=task.is_worker))
 
     def disk_is_full(self) -> bool:
         """Draw whether the next write finds no space."""
@@ -102,8 +105,8 @@ class World:
 
     @property
     def calm_since(self) -> float:
-        """When the last fault may have happened."""
-        return (self.storm_begins or 0.0) + self.weather.until
+        """When the last fault may have happened: those who aggregate suffer longest."""
+        return (self.storm_begins or 0.0) + self.weather.until + _WORKERS_SUFFER_SECONDS
 
     def clock_of_agent(self, number: int) -> float:
         """What an agent's clock shows."""
@@ -125,9 +128,8 @@ class World:
     def note_fault(self, event: str, error: BaseException) -> None:
         """Write down an error that the product logs."""
         place = traceback.extract_tb(error.__traceback__)[-1]
-        self.scheduler.say(
-            f"logged {event}: {type(error).__name__}: {str(error).splitlines()[0]} ({place.name}:{place.lineno})"
-        )
+        told = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        self.scheduler.say(f"logged {event}: {told} ({place.name}:{place.lineno})")
 
     def count(self, fact: str) -> None:
         """Count something worth telling."""
@@ -150,12 +152,12 @@ class World:
 
     # What happens.
 
-    def _delay(self, process: Process, *, is_worker: bool) -> float:
+    def _delay(self, process: Process, *, suffers: bool, is_worker: bool) -> float:
         """Draw how long others run: mostly for moments, and now and then a single thread is slow."""
         dice = self.scheduler.dice
-        if isinstance(process, Replica) and self.is_stormy:
-            if dice.random() < self.weather.slow * (3.0 if is_worker else 1.0):
-                return dice.uniform(0.0, 1.5 * LEASE_SECONDS)
+        slow = self.weather.slow * (3.0 if is_worker else 1.0)
+        if isinstance(process, Replica) and suffers and dice.random() < slow:
+            return dice.uniform(0.0, 1.5 * LEASE_SECONDS)
         return dice.expovariate(50.0)
 
     def _strike(self, process: Process, label: str, *, often: bool) -> None:
@@ -196,9 +198,7 @@ class World:
 
         def restart() -> None:
             place = self.agents.index(agent)
-            self.agents[place] = Agent(
-                self, agent.index, agent.token, life=agent.life + 1, thief=agent.thief
-            )
+            self.agents[place] = Agent(self, agent.index, agent.token, life=agent.life + 1, thief=agent.thief)
 
         self.scheduler.spawn(self.nature, restart, delay=self.scheduler.dice.uniform(0.2, 10.0))
 
