@@ -52,6 +52,7 @@ class Network(httpx.BaseTransport):
         """Send a request, and wait for its answer as long as an agent does."""
         world, dice = self._world, self._dice
         body = request.read()
+        world.oracle.sent(self._number, request, body)
         world.point("send")
         place = dice.randrange(world.plan.replicas)
         if world.is_cut_off(self._number, place) or not world.replicas[place].alive:

@@ -57,7 +57,7 @@ class Oracle:
         self._world = world
         self.ledger = Ledger(world)
         self.acknowledged: dict[tuple[str, int], str] = {}
-        self._pushed: dict[tuple[str, int], str] = {}
+        self._pushed: dict[tuple[int, int], str] = {}
         self._updates: dict[str, bytes] = {}
         self._said: dict[tuple[str, str, str], bytes] = {}
         self._tokens: dict[str, str] = {}
@@ -102,16 +102,20 @@ class Oracle:
         found = _ROUND.search(path)
         if found and client is not None and found.group(2) in ("update", "join"):
             self._world.operator.notice(client)
-        if request.method == "PUT" and found and found.group(2) == "update" and client is not None:
-            self._pushes(client, int(found.group(1)), body)
         return asked
 
-    def _pushes(self, client: str, number: int, body: bytes) -> None:
-        digest = digest_of(body)
+    def sent(self, agent: int, request: httpx.Request, body: bytes) -> None:
+        """Note an update as it leaves its agent, whether it arrives or not."""
+        found = _ROUND.search(request.url.raw_path.decode())
+        if request.method != "PUT" or found is None or found.group(2) != "update":
+            return
+        digest, number = digest_of(body), int(found.group(1))
         self._updates[digest] = body
-        is_liar = self._world.plan.two_mouthed and client == self._world.agents[0].client
-        if not is_liar and self._pushed.setdefault((client, number), digest) != digest:
-            self._world.violated("an agent sends what it made once", f"two updates of {client} in {number}")
+        is_liar = self._world.plan.two_mouthed and agent == 0
+        if not is_liar and self._pushed.setdefault((agent, number), digest) != digest:
+            self._world.violated(
+                "an agent sends what it made once", f"two updates of agent {agent} in {number}"
+            )
 
     def answered(self, asked: Asked, answer: Answer) -> None:
         """Check an answer as it leaves a replica."""

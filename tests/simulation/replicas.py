@@ -93,10 +93,10 @@ class Replica(Process):
             metrics=_metrics(self.number),
             moved=lambda: None,
         )
-        ticker._next_collection = world.scheduler.now + world.scheduler.dice.uniform(5.0, 40.0)
+        self._collect_soon(ticker)
         for loop in ticker._loops:
             loop._woken = Flag(world.scheduler)
-            loop._work = self._watched(loop._work)
+            loop._work = self._watched(loop._work, ticker)
             loop._thread = _Loop(loop._thread.name, loop._run, self, world)
         state.metrics = _metrics(self.number)
         state.failed_enrolments = FailedEnrolments(1000, lambda: world.scheduler.now)
@@ -108,10 +108,18 @@ class Replica(Process):
         self.database.is_sqlite = world.plan.replicas == 1
         world.scheduler.spawn(self, ticker.start)
 
-    def _watched(self, work: Callable[[], bool]) -> Callable[[], bool]:
+    def _collect_soon(self, ticker: Ticker) -> None:
+        """Have payloads collected every few ticks: a schedule is shorter than the ten minutes between."""
+        scheduler = self._world.scheduler
+        if ticker._next_collection > scheduler.now + 100.0 or ticker._next_collection < scheduler.now:
+            ticker._next_collection = scheduler.now + scheduler.dice.uniform(5.0, 40.0)
+
+    def _watched(self, work: Callable[[], bool], ticker: Ticker) -> Callable[[], bool]:
         def watched() -> bool:
             try:
-                return work()
+                is_more = work()
+                self._collect_soon(ticker)
+                return is_more
             except OperationalError:  # the disk is full for a moment
                 raise
             except Exception as error:
