@@ -68,8 +68,16 @@ def _replicas_are_slow(plan: Plan, weather: Weather) -> bool:
     return plan.replicas > 1 and weather.slow > 0.01 and plan.sluggish and plan.collect_seconds < 30
 
 
-def _somebody_is_revoked(plan: Plan, weather: Weather) -> bool:
-    return plan.revoked > 0 and plan.replicas > 1 and weather.slow > 0.01
+def _deadlines_are_contested(plan: Plan, weather: Weather) -> bool:
+    return plan.replicas == 3 and weather.slow > 0.01 and plan.sluggish and plan.collect_seconds < 10
+
+
+def _revoked_while(what: str) -> Where:
+    def where(plan: Plan, weather: Weather) -> bool:
+        is_slow = plan.replicas > 1 and weather.slow > 0.01
+        return plan.revoked > 0 and plan.revoked_while == what and is_slow
+
+    return where
 
 
 def _rounds_end_early(plan: Plan, weather: Weather) -> bool:
@@ -186,7 +194,7 @@ def serves_anybodys_weights() -> Iterator[None]:
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("moves rounds without comparing", moves_rounds_without_comparing, _replicas_are_slow),
+    Mutant("moves rounds without comparing", moves_rounds_without_comparing, _deadlines_are_contested),
     Mutant("takes leases that are alive", takes_leases_that_are_alive, _replicas_are_slow),
     Mutant("leaves the dead their leases", leaves_the_dead_their_leases, _workers_die),
     Mutant("publishes without its lease", publishes_without_its_lease, _workers_compete),
@@ -209,8 +217,10 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         _rounds_end_early,
     ),
-    Mutant("takes updates of the revoked", _set(delivery, "still_member", _nothing), _somebody_is_revoked),
-    Mutant("lets the revoked join", _set(joining, "still_member", _nothing), _somebody_is_revoked),
+    Mutant(
+        "takes updates of the revoked", _set(delivery, "still_member", _nothing), _revoked_while("update")
+    ),
+    Mutant("lets the revoked join", _set(joining, "still_member", _nothing), _revoked_while("join")),
     Mutant("forgets that a join was answered", _set(joining, "_known", _nothing), _always),
     Mutant("forgets that an update is there", _set(delivery, "_known", _nothing), _always),
     Mutant("answers before the commit", answers_before_the_commit, _workers_die),

@@ -100,7 +100,7 @@ class Oracle:
             client in self.revoked,
         )
         found = _ROUND.search(path)
-        if found and client is not None and found.group(2) in ("update", "join"):
+        if found and client is not None and found.group(2) == self._world.plan.revoked_while:
             self._world.operator.notice(client)
         return asked
 

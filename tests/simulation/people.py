@@ -90,7 +90,7 @@ class Operator(Process):
         """Shut somebody out while it delivers or joins, or else anybody."""
         world = self._world
         self._somebody.clear()
-        self._somebody.wait(30.0)
+        self._somebody.wait(60.0)
         there = [agent.client for agent in world.agents if agent.client and not agent.thief]
         client = self._noticed or (world.scheduler.dice.choice(there) if there else None)
         if client is not None:

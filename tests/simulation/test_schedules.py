@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.campaign import schedules
-from tests.simulation.mutants import drives_on_what_it_saw
+from tests.simulation.lease_mutants import drives_on_what_it_saw
 from tests.simulation.world import play
 
 ROOT = Path(__file__).parent.parent.parent

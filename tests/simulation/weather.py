@@ -30,6 +30,7 @@ class Plan:
     curious: bool
     sluggish: bool
     revoked: int
+    revoked_while: str
     pause: bool
     finish_early: bool
 
@@ -87,6 +88,7 @@ def plan_of(seed: int) -> Plan:
         curious=dice.random() < 0.2,
         sluggish=dice.random() < 0.5,
         revoked=revoked,
+        revoked_while=dice.choice(["update", "join"]),
         pause=dice.random() < 0.1,
         finish_early=dice.random() < 0.05,
     )

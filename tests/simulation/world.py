@@ -68,7 +68,7 @@ class World:
         if not process.alive:
             raise Killed
         aggregates = task.is_worker and self.oracle.ledger.holds_lease(process.name)
-        suffers = self.is_stormy or (aggregates and self.scheduler.now < self.calm_since)
+        suffers = self.is_stormy or (task.is_worker and self.scheduler.now < self.calm_since)
         if suffers:
             self._strike(process, label, often=aggregates)
         if not inside:
@@ -105,8 +105,10 @@ class World:
 
     @property
     def calm_since(self) -> float:
-        """When the last fault may have happened: those who aggregate suffer longest."""
-        return (self.storm_begins or 0.0) + self.weather.until + _WORKERS_SUFFER_SECONDS
+        """When the last fault may have happened: tickers suffer longest, as agents get on well only then."""
+        if self.storm_begins is None:
+            return 0.0
+        return self.storm_begins + self.weather.until + _WORKERS_SUFFER_SECONDS
 
     def clock_of_agent(self, number: int) -> float:
         """What an agent's clock shows."""
