@@ -114,7 +114,8 @@ def learnt(plan: Plan, number: int, index: int, attempt: int) -> NDArray[np.floa
 
 def _train(silo: Any, adapter: Any, plan: Any, *, round_number: int, **_: Any) -> Trained:
     world: World = silo.world
-    is_sluggish = world.plan.sluggish and silo.index == world.plan.agents - 1
+    in_time = world.scheduler.now > world.calm_since  # else a plan of short rounds would go on for ever
+    is_sluggish = world.plan.sluggish and silo.index == world.plan.agents - 1 and not in_time
     world.scheduler.sleep(world.scheduler.dice.uniform(0.5, 40.0 if is_sluggish else 4.0))
     silo.attempts += 1
     flat = learnt(world.plan, round_number, silo.index, silo.attempts)

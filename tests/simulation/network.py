@@ -101,6 +101,9 @@ class Network(httpx.BaseTransport):
                 )
                 world.oracle.answered(asked, answer)
                 exchange.answer = answer
+            except Exception as error:  # after the reply began: a server could only cut the connection
+                what = f"{request.method} {request.url.raw_path.decode()}: {type(error).__name__}: {error}"
+                world.violated("requests do not fail for no reason", what)
             finally:
                 exchange.over.set()
 
