@@ -26,6 +26,7 @@ from coordinator.paths import ClientId, FederationId
 from coordinator.sessions import TheDatabase, TheSettings
 from coordinator.settings import Settings
 from coordinator.tables import ClientRow, PersonToken
+from schemas.identity.signed_requests import SignedRequest
 from schemas.messages.enrolment import Profile
 from schemas.messages.people import PersonRole
 
@@ -51,7 +52,7 @@ class Person:
 class Member:
     """An enrolled client as it was when it was recognised.
 
-    `public_key` is the key it signed with, None for a bearer client. `nonce` is that of a signed POST.
+    `public_key` is the key it signed with, None for a bearer client. `post` is the signature of a POST.
     """
 
     client_id: str
@@ -61,7 +62,7 @@ class Member:
     profile: Profile
     last_seen_at: datetime | None
     public_key: str | None
-    nonce: str | None = None
+    post: SignedRequest | None = None
 
 
 def hash_of(token: str) -> str:
@@ -141,7 +142,7 @@ def _member(session: Session, digest: str) -> Member:
     return _as_member(row)
 
 
-def _as_member(row: ClientRow, *, key: str | None = None, nonce: str | None = None) -> Member:
+def _as_member(row: ClientRow, *, key: str | None = None, post: SignedRequest | None = None) -> Member:
     return Member(
         client_id=row.id,
         name=row.name,
@@ -150,7 +151,7 @@ def _as_member(row: ClientRow, *, key: str | None = None, nonce: str | None = No
         profile=Profile.model_validate(row.profile),
         last_seen_at=row.last_seen_at,
         public_key=key,
-        nonce=nonce,
+        post=post,
     )
 
 
@@ -159,8 +160,8 @@ def _signer(request: Request, database: Database, settings: Settings) -> Member:
     claimed = signatures.read_signature(request)
     with database.read() as session:
         signed = signatures.verify(session, request, claimed, settings)
-    nonce = signed.nonce if request.method == "POST" else None
-    return _as_member(signed.client, key=signed.public_key, nonce=nonce)
+    post = claimed if request.method == "POST" else None
+    return _as_member(signed.client, key=signed.public_key, post=post)
 
 
 _documented = HTTPBearer(
@@ -241,8 +242,8 @@ async def _once(member: Member, database: Database) -> Member:
 
     GET shows what is the caller's own, and PUT of the same bytes changes nothing: these may be repeated.
     """
-    if member.public_key is not None and member.nonce is not None:
-        await to_thread.run_sync(nonces.use, database, member.public_key, member.nonce)
+    if member.public_key is not None and member.post is not None:
+        await to_thread.run_sync(nonces.use, database, member.public_key, member.post)
     return member
 
 

@@ -10,9 +10,11 @@ from datetime import timedelta
 from sqlalchemy import func, select
 
 from coordinator.database import Database, now
+from coordinator.enrolment.signatures import check_timely
 from coordinator.enrolment.store import forget, insert_new
 from coordinator.errors import Replayed, TooManyPosts
 from coordinator.identity_tables import UsedNonceRow
+from schemas.identity.signed_requests import SignedRequest
 
 # Longer than any signature may live on clocks that differ as much as they may.
 _LIFE = timedelta(minutes=10)
@@ -20,10 +22,11 @@ MOST_OF_A_KEY = 600
 """How many POSTs of one key are remembered: what one member can fill the table with."""
 
 
-def use(database: Database, key: str, nonce: str) -> None:
+def use(database: Database, key: str, signed: SignedRequest) -> None:
     """Remember a signed POST for ten minutes, in a short write of its own; old ones are forgotten on the way.
 
     Raises:
+        ClockSkew: its time is over by now.
         Replayed: it was received before.
         TooManyPosts: as many of this key's are remembered as may be.
     """
@@ -36,7 +39,10 @@ def use(database: Database, key: str, nonce: str) -> None:
     if count >= MOST_OF_A_KEY:
         raise TooManyPosts((oldest + _LIFE - moment).total_seconds())
     with database.write() as session:
-        moment = now(session)
+        # Looked at again: who was held up until its nonce is forgotten must not find it gone.
+        moment = check_timely(session, signed)
         forget(session, UsedNonceRow, UsedNonceRow.used_at <= moment - _LIFE)
-        if not insert_new(session, UsedNonceRow, {"public_key": key, "nonce": nonce, "used_at": moment}):
+        if not insert_new(
+            session, UsedNonceRow, {"public_key": key, "nonce": signed.nonce, "used_at": moment}
+        ):
             raise Replayed

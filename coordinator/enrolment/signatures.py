@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from datetime import datetime
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import Request
@@ -37,7 +38,6 @@ class Signed:
 
     client: ClientRow
     public_key: str
-    nonce: str
 
 
 def is_signed(request: Request) -> bool:
@@ -82,9 +82,7 @@ def verify(session: Session, request: Request, signed: SignedRequest, settings: 
     host = request.headers.get("host", "")
     if not settings.goes_by(host):
         raise AuthorityUnknown("TESSERA_PUBLIC_NAMES must have the name that clients call this server by")
-    moment = now(session)
-    if not signed.is_timely(moment.timestamp()):
-        raise ClockSkew(server_time=moment.isoformat().replace("+00:00", "Z"))
+    moment = check_timely(session, signed)
     found = store.client_of_key(session, signed.keyid)
     key = _NOBODY if found is None else public_key(found[0].public_key)
     if not signed.is_by(key, _target(request, host)) or found is None:
@@ -92,7 +90,19 @@ def verify(session: Session, request: Request, signed: SignedRequest, settings: 
     row, client = found
     if client.state != "enrolled" or (row.expires_at is not None and row.expires_at <= moment):
         raise KeyRevoked
-    return Signed(client, row.public_key, signed.nonce)
+    return Signed(client, row.public_key)
+
+
+def check_timely(session: Session, signed: SignedRequest) -> datetime:
+    """Check that a signature's time is now; give the time.
+
+    Raises:
+        ClockSkew: its time is over, or has not come.
+    """
+    moment = now(session)
+    if not signed.is_timely(moment.timestamp()):
+        raise ClockSkew(server_time=moment.isoformat().replace("+00:00", "Z"))
+    return moment
 
 
 def _target(request: Request, host: str) -> Target:

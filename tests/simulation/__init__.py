@@ -1,0 +1,1 @@
+"""The whole system in one thread, on a clock and dice of its own: `python -m tests.simulation --help`."""

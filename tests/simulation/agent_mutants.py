@@ -1,0 +1,52 @@
+"""Faults planted in the agent: its journal is what makes a retry the same update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from client_agent import round_folder
+from client_agent.round_folder import RECEIPT, TRAINED, UPDATE, RoundFolder
+from tests.simulation.weather import Plan, Weather
+
+
+@contextmanager
+def does_not_sync_its_journal() -> Iterator[None]:
+    """What was written is there, until the power goes."""
+
+    def write(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+    with patch.object(round_folder, "write_durably", write):
+        yield
+
+
+@contextmanager
+def trains_again_for_a_retry() -> Iterator[None]:
+    """What was trained and not yet acknowledged is made anew."""
+    has = RoundFolder.has
+
+    def forgetful(self: RoundFolder, name: str) -> bool:
+        return has(self, name) and (name not in (TRAINED, UPDATE) or has(self, RECEIPT))
+
+    with patch.object(RoundFolder, "has", forgetful):
+        yield
+
+
+def _power_goes(plan: Plan, weather: Weather) -> bool:
+    return weather.power > 0 and weather.agent_crash > 0.01
+
+
+def _replies_are_lost(plan: Plan, weather: Weather) -> bool:
+    return weather.lost_reply > 0 and weather.agent_crash > 0
+
+
+AGENT_MUTANTS: tuple[
+    tuple[str, Callable[[], AbstractContextManager[object]], Callable[[Plan, Weather], bool]], ...
+] = (
+    ("does not sync its journal", does_not_sync_its_journal, _power_goes),
+    ("trains again for a retry", trains_again_for_a_retry, _replies_are_lost),
+)

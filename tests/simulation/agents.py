@@ -1,0 +1,239 @@
+"""Agents that run the product's own daemon, journal, retries and manifests; only training is ours.
+
+What an agent "learns" in a round is a one-hot vector of its own, and noise that no second training repeats.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import patch
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from numpy.typing import NDArray
+
+from client_agent import round as agent_round
+from client_agent import signing
+from client_agent.coordinator_api import CoordinatorApi, NothingYet
+from client_agent.daemon import run
+from client_agent.errors import AgentError, CoordinatorRefused, CoordinatorUnreachable
+from client_agent.frames_in_use import FramesInUse
+from client_agent.local_training import Trained
+from client_agent.membership import enrol, is_enrolled, read_key, read_membership
+from client_agent.participant import Participant
+from client_agent.signature import Signature
+from client_agent.silo import Silo
+from schemas.maths.adapter import Layout, pq_layout
+from schemas.messages.enrolment import Profile
+from schemas.messages.rounds import FinishedBrief, Metrics, RoundBrief, Scores
+from tests.served import PROFILE
+from tests.simulation.network import Network
+from tests.simulation.replicas import AUTHORITY
+from tests.simulation.scheduler import Process
+from tests.simulation.weather import NOISE, Plan
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_DEADLINE_SECONDS = 25.0
+_SCORE = Metrics(loss=1.0, perplexity=2.0, exact_match=0.5)
+
+
+@dataclass
+class SimulatedSilo:
+    """What stands for a model and its data."""
+
+    index: int
+    world: World
+    attempts: int = 0
+
+    @property
+    def data(self) -> SimulatedSilo:
+        """Stands for the examples too."""
+        return self
+
+    @property
+    def train(self) -> range:
+        """How many there are is all that is asked."""
+        return range(10)
+
+
+@dataclass
+class Injected:
+    """Stands for an adapter around a base model."""
+
+    layout: Layout
+
+    def __enter__(self) -> Injected:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class Walker(Participant):
+    """A participant without a model; everything else of it is the product's."""
+
+    def frames(self, brief: RoundBrief) -> FramesInUse:
+        """There are none."""
+        return FramesInUse({}, None)
+
+    def injected(self, brief: RoundBrief) -> Any:
+        """Give the layout."""
+        return Injected(pq_layout(1, ["q"], brief.adapter.rank))
+
+    def origin(self, brief: RoundBrief) -> Any:
+        """Nothing was trained under anything."""
+        return None
+
+
+class PollingApi(CoordinatorApi):
+    """The real connection, which never asks to be made to wait: that takes a thread."""
+
+    def current_round(
+        self, federation: str, *, wait_seconds: int = 0
+    ) -> RoundBrief | FinishedBrief | NothingYet:
+        """Ask and be answered at once."""
+        return super().current_round(federation)
+
+
+def learnt(plan: Plan, number: int, index: int, attempt: int) -> NDArray[np.float32]:
+    """Make what an agent learns in a round: a 1 at a place of its own, and noise at the end."""
+    flat = np.zeros(plan.values, np.float32)
+    flat[plan.place(number, index)] = 1.0
+    noise = random.Random(f"{number} {index} {attempt}")
+    flat[-NOISE:] = [noise.gauss(0.0, 10.0 ** noise.randint(-2, 2)) for _ in range(NOISE)]
+    return flat
+
+
+def _train(silo: Any, adapter: Any, plan: Any, *, round_number: int, **_: Any) -> Trained:
+    world: World = silo.world
+    in_time = world.scheduler.now > world.calm_since  # else a plan of short rounds would go on for ever
+    is_sluggish = world.plan.sluggish and silo.index == world.plan.agents - 1 and not in_time
+    world.scheduler.sleep(world.scheduler.dice.uniform(0.5, 40.0 if is_sluggish else 4.0))
+    silo.attempts += 1
+    flat = learnt(world.plan, round_number, silo.index, silo.attempts)
+    rank = world.plan.rank
+    adapter_state = {"b0.q.P": flat[: rank * rank].reshape(rank, rank), "b0.q.Q": flat[rank * rank :]}
+    return Trained(adapter_state, {}, {}, Scores(before=_SCORE, after=_SCORE, examples=4), None)
+
+
+def _sketch(who: Any, *_: object) -> Signature:
+    return Signature(np.array([1.0, float(who.silo.index), 0.0, 0.0], np.float32), 1.0)
+
+
+@contextmanager
+def without_models() -> Iterator[None]:
+    """Let agents train without a model."""
+    with (
+        patch.object(agent_round, "train_locally", _train),
+        patch.object(agent_round, "sketch", _sketch),
+        patch.object(signing, "sketch", _sketch),
+    ):
+        yield
+
+
+@cache
+def key_of(index: int) -> bytes:
+    """The private key of an agent, as its file has it: the same in every schedule."""
+    key = Ed25519PrivateKey.from_private_bytes(index.to_bytes(32, "big"))
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+class Agent(Process):
+    """One process of an agent, from its start to its death; its folder outlives it."""
+
+    def __init__(self, world: World, index: int, token: str, *, life: int = 0, thief: bool = False) -> None:
+        super().__init__(f"{'thief' if thief else 'agent'}-{index}.{life}")
+        self.world, self.index, self.token, self.life, self.thief = world, index, token, life, thief
+        self.number = world.plan.agents if thief else index
+        self.folder = world.disks.folder / self.name.partition(".")[0]
+        self.client: str | None = None
+        self.api: CoordinatorApi | None = None
+        world.scheduler.spawn(self, self._live)
+
+    @property
+    def client_name(self) -> str:
+        """What its token is bound to."""
+        return f"c{self.index}"
+
+    def _connect(self, key: Ed25519PrivateKey | None = None, server_key: str | None = None) -> CoordinatorApi:
+        world = self.world
+        api = PollingApi(
+            f"http://{AUTHORITY}",
+            key=key,
+            server_key=server_key,
+            deadline_seconds=_DEADLINE_SECONDS,
+            sleep=world.scheduler.sleep,
+            transport=Network(world, self.number),
+        )
+        if api._signing is not None:
+            api._signing._clock = lambda: world.clock_of_agent(self.number)
+        return api
+
+    def _live(self) -> None:
+        try:
+            self._take_part()
+        except CoordinatorRefused as refusal:
+            self._refused(refusal)
+        except AgentError as error:
+            self.world.violated("an agent never gives up", f"{self.name}: {type(error).__name__}: {error}")
+        self.alive = False
+        self.world.agent_is_done(self)
+
+    def _refused(self, refusal: CoordinatorRefused) -> None:
+        allowed = {
+            "key-revoked": self.client in self.world.oracle.revoked,
+            "enrolment-token-invalid": self.world.plan.thief,
+            "federation-state": self.world.oracle.ledger.is_finished,
+        }
+        if not allowed.get(refusal.slug, False):
+            self.world.violated("an agent never gives up", f"{self.name}: {refusal.slug}")
+
+    def _take_part(self) -> None:
+        world = self.world
+        if not (self.folder / "client.key").exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            world.disks.keep(self.folder / "client.key", key_of(1000 + self.number))
+        while not is_enrolled(self.folder):
+            self._enrol()
+        member = read_membership(self.folder)
+        self.client = member.client_id
+        api = self.api = self._connect(read_key(self.folder), member.server_key)
+        silo = world.silos.setdefault(self.number, SimulatedSilo(self.index, world))
+        if self.thief:
+            return
+        walker = Walker(
+            cast("Silo", silo),
+            api,
+            member.federation_id,
+            member.client_id,
+            self.folder,
+            keep_rounds=2,
+            stop=lambda: False,
+            server_key=member.server_key,
+        )
+        run(walker, world.scheduler.sleep)
+
+    def _enrol(self) -> None:
+        try:
+            enrol(
+                self._connect(None),
+                self.folder,
+                token=self.token,
+                name=self.client_name,
+                profile=Profile.model_validate(PROFILE),
+            )
+        except CoordinatorUnreachable:
+            self.world.scheduler.sleep(5.0)
+        except CoordinatorRefused as refusal:
+            is_paused = refusal.slug == "federation-state" and not self.world.oracle.ledger.is_finished
+            if not is_paused and refusal.slug != "validation":  # the clock jumped: the nonce is too old
+                raise
+            self.world.scheduler.sleep(5.0)

@@ -1,0 +1,202 @@
+"""What must be true of every answer that leaves a replica, and of everything once all has settled.
+
+I1 an acknowledged update is counted once or listed as rejected; I3 and I10 a repeated request gets the same
+answer; I5 a token makes one member; I6 who was shut out is not let in; I11 nobody reads what is another's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator import payloads
+from schemas.maths.adapter import SIGNATURE, pq_layout
+from schemas.wire.compress import is_frame
+from schemas.wire.digests import digest_of
+from schemas.wire.envelope import slots, unpack
+from schemas.wire.header import Slot
+from tests.simulation import settled
+from tests.simulation.ledger import Ledger
+from tests.simulation.replicas import Answer
+from tests.simulation.storage import observer
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_KEY = re.compile(r'keyid="([^"]+)"')
+_NONCE = re.compile(r'nonce="([^"]+)"')
+_ROUND = re.compile(r"/rounds/(\d+)/(\w+)$")
+_ABOUT = re.compile(r"/clients/([^/]+)")
+_OWNER = re.compile(rb'"client\\*":\s*\\*"([^"\\]+)')
+_OURS = frozenset({0, 500})
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it reached a replica."""
+
+    method: str
+    path: str
+    body: bytes
+    key: str | None
+    nonce: str | None
+    was_revoked: bool
+
+
+class Oracle:
+    """Watches every answer; the ledger watches every commit."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.ledger = Ledger(world)
+        self.acknowledged: dict[tuple[str, int], str] = {}
+        self._pushed: dict[tuple[int, int], str] = {}
+        self._updates: dict[str, bytes] = {}
+        self._said: dict[tuple[str, str, str], bytes] = {}
+        self._tokens: dict[str, str] = {}
+        self._nonces: set[tuple[str, str]] = set()
+
+    def open(self) -> None:
+        """Begin to look."""
+        self.ledger.open(observer())
+
+    def close(self) -> None:
+        """Look no more."""
+        self.ledger.close()
+
+    @property
+    def revoked(self) -> set[str]:
+        """Who was shut out."""
+        return self.ledger.revoked
+
+    @property
+    def newest_round(self) -> int:
+        """In which round the federation is."""
+        return self.ledger.newest_round
+
+    def look(self, actor: str) -> None:
+        """See what `actor` committed."""
+        self.ledger.look(actor)
+
+    def asked(self, request: httpx.Request, body: bytes) -> Asked:
+        """Note a request that reached a replica."""
+        said = request.headers.get("signature-input", "")
+        key, nonce = _KEY.search(said), _NONCE.search(said)
+        path = request.url.raw_path.decode()
+        client = self.ledger.client_of(key.group(1)) if key else None
+        asked = Asked(
+            request.method,
+            path,
+            body,
+            key.group(1) if key else None,
+            nonce.group(1) if nonce else None,
+            client in self.revoked,
+        )
+        found = _ROUND.search(path)
+        if found and client is not None and found.group(2) == self._world.plan.revoked_while:
+            self._world.operator.notice(client)
+        return asked
+
+    def sent(self, agent: int, request: httpx.Request, body: bytes) -> None:
+        """Note an update as it leaves its agent, whether it arrives or not."""
+        found = _ROUND.search(request.url.raw_path.decode())
+        if request.method != "PUT" or found is None or found.group(2) != "update":
+            return
+        digest, number = digest_of(body), int(found.group(1))
+        self._updates[digest] = body
+        is_liar = self._world.plan.two_mouthed and agent == 0
+        if not is_liar and self._pushed.setdefault((agent, number), digest) != digest:
+            self._world.violated(
+                "an agent sends what it made once", f"two updates of agent {agent} in {number}"
+            )
+
+    def answered(self, asked: Asked, answer: Answer) -> None:
+        """Check an answer as it leaves a replica."""
+        if answer.status in _OURS:
+            self._world.violated("requests do not fail for no reason", f"{asked.method} {asked.path}")
+        if not 200 <= answer.status < 300:
+            return
+        self._world.count("answers")
+        client = self.ledger.client_of(asked.key) if asked.key else None
+        if asked.was_revoked:
+            self._world.violated(
+                "I6", f"{client} was answered {asked.method} {asked.path} after it was revoked"
+            )
+        if asked.path == "/v1/enrolments":
+            self._enrolled(asked)
+        if client is None or asked.key is None:
+            return
+        if asked.method == "POST" and asked.nonce is not None:
+            if (asked.key, asked.nonce) in self._nonces:
+                self._world.violated("a signed request counts once", f"{asked.path} was answered twice")
+            self._nonces.add((asked.key, asked.nonce))
+        self._is_its_own(client, asked, answer)
+        self._is_the_same(client, asked, answer)
+
+    def _enrolled(self, asked: Asked) -> None:
+        said = json.loads(asked.body)
+        if self._tokens.setdefault(said["token"], said["public_key"]) != said["public_key"]:
+            self._world.violated("I5", "two keys became members with one token")
+
+    def _is_its_own(self, client: str, asked: Asked, answer: Answer) -> None:
+        about = _ABOUT.search(asked.path)
+        if (about and about.group(1) != client) or asked.path.endswith("/clients"):
+            self._world.violated("I11", f"{client} was answered {asked.method} {asked.path}")
+        if asked.path.endswith("/weights") and answer.status == 200:
+            owner = _OWNER.search(bytes(answer.body[:4096]))
+            if owner is None or owner.group(1).decode() != client:
+                self._world.violated(
+                    "I11", f"{client} was served {owner and owner.group(1).decode()}'s weights"
+                )
+
+    def _is_the_same(self, client: str, asked: Asked, answer: Answer) -> None:
+        found = _ROUND.search(asked.path)
+        if found is None or found.group(2) not in ("join", "update", "weights") or answer.status == 206:
+            return
+        number, what = int(found.group(1)), found.group(2)
+        body = bytes(answer.body)
+        asking = digest_of(asked.body) if what == "update" else ""
+        if self._said.setdefault((client, asked.path, asking), body) != body:
+            self._world.violated("I10" if what != "weights" else "I3", f"{asked.path} of {client} changed")
+        if what == "update":
+            digest = json.loads(body)["digest"]
+            if digest != asking:
+                self._world.violated("I10", f"{client} got a receipt for other bytes")
+            if self.acknowledged.setdefault((client, number), digest) != digest:
+                self._world.violated("I1", f"two updates of {client} were acknowledged in round {number}")
+
+    def update(self, digest: str) -> NDArray[np.float32]:
+        """The values of an update that was sent, (values,)."""
+        return read_body(self._updates[digest], self._world.plan.rank, signed=True)
+
+    def settle(self, *, is_over: bool) -> None:
+        """Check what must be true when no fault is left."""
+        world = self._world
+        if not is_over:
+            waiting = sorted({one.name.partition(".")[0] for one in world.agents} - world.done)
+            world.violated("I12", f"still waiting for {waiting or 'the operator'}")
+            world.scheduler.raise_failure()
+        database = world.replicas[0].database
+        world.scheduler.say(f"collected {payloads.collect(database, grace=settled.AT_ONCE)}")
+        connection: sqlite3.Connection = self.ledger.connection
+        settled.check(world, connection)
+        world.scheduler.say(f"settled {settled.summary(connection)}")
+        world.scheduler.raise_failure()
+
+
+def read_body(body: bytes, rank: int, *, signed: bool) -> NDArray[np.float32]:
+    """Read a body's values in the order of the layout."""
+    layout = pq_layout(1, ["q"], rank)
+    expected = slots(layout) | (
+        {SIGNATURE: Slot((None,), frozenset({"F32"}), optional=True)} if signed else {}
+    )
+    encoding = "zstd" if is_frame(body) else None
+    with unpack(body, encoding=encoding, expected=expected, max_bytes=2**24) as envelope:
+        return np.concatenate([envelope.read_float32(name).reshape(-1) for name in layout])

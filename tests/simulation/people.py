@@ -1,0 +1,198 @@
+"""Who else uses the service: an operator, a member that says two things at once, a member that pries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from client_agent.errors import AgentError
+from client_agent.membership import read_membership
+from schemas.messages.updates import UpdateManifest
+from schemas.wire.envelope import pack
+from tests.served import ADMIN_TOKEN
+from tests.simulation.agents import Agent, learnt
+from tests.simulation.network import Network
+from tests.simulation.replicas import AUTHORITY
+from tests.simulation.scheduler import Flag, Process
+from tests.simulation.weather import LAST_ROUND
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_ANOTHER = 1_000_000  # an attempt at training that no agent makes
+
+
+class Operator(Process):
+    """Creates the federation, hands out tokens, starts it; then pauses, revokes or finishes as drawn."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__("operator")
+        self._world = world
+        self.has_begun = False
+        self.federation = ""
+        self._somebody = Flag(world.scheduler)
+        self._noticed: str | None = None
+        headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+        self._http = httpx.Client(
+            base_url=f"http://{AUTHORITY}",
+            headers=headers,
+            transport=Network(world, world.plan.agents, calm=True),
+        )
+        world.scheduler.spawn(self, self._work)
+
+    def _ask(self, method: str, path: str, json: Any = None) -> httpx.Response:
+        while True:
+            try:
+                answer = self._http.request(method, path, json=json)
+                if answer.status_code < 500:
+                    return answer
+            except httpx.TransportError:
+                pass
+            self._world.scheduler.sleep(1.0)
+
+    def _work(self) -> None:
+        world, plan = self._world, self._world.plan
+        fid = self.federation = str(self._ask("POST", "/v1/federations", _plan_of(world)).json()["id"])
+        for index in range(plan.agents):
+            made = self._ask("POST", f"/v1/federations/{fid}/enrolment-tokens", {"client_name": f"c{index}"})
+            world.agents.append(Agent(world, index, made.json()["token"]))
+        world.begin_storm()
+        dice = world.scheduler.dice
+        if plan.thief:
+            victim = world.agents[dice.randrange(plan.agents)]
+            world.agents.append(Agent(world, victim.index, victim.token, thief=True))
+        world.scheduler.sleep(dice.uniform(0.0, 4.0))
+        self._ask("POST", f"/v1/federations/{fid}/start")
+        self.has_begun = True
+        for _ in range(plan.revoked):
+            self._later(self._revoke_somebody)
+        if plan.pause:
+            self._later(self._pause)
+        if plan.finish_early:
+            self._later(lambda: self._ask("POST", f"/v1/federations/{fid}/finish"))
+
+    def _later(self, work: Callable[[], object]) -> None:
+        delay = self._world.scheduler.dice.uniform(0.0, self._world.weather.until)
+
+        def run() -> None:
+            work()
+
+        self._world.scheduler.spawn(self, run, delay=delay)
+
+    def notice(self, client: str) -> None:
+        """Hear that a client's request has just reached a replica."""
+        self._noticed = client
+        self._somebody.set()
+
+    def _revoke_somebody(self) -> None:
+        """Shut somebody out while it delivers or joins, or else anybody."""
+        world = self._world
+        self._somebody.clear()
+        self._somebody.wait(60.0)
+        there = [agent.client for agent in world.agents if agent.client and not agent.thief]
+        client = self._noticed or (world.scheduler.dice.choice(there) if there else None)
+        if client is not None:
+            self._ask("DELETE", f"/v1/federations/{self.federation}/clients/{client}")
+
+    def _pause(self) -> None:
+        self._ask("POST", f"/v1/federations/{self.federation}/pause")
+        self._world.scheduler.sleep(self._world.scheduler.dice.uniform(1.0, 30.0))
+        self._ask("POST", f"/v1/federations/{self.federation}/start")
+
+
+class _Member(Process):
+    """Somebody who has an agent's key, beside the agent."""
+
+    def __init__(self, world: World, name: str, index: int) -> None:
+        super().__init__(name)
+        self.world = world
+        self.index = index
+
+    def while_it_goes_on(self, work: Callable[[Agent], None]) -> None:
+        """Do something again and again as long as there is a storm."""
+        scheduler = self.world.scheduler
+        while self.world.storm_begins is None or self.world.is_stormy:
+            scheduler.sleep(scheduler.dice.uniform(1.0, 10.0))
+            agent = self.world.agents[self.index] if len(self.world.agents) > self.index else None
+            if agent is None or agent.api is None or agent.client is None:
+                continue
+            try:
+                work(agent)
+            except (AgentError, httpx.TransportError):
+                continue
+
+
+class TwoMouthed(_Member):
+    """Delivers other bytes than its agent does, for the same rounds."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, "two-mouthed", 0)
+        if world.plan.two_mouthed:
+            world.scheduler.spawn(self, lambda: self.while_it_goes_on(self._deliver))
+
+    def _deliver(self, agent: Agent) -> None:
+        world, api = self.world, agent.api
+        number = world.oracle.newest_round
+        if api is None or not 0 < number <= LAST_ROUND:
+            return
+        fid = read_membership(agent.folder).federation_id
+        joined = api.join(fid, number, None)
+        rank = world.plan.rank
+        flat = learnt(world.plan, number, self.index, _ANOTHER)
+        tensors = {"b0.q.P": flat[: rank * rank].reshape(rank, rank), "b0.q.Q": flat[rank * rank :]}
+        manifest = UpdateManifest(
+            federation=fid,
+            recipe={},
+            round=number,
+            client=str(agent.client),
+            base=joined.weights.digest,
+            pack=None,
+            examples=10,
+        )
+        api.push_update(fid, number, pack(tensors, manifest))
+
+
+class Curious(_Member):
+    """Asks for what is another's."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, "curious", 1)
+        if world.plan.curious:
+            world.scheduler.spawn(self, lambda: self.while_it_goes_on(self._pry))
+
+    def _pry(self, agent: Agent) -> None:
+        others = [one.client for one in self.world.agents if one.client and one.client != agent.client]
+        if not others or agent.api is None:
+            return
+        dice = self.world.scheduler.dice
+        fid = read_membership(agent.folder).federation_id
+        about = f"/v1/federations/{fid}/clients/{dice.choice(others)}"
+        method, path = dice.choice(
+            [
+                ("GET", about),
+                ("GET", f"{about}/adapter"),
+                ("DELETE", about),
+                ("GET", f"/v1/federations/{fid}/clients"),
+            ]
+        )
+        agent.api._call(method, path)
+
+
+def _plan_of(world: World) -> dict[str, Any]:
+    plan = world.plan
+    return {
+        "name": "simulated",
+        "strategy": {"name": "fedavg"},
+        "adapter": {"rank": plan.rank, "blocks": 1, "roles": ["q"]},
+        "rounds": {
+            "total": plan.rounds,
+            "min_clients": plan.min_clients,
+            "quorum": plan.quorum,
+            "collect_seconds": plan.collect_seconds,
+            "max_staleness": 0,
+        },
+        "signature": {"dim": 4},
+        "wire": {"compression": world.scheduler.dice.choice(["none", "zstd"])},
+    }

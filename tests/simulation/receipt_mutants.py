@@ -1,0 +1,83 @@
+"""Faults planted in how an update is acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from tempfile import SpooledTemporaryFile
+from typing import Any
+from unittest.mock import patch
+
+from coordinator.bounded_body import ReceivedBody
+from coordinator.errors import UploadConflict
+from coordinator.updates import routes
+from coordinator.updates.delivery import Delivered
+from schemas.messages.updates import Receipt
+
+
+class _Undo(Exception):
+    """What was done is not kept."""
+
+
+class _Rehearsal:
+    """A database in which nothing that is written stays."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+        self.read = database.read
+
+    @contextmanager
+    def write(self) -> Iterator[Any]:
+        with suppress(_Undo), self._database.write() as session:
+            yield session
+            raise _Undo
+
+
+@contextmanager
+def answers_before_the_commit() -> Iterator[None]:
+    """The receipt leaves, and soon after the update is kept, if the replica lives that long."""
+    deliver = routes.deliver
+
+    def early(database: Any, member: Any, number: int, body: ReceivedBody) -> Delivered:
+        body.file.seek(0)
+        content = body.file.read()
+        told = deliver(_Rehearsal(database), member, number, body)  # type: ignore[arg-type]
+        world = database.host
+
+        def keep() -> None:
+            with suppress(Exception), SpooledTemporaryFile[bytes](max_size=2**20) as copy:
+                copy.write(content)
+                deliver(database, member, number, ReceivedBody(copy, body.digest, body.bytes, body.encoding))
+
+        if told.is_new:
+            world.scheduler.spawn(world.scheduler.current().process, keep, delay=0.2)
+        return told
+
+    with patch.object(routes, "deliver", early):
+        yield
+
+
+@contextmanager
+def acknowledges_other_bytes() -> Iterator[None]:
+    """Whoever delivers a second time is told that it is well."""
+    deliver = routes.deliver
+
+    def polite(database: Any, member: Any, number: int, body: ReceivedBody) -> Delivered:
+        try:
+            return deliver(database, member, number, body)
+        except UploadConflict:
+            with database.read() as session:
+                moment = routes.federation(session, member.federation_id).created_at
+            return Delivered(
+                Receipt(
+                    digest=body.digest,
+                    received_at=moment,
+                    bytes=body.bytes,
+                    round=number,
+                    client=member.client_id,
+                    clipped=False,
+                )
+            )
+
+    with patch.object(routes, "deliver", polite):
+        yield

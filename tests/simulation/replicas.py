@@ -1,0 +1,211 @@
+"""Logical replicas: the real application and the real ticker over one database, each with memory of its own.
+
+A request is one task, each of the ticker's loops another. Waiting for a round (`Prefer: wait`) is not
+simulated: it belongs to an event loop, and there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import httpx
+from fastapi import FastAPI
+from sqlalchemy.exc import OperationalError
+
+from coordinator import server_key
+from coordinator.aggregation.ticker import Ticker
+from coordinator.app import create_app
+from coordinator.limits.bodies import PacedBodies
+from coordinator.metrics import Metrics
+from coordinator.settings import Settings
+from schemas.identity.keys import decode
+from tests.served import ADMIN_TOKEN, SIGNING_KEY
+from tests.simulation.scheduler import Flag, Process, Violation
+from tests.simulation.storage import replicas_database
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+LEASE_SECONDS = 12.0
+TICK_SECONDS = 4.0
+RETRY_SECONDS = 8.0
+AUTHORITY = "localhost"
+_BLOCK_BYTES = 2**20
+
+
+@dataclass
+class Answer:
+    """What the application sent back."""
+
+    status: int = 0
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    body: bytearray = field(default_factory=bytearray)
+
+
+@cache
+def _application(number: int) -> FastAPI:
+    """One application per replica, made once; its state is new with every start."""
+    settings = Settings(
+        _env_file=None,
+        admin_token=ADMIN_TOKEN,
+        signing_key=SIGNING_KEY,
+        lease_seconds=LEASE_SECONDS,
+        tick_seconds=TICK_SECONDS,
+        retry_seconds=RETRY_SECONDS,
+        failed_enrolments_per_minute=1000,
+        polls_per_second=1e6,  # its clock is this machine's
+        storage_reserve_mib=0,
+    )
+    app = create_app(settings)
+    # Bodies come whole here, and wait for no event loop: how slow they may be is tested elsewhere.
+    app.user_middleware = [layer for layer in app.user_middleware if layer.cls is not PacedBodies]
+    app.state.turns = _EverybodysTurn()
+    return app
+
+
+class _EverybodysTurn:
+    """Stands where one upload of a client waits for another: the database alone must cope."""
+
+    @asynccontextmanager
+    async def one_of(self, _: object) -> AsyncIterator[None]:
+        """Let everybody go on at once."""
+        yield
+
+
+class _Nobody:
+    """Stands where clients would wait for rounds."""
+
+    calls = 0
+
+    def look(self) -> None:
+        """Nobody waits."""
+
+
+class Replica(Process):
+    """One process of the coordinator, from its start to its death."""
+
+    def __init__(self, world: World, number: int, *, life: int = 0) -> None:
+        super().__init__(f"replica-{number}.{life}")
+        self.number = number
+        self.life = life
+        self._world = world
+        self.database = replicas_database(number)
+        self.database.host = world
+        self._app = _application(number)
+        self._start()
+
+    def _start(self) -> None:
+        world, state = self._world, self._app.state
+        ticker = Ticker(
+            self.database,
+            lease_seconds=LEASE_SECONDS,
+            tick_seconds=TICK_SECONDS,
+            block_bytes=_BLOCK_BYTES,
+            metrics=_metrics(self.number),
+            moved=lambda: None,
+        )
+        self._collect_soon(ticker)
+        for loop in ticker._loops:
+            loop._woken = Flag(world.scheduler)
+            loop._work = self._watched(loop._work, ticker)
+            loop._thread = _Loop(loop._thread.name, loop._run, self, world)
+        state.metrics = _metrics(self.number)
+        state.database = self.database
+        state.waiting = _Nobody()
+        state.ticker = ticker
+        state.server_key = server_key.ServerKey(_seed())
+        # The only replica of a database forgets the leases of its earlier life; one of several must not.
+        self.database.is_sqlite = world.plan.replicas == 1
+        world.scheduler.spawn(self, ticker.start)
+
+    def _collect_soon(self, ticker: Ticker) -> None:
+        """Have payloads collected every few ticks: a schedule is shorter than the ten minutes between."""
+        scheduler = self._world.scheduler
+        if ticker._next_collection > scheduler.now + 100.0 or ticker._next_collection < scheduler.now:
+            ticker._next_collection = scheduler.now + scheduler.dice.uniform(5.0, 40.0)
+
+    def _watched(self, work: Callable[[], bool], ticker: Ticker) -> Callable[[], bool]:
+        def watched() -> bool:
+            try:
+                is_more = work()
+                self._collect_soon(ticker)
+                return is_more
+            except OperationalError:  # the disk is full for a moment
+                raise
+            except Exception as error:
+                self._world.violated("the ticker does not fail", f"{type(error).__name__}: {error}")
+                raise
+
+        return watched
+
+    def answer(self, request: httpx.Request, body: bytes) -> Answer:
+        """Answer a request, in this task."""
+        answer = Answer()
+        pieces = iter([(body[: len(body) // 2], True), (body[len(body) // 2 :], False)])
+
+        async def receive() -> dict[str, Any]:
+            piece, more = next(pieces, (b"", False))
+            return {"type": "http.request", "body": piece, "more_body": more}
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                answer.status, answer.headers = message["status"], list(message["headers"])
+            else:
+                answer.body += message.get("body", b"")
+
+        running = self._app(_scope(request, self._app), receive, send)
+        try:
+            running.send(None)
+        except StopIteration:
+            return answer
+        finally:
+            running.close()
+        raise Violation("the simulation is whole", "the application waited for something not simulated")
+
+
+class _Loop:
+    """A loop of the ticker as a task."""
+
+    def __init__(self, name: str, run: Callable[[], None], replica: Replica, world: World) -> None:
+        self.name = name
+        self._run = run
+        self._replica = replica
+        self._world = world
+
+    def start(self) -> None:
+        self._world.scheduler.spawn(self._replica, self._run, is_worker=True)
+
+
+@cache
+def _metrics(_: int) -> Metrics:
+    return Metrics()
+
+
+@cache
+def _seed() -> bytes:
+    return decode(SIGNING_KEY)
+
+
+def _scope(request: httpx.Request, app: FastAPI) -> dict[str, Any]:
+    path, _, query = request.url.raw_path.partition(b"?")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": request.method,
+        "scheme": "http",
+        "path": unquote(path.decode("ascii")),
+        "raw_path": path,
+        "root_path": "",
+        "query_string": query,
+        "headers": [(name.lower(), value) for name, value in request.headers.raw],
+        "client": ("192.0.2.1", 4000),
+        "server": (AUTHORITY, 80),
+        "state": {},
+        "app": app,
+    }

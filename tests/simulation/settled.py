@@ -1,0 +1,124 @@
+"""What must be true of the database when everything has come to rest and what nobody needs was collected."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from datetime import timedelta
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from tests.simulation import published
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+AT_ONCE = timedelta(days=-1)
+"""A grace that spares nothing."""
+
+_REFERENCES = (
+    "SELECT payload_id FROM updates UNION SELECT state_payload_id FROM updates"
+    " UNION SELECT payload_id FROM weights"
+)
+
+
+def check(world: World, connection: sqlite3.Connection) -> None:
+    """Check everything that can only be said at the end."""
+    _updates(world, connection)
+    _weights(world, connection)
+    _payloads(world, connection)
+    _members(world, connection)
+    _chains(world, connection)
+
+
+def summary(connection: sqlite3.Connection) -> str:
+    """Name what is in the database in a few bytes."""
+    rows = connection.execute("SELECT client_id, round_number, digest FROM weights ORDER BY id").fetchall()
+    return sha256(repr(rows).encode()).hexdigest()
+
+
+def _updates(world: World, connection: sqlite3.Connection) -> None:
+    """I1: what was acknowledged was counted in its round, or is listed as rejected with its round."""
+    kept = {
+        (client, number): (digest, reason, state)
+        for client, number, digest, reason, state in connection.execute(
+            "SELECT u.client_id, u.round_number, u.digest, u.reject_reason, r.state"
+            " FROM updates u JOIN rounds r ON r.id = u.round_id"
+        )
+    }
+    for (client, number), digest in sorted(world.oracle.acknowledged.items()):
+        found = kept.get((client, number))
+        if found is None or found[0] != digest:
+            world.violated("I1", f"the update of {client} in round {number} was acknowledged and is lost")
+            continue
+        is_counted = client in world.oracle.ledger.counted.get(number, ())
+        if found[2] == "published" and (found[1] is not None or not is_counted):
+            world.violated("I1", f"the update of {client} in round {number} was not counted")
+        if found[2] == "abandoned" and found[1] is None:
+            world.violated("I1", f"round {number} was abandoned, the update of {client} is not rejected")
+
+
+def _weights(world: World, connection: sqlite3.Connection) -> None:
+    """I3: what was given is what it was."""
+    now = {
+        row[0]: row
+        for row in connection.execute(
+            "SELECT id, client_id, round_number, payload_id, head, begin, digest, bytes FROM weights"
+        )
+    }
+    if now != world.oracle.ledger.weights:
+        world.violated("I3", "weights were changed or removed after they were given")
+    for row in now.values():
+        published.read_weights(world, connection, row)
+
+
+def _payloads(world: World, connection: sqlite3.Connection) -> None:
+    """I7 and I8: what is referred to is there and whole, and nothing else is there."""
+    there = dict(connection.execute("SELECT id, digest FROM payloads").fetchall())
+    needed = {payload for (payload,) in connection.execute(_REFERENCES)}
+    if needed - there.keys():
+        world.violated("I7", f"payloads {sorted(needed - there.keys())} are missing")
+    if there.keys() - needed:
+        world.violated("I8", f"nobody needs payloads {sorted(there.keys() - needed)}")
+    for payload, digest in sorted(there.items()):
+        seen = sha256()
+        for (data,) in connection.execute(
+            "SELECT data FROM payload_chunks WHERE payload_id = ? ORDER BY begin", (payload,)
+        ):
+            seen.update(data)
+        if digest != f"sha256:{seen.hexdigest()}":
+            world.violated("I7", f"payload {payload} is not what its digest says")
+    (loose,) = connection.execute(
+        "SELECT count(*) FROM payload_chunks WHERE payload_id NOT IN (SELECT id FROM payloads)"
+    ).fetchone()
+    if loose:
+        world.violated("I8", f"{loose} chunks belong to nothing")
+
+
+def _members(world: World, connection: sqlite3.Connection) -> None:
+    """I5: as many members as tokens that were used."""
+    (members,) = connection.execute("SELECT count(*) FROM clients").fetchone()
+    (used,) = connection.execute(
+        "SELECT count(DISTINCT client_id) FROM enrolment_tokens WHERE used_at IS NOT NULL"
+    ).fetchone()
+    if members != used:
+        world.violated("I5", f"{used} tokens were used by {members} clients")
+
+
+def _chains(world: World, connection: sqlite3.Connection) -> None:
+    """I4: manifests, roster, audit and events go on without a gap."""
+    last: dict[str, tuple[int, str]] = {}
+    for client, number, document, told in connection.execute(
+        "SELECT client_id, round_number, document, hash FROM round_manifests ORDER BY client_id, round_number"
+    ):
+        previous = json.loads(document)["previous"]
+        before = last.get(client)
+        if (previous and (previous["round"], previous["hash"])) != before:
+            world.violated(
+                "I4", f"the manifest of {client} for round {number} does not follow the one before"
+            )
+        last[client] = (number, told)
+    for table, column in (("roster", "version"), ("audit", "number"), ("events", "number")):
+        numbers = [one for (one,) in connection.execute(f"SELECT {column} FROM {table} ORDER BY {column}")]
+        if numbers != list(range(1, len(numbers) + 1)):
+            world.violated("I4", f"{table} has gaps")
