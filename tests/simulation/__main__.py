@@ -55,6 +55,7 @@ def _hunt(first: int) -> bool:
                     mutant.name, str(found.outcome.violation), str(found.tries), str(found.outcome.seed)
                 )
     console.print(table)
+    console.print(f"{len(MUTANTS) - escaped} of {len(MUTANTS)} mutants found", highlight=False)
     return escaped == 0
 
 
