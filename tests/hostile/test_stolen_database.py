@@ -1,0 +1,156 @@
+"""Who has the whole database and all logs can act as nobody, and finds no tensor or secret in a log."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from sqlalchemy import create_engine, inspect, text
+
+from client_agent.signed_requests import SignedRequests
+from schemas.identity.enrolment_token import read
+from schemas.identity.keys import decode
+from tests.hostile.process import ServedProcess, start_process
+from tests.served import ADMIN_TOKEN, SIGNING_KEY, Silo
+from tests.taking_part import deliver, join, plan, wait_for, weights
+
+TELLING = np.float32(0.0123456789)
+_WORD = re.compile(r"[A-Za-z0-9_+/=:.-]{12,}")
+
+
+@dataclass
+class Loot:
+    """What a thief has, and what it must not contain."""
+
+    served: ServedProcess
+    silos: list[Silo]
+    values: list[Any]
+    log: str
+    secrets: dict[str, str]
+    signatures: list[str]
+
+
+@pytest.fixture(scope="module")
+def loot(
+    backend: str, fresh_database: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Loot]:
+    """A federation that has run for a round, its people, and a token that nobody has used yet."""
+    folder = tmp_path_factory.mktemp("stolen")
+    served = start_process(fresh_database(backend), folder, log_level="debug")
+    signatures: list[str] = []
+    try:
+        fid = served.federation(**plan(rounds={"total": 2}))
+        silos = [served.enrol(fid, f"silo-{i}") for i in range(2)]
+        for silo in silos:
+            silo.http.event_hooks = {
+                "request": [lambda request: signatures.append(request.headers["Signature"])]
+            }
+        unused = served.enrolment_token(fid, "late")
+        person = served.admin.post("/v1/tokens", json={"role": "operator", "name": "x"}).json()["token"]
+        served.admin.post(f"/v1/federations/{fid}/start")
+        telling = {
+            "b0.q.P": np.full((2, 2), TELLING, np.float32),
+            "b0.q.Q": np.full(2, TELLING, np.float32),
+        }
+        for silo in silos:
+            join(silo, 1)
+        for silo in silos:
+            deliver(silo, 1, telling)
+        wait_for(served, fid, 1, "published")
+        join(silos[0], 2)
+        assert weights(silos[0], 2)["b0.q.P"][0, 0] == pytest.approx(TELLING)
+        secrets = {
+            "the admin's token": ADMIN_TOKEN,
+            "a person's token": person,
+            "an enrolment token's secret": read(unused).secret,
+            **_forms("the coordinator's key", decode(SIGNING_KEY)),
+            **{k: v for silo in silos for k, v in _forms(silo.client_id, _seed(silo.key)).items()},
+        }
+        yield Loot(served, silos, list(_stored(served.database_url)), _log(folder), secrets, signatures)
+    finally:
+        served.stop()
+
+
+def _seed(key: Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
+
+
+def _forms(name: str, raw: bytes) -> dict[str, str]:
+    plain = base64.b64encode(raw).decode().rstrip("=")
+    url = base64.urlsafe_b64encode(raw).decode().rstrip("=")
+    return {f"{name}, {kind}": form for kind, form in (("hex", raw.hex()), ("base64", plain), ("url", url))}
+
+
+def _stored(url: str) -> Iterator[Any]:
+    """Every value of every row of every table."""
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        for table in inspect(engine).get_table_names():
+            for row in connection.execute(text(f'SELECT * FROM "{table}"')):
+                yield from row
+    engine.dispose()
+
+
+def _log(folder: Path) -> str:
+    return "".join(file.read_text() for file in folder.iterdir() if file.suffix == ".log")
+
+
+def _text(value: Any) -> str:
+    return bytes(value).decode("latin-1") if isinstance(value, bytes | memoryview) else str(value)
+
+
+def test_no_secret_is_in_the_database_or_a_log(loot: Loot) -> None:
+    said = loot.log + "\n".join(map(_text, loot.values))
+    assert loot.silos[0].client_id in said
+    assert [name for name, secret in loot.secrets.items() if secret in said] == []
+
+
+def test_nothing_that_is_stored_opens_a_door(loot: Loot) -> None:
+    words = {word for value in loot.values for word in _WORD.findall(_text(value))}
+    words |= {word for word in _WORD.findall(loot.log)}
+    assert len(words) > 50
+    with httpx.Client(base_url=loot.served.url, timeout=30, verify=False) as thief:
+        for word in sorted(words):
+            answer = thief.get("/v1/federations", headers={"Authorization": f"Bearer {word}"})
+            assert answer.status_code == 401, word
+        admin = thief.get("/v1/federations", headers={"Authorization": f"Bearer {ADMIN_TOKEN}"})
+        assert admin.status_code == 200, "this door is opened by a token"
+
+
+def test_no_key_can_be_made_of_what_is_stored(loot: Loot) -> None:
+    """Whatever has 32 bytes may be tried as a private key: it is no member's."""
+    seeds = {raw for value in loot.values for raw in _thirty_two_bytes(value)}
+    assert len(seeds) > 10
+    path = f"/v1/federations/{loot.silos[0].federation_id}/rounds/current"
+    with httpx.Client(base_url=loot.served.url, timeout=30, verify=False) as thief:
+        for seed in seeds:
+            key = Ed25519PrivateKey.from_private_bytes(seed)
+            assert thief.get(path, auth=SignedRequests(key)).status_code == 401
+        member = thief.get(path, auth=SignedRequests(loot.silos[0].key))
+        assert member.is_success, "this door is opened by a member's key"
+
+
+def _thirty_two_bytes(value: Any) -> Iterator[bytes]:
+    for word in re.findall(r"[0-9a-f]{64}|[A-Za-z0-9_-]{43}", _text(value)):
+        yield bytes.fromhex(word) if len(word) == 64 else base64.urlsafe_b64decode(word + "=")
+
+
+def test_no_signature_and_no_tensor_is_in_a_log(loot: Loot) -> None:
+    assert loot.signatures
+    assert [one for one in loot.signatures if one.removeprefix("sig1=:")[:40] in loot.log] == []
+    raw = TELLING.tobytes() * 2
+    shown = [repr(float(TELLING))[:10], raw.hex(), base64.b64encode(raw).decode()[:10]]
+    assert [form for form in shown if form in loot.log] == []
+    assert any(raw in bytes(value) for value in loot.values if isinstance(value, bytes | memoryview))
+    events = [json.loads(line)["event"] for line in loot.log.splitlines() if line.startswith("{")]
+    assert "update-accepted" in events
