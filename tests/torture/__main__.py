@@ -25,7 +25,7 @@ from rich.table import Table
 from coordinator import migrate
 from coordinator.database import Database
 from tests.postgres_server import PostgresServer
-from tests.torture import kills, replicas
+from tests.torture import kills, real_agents, replicas
 from tests.torture.one_hot import Trial, check, taking_part, wait_for_the_end
 from tests.torture.processes import Coordinator
 from tests.torture.proxy import bad_network
@@ -99,6 +99,22 @@ class Rack:
             )
         yield row
 
+    def real_agents(self) -> Iterator[Row]:
+        """Six agents that train on two replicas, and on one; three of which one is cut off."""
+        with _judged(Row("six training agents: two replicas against one", "", 0)) as row:
+            alone = real_agents.undisturbed(*self.database("postgresql"))
+            together = real_agents.on_two_replicas(*self.database("postgresql"))
+            assert real_agents.same(alone, together), "the replicas published something else"
+            row.done = "one killed, one frozen beyond the lease: the same weights, bit for bit"
+        yield row
+        with _judged(Row("three training agents, one cut off for a round", "", 0)) as row:
+            told = real_agents.cut_off(*self.database("sqlite"))
+            assert (told["1"], told["4"]) == ("arrived", "arrived"), told
+            assert told["2"] != "arrived", told
+            assert "round 2" in told["log"], told
+            row.done = f"coordinator restarted; cut off in round 2 ({told['2']}), back in round 4"
+        yield row
+
     def networks(self) -> Iterator[Row]:
         """Cut, swallow, double, trickle."""
         for backend in ("sqlite", "postgresql"):
@@ -148,6 +164,7 @@ HARNESSES: dict[str, Callable[[Rack], Iterator[Row]]] = {
     "crash-points": Rack.crash_points,
     "kills": Rack.random_kills,
     "replicas": Rack.two_replicas,
+    "agents": Rack.real_agents,
     "network": Rack.networks,
     "tests": Rack.tests,
     "fuzz": Rack.fuzzing,

@@ -99,6 +99,11 @@ class Coordinator:
         assert self.process is not None
         return self.process.poll() is not None
 
+    def freeze(self) -> None:
+        """Stop it where it stands."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
     def thaw(self) -> None:
         """Let it go on as if nothing had happened."""
         assert self.process is not None
