@@ -162,6 +162,7 @@ def _report(console: Console, found: dict[str, Any]) -> None:
                 polls["p99_seconds"],
                 GOAL_POLL_P99_SECONDS,
             ),
+            figures.Wanted("polls that were refused", polls["refused"], 0),
             figures.Wanted(
                 f"{found['agents']} uploads of 1 MiB at once, s", uploads["seconds"], GOAL_UPLOAD_SECONDS
             ),

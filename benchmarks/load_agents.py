@@ -169,7 +169,7 @@ async def _deliver(http: httpx.AsyncClient, agent: Agent, number: int, body: byt
             _check(answer)
             return waits
         waits += 1
-        await asyncio.sleep(float(answer.headers["Retry-After"]) * random.uniform(0.5, 1.0))
+        await asyncio.sleep(float(answer.headers["Retry-After"]) * random.uniform(1.0, 1.5))
 
 
 def _update(agent: Agent, number: int, base: str) -> bytes:

@@ -1,7 +1,7 @@
-"""Give a call a total deadline, its body and its answer included.
+"""Give a call a deadline for its body and for its answer's: both end when the time is over.
 
 httpx's own timeouts begin anew with every byte that moves: a coordinator that takes or gives one a minute
-would hold an agent for ever. Knows no path and no message.
+would hold an agent for ever. The head of an answer has httpx's timeout only. Knows no path and no message.
 """
 
 from __future__ import annotations

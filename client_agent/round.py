@@ -49,6 +49,7 @@ from schemas.wire.envelope import Array, pack
 log = logging.getLogger(__name__)
 
 # What the coordinator says when we came too late; the local adapter goes on all the same.
+_RECEIPT_LOST = "receipt-lost"
 _TOO_LATE: Final = frozenset({"round-closed", "not-joined", "not-found"})
 # It does not like what was sent: the same bytes would be refused again and again. A 404 with our slug comes
 # from a coordinator that was set back to before this round.
@@ -117,7 +118,10 @@ def _run(work: _Work) -> None:
             reason = _given_up(work, file, trouble)
             if reason is None:
                 raise
-            log.warning("round %d goes on without this client: %s", work.brief.round, trouble)
+            if reason == _RECEIPT_LOST:
+                log.warning("round %d has counted the update; the receipt was lost", work.brief.round)
+            else:
+                log.warning("round %d goes on without this client: %s", work.brief.round, trouble)
             if file == RECEIPT:
                 _try_scores(work)
             work.folder.write(CLOSED, json.dumps({"reason": reason}).encode())
@@ -129,17 +133,23 @@ def _given_up(work: _Work, file: str, trouble: AgentError) -> str | None:
         refused = file in (RECEIPT, SCORES_SENT) and trouble.status in _CONTENT_REFUSED
         if refused or trouble.slug in _TOO_LATE:
             return trouble.slug
-    return "round-closed" if file == RECEIPT and _is_over(work) else None
+    return _what_became(work) if file == RECEIPT else None
 
 
-def _is_over(work: _Work) -> bool:
-    """Ask whether a round takes no updates any more: what stands in between may let none of ours through."""
+def _what_became(work: _Work) -> str | None:
+    """Ask what became of a round whose receipt does not come; None while it takes updates, or nobody knows.
+
+    What stands in between may let none of ours through, or have let one through and lost the answer.
+    """
     try:
-        return work.who.api.round_view(work.who.federation, work.brief.round).state not in _TAKES_UPDATES
+        seen = work.who.api.round_view(work.who.federation, work.brief.round)
     except CoordinatorRefused as refusal:
-        return refusal.slug in _TOO_LATE
+        return "round-closed" if refusal.slug in _TOO_LATE else None
     except (CoordinatorUnreachable, AnswerUnreadable, RequestTooSlow):
-        return False
+        return None
+    if seen.state in _TAKES_UPDATES:
+        return None
+    return _RECEIPT_LOST if any(one.state == "arrived" for one in seen.clients) else "round-closed"
 
 
 def _try_scores(work: _Work) -> None:

@@ -18,7 +18,8 @@ _BUSY_SECONDS = 60.0
 def copy(database: Database, target: Path, *, progress: Callable[[int, int], None]) -> None:
     """Write one consistent state of the database to a new file, and see to it that it is on the disk.
 
-    Who writes meanwhile waits. `progress` is told how many pages of how many are copied.
+    Who writes meanwhile waits, and is told to come again (503) if that takes more than ten seconds.
+    `progress` is told how many pages of how many are copied.
 
     Raises:
         SettingsUnusable: the database is not SQLite, does not exist, is not whole, or the file exists.
@@ -31,17 +32,15 @@ def copy(database: Database, target: Path, *, progress: Callable[[int, int], Non
     if not source.is_file():
         raise SettingsUnusable(f"TESSERA_DATABASE_URL: there is no file {source}")
     partial = target.with_name(f"{target.name}.partial")
-    try:
-        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except OSError as error:
-        raise SettingsUnusable(f"{target}: {error.strerror}; a backup goes to a new file") from error
+    if target.exists():
+        raise SettingsUnusable(f"{target} exists; a backup goes to a new file")
     try:
         _copy(source, partial, progress)
-        os.replace(partial, target)
-    except BaseException:
+        os.link(partial, target)  # unlike a rename it replaces nothing
+    except OSError as error:
+        raise SettingsUnusable(f"{target}: {error.strerror}; a backup goes to a new file") from error
+    finally:
         partial.unlink(missing_ok=True)
-        target.unlink()
-        raise
     _sync(target.parent)
 
 

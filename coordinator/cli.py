@@ -49,9 +49,10 @@ def migrate() -> None:
 def backup(
     file: Annotated[Path, typer.Argument(help="A new file, best on another disk.", show_default=False)],
 ) -> None:
-    """Copy the SQLite database at TESSERA_DATABASE_URL while it is in use. Who writes meanwhile waits.
+    """Copy the SQLite database at TESSERA_DATABASE_URL while it is in use.
 
-    The signing key is not in it: keep TESSERA_SIGNING_KEY, or the file beside the database, as well.
+    Who writes meanwhile waits, or is told to come again. The signing key is not in the copy: keep
+    TESSERA_SIGNING_KEY, or the file beside the database, as well.
     """
     from rich.console import Console
     from rich.progress import Progress

@@ -32,6 +32,7 @@ from coordinator.tables import (
 )
 from schemas.wire.digests import digest_from_hash, digest_of
 
+_COLLECTED_AT_ONCE = 200
 GRACE = timedelta(hours=1)
 """How long a payload that nobody refers to is left alone: it may be in the making."""
 
@@ -147,19 +148,24 @@ def discard(database: Database, staged: Iterable[Staged]) -> None:
             )
 
 
-def let_go(session: Session, payload_id: int) -> None:
-    """Say that a reference goes: who is reading has a grace from now on, however old the payload is."""
-    session.execute(update(PayloadRow).where(PayloadRow.id == payload_id).values(created_at=now(session)))
+def let_go(session: Session, *payload_ids: int) -> None:
+    """Say that references go: who is reading has a grace from now on, however old a payload is."""
+    session.execute(
+        update(PayloadRow)
+        .where(PayloadRow.id.in_(payload_ids))
+        .values(created_at=now(session))
+        .execution_options(synchronize_session=False)
+    )
 
 
 def collect(database: Database, *, grace: timedelta = GRACE) -> int:
-    """Delete the payloads that nobody refers to and that are older than `grace`; give their number.
+    """Delete some payloads that nobody refers to and that are older than `grace`; give their number.
 
-    Those in the making stay while any round is being aggregated.
+    When that is 0 there are no more. Those in the making stay while any round is being aggregated.
     """
     with database.read() as session:
         old = _unreferenced().where(PayloadRow.created_at < now(session) - grace)
-        candidates = list(session.scalars(old.limit(1000)))
+        candidates = list(session.scalars(old.limit(_COLLECTED_AT_ONCE)))
     collected = 0
     for payload_id in candidates:
         with database.write() as session:

@@ -1,6 +1,6 @@
-"""The two threads that nobody has to nurse: one moves rounds whose time has come, one aggregates them.
+"""Threads that nobody has to nurse: one moves rounds whose time has come, one aggregates them, one tidies.
 
-Both look at the database when they are woken and every tick, so that what happens on another replica, and
+All look at the database when they are woken and every tick, so that what happens on another replica, and
 what was going on when a process died, is found without being told.
 """
 
@@ -60,6 +60,7 @@ class Ticker:
         self._loops = [
             _Loop("rounds", self._drive, tick_seconds, self._stopping),
             _Loop("aggregation", self._aggregate, tick_seconds, self._stopping),
+            _Loop("tidying", self._tidy, tick_seconds, self._stopping),
         ]
 
     def start(self) -> None:
@@ -87,15 +88,20 @@ class Ticker:
         if moved:
             self.wake()
             self._moved()
-        if time.monotonic() >= self._next_collection:
-            self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
-            self._tidy()
         return False
 
-    def _tidy(self) -> None:
-        if self._keep_rounds is not None:
-            log.info("rounds-thinned-out", count=retention.thin_out(self._database, self._keep_rounds))
-        log.info("payloads-collected", count=payloads.collect(self._database))
+    def _tidy(self) -> bool:
+        """Forget and delete a little of what nobody needs, now and then; say whether there may be more."""
+        if time.monotonic() < self._next_collection:
+            return False
+        self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
+        forgotten = retention.thin_out(self._database, self._keep_rounds) if self._keep_rounds else 0
+        collected = payloads.collect(self._database)
+        if not forgotten and not collected:
+            return False
+        log.info("tidied", forgotten=forgotten, collected=collected)
+        self._next_collection = time.monotonic()
+        return True
 
     def _aggregate(self) -> bool:
         """Aggregate one round; say whether there may be another."""

@@ -63,4 +63,6 @@ def _origin(address: str) -> str:
         parsed = ip_address(address)
     except ValueError:
         return ""
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
     return parsed.exploded[:19] if isinstance(parsed, IPv6Address) else address

@@ -6,7 +6,7 @@ given last. The bytes themselves go when nobody refers to them any more (`payloa
 
 from __future__ import annotations
 
-from sqlalchemy import exists, func, select
+from sqlalchemy import Select, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
 from coordinator import payloads
@@ -15,10 +15,10 @@ from coordinator.locks import lock_federation
 from coordinator.tables import FederationRow, RoundRow, UpdateRow, WeightsRow
 
 
-def thin_out(database: Database, keep_rounds: int) -> int:
-    """Forget the updates and weights of all but the last `keep_rounds` published rounds of each federation.
+def thin_out(database: Database, keep_rounds: int, *, most: int = 200) -> int:
+    """Forget updates and weights of all but the last `keep_rounds` published rounds of each federation.
 
-    Gives how many updates and weights were forgotten.
+    At most `most` of either at a time, lest anybody wait for long; gives how many, 0 when all are forgotten.
     """
     with database.read() as session:
         federations = list(session.scalars(select(FederationRow.id).order_by(FederationRow.id)))
@@ -26,21 +26,30 @@ def thin_out(database: Database, keep_rounds: int) -> int:
     for fid in federations:
         with database.write() as session:
             lock_federation(session, fid)
-            forgotten += _thin_out(session, fid, keep_rounds)
+            forgotten += _thin_out(session, fid, keep_rounds, most)
     return forgotten
 
 
-def _thin_out(session: Session, fid: str, keep_rounds: int) -> int:
+def _thin_out(session: Session, fid: str, keep_rounds: int, most: int) -> int:
     last = session.scalar(
         select(func.max(RoundRow.number)).where(RoundRow.federation_id == fid, RoundRow.state == "published")
     )
     oldest_kept = (last or 0) - keep_rounds + 1
     if oldest_kept <= 1:
         return 0
-    return _forget_updates(session, fid, oldest_kept, last or 0) + _forget_weights(session, fid, oldest_kept)
+    updates = list(session.scalars(_old_updates(fid, oldest_kept, last or 0).limit(most)))
+    weights = list(session.scalars(_old_weights(fid, oldest_kept).limit(most)))
+    referred = {row.payload_id for row in updates} | {row.state_payload_id for row in updates}
+    referred |= {given.payload_id for given in weights}
+    payloads.let_go(session, *(one for one in referred if one is not None))
+    for row in updates:
+        row.payload_id = row.state_payload_id = None
+    for given in weights:
+        given.payload_id = given.head = None
+    return len(updates) + len(weights)
 
 
-def _forget_updates(session: Session, fid: str, oldest_kept: int, published: int) -> int:
+def _old_updates(fid: str, oldest_kept: int, published: int) -> Select[UpdateRow]:
     newer = aliased(UpdateRow)
     # One that counts: of a round that is published. The last of these serves rounds to come.
     superseded = exists().where(
@@ -49,21 +58,15 @@ def _forget_updates(session: Session, fid: str, oldest_kept: int, published: int
         newer.round_number > UpdateRow.round_number,
         newer.round_number <= published,
     )
-    old = session.scalars(
-        select(UpdateRow).where(
-            UpdateRow.federation_id == fid,
-            UpdateRow.round_number < oldest_kept,
-            UpdateRow.payload_id.is_not(None),
-            UpdateRow.reject_reason.is_not(None) | superseded,
-        )
-    ).all()
-    for row in old:
-        _let_go(session, row.payload_id, row.state_payload_id)
-        row.payload_id = row.state_payload_id = None
-    return len(old)
+    return select(UpdateRow).where(
+        UpdateRow.federation_id == fid,
+        UpdateRow.round_number < oldest_kept,
+        UpdateRow.payload_id.is_not(None),
+        UpdateRow.reject_reason.is_not(None) | superseded,
+    )
 
 
-def _forget_weights(session: Session, fid: str, oldest_kept: int) -> int:
+def _old_weights(fid: str, oldest_kept: int) -> Select[WeightsRow]:
     newer = aliased(WeightsRow)
     # What a client is served in a round are the newest weights of that round or an earlier one.
     superseded = exists().where(
@@ -71,21 +74,9 @@ def _forget_weights(session: Session, fid: str, oldest_kept: int) -> int:
         newer.round_number > WeightsRow.round_number,
         newer.round_number <= oldest_kept,
     )
-    old = session.scalars(
-        select(WeightsRow).where(
-            WeightsRow.federation_id == fid,
-            WeightsRow.round_number < oldest_kept,
-            WeightsRow.payload_id.is_not(None),
-            superseded,
-        )
-    ).all()
-    for row in old:
-        _let_go(session, row.payload_id)
-        row.payload_id = row.head = None
-    return len(old)
-
-
-def _let_go(session: Session, *payload_ids: int | None) -> None:
-    for payload_id in payload_ids:
-        if payload_id is not None:
-            payloads.let_go(session, payload_id)
+    return select(WeightsRow).where(
+        WeightsRow.federation_id == fid,
+        WeightsRow.round_number < oldest_kept,
+        WeightsRow.payload_id.is_not(None),
+        superseded,
+    )

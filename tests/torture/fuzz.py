@@ -2,7 +2,7 @@
 
 python -m tests.torture.fuzz TARGET [--seconds 60]
 
-Needs `pip install -e '.[fuzz]'` (atheris). What breaks a target is written beside as crash-*; memory above
+Needs `pip install -e '.[fuzz]'` (atheris). What breaks a target is written to runs/fuzz; memory above
 three times the largest body that may be decoded is a crash too.
 """
 
@@ -30,6 +30,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 _LIMIT = 2**20
+_FOUND = Path("runs/fuzz")
 _FUZZER_MIB = 64  # its own tables and corpus
 _LAYOUT = pq_layout(2, ["q", "v"], 3)
 _SLOTS = slots(_LAYOUT)
@@ -110,6 +111,7 @@ def main() -> None:
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--seconds", type=int, default=60)
     arguments = parser.parse_args()
+    _FOUND.mkdir(parents=True, exist_ok=True)
     corpus = Path(tempfile.mkdtemp(prefix=f"fuzz-{arguments.target}-"))
     for place, seed in enumerate(_seeds(arguments.target)):
         (corpus / str(place)).write_bytes(seed)
@@ -118,6 +120,7 @@ def main() -> None:
         f"-max_total_time={arguments.seconds}",
         f"-rss_limit_mb={_FUZZER_MIB + (idle + 3 * _LIMIT) // 2**20}",
         "-timeout=5",
+        f"-artifact_prefix={_FOUND}/",
         "-max_len=16384",
         "-print_final_stats=1",
     ]

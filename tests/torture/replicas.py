@@ -105,5 +105,6 @@ def frozen_and_killed(database_url: str, folder: Path, trial: Trial) -> Havoc:
     if tormentor.fault is not None:
         raise AssertionError(str(tormentor.fault)) from tormentor.fault
     havoc = tormentor.havoc
+    assert (len(havoc.frozen_at), len(havoc.killed_at)) == (len(_TO_FREEZE), len(_TO_KILL) - 1), havoc
     havoc.overtaken = sum(replica.log.read_text().count("aggregation-overtaken") for replica in replicas)
     return havoc
