@@ -35,6 +35,8 @@ from coordinator.settings import PREFIX, SECRETS_DIR, Settings
 from schemas.messages.people import TokenRequest
 
 _GRACE_SECONDS = 10
+# Clients give up an idle connection after five seconds: who does so first must not be us, in mid-request.
+_KEEP_ALIVE_SECONDS = 20
 _LOOK_AGAIN_SECONDS = 1
 _MALLOC_ARENAS = -8  # M_ARENA_MAX of malloc.h
 
@@ -132,6 +134,7 @@ class Server(uvicorn.Server):
                 proxy_headers=bool(settings.trusted_proxies),
                 forwarded_allow_ips=settings.trusted_proxies,
                 timeout_graceful_shutdown=_GRACE_SECONDS,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             )
         )
         self._app = app
