@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import ssl
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 import numpy as np
@@ -94,9 +95,9 @@ async def poll(url: str, agents: list[Agent], *, every: float, seconds: float) -
             refused += answer.status_code not in (200, 204)
             await asyncio.sleep(max(0.0, every - (time.monotonic() - began)))
 
-    async with _client(url) as http:
+    async with _connected(url, agents) as clients:
         end = time.monotonic() + seconds
-        await asyncio.gather(*(ask(http, agent) for agent in agents))
+        await asyncio.gather(*(ask(http, agent) for http, agent in clients))
     return latencies, refused
 
 
@@ -104,21 +105,21 @@ async def join(url: str, agents: list[Agent]) -> list[bytes]:
     """Join the first round; give everybody's update."""
     queue = asyncio.Semaphore(_JOINING_AT_ONCE)
 
-    async def prepare(agent: Agent) -> bytes:
+    async def prepare(http: httpx.AsyncClient, agent: Agent) -> bytes:
         async with queue:
             return _update(agent, 1, await _join(http, agent, 1))
 
-    async with _client(url) as http:
-        return await asyncio.gather(*(prepare(agent) for agent in agents))
+    async with _connected(url, agents) as clients:
+        return await asyncio.gather(*(prepare(http, agent) for http, agent in clients))
 
 
 async def upload(url: str, agents: list[Agent], bodies: list[bytes]) -> tuple[float, int]:
     """Deliver all at once: seconds until the last receipt, and how often somebody was told to come again."""
     digests = [digest_of(body) for body in bodies]
-    async with _client(url) as http:
+    async with _connected(url, agents) as clients:
         began = time.monotonic()
         waits = await asyncio.gather(
-            *(_deliver(http, one, 1, *sent) for one, *sent in zip(agents, bodies, digests, strict=True))
+            *(_deliver(*one, 1, *sent) for one, *sent in zip(clients, bodies, digests, strict=True))
         )
         return time.monotonic() - began, sum(waits)
 
@@ -126,9 +127,9 @@ async def upload(url: str, agents: list[Agent], bodies: list[bytes]) -> tuple[fl
 async def soak(url: str, agents: list[Agent], rounds: int, look: Callable[[int], None]) -> int:
     """Take part in many small rounds; `look` is called now and then with how many requests were answered."""
     answered = 0
-    async with _client(url) as http:
+    async with _connected(url, agents) as clients:
         for number in range(1, rounds + 1):
-            answered += sum(await asyncio.gather(*(_whole_round(http, one, number) for one in agents)))
+            answered += sum(await asyncio.gather(*(_whole_round(*one, number) for one in clients)))
             if number % max(1, rounds // _LOOKS) == 0:
                 look(answered)
     return answered
@@ -201,6 +202,17 @@ def _check(answer: httpx.Response) -> httpx.Response:
     return answer
 
 
-def _client(url: str) -> Any:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(base_url=url, timeout=_TIMEOUT, limits=limits, trust_env=False)
+@asynccontextmanager
+async def _connected(url: str, agents: list[Agent]) -> AsyncIterator[list[tuple[httpx.AsyncClient, Agent]]]:
+    """Give each agent a connection of its own: a pool looks through all it has for every request."""
+    async with AsyncExitStack() as stack:
+        trust = ssl.create_default_context()  # made once: reading it takes longer than a request
+        yield [
+            (
+                await stack.enter_async_context(
+                    httpx.AsyncClient(base_url=url, timeout=_TIMEOUT, trust_env=False, verify=trust)
+                ),
+                agent,
+            )
+            for agent in agents
+        ]
