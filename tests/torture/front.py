@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
+
+from tests.torture.loops import loop_in_a_thread
 
 
 @contextmanager
 def front(ports: Sequence[int]) -> Iterator[str]:
     """Listen on a port of its own and forward every connection to the next replica that accepts it."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="front", daemon=True)
-    thread.start()
     turn = cycle(ports)
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -33,13 +31,12 @@ def front(ports: Sequence[int]) -> Iterator[str]:
     async def begin() -> asyncio.Server:
         return await asyncio.start_server(connected, "127.0.0.1", 0)
 
-    server = asyncio.run_coroutine_threadsafe(begin(), loop).result()
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        loop.call_soon_threadsafe(server.close)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+    with loop_in_a_thread("front") as loop:
+        server = asyncio.run_coroutine_threadsafe(begin(), loop).result()
+        try:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            loop.call_soon_threadsafe(server.close)
 
 
 async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

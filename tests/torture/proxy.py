@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
+
+from tests.torture.loops import loop_in_a_thread
 
 Fault = Literal["none", "request-cut", "answer-cut", "answer-swallowed", "request-twice", "trickled"]
 FAULTS: tuple[Fault, ...] = (
@@ -38,22 +39,18 @@ class BadNetwork:
 @contextmanager
 def bad_network(port: int, *, seed: int) -> Iterator[BadNetwork]:
     """Stand between clients and the coordinator on `port`; each connection has its own fault, or none."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="bad-network", daemon=True)
-    thread.start()
     network = _Network(port, random.Random(seed))
 
     async def begin() -> asyncio.Server:
         return await asyncio.start_server(network.connected, "127.0.0.1", 0)
 
-    server = asyncio.run_coroutine_threadsafe(begin(), loop).result()
-    network.seen.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
-        yield network.seen
-    finally:
-        loop.call_soon_threadsafe(server.close)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+    with loop_in_a_thread("bad-network") as loop:
+        server = asyncio.run_coroutine_threadsafe(begin(), loop).result()
+        network.seen.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield network.seen
+        finally:
+            loop.call_soon_threadsafe(server.close)
 
 
 class _Network:
