@@ -15,7 +15,7 @@ from tests.simulation.lease_mutants import drives_on_what_it_saw
 from tests.simulation.world import play
 
 ROOT = Path(__file__).parent.parent.parent
-FEW, MANY = 10, 120
+FEW, MANY = 10, 60
 
 
 def _play(first: int, number: int) -> Counter[str]:
