@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from client_agent.participant import Participant
 from client_agent.round_folder import CLOSED, RECEIPT, SCORES_SENT, UPDATE
 from client_agent.settings import read_settings
 from client_agent.silo import Silo, open_silo
+from tests.client_agent.bad_lines import Buffering, Deaf
 from tests.integration.agents import EXAMPLES, MODELS
 from tests.served import Served
 
@@ -190,24 +190,6 @@ def test_what_was_made_and_not_delivered_is_delivered_byte_for_byte_after_a_rest
     assert views(served, fid)[0]["counts"]["arrived"] == 1
 
 
-class Buffering(httpx.HTTPTransport):
-    """Delivers the updates of round 1 five minutes late, as a proxy on a slow line does, or not at all."""
-
-    def __init__(self, is_late: bool) -> None:
-        super().__init__()
-        self._is_late = is_late
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        if request.url.path.endswith("/rounds/1/update"):
-            if not self._is_late:
-                raise httpx.WriteTimeout("the line is slow", request=request)
-            said = request.headers["Signature-Input"]
-            for moment in re.findall("[0-9]{10}", said):
-                said = said.replace(moment, str(int(moment) - 300), 1)
-            request.headers["Signature-Input"] = said
-        return super().handle_request(request)
-
-
 @pytest.mark.parametrize("is_late", [True, False])
 def test_an_update_that_never_gets_through_is_given_up_with_its_round(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture, is_late: bool
@@ -224,6 +206,21 @@ def test_an_update_that_never_gets_through_is_given_up_with_its_round(
     assert ("proxy_request_buffering" in caplog.text) == is_late
     states = [r["state"] for r in views(served, fid)]
     assert (states[0], states[-1]) == ("abandoned", "published")
+    assert (who.home / "final_weights.safetensors").is_file()
+
+
+def test_an_update_that_counted_is_not_called_lost_when_its_receipt_is(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    fid = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
+    who = participant(fid, Deaf())
+    served.admin.post(f"/v1/federations/{fid}/start")
+    run(who, naps(500))
+    first = who.rounds.open(1)
+    assert json.loads(first.read(CLOSED)) == {"reason": "receipt-lost"}
+    assert "round 1 has counted the update" in caplog.text
+    assert "goes on without this client" not in caplog.text
+    assert views(served, fid)[0]["counts"]["arrived"] == 1
     assert (who.home / "final_weights.safetensors").is_file()
 
 
