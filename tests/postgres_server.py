@@ -30,11 +30,11 @@ class PostgresServer:
         self._user = _unprivileged_user()
         if self._user is not None:
             shutil.chown(self._home, self._user)
+        data = f"-D{self._home / 'data'}"
+        self._run("initdb", data, "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = probe.getsockname()[1]
-        data = f"-D{self._home / 'data'}"
-        self._run("initdb", data, "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
         options = f"{self._options} -c port={self._port} -c unix_socket_directories={self._home}"
         self._run("pg_ctl", data, "-w", "-l", str(self._home / "log"), "-o", options, "start")
         return self

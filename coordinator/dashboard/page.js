@@ -164,7 +164,7 @@ async function show() {
     rounds.map((r) => [r.round, r.reason ? `${r.state}: ${r.reason}` : r.state, time(r.opened_at), `${r.counts.arrived} of ${r.counts.joined}`,
       size(r.bytes.up), size(r.bytes.down), share(r.scores && r.scores.mean.exact_match), share(r.scores && r.scores.worst.exact_match)]));
   packs(federation.alignment.length ? (await ask(`${path}/alignments`)).items : []);
-  at("claims").replaceChildren(...federation.claims.map((claim) => element("li", claim)));
+  at("claims").replaceChildren(...(round || federation).claims.map((claim) => element("li", claim)));
 }
 
 async function refresh() {

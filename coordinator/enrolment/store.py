@@ -187,13 +187,18 @@ def client_view(row: ClientRow, *, rounds: int) -> Client:
             "organisation": row.organisation,
             "profile": row.profile,
             "state": row.state,
-            "identity": "key" if row.credential_hash.startswith(_HAS_KEYS) else "bearer",
+            "identity": "key" if has_keys(row.credential_hash) else "bearer",
             "enrolled_at": row.enrolled_at,
             "last_seen_at": row.last_seen_at,
             "rounds": rounds,
             "bytes": {"up": row.bytes_up, "down": row.bytes_down},
         }
     )
+
+
+def has_keys(credential_hash: str) -> bool:
+    """Say whether a client signs its requests; the others have bearer credentials."""
+    return credential_hash.startswith(_HAS_KEYS)
 
 
 def client_by_hash(session: Session, digest: str) -> ClientRow | None:

@@ -9,6 +9,7 @@ from coordinator.database import now
 from coordinator.enrolment import roster
 from coordinator.enrolment.store import client_view
 from coordinator.errors import NotFound
+from coordinator.federations import claims
 from coordinator.ids import new_id
 from coordinator.tables import (
     AnchorsRow,
@@ -30,20 +31,12 @@ from schemas.messages.federations import (
     Standing,
 )
 
-_TRUSTED_OPERATOR = (
-    "The server operator is trusted; what clients send is confidential in transit and from other clients."
-)
 _SHARING: dict[Standing, str] = {
     "passed": "Its pack passed the acceptance test: what both packs select is shared across architectures.",
     "failed": "Its pack failed the acceptance test: it shares with clients of the identical base model only.",
     "untested": "Nobody has tested its pack: what both packs select is shared across architectures. "
     "`tessera agent alignment-test` in one of its silos tests it.",
 }
-_SIGNED = "Clients sign every request with keys that never leave them."
-_BEARER = (
-    "Clients may identify themselves with bearer credentials: who reads decrypted requests can act as one of "
-    "these."
-)
 
 
 def create(session: Session, plan: FederationPlan) -> FederationRow:
@@ -102,16 +95,11 @@ def view(session: Session, row: FederationRow) -> Federation:
             "plan": plan,
             "round": _current_round(session, row.id),
             "clients": _client_counts(session, row.id),
-            "claims": claims(plan),
+            "claims": claims.of_federation(plan),
             "alignment": _alignment(session, row.id) if plan.alignment is not None else [],
             "created_at": row.created_at,
         }
     )
-
-
-def claims(plan: FederationPlan) -> list[str]:
-    """Say what may honestly be claimed about privacy under this plan."""
-    return [_TRUSTED_OPERATOR, _BEARER if plan.privacy.allow_bearer_clients else _SIGNED]
 
 
 def _alignment(session: Session, fid: str) -> list[PackStanding]:

@@ -55,14 +55,17 @@ def show(
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show who is in a round, how far, since when, with how many bytes and what score."""
+    """Show who is in a round, how far, with how many bytes and what score, and what may be claimed."""
     found = Coordinator(url, token).get(f"/v1/federations/{federation}/rounds/{number}")
     if as_json:
         print_json(found)
         return
     from rich.console import Console
 
-    Console().print(_round(found))
+    console = Console()
+    console.print(_round(found))
+    for claim in found["claims"]:
+        console.print(f"- {claim}", highlight=False)
 
 
 @app.command("watch")

@@ -10,6 +10,8 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from coordinator.enrolment.store import has_keys
+from coordinator.federations.claims import Counted
 from coordinator.tables import (
     ClientRow,
     FederationRow,
@@ -131,6 +133,16 @@ def parts(session: Session, round_id: int, client_id: str | None) -> list[PartRo
     if client_id is not None:
         query = query.where(ParticipationRow.client_id == client_id)
     return [PartRow(*row) for row in session.execute(query)]
+
+
+def counted(session: Session, round_id: int) -> Counted:
+    """How many updates were accepted in a round, and how many of these came from bearer clients?"""
+    rows = session.scalars(
+        select(ClientRow.credential_hash)
+        .join_from(UpdateRow, ClientRow, ClientRow.id == UpdateRow.client_id)
+        .where(UpdateRow.round_id == round_id)
+    ).all()
+    return Counted(updates=len(rows), from_bearers=sum(not has_keys(one) for one in rows))
 
 
 def last_updates(session: Session, fid: str, number: int) -> dict[str, int]:

@@ -11,6 +11,8 @@ from sqlalchemy.orm import Session
 
 from coordinator.database import now
 from coordinator.errors import NotFound
+from coordinator.federations import claims
+from coordinator.federations.store import federation, plan_of
 from coordinator.rounds import queries
 from coordinator.rounds.selection import Part, shown_state
 from coordinator.rounds.store import state_of
@@ -75,7 +77,12 @@ def view(session: Session, row: RoundRow, *, only: str | None) -> RoundView:
         for part in queries.parts(session, row.id, only)
     ]
     shown = summary(session, row, now(session))
-    return RoundView(**{name: getattr(shown, name) for name in RoundSummary.model_fields}, clients=clients)
+    plan = plan_of(federation(session, row.federation_id))
+    return RoundView(
+        **{name: getattr(shown, name) for name in RoundSummary.model_fields},
+        clients=clients,
+        claims=claims.of_round(plan, queries.counted(session, row.id)),
+    )
 
 
 def relevance(session: Session, row: RoundRow, *, only: str | None) -> RelevanceView:

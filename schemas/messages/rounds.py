@@ -157,9 +157,10 @@ class RoundSummary(Strict):
 
 
 class RoundView(RoundSummary):
-    """A round with its clients."""
+    """A round with its clients; `claims` is what may be said of its privacy, derived from plan and counts."""
 
     clients: list[ParticipationView]
+    claims: list[str]
 
 
 class RoundPage(Strict):

@@ -24,16 +24,6 @@ def test_a_plan_gets_every_default_and_the_resolved_plan_is_kept(coordinator: Se
     assert coordinator.admin.get(f"/v1/federations/{federation['id']}").json() == federation
 
 
-def test_the_claims_say_whom_one_must_trust(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    claims = coordinator.admin.get(f"/v1/federations/{fid}").json()["claims"]
-    assert "server operator is trusted" in claims[0]
-    assert "Clients sign every request" in claims[1]
-    fid = coordinator.federation(privacy={"allow_bearer_clients": True})
-    claims = coordinator.admin.get(f"/v1/federations/{fid}").json()["claims"]
-    assert "bearer" in claims[1]
-
-
 @pytest.mark.parametrize(
     ("plan", "field"),
     [
