@@ -25,10 +25,13 @@ demo: setup ## Run the main job: seven silos, two base models, five methods comp
 	$(RUN) $(BIN)/python -m examples.demo --seed $(SEED)
 
 test: setup lint ## Lint, types, dependency rules and the fast tests
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu and not system"
 
 test-slow: setup ## The tests that take longer: kills, memory, transfer between architectures
 	$(PYTEST) -m slow
+
+test-system: setup ## The page in Chromium, replicas behind Caddy; on Debian `apt-get install chromium caddy`
+	$(RUN) $(BIN)/python -m pytest -m system
 
 torture: setup ## Kills, freezes, bad networks, hostile bytes and fuzzing at length, with a table (an hour)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[fuzz]'
@@ -64,4 +67,4 @@ openapi: setup ## Rewrite the OpenAPI snapshot that the tests compare with
 clean: ## Remove what was built, not what was trained
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test test-slow torture load test-gpu bench lint format models openapi clean
+.PHONY: help setup demo test test-slow test-system torture load test-gpu bench lint format models openapi clean

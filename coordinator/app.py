@@ -10,6 +10,7 @@ from importlib.metadata import version
 import anyio
 from anyio import to_thread
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 
 from coordinator import health, migrate, openapi, problems, server_key
 from coordinator.aggregation import routes as aggregation
@@ -57,7 +58,12 @@ _ROUTERS = (
 
 def create_app(settings: Settings) -> FastAPI:
     """Make the service; it connects to its database when it is started."""
-    app = FastAPI(
+    # Silos are often cut off from the internet; and where people type tokens, nobody else's script runs.
+    app = FastAPIOffline(
+        docs_url="/docs",
+        redoc_url=None,
+        static_url="/docs/static",
+        favicon_url="icon.svg",
         title="Tessera",
         summary="Personalised federated fine-tuning across organisations and architectures",
         version=version("tessera-fl"),

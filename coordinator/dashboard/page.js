@@ -155,6 +155,7 @@ async function show() {
   at("headline").textContent = headline(federation, round);
   facts(federation, round);
   curve(rounds);
+  at("clients-note").textContent = round && round.clients.length ? "" : "Nobody has joined yet.";
   table(at("clients"), ["client", "state", "received", "up", "down", "norm", "loss", "exact match before", "after"],
     (round ? round.clients : []).map((c) => [c.name, c.reject_reason ? `${c.state}: ${c.reject_reason}` : c.state, time(c.received_at),
       size(c.bytes.up), size(c.bytes.down), share(c.norm), share(c.scores && c.scores.after.loss),

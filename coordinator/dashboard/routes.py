@@ -1,4 +1,4 @@
-"""Serve the page and its two files. Knows no federation: whoever reads it brings a token for the API."""
+"""Serve the page and its files. Knows no federation: whoever reads it brings a token for the API."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ router = APIRouter(include_in_schema=False)
 
 # The page may load its own script and style, and talk to its own origin; nothing else.
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_TYPES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+_TYPES = {
+    "page.html": "text/html",
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
 
 
 @router.get("/")
@@ -34,6 +39,12 @@ def style(request: Request) -> Response:
 def script(request: Request) -> Response:
     """Serve its script."""
     return _file(request, "page.js")
+
+
+@router.get("/icon.svg")
+def icon(request: Request) -> Response:
+    """Serve its icon."""
+    return _file(request, "icon.svg")
 
 
 def _file(request: Request, name: str) -> Response:

@@ -31,9 +31,18 @@ def free_port() -> int:
 class Coordinator:
     """One replica on one port, which it keeps however often it dies."""
 
-    def __init__(self, database_url: str, log: Path, *, port: int | None = None, **settings: str) -> None:
+    def __init__(
+        self,
+        database_url: str,
+        log: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        **settings: str,
+    ) -> None:
+        self.host = host
         self.port = port if port is not None else free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://{host}:{self.port}"
         self.log = log
         self._environment = os.environ | {
             "TESSERA_DATABASE_URL": database_url,
@@ -59,7 +68,7 @@ class Coordinator:
         began = time.monotonic()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*_COMMAND, "serve", "--port", str(self.port)],
+                [*_COMMAND, "serve", "--host", self.host, "--port", str(self.port)],
                 env=self._environment | armed,
                 stdout=log,
                 stderr=log,

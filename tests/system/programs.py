@@ -1,0 +1,18 @@
+"""Programs of the operating system that Tessera meets: a browser, and the proxy before it in Compose."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+
+def program(name: str) -> str:
+    """Find a program; a test that needs it fails without it, and says what to install.
+
+    Who asks for these tests by their marker wants them run, not skipped.
+    """
+    found = shutil.which(name)
+    if found is None:
+        pytest.fail(f"there is no {name}: on Debian `apt-get install {name}`, or leave out `-m system`")
+    return found

@@ -1,0 +1,165 @@
+"""The page at /, in a real browser, on a coordinator that does what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.coordinator.alignment.test_acceptance import figures, with_packs
+from tests.coordinator.alignment.test_alignment import OTHER
+from tests.served import ADMIN_TOKEN, Served
+from tests.taking_part import deliver, one_round, plan, running, url, values
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -> Served:
+    """A coordinator that nobody else uses."""
+    return serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
+
+
+def _auditor(served: Served) -> tuple[str, str]:
+    made = served.admin.post("/v1/tokens", json={"role": "auditor", "name": "reader"}).json()
+    return made["id"], made["token"]
+
+
+def _enter(page: Page, served: Served, token: str) -> None:
+    page.goto(served.url)
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Show").click()
+
+
+def _rows(page: Page, table: str) -> list[list[str]]:
+    """Read a table without its head."""
+    rows = page.locator(f"#{table} tr").all()[1:]
+    return [row.locator("td").all_inner_texts() for row in rows]
+
+
+def test_it_asks_for_a_token_and_shows_what_an_auditor_may_see(page: Page, served: Served) -> None:
+    fid, silos = running(served, **plan(strategy={"name": "fedmosaic", "options": {"sources": "all"}}))
+    one_round(served, fid, silos, 1, [1.0, 3.0])
+    for silo, exact in zip(silos, (0.25, 0.75), strict=True):
+        metrics = {"loss": 1.0, "perplexity": 2.7, "exact_match": exact}
+        scores = {"before": metrics, "after": metrics, "examples": 96}
+        assert silo.http.put(url(silo, 1, "/scores"), json=scores).status_code == 204
+    deliver(silos[0], 2, values(1.0))
+    _enter(page, served, _auditor(served)[1])
+    expect(page.locator("#headline")).to_contain_text("round 2 of 3, open")
+    facts = dict(
+        (fact.locator("span").inner_text(), fact.locator("b").inner_text())
+        for fact in page.locator(".fact").all()
+    )
+    assert facts["clients enrolled"] == "2"
+    assert facts["updates of this round"] == "1 of 1"
+    assert [row[:2] for row in _rows(page, "rounds")] == [["2", "open"], ["1", "published"]]
+    assert _rows(page, "rounds")[1][-2:] == ["0.500", "0.250"]
+    assert page.locator("#curve svg circle").count() == 1
+    seen = served.admin.get(f"/v1/federations/{fid}/rounds/1/relevance").json()
+    assert [[float(value) for value in row[1:]] for row in _rows(page, "relevance")] == [
+        [pytest.approx(value, abs=0.005) for value in row] for row in seen["relevance"]
+    ]
+    claims = served.admin.get(f"/v1/federations/{fid}/rounds/2").json()["claims"]
+    assert page.locator("#claims li").all_inner_texts() == claims
+    assert page.locator("#alignment-part").is_hidden()
+
+
+def test_it_follows_a_round_without_being_reloaded(page: Page, served: Served) -> None:
+    fid, silos = running(served)
+    _enter(page, served, ADMIN_TOKEN)
+    expect(page.locator("#headline")).to_contain_text("round 1 of 3, open")
+    one_round(served, fid, silos, 1, [1.0, 3.0])
+    expect(page.locator("#headline")).to_contain_text("round 2 of 3", timeout=10_000)
+    assert served.admin.post(f"/v1/federations/{fid}/finish").status_code == 200
+    expect(page.locator("#headline")).to_contain_text("finished", timeout=10_000)
+
+
+def test_a_token_that_is_refused_or_revoked_brings_the_question_back(page: Page, served: Served) -> None:
+    running(served)
+    _enter(page, served, "tsr_aud_" + "x" * 43)
+    expect(page.get_by_role("alert")).not_to_be_empty()
+    expect(page.locator("#view")).to_be_hidden()
+    token_id, token = _auditor(served)
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("#view")).to_be_visible()
+    assert served.admin.delete(f"/v1/tokens/{token_id}").status_code == 204
+    expect(page.get_by_role("alert")).not_to_be_empty(timeout=10_000)
+    expect(page.locator("#view")).to_be_hidden()
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_forgetting_the_token_leaves_nothing_behind(page: Page, served: Served) -> None:
+    running(served)
+    _enter(page, served, ADMIN_TOKEN)
+    expect(page.locator("#view")).to_be_visible()
+    page.get_by_role("button", name="Forget the token").click()
+    expect(page.get_by_label("Token")).to_be_visible()
+    assert page.evaluate("JSON.stringify({...sessionStorage, ...localStorage})") == "{}"
+    assert page.context.cookies() == []
+
+
+def test_a_name_is_text_whatever_it_looks_like(page: Page, served: Served) -> None:
+    name = "<img src=x onerror=document.title='owned'>"
+    fid = served.federation(name=name)
+    _enter(page, served, ADMIN_TOKEN)
+    expect(page.locator("#headline")).to_contain_text(name)
+    assert page.locator("main img").count() == 0
+    assert page.title() == "Tessera"
+    assert fid
+
+
+def test_one_chooses_among_federations(page: Page, served: Served) -> None:
+    first, _ = running(served)
+    served.federation(name="the second")
+    _enter(page, served, ADMIN_TOKEN)
+    expect(page.locator("#headline")).to_contain_text("the second is open")
+    page.get_by_label("Federation").select_option(first)
+    expect(page.locator("#headline")).to_contain_text("round 1 of 3")
+
+
+def test_packs_show_their_verdicts_losses_and_errors(page: Page, served: Served) -> None:
+    fid, pack = with_packs(served)
+    tested = figures(pack, "failed")
+    stored = served.admin.put(f"/v1/federations/{fid}/alignments/{OTHER}/acceptance", json=tested)
+    assert stored.status_code == 201, stored.text
+    _enter(page, served, ADMIN_TOKEN)
+    expect(page.locator("#alignment-part")).to_be_visible()
+    shown = {row[0]: row[1:] for row in _rows(page, "packs")}
+    verdict, right, zero, wrong, random_frames, sharing = shown[OTHER]
+    assert verdict == "failed"
+    assert "identical base model only" in sharing
+    # Means of the figures' five losses; in the failed direction zero does as well as what was taught.
+    assert (right, wrong, random_frames) == ("0.140 / 0.140", "0.860 / 0.860", "0.860 / 0.860")
+    assert zero == "0.860 / 0.140"
+    assert len(_rows(page, "errors")) > 0
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_nothing_runs_out_of_a_narrow_or_a_wide_window(page: Page, served: Served, width: int) -> None:
+    fid, silos = running(served)
+    one_round(served, fid, silos, 1, [1.0, 3.0])
+    page.set_viewport_size({"width": width, "height": 800})
+    _enter(page, served, ADMIN_TOKEN)
+    expect(page.locator("#headline")).to_contain_text("round 2 of 3")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_it_loads_nothing_from_elsewhere(page: Page, served: Served) -> None:
+    running(served)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    _enter(page, served, ADMIN_TOKEN)
+    expect(page.locator("#view")).to_be_visible()
+    assert asked
+    assert {address.startswith(served.url) for address in asked} == {True}
+
+
+def test_the_api_is_described_without_anybody_elses_server(page: Page, served: Served) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{served.url}/docs")
+    expect(page.get_by_text("/v1/federations/{fid}/rounds/{n}/update")).to_be_visible()
+    assert {address.startswith((served.url, "data:")) for address in asked} == {True}
