@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -51,6 +52,7 @@ _MEMBERSHIP = "membership.json"
 _KEY = "client.key"
 _NEXT_KEY = "next.key"
 _OWNER_ONLY = 0o600
+_KEY_BYTES = 32
 
 Connect = Callable[[Ed25519PrivateKey], AbstractContextManager[CoordinatorApi]]
 
@@ -271,5 +273,6 @@ def _key(folder: Path, name: str) -> Ed25519PrivateKey:
     """Make a key once: it is what makes a lost answer repeatable."""
     file = folder / name
     if not file.exists():
-        write_durably(file, pem_of(Ed25519PrivateKey.generate()), mode=_OWNER_ONLY)
+        key = Ed25519PrivateKey.from_private_bytes(secrets.token_bytes(_KEY_BYTES))  # RFC 8032, section 5.1.5
+        write_durably(file, pem_of(key), mode=_OWNER_ONLY)
     return read_key(folder, name)

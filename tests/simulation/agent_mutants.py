@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from client_agent import round_folder
+from client_agent import membership, round_folder
 from client_agent.round_folder import RECEIPT, TRAINED, UPDATE, RoundFolder
 from tests.simulation.weather import Plan, Weather
 
@@ -36,6 +36,36 @@ def trains_again_for_a_retry() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def sends_a_key_before_it_is_safe() -> Iterator[None]:
+    """The next key is there, until the power goes."""
+    write = membership.write_durably
+
+    def careless(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+        if path.name == "next.key":
+            path.write_bytes(content)
+        else:
+            write(path, content, mode=mode)
+
+    with patch.object(membership, "write_durably", careless):
+        yield
+
+
+@contextmanager
+def takes_up_a_key_unseen() -> Iterator[None]:
+    """A new key that is there is used, whether the coordinator has heard of it or not."""
+    with patch.object(membership, "_is_accepted", lambda *_: True):
+        yield
+
+
+def _keys_are_replaced(plan: Plan, weather: Weather) -> bool:
+    return plan.rotations > 0 and plan.at_once and weather.agent_crash > 0.01 and weather.power > 0
+
+
+def _replacing_is_cut_short(plan: Plan, weather: Weather) -> bool:
+    return plan.rotations == 2 and weather.agent_crash > 0.01
+
+
 def _power_goes(plan: Plan, weather: Weather) -> bool:
     return weather.power > 0 and weather.agent_crash > 0.01
 
@@ -49,4 +79,6 @@ AGENT_MUTANTS: tuple[
 ] = (
     ("does not sync its journal", does_not_sync_its_journal, _power_goes),
     ("trains again for a retry", trains_again_for_a_retry, _replies_are_lost),
+    ("sends a key before it is safe", sends_a_key_before_it_is_safe, _keys_are_replaced),
+    ("takes up a key unseen", takes_up_a_key_unseen, _replacing_is_cut_short),
 )

@@ -6,16 +6,14 @@ What an agent "learns" in a round is a one-hot vector of its own, and noise that
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from unittest.mock import patch
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from numpy.typing import NDArray
 
 from client_agent import round as agent_round
@@ -25,7 +23,14 @@ from client_agent.daemon import run
 from client_agent.errors import AgentError, CoordinatorRefused, CoordinatorUnreachable
 from client_agent.frames_in_use import FramesInUse
 from client_agent.local_training import Trained
-from client_agent.membership import enrol, is_enrolled, read_key, read_membership
+from client_agent.membership import (
+    Connect,
+    enrol,
+    is_enrolled,
+    key_in_use,
+    read_membership,
+    replace_key,
+)
 from client_agent.participant import Participant
 from client_agent.signature import Signature
 from client_agent.silo import Silo
@@ -40,6 +45,8 @@ from tests.simulation.weather import NOISE, Plan
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
+
+T = TypeVar("T")
 
 _DEADLINE_SECONDS = 25.0
 _SCORE = Metrics(loss=1.0, perplexity=2.0, exact_match=0.5)
@@ -139,19 +146,22 @@ def without_models() -> Iterator[None]:
         yield
 
 
-@cache
-def key_of(index: int) -> bytes:
-    """The private key of an agent, as its file has it: the same in every schedule."""
-    key = Ed25519PrivateKey.from_private_bytes(index.to_bytes(32, "big"))
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
 class Agent(Process):
     """One process of an agent, from its start to its death; its folder outlives it."""
 
-    def __init__(self, world: World, index: int, token: str, *, life: int = 0, thief: bool = False) -> None:
+    def __init__(
+        self,
+        world: World,
+        index: int,
+        token: str,
+        *,
+        life: int = 0,
+        thief: bool = False,
+        rotating: bool = False,
+    ) -> None:
         super().__init__(f"{'thief' if thief else 'agent'}-{index}.{life}")
         self.world, self.index, self.token, self.life, self.thief = world, index, token, life, thief
+        self.rotating = rotating
         self.number = world.plan.agents if thief else index
         self.folder = world.disks.folder / self.name.partition(".")[0]
         self.client: str | None = None
@@ -198,14 +208,18 @@ class Agent(Process):
 
     def _take_part(self) -> None:
         world = self.world
-        if not (self.folder / "client.key").exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            world.disks.keep(self.folder / "client.key", key_of(1000 + self.number))
+        self.folder.mkdir(parents=True, exist_ok=True)
         while not is_enrolled(self.folder):
             self._enrol()
         member = read_membership(self.folder)
         self.client = member.client_id
-        api = self.api = self._connect(read_key(self.folder), member.server_key)
+
+        def connect(key: Ed25519PrivateKey) -> CoordinatorApi:
+            return self._connect(key, member.server_key)
+
+        while self.rotating:
+            self._replace_key(connect)
+        api = self.api = connect(self._insist(lambda: key_in_use(connect, self.folder)))
         silo = world.silos.setdefault(self.number, SimulatedSilo(self.index, world))
         if self.thief:
             return
@@ -220,6 +234,21 @@ class Agent(Process):
             server_key=member.server_key,
         )
         run(walker, world.scheduler.sleep)
+
+    def _replace_key(self, connect: Connect) -> None:
+        try:
+            replace_key(connect, self.folder, at_once=self.world.plan.at_once)
+            self.world.count("keys replaced")
+            self.rotating = False
+        except CoordinatorUnreachable:
+            self.world.scheduler.sleep(5.0)
+
+    def _insist(self, work: Callable[[], T]) -> T:
+        while True:
+            try:
+                return work()
+            except CoordinatorUnreachable:
+                self.world.scheduler.sleep(5.0)
 
     def _enrol(self) -> None:
         try:

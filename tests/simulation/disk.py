@@ -6,8 +6,18 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
+
+
+@dataclass(frozen=True)
+class _Renamed:
+    """A name that moved; `replaced` are the bytes that its target stood for, if it stood for any."""
+
+    source: Path
+    target: Path
+    replaced: bytes | None
 
 
 class Disks:
@@ -17,7 +27,7 @@ class Disks:
         self.folder = folder
         self._point = point
         self._synced: set[int] = set()
-        self._unsettled: dict[str, set[str]] = {}  # names that a folder got since it was last synced
+        self._unsettled: dict[str, list[_Renamed]] = {}  # in folders, since each was last synced
 
     def clear(self) -> None:
         """Begin anew."""
@@ -26,20 +36,26 @@ class Disks:
         self._synced.clear()
         self._unsettled.clear()
 
-    def keep(self, file: Path, content: bytes) -> None:
-        """Put a file down for good."""
-        file.write_bytes(content)
-        self._synced.add(file.stat().st_ino)
-
     def lose_power(self, folder: Path) -> list[str]:
         """Take away what a sudden loss of power may: bytes and names that were never synced."""
         lost = []
+        for parent in [str(folder), *(str(path) for path in sorted(folder.rglob("*")) if path.is_dir())]:
+            for renamed in reversed(self._unsettled.pop(parent, [])):
+                lost += self._undo(renamed)
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-            unsettled = file.name in self._unsettled.get(str(file.parent), ())
-            if unsettled or file.stat().st_ino not in self._synced:
+            if file.stat().st_ino not in self._synced:
                 file.unlink()
                 lost.append(file.name)
         return lost
+
+    def _undo(self, renamed: _Renamed) -> list[str]:
+        """Give both names back what they stood for."""
+        if renamed.target.exists():
+            renamed.target.rename(renamed.source)
+        if renamed.replaced is not None:
+            renamed.target.write_bytes(renamed.replaced)
+            self._synced.add(renamed.target.stat().st_ino)
+        return [renamed.target.name]
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -56,9 +72,11 @@ class Disks:
 
         def replaced(source: str, target: str | Path) -> None:
             self._point("replace")
+            there = Path(target)
+            is_kept = there.exists() and there.stat().st_ino in self._synced
+            renamed = _Renamed(Path(source), there, there.read_bytes() if is_kept else None)
             replace(source, target)
-            parent, name = os.path.split(str(target))
-            self._unsettled.setdefault(parent, set()).add(name)
+            self._unsettled.setdefault(str(there.parent), []).append(renamed)
 
         with patch.object(os, "fsync", fsync), patch.object(os, "replace", replaced):
             yield

@@ -92,6 +92,12 @@ class Ledger:
             )
         return self._keys.get(key)
 
+    def is_over(self, key: str) -> bool:
+        """Whether a key was replaced, and its overlap has ended."""
+        query = "SELECT expires_at FROM client_keys WHERE public_key = ?"
+        found = self.connection.execute(query, (key,)).fetchone()
+        return found is not None and self._is_past(found[0])
+
     def look(self, actor: str) -> None:
         """See what a commit of `actor` has changed."""
         self._look_at_updates()

@@ -17,7 +17,7 @@ from sqlalchemy import delete, select
 from coordinator import payloads
 from coordinator.aggregation import joining, publishing, ticker
 from coordinator.aggregation import store as aggregation_store
-from coordinator.enrolment import nonces
+from coordinator.enrolment import nonces, store
 from coordinator.enrolment import routes as enrolment
 from coordinator.rounds import lifecycle
 from coordinator.rounds import store as rounds
@@ -235,6 +235,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "answers a signed request twice",
         _set(nonces, "insert_new", lambda *_: True),
         lambda _, weather: weather.twice > 0,
+    ),
+    Mutant(
+        "lets replaced keys live",
+        _set(store, "end_keys", _nothing),
+        lambda plan, _: plan.rotations > 0 and plan.at_once,
     ),
     *(Mutant(name, plant, where) for name, plant, where in AGENT_MUTANTS),
 )

@@ -48,6 +48,7 @@ class Asked:
     key: str | None
     nonce: str | None
     was_revoked: bool
+    was_over: bool
 
 
 class Oracle:
@@ -62,6 +63,7 @@ class Oracle:
         self._said: dict[tuple[str, str, str], bytes] = {}
         self._tokens: dict[str, str] = {}
         self._nonces: set[tuple[str, str]] = set()
+        self._over: set[str] = set()  # keys that were replaced without overlap
 
     def open(self) -> None:
         """Begin to look."""
@@ -98,6 +100,7 @@ class Oracle:
             key.group(1) if key else None,
             nonce.group(1) if nonce else None,
             client in self.revoked,
+            key is not None and (key.group(1) in self._over or self.ledger.is_over(key.group(1))),
         )
         found = _ROUND.search(path)
         if found and client is not None and found.group(2) == self._world.plan.revoked_while:
@@ -129,8 +132,14 @@ class Oracle:
             self._world.violated(
                 "I6", f"{client} was answered {asked.method} {asked.path} after it was revoked"
             )
+        if asked.was_over:
+            self._world.violated(
+                "a key that is over is nobody's", f"{client} was answered {asked.path} with it"
+            )
         if asked.path == "/v1/enrolments":
             self._enrolled(asked)
+        if asked.path == "/v1/me/key" and asked.key is not None and self._world.plan.at_once:
+            self._over.add(asked.key)
         if client is None or asked.key is None:
             return
         if asked.method == "POST" and asked.nonce is not None:

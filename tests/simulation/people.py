@@ -68,6 +68,8 @@ class Operator(Process):
         self.has_begun = True
         for _ in range(plan.revoked):
             self._later(self._revoke_somebody)
+        for _ in range(plan.rotations):
+            self._later(self._rotate_somebodys_key)
         if plan.pause:
             self._later(self._pause)
         if plan.finish_early:
@@ -95,6 +97,13 @@ class Operator(Process):
         client = self._noticed or (world.scheduler.dice.choice(there) if there else None)
         if client is not None:
             self._ask("DELETE", f"/v1/federations/{self.federation}/clients/{client}")
+
+    def _rotate_somebodys_key(self) -> None:
+        """Have somebody stop its agent, replace the key, and start it again."""
+        world = self._world
+        there = [agent for agent in world.agents if agent.alive and agent.client and not agent.thief]
+        if there:
+            world.stop_to_replace_key(world.scheduler.dice.choice(there))
 
     def _pause(self) -> None:
         self._ask("POST", f"/v1/federations/{self.federation}/pause")

@@ -33,6 +33,8 @@ class Plan:
     revoked_while: str
     pause: bool
     finish_early: bool
+    rotations: int
+    at_once: bool
 
     @property
     def values(self) -> int:
@@ -91,6 +93,8 @@ def plan_of(seed: int) -> Plan:
         revoked_while=dice.choice(["update", "join"]),
         pause=dice.random() < 0.1,
         finish_early=dice.random() < 0.05,
+        rotations=dice.choice([0, 0, 1, 2]),
+        at_once=dice.random() < 0.5,
     )
 
 

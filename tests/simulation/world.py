@@ -197,10 +197,22 @@ class World:
         if self.scheduler.dice.random() < self.weather.power:
             lost = self.disks.lose_power(agent.folder)
             self.scheduler.say(f"{agent.name} loses {len(lost)} files")
+        # Whoever was replacing a key may finish that, or forget about it and run.
+        self._restart_agent(agent, rotating=agent.rotating and self.scheduler.dice.random() < 0.5)
 
+    def stop_to_replace_key(self, agent: Agent) -> None:
+        """End an agent's process; the next one begins with a new key."""
+        self.scheduler.say(f"{agent.name} stops, to replace its key")
+        self.count("keys to be replaced")
+        self.scheduler.kill(agent)
+        self._restart_agent(agent, rotating=True)
+
+    def _restart_agent(self, agent: Agent, *, rotating: bool) -> None:
         def restart() -> None:
             place = self.agents.index(agent)
-            self.agents[place] = Agent(self, agent.index, agent.token, life=agent.life + 1, thief=agent.thief)
+            self.agents[place] = Agent(
+                self, agent.index, agent.token, life=agent.life + 1, thief=agent.thief, rotating=rotating
+            )
 
         self.scheduler.spawn(self.nature, restart, delay=self.scheduler.dice.uniform(0.2, 10.0))
 
