@@ -7,21 +7,37 @@ reads first and writes later loses updates silently), on PostgreSQL rows are loc
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import Any, TypeVarTuple, overload
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import (
+    URL,
+    Connection,
+    CursorResult,
+    Engine,
+    Executable,
+    create_engine,
+    event,
+    make_url,
+    text,
+)
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from coordinator.errors import SettingsUnusable
+
+Columns = TypeVarTuple("Columns")
+Values = Mapping[str, object] | Sequence[Mapping[str, object]] | None
 
 _BUSY_MILLISECONDS = 10_000
 # A chunk of tensors is a chain of pages: with the usual 4 KiB, following it costs four times as much.
 _PAGE_BYTES = 16384
+_CLOCK = text("SELECT clock_timestamp()")
 _CACHE_KIB = 1024  # per connection, and there are dozens; the operating system caches the file anyway
 # Before this version concurrent writers can corrupt a write-ahead log when it is reset.
 _FIRST_SAFE_WAL = (3, 51, 3)
@@ -91,16 +107,35 @@ class Database:
         return engine
 
 
+@overload
+def run(
+    session: Session, statement: TypedReturnsRows[*Columns], values: Values = ...
+) -> CursorResult[*Columns]: ...
+
+
+@overload
+def run(
+    session: Session, statement: Executable, values: Values = ...
+) -> CursorResult[*tuple[Any, ...]]: ...
+
+
+def run(session: Session, statement: Any, values: Values = None) -> Any:
+    """Say a statement past the ORM, which takes longer to load a row than a database to find it.
+
+    It is for statements that are made once and have parameters. Rows are tuples of columns, and what the
+    session has not written yet is written before, as by the session's own `execute`.
+    """
+    session.flush()
+    return session.connection().execute(statement, values)
+
+
 def sqlite_of(session: Session) -> sqlite3.Connection:
     """Give the driver's connection of a session, inside its transaction: for what is said often or in bulk.
 
     Raises:
         TypeError: the database is not SQLite.
     """
-    connection = session.connection().connection.driver_connection
-    if not isinstance(connection, sqlite3.Connection):
-        raise TypeError("not the standard SQLite driver")
-    return connection
+    return _driver_of(session.connection())
 
 
 def now(session: Session) -> datetime:
@@ -108,7 +143,7 @@ def now(session: Session) -> datetime:
     if session.get_bind().dialect.name == "sqlite":
         (moment,) = sqlite_of(session).execute("SELECT strftime('%Y-%m-%dT%H:%M:%f', 'now')").fetchone()
         return datetime.fromisoformat(moment).replace(tzinfo=UTC)
-    moment = session.scalar(text("SELECT clock_timestamp()"))
+    moment = session.connection().scalar(_CLOCK)
     if not isinstance(moment, datetime):
         raise TypeError("the database did not tell the time")
     return moment.astimezone(UTC)
@@ -161,8 +196,22 @@ def _prepare_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None
 
 
 def _begin_immediate(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    _say(connection, "BEGIN IMMEDIATE")
 
 
 def _begin_deferred(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
+    _say(connection, "BEGIN")
+
+
+def _say(connection: Connection, statement: str) -> None:
+    try:
+        _driver_of(connection).execute(statement)
+    except sqlite3.OperationalError as error:
+        raise OperationalError(statement, None, error) from error
+
+
+def _driver_of(connection: Connection) -> sqlite3.Connection:
+    driver = connection.connection.driver_connection
+    if not isinstance(driver, sqlite3.Connection):
+        raise TypeError("not the standard SQLite driver")
+    return driver
