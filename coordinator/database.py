@@ -114,9 +114,7 @@ def run(
 
 
 @overload
-def run(
-    session: Session, statement: Executable, values: Values = ...
-) -> CursorResult[*tuple[Any, ...]]: ...
+def run(session: Session, statement: Executable, values: Values = ...) -> CursorResult[*tuple[Any, ...]]: ...
 
 
 def run(session: Session, statement: Any, values: Values = None) -> Any:

@@ -163,5 +163,10 @@ def _end(session: Session, federation: FederationRow) -> None:
 
 def federation_state(federation: FederationRow) -> FederationState:
     """Read a federation's state."""
+    return known_state(federation.state)
+
+
+def known_state(stored: str) -> FederationState:
+    """Read a stored state."""
     known: tuple[FederationState, ...] = ("open", "running", "paused", "finished")
-    return next(state for state in known if state == federation.state)
+    return next(state for state in known if state == stored)
