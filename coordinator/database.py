@@ -6,10 +6,13 @@ reads first and writes later loses updates silently), on PostgreSQL rows are loc
 
 from __future__ import annotations
 
+import math
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVarTuple, overload
 
 from sqlalchemy import (
@@ -23,10 +26,10 @@ from sqlalchemy import (
     make_url,
     text,
 )
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
+from sqlalchemy.exc import ArgumentError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from coordinator.errors import SettingsUnusable
@@ -35,6 +38,8 @@ Columns = TypeVarTuple("Columns")
 Values = Mapping[str, object] | Sequence[Mapping[str, object]] | None
 
 _BUSY_MILLISECONDS = 10_000
+_SURE_SECONDS = 1.0
+_LAST_USE = "last use"
 # A chunk of tensors is a chain of pages: with the usual 4 KiB, following it costs four times as much.
 _PAGE_BYTES = 16384
 _CLOCK = text("SELECT clock_timestamp()")
@@ -69,14 +74,14 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Session]:
         """Look at one consistent state; nothing written here stays."""
-        with _one_kind_of_error(), Session(self._reading, expire_on_commit=False) as session:
+        with self._one_kind_of_error(), Session(self._reading, expire_on_commit=False) as session:
             yield session  # closing rolls back, and leaves the rows that were read readable
 
     @contextmanager
     def write(self) -> Iterator[Session]:
         """Change things; committed when the block ends, rolled back when it raises."""
         with (
-            _one_kind_of_error(),
+            self._one_kind_of_error(),
             Session(self._writing, expire_on_commit=False) as session,
             session.begin(),
         ):
@@ -87,13 +92,23 @@ class Database:
         self._writing.dispose()
         self._reading.dispose()
 
+    @contextmanager
+    def _one_kind_of_error(self) -> Iterator[None]:
+        """Turn what the driver says of statements given to it alone into what SQLAlchemy says of all others.
+
+        A full disk in the middle of an aggregation must look like one: the round waits, and is not given up.
+        """
+        try:
+            yield
+        except self._writing.dialect.loaded_dbapi.OperationalError as error:
+            raise OperationalError(None, None, error) from error
+
     def _engine(self) -> Engine:
         if not self.is_sqlite:
-            return create_engine(
+            engine = create_engine(
                 self.url,
                 pool_size=20,
                 max_overflow=20,
-                pool_pre_ping=True,
                 connect_args={
                     "prepare_threshold": None,  # works behind a connection pooler
                     "connect_timeout": 10,
@@ -102,6 +117,9 @@ class Database:
                     " -c synchronous_commit=on -c timezone=UTC",
                 },
             )
+            event.listen(engine, "checkin", _note_use)
+            event.listen(engine, "checkout", partial(_ping_if_idle, engine.dialect))
+            return engine
         engine = create_engine(self.url, pool_size=20, max_overflow=20)
         event.listen(engine, "connect", _prepare_sqlite)
         return engine
@@ -136,6 +154,11 @@ def sqlite_of(session: Session) -> sqlite3.Connection:
     return _driver_of(session.connection())
 
 
+def driver_of(session: Session) -> Any:
+    """Give the driver's connection of a session, whichever database it is of, inside its transaction."""
+    return session.connection().connection.driver_connection
+
+
 def now(session: Session) -> datetime:
     """Read the database's clock: replicas agree on it."""
     if session.get_bind().dialect.name == "sqlite":
@@ -145,18 +168,6 @@ def now(session: Session) -> datetime:
     if not isinstance(moment, datetime):
         raise TypeError("the database did not tell the time")
     return moment.astimezone(UTC)
-
-
-@contextmanager
-def _one_kind_of_error() -> Iterator[None]:
-    """Turn what the driver says of statements given to it alone into what SQLAlchemy says of all others.
-
-    A full disk in the middle of an aggregation must look like one: the round waits, and is not given up.
-    """
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        raise OperationalError(None, None, error) from error
 
 
 def _checked(url: str) -> URL:
@@ -191,6 +202,22 @@ def _prepare_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None
         "synchronous=FULL",
     ):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _note_use(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
+    entry.info[_LAST_USE] = time.monotonic()
+
+
+def _ping_if_idle(
+    dialect: Dialect, connection: DBAPIConnection, entry: ConnectionPoolEntry, _: PoolProxiedConnection
+) -> None:
+    """Make sure that a connection is alive, unless it was a moment ago: asking costs a round trip."""
+    if time.monotonic() - entry.info.get(_LAST_USE, -math.inf) < _SURE_SECONDS:
+        return
+    try:
+        dialect.do_ping(connection)
+    except dialect.loaded_dbapi.Error as error:
+        raise InvalidatePoolError from error  # the pool makes new connections
 
 
 def _begin_immediate(connection: Connection) -> None:

@@ -7,6 +7,7 @@ number is never seen after one with a larger number.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 from sqlalchemy import bindparam, insert, or_, select, update
@@ -36,9 +37,18 @@ class Event:
 
 
 def append(
-    session: Session, federation_id: str, kind: Kind, data: dict[str, Any], client_id: str | None = None
+    session: Session,
+    federation_id: str,
+    kind: Kind,
+    data: dict[str, Any],
+    client_id: str | None = None,
+    *,
+    at: datetime | None = None,
 ) -> int:
-    """Write down an event; with `client_id` it is that client's own, and other clients never see it."""
+    """Write down an event of a moment (None = now).
+
+    With `client_id` it is that client's own, and other clients never see it.
+    """
     given = run(session, _NUMBER, {"fid": federation_id}).first()
     if given is None:
         raise LookupError("an event of a federation that does not exist")
@@ -51,7 +61,7 @@ def append(
             "kind": kind,
             "client_id": client_id,
             "data": data,
-            "created_at": now(session),
+            "created_at": at or now(session),
         },
     )
     return int(given.events)

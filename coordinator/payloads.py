@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import BinaryIO
 
-from sqlalchemy import Integer, Select, bindparam, cast, delete, exists, func, insert, or_, select, update
+from sqlalchemy import Select, bindparam, delete, exists, insert, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from coordinator.crash import may_crash
-from coordinator.database import Database, now, run, sqlite_of
+from coordinator.database import Database, driver_of, now, run, sqlite_of
 from coordinator.tables import (
     CHUNK_BYTES,
     AnchorsRow,
@@ -54,22 +54,12 @@ _NEW = {
     for kind, make in (("sqlite", sqlite.insert), ("postgresql", postgresql.insert))
 }
 _CHUNK = insert(ChunkRow)
-_CUT = (
-    select(
-        ChunkRow.begin,
-        func.substr(
-            ChunkRow.data,
-            cast(func.greatest(bindparam("begin") - ChunkRow.begin, 0) + 1, Integer),
-            cast(bindparam("end") - bindparam("begin"), Integer),
-        ),
-    )
-    .where(
-        ChunkRow.payload_id == bindparam("payload"),
-        ChunkRow.begin < bindparam("end"),
-        ChunkRow.begin > bindparam("begin") - CHUNK_BYTES,
-    )
-    .order_by(ChunkRow.begin)
-)
+_CUT = f"""
+    SELECT begin, substr(data, (greatest(%(begin)s - begin, 0) + 1)::integer, %(size)s::integer)
+    FROM payload_chunks
+    WHERE payload_id = %(payload)s AND begin < %(end)s AND begin > %(begin)s - {CHUNK_BYTES}
+    ORDER BY begin
+"""
 
 
 def pieces(file: BinaryIO) -> Iterator[bytes]:
@@ -101,11 +91,24 @@ def read(session: Session, payload_id: int, begin: int, end: int) -> bytes:
     Raises:
         LookupError: the payload does not reach that far.
     """
-    parts = _parts_on_sqlite if _is_sqlite(session) else _parts
-    found = b"".join(parts(session, payload_id, begin, end))
+    found = b"".join(_parts(session, payload_id, begin, end))
     if len(found) != end - begin:
         raise LookupError(f"payload {payload_id} has no bytes {begin} to {end}")
     return found
+
+
+def read_into(session: Session, payload_id: int, begin: int, target: memoryview) -> None:
+    """Fill `target` with the bytes from `begin` on.
+
+    Raises:
+        LookupError: the payload does not reach that far.
+    """
+    at = 0
+    for part in _parts(session, payload_id, begin, begin + len(target)):
+        target[at : at + len(part)] = part
+        at += len(part)
+    if at != len(target):
+        raise LookupError(f"payload {payload_id} has no bytes {begin} to {begin + len(target)}")
 
 
 def stream(database: Database, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
@@ -220,9 +223,16 @@ def _insert(session: Session, digest: str, size: int) -> int | None:
 
 
 def _parts(session: Session, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
-    """Cut what is wanted out of each chunk; PostgreSQL fetches no more of it."""
-    for start, data in run(session, _CUT, {"payload": payload_id, "begin": begin, "end": end}):
-        yield bytes(data)[: end - max(begin, start)]
+    parts = _parts_on_sqlite if _is_sqlite(session) else _parts_on_postgres
+    return parts(session, payload_id, begin, end)
+
+
+def _parts_on_postgres(session: Session, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
+    """Cut what is wanted out of each chunk; PostgreSQL fetches no more, and sends bytes, not their text."""
+    wanted = {"payload": payload_id, "begin": begin, "end": end, "size": end - begin}
+    with driver_of(session).cursor(binary=True) as cursor:
+        for start, data in cursor.execute(_CUT, wanted):
+            yield data[: end - max(begin, start)]
 
 
 def _parts_on_sqlite(session: Session, payload_id: int, begin: int, end: int) -> Iterator[bytes]:

@@ -21,6 +21,7 @@ from coordinator.rounds import bases, control, manifests, parts
 from coordinator.rounds import store as rounds
 from coordinator.rounds.bases import Given, Zeros
 from coordinator.rounds.lifecycle import TAKING_PART
+from coordinator.rounds.store import Seen
 from coordinator.server_key import ServerKey
 from coordinator.strategies.base import Signature
 from coordinator.tables import FederationRow, RoundRow
@@ -51,11 +52,11 @@ def join(
         PackMissing: the federation aligns its base models, and this one's pack is not stored.
     """
     with database.read() as session:
-        row = rounds.numbered(session, member.federation_id, number)
-        known = _known(session, row, member)
+        seen = rounds.seen(session, member.federation_id, number)
+        known = _known(session, seen, member)
         if known is not None:
             return known, False
-        _check(session, row, member, federations.plan(session, row.federation_id))
+        _check(session, seen, member, federations.plan(session, seen.federation_id))
         newest = bases.newest(session, member.client_id, number)
         last_published = _weighed_as_of(session, member, newest)
     made: Made | None = None
@@ -89,7 +90,7 @@ def join(
             discard(database, [made])
 
 
-def _known(session: Session, row: RoundRow, member: Member) -> Joined | None:
+def _known(session: Session, row: RoundRow | Seen, member: Member) -> Joined | None:
     """Give the answer of an earlier join."""
     if parts.of(session, row.id, member.client_id) is None:
         return None
@@ -100,7 +101,7 @@ def _known(session: Session, row: RoundRow, member: Member) -> Joined | None:
     return Joined(weights=bases.reference(newest), manifest=told)
 
 
-def _check(session: Session, row: RoundRow, member: Member, plan: FederationPlan) -> None:
+def _check(session: Session, row: RoundRow | Seen, member: Member, plan: FederationPlan) -> None:
     if row.state not in TAKING_PART:
         raise RoundClosed(state=row.state)
     if (
@@ -160,7 +161,7 @@ def _join(
         parts.keep_signature(session, row, member.client_id, "join", signature.signature)
         parts.count_bytes(session, row.id, member.client_id, up=signature.body_bytes)
     control.announce(session, row, moment)
-    control.advance(session, federation, row)
+    control.advance(session, federation, row, moment)
     manifest = manifests.issue(
         session,
         federation,

@@ -55,6 +55,12 @@ _TALLIES = (
         func.count(),
         func.coalesce(func.sum(ParticipationRow.bytes_up), 0),
         func.coalesce(func.sum(ParticipationRow.bytes_down), 0),
+        func.count(ScoresRow.client_id),
+    )
+    .outerjoin(
+        ScoresRow,
+        (ScoresRow.round_id == ParticipationRow.round_id)
+        & (ScoresRow.client_id == ParticipationRow.client_id),
     )
     .where(ParticipationRow.round_id == bindparam("round"))
     .group_by(ParticipationRow.state)
@@ -66,11 +72,12 @@ _SCORES = (
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The participations of a round in one state, and their encoded bytes."""
+    """The participations of a round in one state, their encoded bytes, and how many sent scores."""
 
     clients: int
     up: int
     down: int
+    scores: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +145,9 @@ def situations(session: Session, fids: Collection[str]) -> dict[str, Situation]:
 
 
 def tallies(session: Session, round_id: int) -> dict[str, Tally]:
-    """How many clients are in which state, and how many bytes did they send and get?"""
+    """How many clients are in which state, how many bytes did they send and get, how many sent scores?"""
     rows = run(session, _TALLIES, {"round": round_id})
-    return {state: Tally(count, int(up), int(down)) for state, count, up, down in rows}
+    return {state: Tally(count, int(up), int(down), scores) for state, count, up, down, scores in rows}
 
 
 def scores(session: Session, round_id: int) -> list[dict[str, Any]]:

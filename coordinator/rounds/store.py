@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NewType
 
@@ -42,7 +43,7 @@ _NUMBERED = _OF_FEDERATION.where(RoundRow.number == bindparam("number"))
 _LATEST = _OF_FEDERATION.order_by(RoundRow.number.desc()).limit(1)
 _LOCKED = _NUMBERED.with_for_update()
 _CLAIMABLE = _NUMBERED.with_for_update(skip_locked=True)
-_EXISTS = select(RoundRow.id).where(
+_SEEN = select(RoundRow.id, RoundRow.federation_id, RoundRow.number, RoundRow.state).where(
     RoundRow.federation_id == bindparam("fid"), RoundRow.number == bindparam("number")
 )
 _PUBLISHED = select(func.count(), func.max(RoundRow.number)).where(
@@ -70,6 +71,16 @@ _AWAITING = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A round as it was when somebody looked."""
+
+    id: int
+    federation_id: str
+    number: int
+    state: str
+
+
 class LostRace(Exception):
     """Another transaction moved the round first; look again."""
 
@@ -91,14 +102,16 @@ def numbered(session: Session, fid: str, number: int, *, lock: bool = False) -> 
     return row
 
 
-def expect(session: Session, fid: str, number: int) -> None:
-    """Make sure that there is such a round.
+def seen(session: Session, fid: str, number: int) -> Seen:
+    """How does the round of this number stand, for who does not change it?
 
     Raises:
         NotFound: there is none.
     """
-    if run(session, _EXISTS, {"fid": fid, "number": number}).first() is None:
+    found = run(session, _SEEN, {"fid": fid, "number": number}).first()
+    if found is None:
         raise NotFound
+    return Seen(*found)
 
 
 def collecting(session: Session) -> list[tuple[RoundRow, RoundFacts]]:

@@ -26,6 +26,7 @@ from coordinator.locks import lock_federation
 from coordinator.rounds import bases, control, parts
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import TAKING_PART
+from coordinator.rounds.store import Seen
 from coordinator.strategies.base import make
 from coordinator.tables import RoundRow
 from coordinator.updates import store
@@ -63,7 +64,7 @@ def deliver(database: Database, member: Member, number: int, body: ReceivedBody)
     may_crash("update-received")
     try:
         with database.read() as session:
-            row = rounds.numbered(session, member.federation_id, number)
+            row = rounds.seen(session, member.federation_id, number)
             known = _known(session, row, member)
             if known is not None and known.digest == body.digest:
                 return Delivered(known)
@@ -78,11 +79,11 @@ def deliver(database: Database, member: Member, number: int, body: ReceivedBody)
         raise
 
 
-def _known(session: Session, row: RoundRow, member: Member) -> Receipt | None:
+def _known(session: Session, row: RoundRow | Seen, member: Member) -> Receipt | None:
     return store.receipt(session, row.id, member.client_id)
 
 
-def _terms(session: Session, row: RoundRow, member: Member, *, delivered: bool) -> Terms:
+def _terms(session: Session, row: Seen, member: Member, *, delivered: bool) -> Terms:
     """Say what this client's update of this round must fit.
 
     Raises:
@@ -172,7 +173,7 @@ def _keep(
             moment=moment,
         )
         control.announce(session, row, moment)
-        control.advance(session, locked, row)
+        control.advance(session, locked, row, moment)
         may_crash("update-written")
         return Delivered(receipt, is_new=True, closed_round=row.state == "closing")
 

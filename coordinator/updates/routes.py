@@ -56,7 +56,7 @@ log = logger(__name__)
 def _cap(member: AsMember, n: RoundNumber, database: TheDatabase) -> int:
     """How many bytes an update may have, once it is clear that there is such a round."""
     with database.read() as session:
-        rounds.expect(session, member.federation_id, n)
+        rounds.seen(session, member.federation_id, n)
         return federations.plan(session, member.federation_id).limits.max_update_bytes
 
 
