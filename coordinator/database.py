@@ -6,22 +6,43 @@ reads first and writes later loses updates silently), on PostgreSQL rows are loc
 
 from __future__ import annotations
 
+import math
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVarTuple, overload
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy import (
+    URL,
+    Connection,
+    CursorResult,
+    Engine,
+    Executable,
+    create_engine,
+    event,
+    make_url,
+    text,
+)
+from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
+from sqlalchemy.exc import ArgumentError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
+from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from coordinator.errors import SettingsUnusable
 
+Columns = TypeVarTuple("Columns")
+Values = Mapping[str, object] | Sequence[Mapping[str, object]] | None
+
 _BUSY_MILLISECONDS = 10_000
+_SURE_SECONDS = 1.0
+_LAST_USE = "last use"
 # A chunk of tensors is a chain of pages: with the usual 4 KiB, following it costs four times as much.
 _PAGE_BYTES = 16384
+_CLOCK = text("SELECT clock_timestamp()")
 _CACHE_KIB = 1024  # per connection, and there are dozens; the operating system caches the file anyway
 # Before this version concurrent writers can corrupt a write-ahead log when it is reset.
 _FIRST_SAFE_WAL = (3, 51, 3)
@@ -53,14 +74,14 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Session]:
         """Look at one consistent state; nothing written here stays."""
-        with _one_kind_of_error(), Session(self._reading, expire_on_commit=False) as session:
+        with self._one_kind_of_error(), Session(self._reading, expire_on_commit=False) as session:
             yield session  # closing rolls back, and leaves the rows that were read readable
 
     @contextmanager
     def write(self) -> Iterator[Session]:
         """Change things; committed when the block ends, rolled back when it raises."""
         with (
-            _one_kind_of_error(),
+            self._one_kind_of_error(),
             Session(self._writing, expire_on_commit=False) as session,
             session.begin(),
         ):
@@ -71,13 +92,23 @@ class Database:
         self._writing.dispose()
         self._reading.dispose()
 
+    @contextmanager
+    def _one_kind_of_error(self) -> Iterator[None]:
+        """Turn what the driver says of statements given to it alone into what SQLAlchemy says of all others.
+
+        A full disk in the middle of an aggregation must look like one: the round waits, and is not given up.
+        """
+        try:
+            yield
+        except self._writing.dialect.loaded_dbapi.OperationalError as error:
+            raise OperationalError(None, None, error) from error
+
     def _engine(self) -> Engine:
         if not self.is_sqlite:
-            return create_engine(
+            engine = create_engine(
                 self.url,
                 pool_size=20,
                 max_overflow=20,
-                pool_pre_ping=True,
                 connect_args={
                     "prepare_threshold": None,  # works behind a connection pooler
                     "connect_timeout": 10,
@@ -86,9 +117,32 @@ class Database:
                     " -c synchronous_commit=on -c timezone=UTC",
                 },
             )
+            event.listen(engine, "checkin", _note_use)
+            event.listen(engine, "checkout", partial(_ping_if_idle, engine.dialect))
+            return engine
         engine = create_engine(self.url, pool_size=20, max_overflow=20)
         event.listen(engine, "connect", _prepare_sqlite)
         return engine
+
+
+@overload
+def run(
+    session: Session, statement: TypedReturnsRows[*Columns], values: Values = ...
+) -> CursorResult[*Columns]: ...
+
+
+@overload
+def run(session: Session, statement: Executable, values: Values = ...) -> CursorResult[*tuple[Any, ...]]: ...
+
+
+def run(session: Session, statement: Any, values: Values = None) -> Any:
+    """Say a statement past the ORM, which takes longer to load a row than a database to find it.
+
+    It is for statements that are made once and have parameters. Rows are tuples of columns, and what the
+    session has not written yet is written before, as by the session's own `execute`.
+    """
+    session.flush()
+    return session.connection().execute(statement, values)
 
 
 def sqlite_of(session: Session) -> sqlite3.Connection:
@@ -97,10 +151,12 @@ def sqlite_of(session: Session) -> sqlite3.Connection:
     Raises:
         TypeError: the database is not SQLite.
     """
-    connection = session.connection().connection.driver_connection
-    if not isinstance(connection, sqlite3.Connection):
-        raise TypeError("not the standard SQLite driver")
-    return connection
+    return _driver_of(session.connection())
+
+
+def driver_of(session: Session) -> Any:
+    """Give the driver's connection of a session, whichever database it is of, inside its transaction."""
+    return session.connection().connection.driver_connection
 
 
 def now(session: Session) -> datetime:
@@ -108,22 +164,10 @@ def now(session: Session) -> datetime:
     if session.get_bind().dialect.name == "sqlite":
         (moment,) = sqlite_of(session).execute("SELECT strftime('%Y-%m-%dT%H:%M:%f', 'now')").fetchone()
         return datetime.fromisoformat(moment).replace(tzinfo=UTC)
-    moment = session.scalar(text("SELECT clock_timestamp()"))
+    moment = session.connection().scalar(_CLOCK)
     if not isinstance(moment, datetime):
         raise TypeError("the database did not tell the time")
     return moment.astimezone(UTC)
-
-
-@contextmanager
-def _one_kind_of_error() -> Iterator[None]:
-    """Turn what the driver says of statements given to it alone into what SQLAlchemy says of all others.
-
-    A full disk in the middle of an aggregation must look like one: the round waits, and is not given up.
-    """
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        raise OperationalError(None, None, error) from error
 
 
 def _checked(url: str) -> URL:
@@ -160,9 +204,39 @@ def _prepare_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None
         connection.execute(f"PRAGMA {pragma}")
 
 
+def _note_use(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
+    entry.info[_LAST_USE] = time.monotonic()
+
+
+def _ping_if_idle(
+    dialect: Dialect, connection: DBAPIConnection, entry: ConnectionPoolEntry, _: PoolProxiedConnection
+) -> None:
+    """Make sure that a connection is alive, unless it was a moment ago: asking costs a round trip."""
+    if time.monotonic() - entry.info.get(_LAST_USE, -math.inf) < _SURE_SECONDS:
+        return
+    try:
+        dialect.do_ping(connection)
+    except dialect.loaded_dbapi.Error as error:
+        raise InvalidatePoolError from error  # the pool makes new connections
+
+
 def _begin_immediate(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    _say(connection, "BEGIN IMMEDIATE")
 
 
 def _begin_deferred(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
+    _say(connection, "BEGIN")
+
+
+def _say(connection: Connection, statement: str) -> None:
+    try:
+        _driver_of(connection).execute(statement)
+    except sqlite3.OperationalError as error:
+        raise OperationalError(statement, None, error) from error
+
+
+def _driver_of(connection: Connection) -> sqlite3.Connection:
+    driver = connection.connection.driver_connection
+    if not isinstance(driver, sqlite3.Connection):
+        raise TypeError("not the standard SQLite driver")
+    return driver

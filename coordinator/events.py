@@ -7,15 +7,24 @@ number is never seen after one with a larger number.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import bindparam, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from coordinator.database import now
+from coordinator.database import now, run
 from coordinator.tables import EventRow, FederationRow
 
 Kind = Literal["round", "client", "alignment"]
+
+_NUMBER = (
+    update(FederationRow)
+    .where(FederationRow.id == bindparam("fid"))
+    .values(events=FederationRow.events + 1)
+    .returning(FederationRow.events)
+)
+_EVENT = insert(EventRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +37,34 @@ class Event:
 
 
 def append(
-    session: Session, federation_id: str, kind: Kind, data: dict[str, Any], client_id: str | None = None
+    session: Session,
+    federation_id: str,
+    kind: Kind,
+    data: dict[str, Any],
+    client_id: str | None = None,
+    *,
+    at: datetime | None = None,
 ) -> int:
-    """Write down an event; with `client_id` it is that client's own, and other clients never see it."""
-    number: int | None = session.scalar(
-        update(FederationRow)
-        .where(FederationRow.id == federation_id)
-        .values(events=FederationRow.events + 1)
-        .returning(FederationRow.events)
-    )
-    if number is None:
+    """Write down an event of a moment (None = now).
+
+    With `client_id` it is that client's own, and other clients never see it.
+    """
+    given = run(session, _NUMBER, {"fid": federation_id}).first()
+    if given is None:
         raise LookupError("an event of a federation that does not exist")
-    session.add(
-        EventRow(
-            federation_id=federation_id,
-            number=number,
-            kind=kind,
-            client_id=client_id,
-            data=data,
-            created_at=now(session),
-        )
+    run(
+        session,
+        _EVENT,
+        {
+            "federation_id": federation_id,
+            "number": given.events,
+            "kind": kind,
+            "client_id": client_id,
+            "data": data,
+            "created_at": at or now(session),
+        },
     )
-    session.flush()
-    return number
+    return int(given.events)
 
 
 def since(

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from coordinator.errors import NotFound
 from coordinator.tables import FederationRow
+
+_LOCKED = (
+    select(FederationRow)
+    .where(FederationRow.id == bindparam("fid"))
+    .with_for_update()
+    .execution_options(populate_existing=True)
+)
 
 
 def lock_federation(session: Session, fid: str) -> FederationRow:
@@ -14,7 +22,7 @@ def lock_federation(session: Session, fid: str) -> FederationRow:
     Raises:
         NotFound: there is no such federation.
     """
-    row = session.get(FederationRow, fid, with_for_update=True, populate_existing=True)
+    row = session.scalar(_LOCKED, {"fid": fid})
     if row is None:
         raise NotFound
     return row

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import BinaryIO
 
-from sqlalchemy import Integer, Select, cast, delete, exists, func, insert, or_, select, update
+from sqlalchemy import Select, bindparam, delete, exists, insert, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from coordinator.crash import may_crash
-from coordinator.database import Database, now, sqlite_of
+from coordinator.database import Database, driver_of, now, run, sqlite_of
 from coordinator.tables import (
     CHUNK_BYTES,
     AnchorsRow,
@@ -47,6 +47,19 @@ _REFERENCES = (
     AnchorsRow.payload_id,
     PackRow.payload_id,
 )
+_WITH_DIGEST = select(PayloadRow.id).where(PayloadRow.digest == bindparam("digest"))
+_SHARED = _WITH_DIGEST.with_for_update(read=True, key_share=True)
+_NEW = {
+    kind: make(PayloadRow).on_conflict_do_nothing(index_elements=["digest"]).returning(PayloadRow.id)
+    for kind, make in (("sqlite", sqlite.insert), ("postgresql", postgresql.insert))
+}
+_CHUNK = insert(ChunkRow)
+_CUT = f"""
+    SELECT begin, substr(data, (greatest(%(begin)s - begin, 0) + 1)::integer, %(size)s::integer)
+    FROM payload_chunks
+    WHERE payload_id = %(payload)s AND begin < %(end)s AND begin > %(begin)s - {CHUNK_BYTES}
+    ORDER BY begin
+"""
 
 
 def pieces(file: BinaryIO) -> Iterator[bytes]:
@@ -67,7 +80,7 @@ def store(session: Session, digest: str, size: int, content: Iterable[bytes]) ->
             _append(session, created, 0, content)
             return created
         # Locked against collection until the reference is there; gone again if the collector was first.
-        there = session.scalar(_with_digest(digest).with_for_update(read=True, key_share=True))
+        there = run(session, _SHARED, {"digest": digest}).scalar()
         if there is not None:
             return there
 
@@ -78,11 +91,24 @@ def read(session: Session, payload_id: int, begin: int, end: int) -> bytes:
     Raises:
         LookupError: the payload does not reach that far.
     """
-    parts = _parts_on_sqlite if _is_sqlite(session) else _parts
-    found = b"".join(parts(session, payload_id, begin, end))
+    found = b"".join(_parts(session, payload_id, begin, end))
     if len(found) != end - begin:
         raise LookupError(f"payload {payload_id} has no bytes {begin} to {end}")
     return found
+
+
+def read_into(session: Session, payload_id: int, begin: int, target: memoryview) -> None:
+    """Fill `target` with the bytes from `begin` on.
+
+    Raises:
+        LookupError: the payload does not reach that far.
+    """
+    at = 0
+    for part in _parts(session, payload_id, begin, begin + len(target)):
+        target[at : at + len(part)] = part
+        at += len(part)
+    if at != len(target):
+        raise LookupError(f"payload {payload_id} has no bytes {begin} to {begin + len(target)}")
 
 
 def stream(database: Database, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
@@ -114,7 +140,7 @@ class Staged:
 
     def adopt(self, session: Session) -> int:
         """Finish: give the id of the payload with these bytes, this one or an older equal one."""
-        older = session.scalar(_with_digest(self.digest).with_for_update(read=True, key_share=True))
+        older = run(session, _SHARED, {"digest": self.digest}).scalar()
         if older is None:
             try:
                 with session.begin_nested():
@@ -124,7 +150,7 @@ class Staged:
                         .values(digest=self.digest, bytes=self.size)
                     )
             except IntegrityError:  # somebody else finished the same bytes meanwhile
-                older = session.scalars(_with_digest(self.digest)).one()
+                older = run(session, _WITH_DIGEST, {"digest": self.digest}).scalar_one()
         if older is None:
             return self.payload_id
         session.execute(delete(PayloadRow).where(PayloadRow.id == self.payload_id))
@@ -192,30 +218,21 @@ def _unreferenced() -> Select[int]:
 
 
 def _insert(session: Session, digest: str, size: int) -> int | None:
-    insert_unless_there = sqlite.insert if _is_sqlite(session) else postgresql.insert
-    return session.scalar(
-        insert_unless_there(PayloadRow)
-        .values(digest=digest, bytes=size, created_at=now(session))
-        .on_conflict_do_nothing(index_elements=["digest"])
-        .returning(PayloadRow.id)
-    )
+    statement = _NEW[session.get_bind().dialect.name]
+    return run(session, statement, {"digest": digest, "bytes": size, "created_at": now(session)}).scalar()
 
 
 def _parts(session: Session, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
-    """Cut what is wanted out of each chunk; PostgreSQL fetches no more of it."""
-    first = cast(func.greatest(begin - ChunkRow.begin, 0) + 1, Integer)
-    part = func.substr(ChunkRow.data, first, cast(end - begin, Integer))
-    rows = session.execute(
-        select(ChunkRow.begin, part)
-        .where(
-            ChunkRow.payload_id == payload_id,
-            ChunkRow.begin < end,
-            ChunkRow.begin > begin - CHUNK_BYTES,
-        )
-        .order_by(ChunkRow.begin)
-    )
-    for start, data in rows:
-        yield bytes(data)[: end - max(begin, start)]
+    parts = _parts_on_sqlite if _is_sqlite(session) else _parts_on_postgres
+    return parts(session, payload_id, begin, end)
+
+
+def _parts_on_postgres(session: Session, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
+    """Cut what is wanted out of each chunk; PostgreSQL fetches no more, and sends bytes, not their text."""
+    wanted = {"payload": payload_id, "begin": begin, "end": end, "size": end - begin}
+    with driver_of(session).cursor(binary=True) as cursor:
+        for start, data in cursor.execute(_CUT, wanted):
+            yield data[: end - max(begin, start)]
 
 
 def _parts_on_sqlite(session: Session, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
@@ -244,17 +261,13 @@ def _append(session: Session, payload_id: int, begin: int, content: Iterable[byt
 
 
 def _put(session: Session, payload_id: int, begin: int, piece: memoryview) -> None:
-    session.execute(insert(ChunkRow).values(payload_id=payload_id, begin=begin, data=piece))
+    run(session, _CHUNK, {"payload_id": payload_id, "begin": begin, "data": piece})
 
 
 def _put_on_sqlite(session: Session, payload_id: int, begin: int, piece: memoryview) -> None:
     sqlite_of(session).execute(
         "INSERT INTO payload_chunks (payload_id, begin, data) VALUES (?, ?, ?)", (payload_id, begin, piece)
     )
-
-
-def _with_digest(digest: str) -> Select[int]:
-    return select(PayloadRow.id).where(PayloadRow.digest == digest)
 
 
 def _is_sqlite(session: Session) -> bool:

@@ -154,13 +154,13 @@ def in_blocks(
     rows = {clients.index(one.client): place for place, one in enumerate(receivers)}
     every = [layouts[one] if one in layouts else states[one].layout for one in clients]
     held = [states.get(client) for client in clients]
-    buffer = np.empty(0, np.float32)  # one for all blocks: new memory has to be cleared by the kernel
+    buffer = np.empty(0, "<f4")  # one for all blocks: new memory has to be cleared by the kernel
     for block in blocks(every, rows.keys(), block_bytes):
         here = [row for row in rows if row in block.begins]
         weights = weighing.of_module(block.module)[here]  # (here, N)
         used = [place for place in block.begins if weights[:, place].any()]
         if buffer.size < len(used) * block.size:
-            buffer = np.empty(len(used) * block.size, np.float32)
+            buffer = np.empty(len(used) * block.size, "<f4")
         values = buffer[: len(used) * block.size].reshape(len(used), block.size)
         _read(database, held, block, used, values)
         yield Columns([rows[row] for row in here], weights[:, used], values)
@@ -233,8 +233,7 @@ def _read(
                 if state is None:
                     raise LookupError("a client without a state was given weight")
                 at = state.begin + begin * _VALUE_BYTES
-                raw = payloads.read(session, state.payload_id, at, at + block.size * _VALUE_BYTES)
-                values[i] = np.frombuffer(raw, "<f4")
+                payloads.read_into(session, state.payload_id, at, memoryview(values[i]).cast("B"))
 
 
 def _append(database: Database, bodies: Sequence[_Body], values: Values) -> None:

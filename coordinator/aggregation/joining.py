@@ -14,16 +14,19 @@ from coordinator.database import Database, now
 from coordinator.downloads import Stored
 from coordinator.enrolment.auth import Member, still_member
 from coordinator.errors import PackMissing, RoundClosed
-from coordinator.federations.store import federation, plan_of
+from coordinator.federations import store as federations
+from coordinator.federations.store import plan_of
 from coordinator.locks import lock_federation
-from coordinator.rounds import bases, control, manifests
+from coordinator.rounds import bases, control, manifests, parts
 from coordinator.rounds import store as rounds
-from coordinator.rounds.bases import Zeros
+from coordinator.rounds.bases import Given, Zeros
 from coordinator.rounds.lifecycle import TAKING_PART
+from coordinator.rounds.store import Seen
 from coordinator.server_key import ServerKey
 from coordinator.strategies.base import Signature
-from coordinator.tables import RoundRow
+from coordinator.tables import FederationRow, RoundRow
 from coordinator.weights.store import give
+from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import Joined, WeightsReference
 from schemas.wire.envelope import MEDIA_TYPE
 
@@ -49,16 +52,16 @@ def join(
         PackMissing: the federation aligns its base models, and this one's pack is not stored.
     """
     with database.read() as session:
-        row = rounds.numbered(session, member.federation_id, number)
-        known = _known(session, row, member)
+        seen = rounds.seen(session, member.federation_id, number)
+        known = _known(session, seen, member)
         if known is not None:
             return known, False
-        _check(session, row, member)
-        last_published = _weighed_as_of(session, member, number)
-        has_weights = bases.newest(session, member.client_id, number) is not None
+        _check(session, seen, member, federations.plan(session, seen.federation_id))
+        newest = bases.newest(session, member.client_id, number)
+        last_published = _weighed_as_of(session, member, newest)
     made: Made | None = None
     zeros: tuple[WeightsReference, Zeros] | None = None
-    if last_published is not None or not has_weights:
+    if last_published is not None or newest is None:
         sent = signature.signature if signature is not None else None
         one = newcomers.newcomer(database, member, number, sent)
         if last_published is not None:
@@ -69,7 +72,7 @@ def join(
         with database.write() as session:
             # Payloads before the federation, as whoever delivers takes them; and nobody waits for the bytes.
             stored = _stored(session, made, zeros)
-            lock_federation(session, member.federation_id)
+            locked = lock_federation(session, member.federation_id)
             still_member(session, member)
             row = rounds.numbered(session, member.federation_id, number, lock=True)
             known = _known(session, row, member)
@@ -77,7 +80,7 @@ def join(
                 return known, False
             if zeros is not None and bases.newest(session, member.client_id, number) is not None:
                 stored = None  # it was given weights meanwhile
-            joined = _join(session, row, member, stored, signature, key)
+            joined = _join(session, locked, row, member, stored, signature, key)
             may_crash("join-written")
             made = None
         may_crash("join-committed")
@@ -87,21 +90,20 @@ def join(
             discard(database, [made])
 
 
-def _known(session: Session, row: RoundRow, member: Member) -> Joined | None:
+def _known(session: Session, row: RoundRow | Seen, member: Member) -> Joined | None:
     """Give the answer of an earlier join."""
-    if rounds.participation(session, row.id, member.client_id) is None:
+    if parts.of(session, row.id, member.client_id) is None:
         return None
     newest = bases.newest(session, member.client_id, row.number)
     told = manifests.of(session, member.client_id, row.number)
     if newest is None or told is None:
         return None
-    return Joined(weights=bases.reference(newest), manifest=told.document)
+    return Joined(weights=bases.reference(newest), manifest=told)
 
 
-def _check(session: Session, row: RoundRow, member: Member) -> None:
+def _check(session: Session, row: RoundRow | Seen, member: Member, plan: FederationPlan) -> None:
     if row.state not in TAKING_PART:
         raise RoundClosed(state=row.state)
-    plan = plan_of(federation(session, member.federation_id))
     if (
         plan.alignment is not None
         and bases.pack_digest(session, member.federation_id, member.base_model) is None
@@ -109,15 +111,16 @@ def _check(session: Session, row: RoundRow, member: Member) -> None:
         raise PackMissing(base_model=member.base_model)
 
 
-def _weighed_as_of(session: Session, member: Member, number: int) -> int | None:
+def _weighed_as_of(session: Session, member: Member, newest: Given | None) -> int | None:
     """Say as of which published round a newcomer's weights have to be made; None = there is nothing to make.
 
     That is so when it delivered before, when nothing was published yet, or nothing since it joined last.
     """
-    _, last = rounds.published(session, member.federation_id)
-    if last == 0 or bases.is_established(session, member.client_id):
+    if bases.is_established(session, member.client_id):
         return None
-    newest = bases.newest(session, member.client_id, number)
+    _, last = rounds.published(session, member.federation_id)
+    if last == 0:
+        return None
     return last if newest is None or newest.round_number <= last else None
 
 
@@ -136,13 +139,14 @@ def _stored(
 
 def _join(
     session: Session,
+    federation: FederationRow,
     row: RoundRow,
     member: Member,
     stored: Stored | None,
     signature: SentSignature | None,
     key: ServerKey,
 ) -> Joined:
-    _check(session, row, member)
+    _check(session, row, member, plan_of(federation))
     moment = now(session)
     if stored is not None:
         weights = WeightsReference(digest=stored.digest, bytes=stored.size)
@@ -152,17 +156,15 @@ def _join(
         if newest is None:
             raise LookupError("a client without weights was given none")
         weights = bases.reference(newest)
-    if rounds.participation(session, row.id, member.client_id) is None:  # else it has no manifest yet
-        rounds.join(session, row, member.client_id, weights.digest, moment)
+    parts.join(session, row.id, member.client_id, weights.digest, moment)
     if signature is not None:
-        rounds.keep_signature(session, row, member.client_id, "join", signature.signature)
-        rounds.count_bytes(session, row.id, member.client_id, up=signature.body_bytes)
+        parts.keep_signature(session, row, member.client_id, "join", signature.signature)
+        parts.count_bytes(session, row.id, member.client_id, up=signature.body_bytes)
     control.announce(session, row, moment)
-    locked = federation(session, row.federation_id)
-    control.advance(session, locked, row)
+    control.advance(session, federation, row, moment)
     manifest = manifests.issue(
         session,
-        locked,
+        federation,
         member,
         row.number,
         weights=weights.digest,

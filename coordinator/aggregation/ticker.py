@@ -154,7 +154,8 @@ def drive(database: Database) -> bool:
     for fid, number in due:
         with database.write() as session:
             locked = lock_federation(session, fid)
-            control.advance(session, locked, rounds.numbered(session, fid, number, lock=True))
+            row = rounds.numbered(session, fid, number, lock=True)
+            control.advance(session, locked, row, now(session))
     return bool(due)
 
 

@@ -41,7 +41,7 @@ from coordinator.locks import lock_federation
 from coordinator.logs import logger
 from coordinator.paths import BaseModel, FederationId
 from coordinator.problems import answers
-from coordinator.rounds import store as rounds
+from coordinator.rounds import parts
 from coordinator.rounds.traffic import sent_to
 from coordinator.sessions import Reading, TheDatabase, TheMetrics, Writing
 from coordinator.tables import FederationRow
@@ -280,7 +280,7 @@ def _keep(
     stored_by = None
     if isinstance(caller, Member):
         still_member(session, caller)
-        rounds.count_bytes(session, None, caller.client_id, up=body.bytes)
+        parts.count_bytes(session, None, caller.client_id, up=body.bytes)
         stored_by = caller.client_id
     kept = store.keep_pack(
         session,

@@ -19,13 +19,14 @@ from fastapi.security import HTTPBearer
 from sqlalchemy.orm import Session
 
 from coordinator.database import Database, now
-from coordinator.enrolment import nonces, seen, signatures, store
+from coordinator.enrolment import callers, nonces, seen, signatures, store
+from coordinator.enrolment.callers import Holder
 from coordinator.errors import AuthMissing, CredentialInvalid, Forbidden, KeyRevoked, NotFound
 from coordinator.logs import bind
 from coordinator.paths import ClientId, FederationId
 from coordinator.sessions import TheDatabase, TheSettings
 from coordinator.settings import Settings
-from coordinator.tables import ClientRow, PersonToken
+from coordinator.tables import PersonToken
 from schemas.identity.signed_requests import SignedRequest
 from schemas.messages.enrolment import Profile
 from schemas.messages.people import PersonRole
@@ -52,7 +53,8 @@ class Person:
 class Member:
     """An enrolled client as it was when it was recognised.
 
-    `public_key` is the key it signed with, None for a bearer client. `post` is the signature of a POST.
+    `is_unseen` = nobody wrote down lately that it is here. `public_key` is the key it signed with, None for
+    a bearer client. `post` is the signature of a POST.
     """
 
     client_id: str
@@ -60,7 +62,7 @@ class Member:
     federation_id: str
     base_model: str
     profile: Profile
-    last_seen_at: datetime | None
+    is_unseen: bool
     public_key: str | None
     post: SignedRequest | None = None
 
@@ -95,11 +97,11 @@ def still_member(session: Session, member: Member) -> None:
     Raises:
         KeyRevoked, CredentialInvalid: it was, or its key was replaced.
     """
-    enrolled = store.is_enrolled(session, member.client_id)
+    is_enrolled, has_key = callers.standing(session, member.client_id, member.public_key)
     if member.public_key is None:
-        if not enrolled:
+        if not is_enrolled:
             raise CredentialInvalid
-    elif not enrolled or not store.is_key_of(session, member.public_key, member.client_id):
+    elif not is_enrolled or not has_key:
         raise KeyRevoked
 
 
@@ -136,21 +138,21 @@ def _valid(session: Session, row: PersonToken | None) -> Person:
 
 
 def _member(session: Session, digest: str) -> Member:
-    row = store.client_by_hash(session, digest)
-    if row is None or row.state != "enrolled":
+    holder = callers.with_credential(session, digest)
+    if holder is None or holder.state != "enrolled":
         raise CredentialInvalid
-    return _as_member(row)
+    return _as_member(holder, now(session))
 
 
-def _as_member(row: ClientRow, *, key: str | None = None, post: SignedRequest | None = None) -> Member:
+def _as_member(holder: Holder, moment: datetime, *, post: SignedRequest | None = None) -> Member:
     return Member(
-        client_id=row.id,
-        name=row.name,
-        federation_id=row.federation_id,
-        base_model=row.base_model,
-        profile=Profile.model_validate(row.profile),
-        last_seen_at=row.last_seen_at,
-        public_key=key,
+        client_id=holder.id,
+        name=holder.name,
+        federation_id=holder.federation_id,
+        base_model=holder.base_model,
+        profile=Profile.model_validate(holder.profile),
+        is_unseen=seen.is_due(holder.last_seen_at, moment),
+        public_key=holder.public_key,
         post=post,
     )
 
@@ -159,9 +161,8 @@ def _signer(request: Request, database: Database, settings: Settings) -> Member:
     """Recognise a client by its signature."""
     claimed = signatures.read_signature(request)
     with database.read() as session:
-        signed = signatures.verify(session, request, claimed, settings)
-    post = claimed if request.method == "POST" else None
-    return _as_member(signed.client, key=signed.public_key, post=post)
+        holder, moment = signatures.verify(session, request, claimed, settings)
+    return _as_member(holder, moment, post=claimed if request.method == "POST" else None)
 
 
 _documented = HTTPBearer(
@@ -182,7 +183,8 @@ def authenticated(request: Request, database: Database, settings: Settings) -> P
             caller = authenticate(session, request.headers.get("authorization"), admin_token=admin_token)
     if isinstance(caller, Member):
         bind(client=caller.client_id)
-        seen.note(database, caller.client_id, caller.last_seen_at)
+        if caller.is_unseen:
+            seen.note(database, caller.client_id)
     else:
         bind(person=caller.id)
     return caller

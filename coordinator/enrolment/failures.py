@@ -38,7 +38,7 @@ def note(
         raise RateLimited(wait)
     with database.write() as session:
         moment = now(session)
-        forget(session, FailedEnrolmentRow, FailedEnrolmentRow.failed_at <= moment - _WINDOW)
+        forget(session, FailedEnrolmentRow.failed_at, moment - _WINDOW)
         insert_new(session, FailedEnrolmentRow, {"origin": origin, "failed_at": moment})
         if isinstance(refused, EnrolmentTokenMisused):
             audit.append(

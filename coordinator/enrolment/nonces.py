@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 
-from coordinator.database import Database, now
+from coordinator.database import Database, run
 from coordinator.enrolment.signatures import check_timely
 from coordinator.enrolment.store import forget, insert_new
 from coordinator.errors import Replayed, TooManyPosts
@@ -21,6 +21,10 @@ _LIFE = timedelta(minutes=10)
 MOST_OF_A_KEY = 600
 """How many POSTs of one key are remembered: what one member can fill the table with."""
 
+_REMEMBERED = select(func.count(), func.min(UsedNonceRow.used_at)).where(
+    UsedNonceRow.public_key == bindparam("key"), UsedNonceRow.used_at > bindparam("since")
+)
+
 
 def use(database: Database, key: str, signed: SignedRequest) -> None:
     """Remember a signed POST for ten minutes, in a short write of its own; old ones are forgotten on the way.
@@ -30,18 +34,13 @@ def use(database: Database, key: str, signed: SignedRequest) -> None:
         Replayed: it was received before.
         TooManyPosts: as many of this key's are remembered as may be.
     """
-    with database.read() as session:
-        moment = now(session)
-        remembered = select(func.count(), func.min(UsedNonceRow.used_at)).where(
-            UsedNonceRow.public_key == key, UsedNonceRow.used_at > moment - _LIFE
-        )
-        count, oldest = session.execute(remembered).one()
-    if count >= MOST_OF_A_KEY:
-        raise TooManyPosts((oldest + _LIFE - moment).total_seconds())
     with database.write() as session:
         # Looked at again: who was held up until its nonce is forgotten must not find it gone.
         moment = check_timely(session, signed)
-        forget(session, UsedNonceRow, UsedNonceRow.used_at <= moment - _LIFE)
+        count, oldest = run(session, _REMEMBERED, {"key": key, "since": moment - _LIFE}).one()
+        if count >= MOST_OF_A_KEY:
+            raise TooManyPosts((oldest + _LIFE - moment).total_seconds())
+        forget(session, UsedNonceRow.used_at, moment - _LIFE)
         if not insert_new(
             session, UsedNonceRow, {"public_key": key, "nonce": signed.nonce, "used_at": moment}
         ):

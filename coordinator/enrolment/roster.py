@@ -5,18 +5,32 @@ Whoever appends holds the federation's lock.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
+from coordinator.database import run
 from coordinator.identity_tables import RosterRow
 from coordinator.tables import ClientRow
 from schemas.identity.documents import hash_of
 from schemas.messages.enrolment import RosterEntry, RosterPage
 
 Event = Literal["enrolled", "rotated", "revoked"]
+
+_LINKS = select(RosterRow.version, RosterRow.hash).where(RosterRow.federation_id == bindparam("fid"))
+_NEWEST = _LINKS.order_by(RosterRow.version.desc()).limit(1)
+_NEWEST_UNTIL = _NEWEST.where(RosterRow.at <= bindparam("until"))
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One link of the chain: its number, and the hash of its document."""
+
+    version: int
+    hash: str
 
 
 def append(
@@ -29,8 +43,7 @@ def append(
     endorsement: str | None = None,
 ) -> None:
     """Write down what became of a client; `key` is its public key from now on, if it has one."""
-    newest = select(RosterRow).where(RosterRow.federation_id == client.federation_id)
-    last = session.scalar(newest.order_by(RosterRow.version.desc()).limit(1))
+    last = newest(session, client.federation_id)
     entry = RosterEntry(
         federation=client.federation_id,
         version=last.version + 1 if last is not None else 1,
@@ -57,12 +70,13 @@ def append(
     session.flush()
 
 
-def newest(session: Session, fid: str, *, until: datetime | None = None) -> RosterRow | None:
+def newest(session: Session, fid: str, *, until: datetime | None = None) -> Link | None:
     """Which is the last link of a federation's roster, now or as it was at a moment?"""
-    query = select(RosterRow).where(RosterRow.federation_id == fid)
-    if until is not None:
-        query = query.where(RosterRow.at <= until)
-    return session.scalar(query.order_by(RosterRow.version.desc()).limit(1))
+    if until is None:
+        found = run(session, _NEWEST, {"fid": fid}).first()
+    else:
+        found = run(session, _NEWEST_UNTIL, {"fid": fid, "until": until}).first()
+    return Link(*found) if found is not None else None
 
 
 def page(session: Session, fid: str, *, after: int, limit: int) -> RosterPage:

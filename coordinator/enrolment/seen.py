@@ -13,11 +13,13 @@ from coordinator.tables import ClientRow
 _AGAIN_AFTER = timedelta(seconds=15)
 
 
-def note(database: Database, client_id: str, last_seen_at: datetime | None) -> None:
+def is_due(last_seen_at: datetime | None, moment: datetime) -> bool:
+    """Say whether it is to be written down that a client is here at `moment`."""
+    return last_seen_at is None or last_seen_at <= moment - _AGAIN_AFTER
+
+
+def note(database: Database, client_id: str) -> None:
     """Write down that a client is here now, unless another request just did."""
-    with database.read() as session:
-        if last_seen_at is not None and last_seen_at > now(session) - _AGAIN_AFTER:
-            return
     try:
         with database.write() as session:
             moment = now(session)

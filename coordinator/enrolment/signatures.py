@@ -6,7 +6,6 @@ A key that nobody has is checked as thoroughly as one that somebody has, and ans
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from datetime import datetime
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -14,7 +13,8 @@ from fastapi import Request
 from sqlalchemy.orm import Session
 
 from coordinator.database import now
-from coordinator.enrolment import store
+from coordinator.enrolment import callers
+from coordinator.enrolment.callers import Holder
 from coordinator.errors import (
     AuthorityUnknown,
     ClockSkew,
@@ -24,20 +24,11 @@ from coordinator.errors import (
     SignatureProfileBroken,
 )
 from coordinator.settings import Settings
-from coordinator.tables import ClientRow
 from schemas.identity.keys import public_key
 from schemas.identity.signed_requests import ProfileBroken, SignedRequest, Target, read
 from schemas.wire.digests import from_field
 
 _NOBODY = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"nobody").digest()).public_key()
-
-
-@dataclass(frozen=True, slots=True)
-class Signed:
-    """A request that is signed by a member's key."""
-
-    client: ClientRow
-    public_key: str
 
 
 def is_signed(request: Request) -> bool:
@@ -70,8 +61,10 @@ def read_signature(request: Request) -> SignedRequest:
     return signed
 
 
-def verify(session: Session, request: Request, signed: SignedRequest, settings: Settings) -> Signed:
-    """Find out whose signature this is.
+def verify(
+    session: Session, request: Request, signed: SignedRequest, settings: Settings
+) -> tuple[Holder, datetime]:
+    """Find out whose signature this is, and when it was looked at.
 
     Raises:
         AuthorityUnknown: it was made for a server of another name.
@@ -83,14 +76,14 @@ def verify(session: Session, request: Request, signed: SignedRequest, settings: 
     if not settings.goes_by(host):
         raise AuthorityUnknown("TESSERA_PUBLIC_NAMES must have the name that clients call this server by")
     moment = check_timely(session, signed)
-    found = store.client_of_key(session, signed.keyid)
-    key = _NOBODY if found is None else public_key(found[0].public_key)
-    if not signed.is_by(key, _target(request, host)) or found is None:
+    holder = callers.with_key(session, signed.keyid)
+    key = _NOBODY if holder is None else public_key(signed.keyid)
+    if not signed.is_by(key, _target(request, host)) or holder is None:
         raise SignatureInvalid
-    row, client = found
-    if client.state != "enrolled" or (row.expires_at is not None and row.expires_at <= moment):
+    expires_at = holder.key_expires_at
+    if holder.state != "enrolled" or (expires_at is not None and expires_at <= moment):
         raise KeyRevoked
-    return Signed(client, row.public_key)
+    return holder, moment
 
 
 def check_timely(session: Session, signed: SignedRequest) -> datetime:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, inspect, or_, select, tuple_, update
+from sqlalchemy import Executable, bindparam, delete, inspect, or_, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from coordinator.database import now
+from coordinator.database import now, run
 from coordinator.errors import NotFound
 from coordinator.identity_tables import ClientKeyRow
 from coordinator.ids import new_id
@@ -201,18 +202,6 @@ def has_keys(credential_hash: str) -> bool:
     return credential_hash.startswith(_HAS_KEYS)
 
 
-def client_by_hash(session: Session, digest: str) -> ClientRow | None:
-    """Whose credential has this hash?"""
-    return session.scalar(select(ClientRow).where(ClientRow.credential_hash == digest))
-
-
-def client_of_key(session: Session, key: str) -> tuple[ClientKeyRow, ClientRow] | None:
-    """Whose public key is this?"""
-    query = select(ClientKeyRow, ClientRow).join(ClientRow, ClientRow.id == ClientKeyRow.client_id)
-    found = session.execute(query.where(ClientKeyRow.public_key == key)).first()
-    return (found[0], found[1]) if found is not None else None
-
-
 def is_key_of(session: Session, key: str, client_id: str) -> bool:
     """Does this public key count for this client now?"""
     row = session.get(ClientKeyRow, key)
@@ -245,28 +234,35 @@ def client(session: Session, client_id: str) -> ClientRow:
     return row
 
 
-def is_enrolled(session: Session, client_id: str) -> bool:
-    """Is this client a member still?"""
-    state = session.scalar(select(ClientRow.state).where(ClientRow.id == client_id))
-    return state == "enrolled"
-
-
 def insert_new(session: Session, table: type[Table], values: dict[str, Any]) -> bool:
     """Insert a row unless there is one with this key; the database arbitrates."""
-    insert = sqlite_insert if session.get_bind().dialect.name == "sqlite" else postgres_insert
-    key = inspect(table).primary_key[0]
-    kept = session.execute(insert(table).values(**values).on_conflict_do_nothing().returning(key))
-    return kept.first() is not None
+    statement = _insertion(table, session.get_bind().dialect.name == "sqlite")
+    return run(session, statement, values).first() is not None
 
 
-def forget(session: Session, table: type[Table], is_old: ColumnElement[bool]) -> None:
-    """Delete old rows, more at once than a request ever adds, so that a table cannot grow for ever."""
-    key = inspect(table).primary_key
-    # Rows that another request is forgetting at this moment are left to it: waiting could deadlock.
-    old = select(*key).where(is_old).limit(_FORGOTTEN_AT_ONCE).with_for_update(skip_locked=True)
-    found = [tuple(row) for row in session.execute(old)]
+def forget(session: Session, column: InstrumentedAttribute[datetime], until: datetime) -> None:
+    """Delete rows of which this column is not after a moment, more at once than a request ever adds.
+
+    So a table cannot grow for ever.
+    """
+    found = [tuple(row) for row in run(session, _old(column), {"until": until})]
     if found:
-        session.execute(delete(table).where(tuple_(*key).in_(found)))
+        table = column.class_
+        session.execute(delete(table).where(tuple_(*inspect(table).primary_key).in_(found)))
+
+
+@cache
+def _insertion(table: type[Table], is_sqlite: bool) -> Executable:
+    insert = sqlite_insert if is_sqlite else postgres_insert
+    return insert(table).on_conflict_do_nothing().returning(inspect(table).primary_key[0])
+
+
+@cache
+def _old(column: InstrumentedAttribute[datetime]) -> Executable:
+    key = inspect(column.class_).primary_key
+    # Rows that another request is forgetting at this moment are left to it: waiting could deadlock.
+    rows = select(*key).where(column <= bindparam("until")).limit(_FORGOTTEN_AT_ONCE)
+    return rows.with_for_update(skip_locked=True)
 
 
 def _after(moment: datetime, seconds: int | None) -> datetime | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import func, select, update
+from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.orm import Session
 
-from coordinator.database import now
+from coordinator.database import now, run
 from coordinator.enrolment import roster
 from coordinator.enrolment.store import client_view
 from coordinator.errors import NotFound
@@ -37,6 +37,7 @@ _SHARING: dict[Standing, str] = {
     "untested": "Nobody has tested its pack: what both packs select is shared across architectures. "
     "`tessera agent alignment-test` in one of its silos tests it.",
 }
+_PLAN = select(FederationRow.plan).where(FederationRow.id == bindparam("fid"))
 
 
 def create(session: Session, plan: FederationPlan) -> FederationRow:
@@ -65,6 +66,18 @@ def federation(session: Session, fid: str) -> FederationRow:
     if row is None:
         raise NotFound
     return row
+
+
+def plan(session: Session, fid: str) -> FederationPlan:
+    """Which resolved plan has a federation?
+
+    Raises:
+        NotFound: there is none.
+    """
+    found = run(session, _PLAN, {"fid": fid}).first()
+    if found is None:
+        raise NotFound
+    return FederationPlan.model_validate(found.plan)
 
 
 def plan_of(row: FederationRow) -> FederationPlan:

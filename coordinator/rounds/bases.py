@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from threading import Lock
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
+from coordinator.database import run
 from coordinator.federations.layouts import layout_of
 from coordinator.federations.store import pack_selected
 from coordinator.tables import CHUNK_BYTES, PackRow, UpdateRow, WeightsRow
@@ -29,35 +30,64 @@ _REMEMBERED = 1024
 _DIGESTS: dict[tuple[bytes, int], str] = {}
 _REMEMBERING = Lock()
 
+_NEWEST = (
+    select(
+        WeightsRow.round_number,
+        WeightsRow.payload_id,
+        WeightsRow.head,
+        WeightsRow.begin,
+        WeightsRow.digest,
+        WeightsRow.bytes,
+    )
+    .where(WeightsRow.client_id == bindparam("client"))
+    .order_by(WeightsRow.round_number.desc())
+    .limit(1)
+)
+_NEWEST_UNTIL = _NEWEST.where(WeightsRow.round_number <= bindparam("number"))
+_ESTABLISHED = (
+    select(UpdateRow.id)
+    .where(UpdateRow.client_id == bindparam("client"), UpdateRow.reject_reason.is_(None))
+    .limit(1)
+)
+_PACK = select(PackRow.digest).where(
+    PackRow.federation_id == bindparam("fid"), PackRow.base_model == bindparam("base_model")
+)
 
-def newest(session: Session, client_id: str, number: int | None = None) -> WeightsRow | None:
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Weights that a client was given: `head`, then the payload, if kept, from `begin` on."""
+
+    round_number: int
+    payload_id: int | None
+    head: bytes | None
+    begin: int
+    digest: str
+    size: int
+
+
+def newest(session: Session, client_id: str, number: int | None = None) -> Given | None:
     """Which weights was a client given last, for round `number` or before?"""
-    query = select(WeightsRow).where(WeightsRow.client_id == client_id)
-    if number is not None:
-        query = query.where(WeightsRow.round_number <= number)
-    return session.scalar(query.order_by(WeightsRow.round_number.desc()).limit(1))
+    if number is None:
+        found = run(session, _NEWEST, {"client": client_id}).first()
+    else:
+        found = run(session, _NEWEST_UNTIL, {"client": client_id, "number": number}).first()
+    return Given(*found) if found is not None else None
 
 
-def reference(row: WeightsRow) -> WeightsReference:
+def reference(given: Given) -> WeightsReference:
     """Name weights."""
-    return WeightsReference(digest=row.digest, bytes=row.bytes)
+    return WeightsReference(digest=given.digest, bytes=given.size)
 
 
 def is_established(session: Session, client_id: str) -> bool:
     """Has a client an update that counts? One of an abandoned round does not."""
-    found = session.scalar(
-        select(UpdateRow.id)
-        .where(UpdateRow.client_id == client_id, UpdateRow.reject_reason.is_(None))
-        .limit(1)
-    )
-    return found is not None
+    return run(session, _ESTABLISHED, {"client": client_id}).first() is not None
 
 
 def pack_digest(session: Session, fid: str, base_model: str) -> str | None:
     """Which alignment pack does a base model have? None = none is stored."""
-    return session.scalar(
-        select(PackRow.digest).where(PackRow.federation_id == fid, PackRow.base_model == base_model)
-    )
+    return run(session, _PACK, {"fid": fid, "base_model": base_model}).scalar()
 
 
 def layout(session: Session, fid: str, plan: FederationPlan, base_model: str, profile: Profile) -> Layout:

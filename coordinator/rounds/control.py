@@ -80,19 +80,18 @@ def finish(session: Session, federation: FederationRow) -> None:
         abandon(session, federation, row, FEDERATION_FINISHED)
 
 
-def advance(session: Session, federation: FederationRow, row: RoundRow) -> None:
-    """Take every step that is due, except claiming the round for aggregation."""
+def advance(session: Session, federation: FederationRow, row: RoundRow, moment: datetime) -> None:
+    """Take every step that is due at a moment, except claiming the round for aggregation."""
     plan = plan_of(federation)
     while True:
-        step = next_state(store.facts(session, row, plan), now(session))
+        step = next_state(store.facts(session, row, plan), moment)
         if step is None or step.to == "aggregating":
             return
-        take(session, federation, row, step)
+        take(session, federation, row, step, moment)
 
 
-def take(session: Session, federation: FederationRow, row: RoundRow, step: Step) -> None:
+def take(session: Session, federation: FederationRow, row: RoundRow, step: Step, moment: datetime) -> None:
     """Take one step, and tell."""
-    moment = now(session)
     match step.to:
         case "collecting":
             store.transition(session, row, "collecting", collecting_at=moment, deadline=step.deadline)
@@ -152,7 +151,8 @@ def follow(session: Session, federation: FederationRow) -> None:
 
 def announce(session: Session, row: RoundRow, moment: datetime) -> None:
     """Tell everyone who follows the federation's events how the round stands."""
-    events.append(session, row.federation_id, "round", summary(session, row, moment).model_dump(mode="json"))
+    told = summary(session, row, moment).model_dump(mode="json")
+    events.append(session, row.federation_id, "round", told, at=moment)
 
 
 def _end(session: Session, federation: FederationRow) -> None:
@@ -163,5 +163,10 @@ def _end(session: Session, federation: FederationRow) -> None:
 
 def federation_state(federation: FederationRow) -> FederationState:
     """Read a federation's state."""
+    return known_state(federation.state)
+
+
+def known_state(stored: str) -> FederationState:
+    """Read a stored state."""
     known: tuple[FederationState, ...] = ("open", "running", "paused", "finished")
-    return next(state for state in known if state == federation.state)
+    return next(state for state in known if state == stored)

@@ -10,17 +10,28 @@ import json
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, insert, select
 from sqlalchemy.orm import Session
 
+from coordinator.database import run
 from coordinator.enrolment import roster
 from coordinator.enrolment.auth import Member
-from coordinator.identity_tables import ManifestRow, RosterRow
+from coordinator.identity_tables import ManifestRow
 from coordinator.server_key import ServerKey
 from coordinator.tables import FederationRow
 from schemas.identity.documents import hash_of
 from schemas.messages.rounds import Previous, RoundManifest, SignedDocument
 from schemas.wire.digests import digest_of
+
+_OF_CLIENT = ManifestRow.client_id == bindparam("client")
+_OF_ROUND = select(ManifestRow.document).where(_OF_CLIENT, ManifestRow.round_number == bindparam("number"))
+_BEFORE = (
+    select(ManifestRow.round_number, ManifestRow.hash)
+    .where(_OF_CLIENT, ManifestRow.round_number < bindparam("number"))
+    .order_by(ManifestRow.round_number.desc())
+    .limit(1)
+)
+_KEEP = insert(ManifestRow)
 
 
 def plan_bytes(federation: FederationRow) -> bytes:
@@ -28,9 +39,9 @@ def plan_bytes(federation: FederationRow) -> bytes:
     return json.dumps(federation.plan, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def of(session: Session, client_id: str, number: int) -> ManifestRow | None:
+def of(session: Session, client_id: str, number: int) -> SignedDocument | None:
     """Which manifest was a client given for a round?"""
-    return session.get(ManifestRow, (client_id, number))
+    return run(session, _OF_ROUND, {"client": client_id, "number": number}).scalar()
 
 
 def issue(
@@ -57,10 +68,8 @@ def issue(
         listed=roster.newest(session, federation.id),
         key=key,
     )
-    kept = ManifestRow(
-        client_id=member.client_id, round_number=number, document=document, hash=hash_of(document)
-    )
-    session.add(kept)
+    kept = {"client_id": member.client_id, "round_number": number}
+    run(session, _KEEP, {**kept, "document": document, "hash": hash_of(document)})
     return document
 
 
@@ -93,15 +102,10 @@ def _signed(
     weights: str,
     deadline: datetime | None,
     moment: datetime,
-    listed: RosterRow | None,
+    listed: roster.Link | None,
     key: ServerKey,
 ) -> dict[str, Any]:
-    last = session.scalar(
-        select(ManifestRow)
-        .where(ManifestRow.client_id == member.client_id, ManifestRow.round_number < number)
-        .order_by(ManifestRow.round_number.desc())
-        .limit(1)
-    )
+    last = run(session, _BEFORE, {"client": member.client_id, "number": number}).first()
     manifest = RoundManifest(
         federation=federation.id,
         client=member.client_id,

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import bindparam, func, select
+from sqlalchemy.orm import Session, aliased
 
+from coordinator.database import run
 from coordinator.enrolment.store import has_keys
+from coordinator.errors import NotFound
 from coordinator.federations.claims import Counted
 from coordinator.tables import (
     ClientRow,
@@ -22,14 +24,76 @@ from coordinator.tables import (
     UpdateRow,
 )
 
+_Other = aliased(RoundRow)
+_LATEST = select(func.max(_Other.number)).where(_Other.federation_id == FederationRow.id).scalar_subquery()
+_REVOKED = select(func.count()).where(
+    ClientRow.federation_id == FederationRow.id, ClientRow.state == "revoked"
+)
+_SITUATIONS = select(FederationRow.id, FederationRow.state, _LATEST, _REVOKED.scalar_subquery()).where(
+    FederationRow.id.in_(bindparam("fids", expanding=True))
+)
+_LOOK = (
+    select(
+        FederationRow.state,
+        RoundRow.number,
+        RoundRow.state,
+        RoundRow.deadline,
+        ParticipationRow.state,
+    )
+    .select_from(FederationRow)
+    .outerjoin(
+        RoundRow,
+        (RoundRow.federation_id == FederationRow.id) & (RoundRow.number == _LATEST),
+    )
+    .outerjoin(
+        ParticipationRow,
+        (ParticipationRow.round_id == RoundRow.id) & (ParticipationRow.client_id == bindparam("client")),
+    )
+    .where(FederationRow.id == bindparam("fid"))
+)
+_TALLIES = (
+    select(
+        ParticipationRow.state,
+        func.count(),
+        func.coalesce(func.sum(ParticipationRow.bytes_up), 0),
+        func.coalesce(func.sum(ParticipationRow.bytes_down), 0),
+        func.count(ScoresRow.client_id),
+    )
+    .outerjoin(
+        ScoresRow,
+        (ScoresRow.round_id == ParticipationRow.round_id)
+        & (ScoresRow.client_id == ParticipationRow.client_id),
+    )
+    .where(ParticipationRow.round_id == bindparam("round"))
+    .group_by(ParticipationRow.state)
+)
+_SCORES = (
+    select(ScoresRow.scores).where(ScoresRow.round_id == bindparam("round")).order_by(ScoresRow.client_id)
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The participations of a round in one state, and their encoded bytes."""
+    """The participations of a round in one state, their encoded bytes, and how many sent scores."""
 
     clients: int
     up: int
     down: int
+    scores: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a client has to do depends on this: its federation, the latest round, and its part in that.
+
+    `number`, `state` and `deadline` are the round's, None before the first; `part` is None before joining.
+    """
+
+    federation: str
+    number: int | None
+    state: str | None
+    deadline: datetime | None
+    part: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,42 +128,33 @@ class Situation:
     revoked: int
 
 
+def look(session: Session, fid: str, client_id: str) -> Look:
+    """How does a client's federation stand for it?
+
+    Raises:
+        NotFound: there is no such federation.
+    """
+    found = run(session, _LOOK, {"fid": fid, "client": client_id}).first()
+    if found is None:
+        raise NotFound
+    return Look(*found)
+
+
 def situations(session: Session, fids: Collection[str]) -> dict[str, Situation]:
     """How do these federations stand?"""
-    number = select(func.max(RoundRow.number)).where(RoundRow.federation_id == FederationRow.id)
-    revoked = select(func.count()).where(
-        ClientRow.federation_id == FederationRow.id, ClientRow.state == "revoked"
-    )
-    rows = session.execute(
-        select(
-            FederationRow.id, FederationRow.state, number.scalar_subquery(), revoked.scalar_subquery()
-        ).where(FederationRow.id.in_(fids))
-    )
+    rows = run(session, _SITUATIONS, {"fids": list(fids)})
     return {fid: Situation(state, number or 0, revoked) for fid, state, number, revoked in rows}
 
 
 def tallies(session: Session, round_id: int) -> dict[str, Tally]:
-    """How many clients are in which state, and how many bytes did they send and get?"""
-    rows = session.execute(
-        select(
-            ParticipationRow.state,
-            func.count(),
-            func.coalesce(func.sum(ParticipationRow.bytes_up), 0),
-            func.coalesce(func.sum(ParticipationRow.bytes_down), 0),
-        )
-        .where(ParticipationRow.round_id == round_id)
-        .group_by(ParticipationRow.state)
-    )
-    return {state: Tally(count, int(up), int(down)) for state, count, up, down in rows}
+    """How many clients are in which state, how many bytes did they send and get, how many sent scores?"""
+    rows = run(session, _TALLIES, {"round": round_id})
+    return {state: Tally(count, int(up), int(down), scores) for state, count, up, down, scores in rows}
 
 
 def scores(session: Session, round_id: int) -> list[dict[str, Any]]:
     """Which scores were sent in, in the order of client ids?"""
-    return list(
-        session.scalars(
-            select(ScoresRow.scores).where(ScoresRow.round_id == round_id).order_by(ScoresRow.client_id)
-        )
-    )
+    return list(run(session, _SCORES, {"round": round_id}).scalars())
 
 
 def parts(session: Session, round_id: int, client_id: str | None) -> list[PartRow]:

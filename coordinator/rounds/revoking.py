@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from coordinator import audit, events
+from coordinator.database import now
 from coordinator.enrolment.auth import AsAdminOfClient, still_person
 from coordinator.errors import AuthMissing, Forbidden, NotFound
 from coordinator.federations.store import one_client, revoke
@@ -40,6 +41,6 @@ def revoke_client(
         current = store.latest(session, fid)
         if current is not None:
             current = store.numbered(session, fid, current.number, lock=True)
-            control.advance(session, federation, current)
+            control.advance(session, federation, current, now(session))
         audit.append(session, "client-revoked", actor=person.id, subject=cid)
     wake()

@@ -24,19 +24,19 @@ from coordinator.errors import (
     NotJoined,
     RateLimited,
 )
-from coordinator.federations.store import federation, plan_of
+from coordinator.federations import store as federations
 from coordinator.json_body import json_body, takes
 from coordinator.limits.polls import ThePolls
 from coordinator.locks import lock_federation
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, RoundNumber
 from coordinator.problems import answers
-from coordinator.rounds import bases, control, manifests, queries, store, views
+from coordinator.rounds import bases, control, manifests, parts, queries, store, views
 from coordinator.rounds.queries import Situation
 from coordinator.rounds.selection import advice, retry_after
 from coordinator.rounds.waiting import LONGEST_SECONDS, Ended, TheWaiting, seconds_of
 from coordinator.server_key import ServerKey
 from coordinator.sessions import Reading, TheDatabase, TheServerKey, TheSettings, Writing
-from coordinator.tables import FederationRow, RoundRow
+from coordinator.tables import FederationRow
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import (
     FinishedBrief,
@@ -109,16 +109,16 @@ async def current_round(
 )
 def show_plan(_: AsReader, fid: FederationId, session: Reading) -> Response:
     """Give the federation's resolved plan in the very bytes whose digest every round's manifest has."""
-    return Response(manifests.plan_bytes(federation(session, fid)), media_type="application/json")
+    return Response(manifests.plan_bytes(federations.federation(session, fid)), media_type="application/json")
 
 
 @router.get("/rounds/{n}/manifest", responses=answers(AuthMissing, Forbidden, NotFound))
 def show_manifest(member: AsMember, n: RoundNumber, session: Reading) -> SignedDocument:
     """Give a client the signed manifest that it got when it joined a round."""
-    row = manifests.of(session, member.client_id, n)
-    if row is None:
+    told = manifests.of(session, member.client_id, n)
+    if told is None:
         raise NotFound
-    return row.document
+    return told
 
 
 @router.put(
@@ -137,7 +137,7 @@ def put_scores(
     lock_federation(session, member.federation_id)
     still_member(session, member)
     row = store.numbered(session, member.federation_id, n)
-    if store.participation(session, row.id, member.client_id) is None:
+    if parts.of(session, row.id, member.client_id) is None:
         raise NotJoined
     moment = now(session)
     store.keep_scores(session, row.id, member.client_id, scores.model_dump(mode="json"), moment)
@@ -149,7 +149,7 @@ def list_rounds(
     _: AsReader, fid: FederationId, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT
 ) -> RoundPage:
     """List rounds, newest first."""
-    federation(session, fid)
+    federations.federation(session, fid)
     if after is not None and not _PLACE.fullmatch(after):
         raise Invalid("after: not where a page of rounds ends", field="after")
     rows = queries.page(session, fid, before=int(after) if after else None, limit=limit + 1)
@@ -179,32 +179,30 @@ def _tell(
     with database.read() as session:
         if again:
             still_member(session, member)
-        row = federation(session, member.federation_id)
-        current = store.latest(session, row.id)
-        part = store.participation(session, current.id, member.client_id) if current is not None else None
-        delivered = part is not None and part.state == "arrived"
-        state = store.state_of(current) if current is not None else None
-        told = advice(control.federation_state(row), state, delivered=delivered)
+        fid = member.federation_id
+        seen = queries.look(session, fid, member.client_id)
+        current = store.known_state(seen.state) if seen.state is not None else None
+        told = advice(control.known_state(seen.federation), current, delivered=seen.part == "arrived")
         if told == "finished":
-            return _finished(session, row, member, key)
-        if told == "wait" or current is None:
-            return queries.situations(session, [row.id])[row.id]
+            return _finished(session, federations.federation(session, fid), member, key)
+        if told == "wait" or seen.number is None:
+            return queries.situations(session, [fid])[fid]
         moment = now(session)
-        base = _base(session, row, current.number, member)
-    return _brief(row, current, base(), moment)
+        plan = federations.plan(session, fid)
+        base = _base(session, plan, seen.number, member)
+    return _brief(seen, plan, base(), moment)
 
 
 def _self(reader: Person | Member) -> str | None:
     return reader.client_id if isinstance(reader, Member) else None
 
 
-def _brief(row: FederationRow, current: RoundRow, base: WeightsReference, moment: datetime) -> RoundBrief:
-    plan = plan_of(row)
+def _brief(seen: queries.Look, plan: FederationPlan, base: WeightsReference, moment: datetime) -> RoundBrief:
     return RoundBrief.model_validate(
         {
-            "round": current.number,
-            "state": current.state,
-            "deadline": current.deadline,
+            "round": seen.number,
+            "state": seen.state,
+            "deadline": seen.deadline,
             "strategy": plan.strategy,
             "adapter": plan.adapter,
             "training": plan.training,
@@ -218,7 +216,7 @@ def _brief(row: FederationRow, current: RoundRow, base: WeightsReference, moment
 
 
 def _base(
-    session: Session, row: FederationRow, number: int, member: Member
+    session: Session, plan: FederationPlan, number: int, member: Member
 ) -> Callable[[], WeightsReference]:
     """Name the weights a client starts from; before it has joined, a newcomer is told of zeros.
 
@@ -228,13 +226,14 @@ def _base(
     if newest is not None:
         known = bases.reference(newest)
         return lambda: known
-    layout = bases.layout(session, row.id, plan_of(row), member.base_model, member.profile)
+    fid = member.federation_id
+    layout = bases.layout(session, fid, plan, member.base_model, member.profile)
     manifest = WeightsManifest(
-        federation=row.id,
+        federation=fid,
         recipe={},
         round=number,
         client=member.client_id,
-        pack=bases.pack_digest(session, row.id, member.base_model),
+        pack=bases.pack_digest(session, fid, member.base_model),
     )
     return lambda: bases.zeros(layout, manifest)[0]
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NewType
 
-from sqlalchemy import ColumnElement, CursorResult, case, func, or_, select, update
+from sqlalchemy import ColumnElement, CursorResult, bindparam, case, func, or_, select, update
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import set_committed_value
 
-from coordinator.database import now
+from coordinator.database import now, run
 from coordinator.errors import NotFound
 from coordinator.rounds.lifecycle import TAKING_PART, TRANSITIONS, IllegalTransition, RoundFacts
-from coordinator.strategies.base import Signature
 from coordinator.tables import (
     ClientRow,
     FederationRow,
     ParticipationRow,
     RoundRow,
     ScoresRow,
-    SignatureRow,
     UpdateRow,
 )
 from schemas.messages.federations import FederationPlan, RoundsPlan
@@ -26,6 +26,7 @@ from schemas.messages.rounds import RoundState
 
 LeaseToken = NewType("LeaseToken", str)
 
+_STATES: dict[str, RoundState] = {state: state for pair in TRANSITIONS for state in pair}
 _IS_HERE = ClientRow.state == "enrolled"
 _HAS_ARRIVED = ParticipationRow.state == "arrived"
 
@@ -37,6 +38,48 @@ def _how_many(condition: ColumnElement[bool]) -> ColumnElement[int]:
 # Of the participations of a round: expected, waiting, delivered, as RoundFacts names them.
 _HEADS = (_how_many(_IS_HERE), _how_many(_IS_HERE & ~_HAS_ARRIVED), _how_many(_HAS_ARRIVED))
 
+_OF_FEDERATION = select(RoundRow).where(RoundRow.federation_id == bindparam("fid"))
+_NUMBERED = _OF_FEDERATION.where(RoundRow.number == bindparam("number"))
+_LATEST = _OF_FEDERATION.order_by(RoundRow.number.desc()).limit(1)
+_LOCKED = _NUMBERED.with_for_update()
+_CLAIMABLE = _NUMBERED.with_for_update(skip_locked=True)
+_SEEN = select(RoundRow.id, RoundRow.federation_id, RoundRow.number, RoundRow.state).where(
+    RoundRow.federation_id == bindparam("fid"), RoundRow.number == bindparam("number")
+)
+_PUBLISHED = select(func.count(), func.max(RoundRow.number)).where(
+    RoundRow.federation_id == bindparam("fid"), RoundRow.state == "published"
+)
+_FACTS = (
+    select(*_HEADS)
+    .join_from(ParticipationRow, ClientRow, ParticipationRow.client_id == ClientRow.id)
+    .where(ParticipationRow.round_id == bindparam("round"))
+)
+_COLLECTING = (
+    select(RoundRow, FederationRow.plan, *_HEADS)
+    .join(FederationRow, FederationRow.id == RoundRow.federation_id)
+    .join(ParticipationRow, ParticipationRow.round_id == RoundRow.id)
+    .join(ClientRow, ClientRow.id == ParticipationRow.client_id)
+    .where(RoundRow.state == "collecting")
+    .group_by(RoundRow.id, FederationRow.id)
+    .order_by(RoundRow.id)
+)
+_ORPHANED = (RoundRow.state == "aggregating") & (RoundRow.lease_expires_at <= bindparam("moment"))
+_AWAITING = (
+    select(RoundRow.federation_id, RoundRow.number)
+    .where(or_(RoundRow.state == "closing", _ORPHANED))
+    .order_by(RoundRow.closing_at)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A round as it was when somebody looked."""
+
+    id: int
+    federation_id: str
+    number: int
+    state: str
+
 
 class LostRace(Exception):
     """Another transaction moved the round first; look again."""
@@ -44,9 +87,7 @@ class LostRace(Exception):
 
 def latest(session: Session, fid: str) -> RoundRow | None:
     """Which round is the federation in?"""
-    return session.scalar(
-        select(RoundRow).where(RoundRow.federation_id == fid).order_by(RoundRow.number.desc()).limit(1)
-    )
+    return session.scalar(_LATEST, {"fid": fid})
 
 
 def numbered(session: Session, fid: str, number: int, *, lock: bool = False) -> RoundRow:
@@ -55,11 +96,22 @@ def numbered(session: Session, fid: str, number: int, *, lock: bool = False) -> 
     Raises:
         NotFound: none.
     """
-    query = select(RoundRow).where(RoundRow.federation_id == fid, RoundRow.number == number)
-    row = session.scalar(query.with_for_update() if lock else query)
+    row = session.scalar(_LOCKED if lock else _NUMBERED, {"fid": fid, "number": number})
     if row is None:
         raise NotFound
     return row
+
+
+def seen(session: Session, fid: str, number: int) -> Seen:
+    """How does the round of this number stand, for who does not change it?
+
+    Raises:
+        NotFound: there is none.
+    """
+    found = run(session, _SEEN, {"fid": fid, "number": number}).first()
+    if found is None:
+        raise NotFound
+    return Seen(*found)
 
 
 def collecting(session: Session) -> list[tuple[RoundRow, RoundFacts]]:
@@ -68,29 +120,15 @@ def collecting(session: Session) -> list[tuple[RoundRow, RoundFacts]]:
     These move by themselves: at a deadline, or when a client was revoked. Any other step is taken by the
     request that makes it due.
     """
-    rows = session.execute(
-        select(RoundRow, FederationRow.plan, *_HEADS)
-        .join(FederationRow, FederationRow.id == RoundRow.federation_id)
-        .join(ParticipationRow, ParticipationRow.round_id == RoundRow.id)
-        .join(ClientRow, ClientRow.id == ParticipationRow.client_id)
-        .where(RoundRow.state == "collecting")
-        .group_by(RoundRow.id, FederationRow.id)
-        .order_by(RoundRow.id)
-    )
     return [
-        (row, _facts(row, RoundsPlan.model_validate(plan["rounds"]), *heads)) for row, plan, *heads in rows
+        (row, _facts(row, RoundsPlan.model_validate(plan["rounds"]), *heads))
+        for row, plan, *heads in session.execute(_COLLECTING)
     ]
 
 
 def awaiting_worker(session: Session, moment: datetime) -> list[tuple[str, int]]:
     """Which rounds wait for somebody to aggregate them: (federation, number), the oldest first?"""
-    orphaned = (RoundRow.state == "aggregating") & (RoundRow.lease_expires_at <= moment)
-    rows = session.execute(
-        select(RoundRow.federation_id, RoundRow.number)
-        .where(or_(RoundRow.state == "closing", orphaned))
-        .order_by(RoundRow.closing_at)
-    )
-    return [(fid, number) for fid, number in rows]
+    return [(fid, number) for fid, number in run(session, _AWAITING, {"moment": moment})]
 
 
 def expire_leases(session: Session) -> None:
@@ -105,11 +143,7 @@ def expire_leases(session: Session) -> None:
 
 def published(session: Session, fid: str) -> tuple[int, int]:
     """How many rounds were published, and which was the last (0 = none)?"""
-    count, last = session.execute(
-        select(func.count(), func.max(RoundRow.number)).where(
-            RoundRow.federation_id == fid, RoundRow.state == "published"
-        )
-    ).one()
+    count, last = run(session, _PUBLISHED, {"fid": fid}).one()
     return count, last or 0
 
 
@@ -117,12 +151,7 @@ def facts(session: Session, row: RoundRow, plan: FederationPlan) -> RoundFacts:
     """What does the round's next state depend on?"""
     if row.state not in TAKING_PART:
         return _facts(row, plan.rounds, 0, 0, 0)
-    heads = session.execute(
-        select(*_HEADS)
-        .join_from(ParticipationRow, ClientRow, ParticipationRow.client_id == ClientRow.id)
-        .where(ParticipationRow.round_id == row.id)
-    ).one()
-    return _facts(row, plan.rounds, *heads)
+    return _facts(row, plan.rounds, *run(session, _FACTS, {"round": row.id}).one())
 
 
 def state_of(row: RoundRow) -> RoundState:
@@ -131,10 +160,19 @@ def state_of(row: RoundRow) -> RoundState:
     Raises:
         IllegalTransition: it is none that exists.
     """
-    for state in {state for pair in TRANSITIONS for state in pair}:
-        if state == row.state:
-            return state
-    raise IllegalTransition(f"round {row.id} is {row.state}")
+    return known_state(row.state)
+
+
+def known_state(stored: str) -> RoundState:
+    """Read a stored state.
+
+    Raises:
+        IllegalTransition: it is none that exists.
+    """
+    state = _STATES.get(stored)
+    if state is None:
+        raise IllegalTransition(f"a round is {stored}")
+    return state
 
 
 def open_round(session: Session, fid: str, number: int, moment: datetime) -> RoundRow:
@@ -157,16 +195,18 @@ def transition(session: Session, row: RoundRow, to: RoundState, **changes: Any) 
     same_lease = (
         RoundRow.lease_token.is_(None) if row.lease_token is None else RoundRow.lease_token == row.lease_token
     )
-    moved = session.execute(
+    values = {"state": to, "version": row.version + 1, **changes}
+    moved = run(
+        session,
         update(RoundRow)
         .where(
             RoundRow.id == row.id, RoundRow.state == row.state, RoundRow.version == row.version, same_lease
         )
-        .values(state=to, version=row.version + 1, **changes)
-        .execution_options(synchronize_session=False)
+        .values(**values),
     )
     _expect_one(moved)
-    session.refresh(row)
+    for name, value in values.items():
+        set_committed_value(row, name, value)
 
 
 def extend_lease(session: Session, round_id: int, token: LeaseToken, until: datetime) -> None:
@@ -186,76 +226,7 @@ def extend_lease(session: Session, round_id: int, token: LeaseToken, until: date
 
 def claimable(session: Session, fid: str, number: int) -> RoundRow | None:
     """Which round of this number may be claimed? None when another worker is at it this moment."""
-    return session.scalar(
-        select(RoundRow)
-        .where(RoundRow.federation_id == fid, RoundRow.number == number)
-        .with_for_update(skip_locked=True)
-    )
-
-
-def participation(session: Session, round_id: int, client_id: str) -> ParticipationRow | None:
-    """Did this client join?"""
-    return session.get(ParticipationRow, (round_id, client_id))
-
-
-def join(session: Session, row: RoundRow, client_id: str, base_digest: str, moment: datetime) -> None:
-    """Let a client take part."""
-    session.add(
-        ParticipationRow(
-            round_id=row.id,
-            client_id=client_id,
-            state="joined",
-            joined_at=moment,
-            base_digest=base_digest,
-            bytes_up=0,
-            bytes_down=0,
-            reject_reason=None,
-        )
-    )
-    session.flush()
-
-
-def keep_signature(session: Session, row: RoundRow, client_id: str, origin: str, sent: Signature) -> None:
-    """Keep a client's signature; `origin` is `join` or `update`."""
-    session.add(
-        SignatureRow(
-            federation_id=row.federation_id,
-            round_id=row.id,
-            round_number=row.number,
-            client_id=client_id,
-            origin=origin,
-            vector=sent.vector.astype("<f4").tobytes(),
-            reliability=sent.reliability,
-        )
-    )
-
-
-def count_bytes(
-    session: Session, round_id: int | None, client_id: str, *, up: int = 0, down: int = 0
-) -> None:
-    """Add encoded bytes to what a client sent and was sent, altogether and in a round it takes part in."""
-    session.execute(
-        update(ParticipationRow)
-        .where(ParticipationRow.round_id == round_id, ParticipationRow.client_id == client_id)
-        .values(bytes_up=ParticipationRow.bytes_up + up, bytes_down=ParticipationRow.bytes_down + down)
-        .execution_options(synchronize_session=False)
-    )
-    session.execute(
-        update(ClientRow)
-        .where(ClientRow.id == client_id)
-        .values(bytes_up=ClientRow.bytes_up + up, bytes_down=ClientRow.bytes_down + down)
-        .execution_options(synchronize_session=False)
-    )
-
-
-def mark(session: Session, round_id: int, client_id: str, state: str) -> None:
-    """Say how a client's part in a round went."""
-    session.execute(
-        update(ParticipationRow)
-        .where(ParticipationRow.round_id == round_id, ParticipationRow.client_id == client_id)
-        .values(state=state)
-        .execution_options(synchronize_session=False)
-    )
+    return session.scalar(_CLAIMABLE, {"fid": fid, "number": number})
 
 
 def reject_updates(session: Session, round_id: int, reason: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from coordinator.crash import may_crash
 from coordinator.database import Database
 from coordinator.metrics import Metrics
-from coordinator.rounds import store
+from coordinator.rounds import parts
 
 
 def sent_to(
@@ -15,6 +15,6 @@ def sent_to(
     if not size:
         return
     with database.write() as session:
-        store.count_bytes(session, round_id, client_id, down=size)
+        parts.count_bytes(session, round_id, client_id, down=size)
     may_crash("download-counted")
     metrics.bytes_down.inc(size)

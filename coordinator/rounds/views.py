@@ -36,7 +36,8 @@ _STATES: tuple[ParticipationState, ...] = ("joined", "arrived", "late", "rejecte
 def summary(session: Session, row: RoundRow, moment: datetime) -> RoundSummary:
     """Show a round as it stands at `moment`, without its clients."""
     tallies = queries.tallies(session, row.id)
-    none = queries.Tally(0, 0, 0)
+    none = queries.Tally(0, 0, 0, 0)
+    scores = queries.scores(session, row.id) if any(tally.scores for tally in tallies.values()) else []
     return RoundSummary(
         round=row.number,
         state=state_of(row),
@@ -54,7 +55,7 @@ def summary(session: Session, row: RoundRow, moment: datetime) -> RoundSummary:
         bytes=Traffic(
             up=sum(tally.up for tally in tallies.values()), down=sum(tally.down for tally in tallies.values())
         ),
-        scores=summarise([Scores.model_validate(one) for one in queries.scores(session, row.id)]),
+        scores=summarise([Scores.model_validate(one) for one in scores]),
     )
 
 

@@ -20,14 +20,15 @@ from coordinator.crash import may_crash
 from coordinator.database import Database, now
 from coordinator.enrolment.auth import Member, still_member
 from coordinator.errors import NotJoined, RoundClosed, UploadConflict
-from coordinator.federations.store import federation, plan_of
+from coordinator.federations import store as federations
 from coordinator.limits.uploads import decoder
 from coordinator.locks import lock_federation
-from coordinator.rounds import bases, control
+from coordinator.rounds import bases, control, parts
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import TAKING_PART
+from coordinator.rounds.store import Seen
 from coordinator.strategies.base import make
-from coordinator.tables import RoundRow, UpdateRow
+from coordinator.tables import RoundRow
 from coordinator.updates import store
 from coordinator.updates.intake import Address, Terms, Verdict, expected, judge, state
 from schemas.messages.updates import Receipt
@@ -63,10 +64,10 @@ def deliver(database: Database, member: Member, number: int, body: ReceivedBody)
     may_crash("update-received")
     try:
         with database.read() as session:
-            row = rounds.numbered(session, member.federation_id, number)
+            row = rounds.seen(session, member.federation_id, number)
             known = _known(session, row, member)
             if known is not None and known.digest == body.digest:
-                return Delivered(_receipt(known))
+                return Delivered(known)
             terms = _terms(session, row, member, delivered=known is not None)
         with decoder(), _decoded(body, terms) as decoded:
             may_crash("update-decoded")
@@ -78,11 +79,11 @@ def deliver(database: Database, member: Member, number: int, body: ReceivedBody)
         raise
 
 
-def _known(session: Session, row: RoundRow, member: Member) -> UpdateRow | None:
-    return store.of(session, row.id, member.client_id)
+def _known(session: Session, row: RoundRow | Seen, member: Member) -> Receipt | None:
+    return store.receipt(session, row.id, member.client_id)
 
 
-def _terms(session: Session, row: RoundRow, member: Member, *, delivered: bool) -> Terms:
+def _terms(session: Session, row: Seen, member: Member, *, delivered: bool) -> Terms:
     """Say what this client's update of this round must fit.
 
     Raises:
@@ -91,10 +92,10 @@ def _terms(session: Session, row: RoundRow, member: Member, *, delivered: bool) 
     """
     if not delivered and row.state not in TAKING_PART:
         raise RoundClosed(state=row.state)
-    part = rounds.participation(session, row.id, member.client_id)
+    part = parts.of(session, row.id, member.client_id)
     if part is None:
         raise NotJoined
-    plan = plan_of(federation(session, member.federation_id))
+    plan = federations.plan(session, member.federation_id)
     return Terms(
         address=Address(
             federation=member.federation_id,
@@ -156,11 +157,11 @@ def _keep(
         if known is not None:
             if known.digest != body.digest:
                 raise UploadConflict(accepted=known.digest)
-            return Delivered(_receipt(known))
+            return Delivered(known)
         if row.state not in TAKING_PART:
             raise RoundClosed(state=row.state)
         moment = now(session)
-        update = store.keep(
+        receipt = store.keep(
             session,
             row,
             member.client_id,
@@ -172,9 +173,9 @@ def _keep(
             moment=moment,
         )
         control.announce(session, row, moment)
-        control.advance(session, locked, row)
+        control.advance(session, locked, row, moment)
         may_crash("update-written")
-        return Delivered(_receipt(update), is_new=True, closed_round=row.state == "closing")
+        return Delivered(receipt, is_new=True, closed_round=row.state == "closing")
 
 
 def _mark_late(database: Database, member: Member, number: int) -> None:
@@ -182,17 +183,6 @@ def _mark_late(database: Database, member: Member, number: int) -> None:
     with database.write() as session:
         lock_federation(session, member.federation_id)
         row = rounds.numbered(session, member.federation_id, number, lock=True)
-        part = rounds.participation(session, row.id, member.client_id)
+        part = parts.of(session, row.id, member.client_id)
         if part is not None and part.state == "joined":
-            rounds.mark(session, row.id, member.client_id, "late")
-
-
-def _receipt(row: UpdateRow) -> Receipt:
-    return Receipt(
-        digest=row.digest,
-        received_at=row.received_at,
-        bytes=row.bytes,
-        round=row.round_number,
-        client=row.client_id,
-        clipped=row.clipped,
-    )
+            parts.mark(session, row.id, member.client_id, "late")

@@ -33,7 +33,7 @@ from coordinator.errors import (
     StorageFull,
     UploadConflict,
 )
-from coordinator.federations.store import federation, plan_of
+from coordinator.federations import store as federations
 from coordinator.limits.uploads import HasSpace, TheTurns
 from coordinator.logs import bind, logger
 from coordinator.paths import ClientId, FederationId, RoundNumber
@@ -56,8 +56,8 @@ log = logger(__name__)
 def _cap(member: AsMember, n: RoundNumber, database: TheDatabase) -> int:
     """How many bytes an update may have, once it is clear that there is such a round."""
     with database.read() as session:
-        rounds.numbered(session, member.federation_id, n)
-        return plan_of(federation(session, member.federation_id)).limits.max_update_bytes
+        rounds.seen(session, member.federation_id, n)
+        return federations.plan(session, member.federation_id).limits.max_update_bytes
 
 
 async def _received(

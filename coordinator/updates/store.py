@@ -6,14 +6,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, insert, select
 from sqlalchemy.orm import Session
 
 from coordinator import payloads
-from coordinator.rounds import store as rounds
+from coordinator.database import run
+from coordinator.rounds import parts
 from coordinator.tables import RoundRow, UpdateRow
 from coordinator.updates.intake import Verdict
 from schemas.maths.adapter import Layout
+from schemas.messages.updates import Receipt
+
+_RECEIPT = select(
+    UpdateRow.digest,
+    UpdateRow.received_at,
+    UpdateRow.bytes,
+    UpdateRow.round_number,
+    UpdateRow.client_id,
+    UpdateRow.clipped,
+).where(UpdateRow.round_id == bindparam("round"), UpdateRow.client_id == bindparam("client"))
+_KEEP = insert(UpdateRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +46,14 @@ class Kept:
     state_begin: int
 
 
-def of(session: Session, round_id: int, client_id: str) -> UpdateRow | None:
-    """Which update did a client deliver in a round?"""
-    return session.scalar(
-        select(UpdateRow).where(UpdateRow.round_id == round_id, UpdateRow.client_id == client_id)
+def receipt(session: Session, round_id: int, client_id: str) -> Receipt | None:
+    """Which receipt did a client get for its update of a round?"""
+    found = run(session, _RECEIPT, {"round": round_id, "client": client_id}).first()
+    if found is None:
+        return None
+    digest, received_at, size, number, client, clipped = found
+    return Receipt(
+        digest=digest, received_at=received_at, bytes=size, round=number, client=client, clipped=clipped
     )
 
 
@@ -62,33 +78,41 @@ def keep(
     layout: Layout,
     pack: str | None,
     moment: datetime,
-) -> UpdateRow:
+) -> Receipt:
     """Write down an accepted update and its signature, and that its client has arrived."""
-    update = UpdateRow(
-        federation_id=row.federation_id,
-        round_id=row.id,
-        round_number=row.number,
-        client_id=client_id,
-        digest=received.digest,
-        bytes=received.size,
-        payload_id=kept.payload_id,
-        state_payload_id=kept.state_payload_id,
-        state_begin=kept.state_begin,
-        layout=[[name, list(shape)] for name, shape in layout.items()],
-        norm=verdict.norm,
-        clipped=verdict.clipped,
-        examples=verdict.examples,
-        pack_digest=pack,
-        received_at=moment,
-        reject_reason=None,
+    run(
+        session,
+        _KEEP,
+        {
+            "federation_id": row.federation_id,
+            "round_id": row.id,
+            "round_number": row.number,
+            "client_id": client_id,
+            "digest": received.digest,
+            "bytes": received.size,
+            "payload_id": kept.payload_id,
+            "state_payload_id": kept.state_payload_id,
+            "state_begin": kept.state_begin,
+            "layout": [[name, list(shape)] for name, shape in layout.items()],
+            "norm": verdict.norm,
+            "clipped": verdict.clipped,
+            "examples": verdict.examples,
+            "pack_digest": pack,
+            "received_at": moment,
+            "reject_reason": None,
+        },
     )
-    session.add(update)
     if verdict.signature is not None:
-        rounds.keep_signature(session, row, client_id, "update", verdict.signature)
-    rounds.mark(session, row.id, client_id, "arrived")
-    rounds.count_bytes(session, row.id, client_id, up=received.size)
-    session.flush()
-    return update
+        parts.keep_signature(session, row, client_id, "update", verdict.signature)
+    parts.arrive(session, row.id, client_id, received.size)
+    return Receipt(
+        digest=received.digest,
+        received_at=moment,
+        bytes=received.size,
+        round=row.number,
+        client=client_id,
+        clipped=verdict.clipped,
+    )
 
 
 def keep_payloads(session: Session, received: Content, state: Content | int) -> Kept:

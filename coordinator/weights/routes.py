@@ -42,7 +42,7 @@ def get_weights(
     stored = Stored(
         weights.payload_id,
         weights.digest,
-        weights.bytes,
+        weights.size,
         MEDIA_TYPE,
         head=weights.head or b"",
         begin=weights.begin,

@@ -5,21 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from sqlalchemy import bindparam, insert, select
 from sqlalchemy.orm import Session
 
+from coordinator.database import run
 from coordinator.downloads import Stored
 from coordinator.errors import NotFound, NotJoined
-from coordinator.federations.store import federation
 from coordinator.rounds import bases
 from coordinator.rounds import store as rounds
-from coordinator.tables import WeightsRow
+from coordinator.rounds.bases import Given
+from coordinator.tables import FederationRow, ParticipationRow, RoundRow, WeightsRow
+
+_PLACE = (
+    select(FederationRow.state, RoundRow.id, ParticipationRow.client_id)
+    .outerjoin(
+        RoundRow, (RoundRow.federation_id == FederationRow.id) & (RoundRow.number == bindparam("number"))
+    )
+    .outerjoin(
+        ParticipationRow,
+        (ParticipationRow.round_id == RoundRow.id) & (ParticipationRow.client_id == bindparam("client")),
+    )
+    .where(FederationRow.id == bindparam("fid"))
+)
+_GIVE = insert(WeightsRow)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
     """The weights a client may read, and the round whose traffic they are (None = after the end)."""
 
-    weights: WeightsRow
+    weights: Given
     round_id: int | None
 
 
@@ -30,33 +45,39 @@ def served(session: Session, fid: str, client_id: str, number: int) -> Served:
         NotFound: there is no such round, or nothing was ever made for this client.
         NotJoined: the client does not take part in it.
     """
-    _, last = rounds.published(session, fid)
-    if number == last + 1 and federation(session, fid).state == "finished":
+    found = run(session, _PLACE, {"fid": fid, "number": number, "client": client_id}).first()
+    if found is None:
+        raise NotFound
+    state, round_id, joined = found
+    if state == "finished" and number == rounds.published(session, fid)[1] + 1:
         return Served(_or_not_found(bases.newest(session, client_id)), None)
-    row = rounds.numbered(session, fid, number)
-    if rounds.participation(session, row.id, client_id) is None:
+    if round_id is None:
+        raise NotFound
+    if joined is None:
         raise NotJoined
-    return Served(_or_not_found(bases.newest(session, client_id, number)), row.id)
+    return Served(_or_not_found(bases.newest(session, client_id, number)), round_id)
 
 
 def give(session: Session, fid: str, client_id: str, number: int, stored: Stored, moment: datetime) -> None:
     """Let a client be served these bytes from the start of round `number` on."""
-    session.add(
-        WeightsRow(
-            federation_id=fid,
-            round_number=number,
-            client_id=client_id,
-            payload_id=stored.payload_id,
-            head=stored.head,
-            begin=stored.begin,
-            digest=stored.digest,
-            bytes=stored.size,
-            created_at=moment,
-        )
+    run(
+        session,
+        _GIVE,
+        {
+            "federation_id": fid,
+            "round_number": number,
+            "client_id": client_id,
+            "payload_id": stored.payload_id,
+            "head": stored.head,
+            "begin": stored.begin,
+            "digest": stored.digest,
+            "bytes": stored.size,
+            "created_at": moment,
+        },
     )
 
 
-def _or_not_found(row: WeightsRow | None) -> WeightsRow:
-    if row is None:
+def _or_not_found(given: Given | None) -> Given:
+    if given is None:
         raise NotFound
-    return row
+    return given

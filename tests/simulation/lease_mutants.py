@@ -49,7 +49,7 @@ def drives_on_what_it_saw() -> Iterator[None]:
         for row, step in due:
             with suppress(rounds.LostRace), database.write() as session:
                 federation = ticker.lock_federation(session, row.federation_id)
-                control.take(session, federation, session.merge(row, load=False), step)
+                control.take(session, federation, session.merge(row, load=False), step, ticker.now(session))
         return bool(due)
 
     with patch.object(ticker, "drive", drive):

@@ -19,7 +19,7 @@ from coordinator.aggregation import joining, publishing, ticker
 from coordinator.aggregation import store as aggregation_store
 from coordinator.enrolment import nonces, store
 from coordinator.enrolment import routes as enrolment
-from coordinator.rounds import lifecycle
+from coordinator.rounds import bases, lifecycle
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import Step
 from coordinator.strategies.base import Cohort
@@ -187,7 +187,8 @@ def serves_anybodys_weights() -> Iterator[None]:
         @staticmethod
         def newest(session: Any, _: str, number: int | None = None) -> Any:
             query = select(WeightsRow).order_by(WeightsRow.round_number.desc(), WeightsRow.id)
-            return session.scalar(query.where(WeightsRow.round_number <= (number or 1000)).limit(1))
+            row = session.scalar(query.where(WeightsRow.round_number <= (number or 1000)).limit(1))
+            return bases.Given(row.round_number, row.payload_id, row.head, row.begin, row.digest, row.bytes)
 
     with patch.object(weights, "bases", Bases):
         yield

@@ -67,7 +67,7 @@ def acknowledges_other_bytes() -> Iterator[None]:
             return deliver(database, member, number, body)
         except UploadConflict:
             with database.read() as session:
-                moment = routes.federation(session, member.federation_id).created_at
+                moment = routes.federations.federation(session, member.federation_id).created_at
             return Delivered(
                 Receipt(
                     digest=body.digest,

@@ -1,0 +1,84 @@
+"""How much a request asks of the database: statements are what a small round costs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+from sqlalchemy import Engine, event
+
+from tests.served import Served, Silo
+from tests.taking_part import deliver, join, plan, put, running, update_body, url, values
+
+# By request: statements and transactions. PostgreSQL is asked for the time, and for every chunk by itself.
+MOST = {
+    "sqlite": {"current": (4, 2), "join": (22, 4), "weights": (5, 4), "update": (21, 4)},
+    "postgres": {"current": (6, 2), "join": (25, 4), "weights": (6, 4), "update": (25, 4)},
+}
+
+
+@dataclass
+class Asked:
+    """What the requests of a while asked of the database; the ticker's threads are left out."""
+
+    statements: int = 0
+    transactions: int = 0
+
+
+@contextmanager
+def counted() -> Iterator[Asked]:
+    asked = Asked()
+
+    def statement(*_: object) -> None:
+        asked.statements += not _is_tickers()
+
+    def transaction(_: object) -> None:
+        asked.transactions += not _is_tickers()
+
+    event.listen(Engine, "before_cursor_execute", statement)
+    event.listen(Engine, "begin", transaction)
+    try:
+        yield asked
+    finally:
+        event.remove(Engine, "before_cursor_execute", statement)
+        event.remove(Engine, "begin", transaction)
+
+
+def _is_tickers() -> bool:
+    return threading.current_thread().name.startswith("ticker-")
+
+
+@pytest.fixture
+def second_round(coordinator: Served) -> list[Silo]:
+    """Three clients that have delivered once and may join round 2."""
+    _, silos = running(coordinator, 3, **plan(rounds={"min_clients": 3, "total": 3}))
+    for silo in silos:
+        join(silo, 1)
+    for silo in silos:
+        deliver(silo, 1, values(1.0))
+    for silo in silos:
+        answer = silo.http.get(url(silo, 1).replace("/1", "/current"), headers={"Prefer": "wait=20"})
+        assert answer.json()["round"] == 2
+    return silos
+
+
+def test_a_request_of_a_round_asks_the_database_no_more_than_this(
+    second_round: list[Silo], backend: str
+) -> None:
+    first, *others = second_round
+    with counted() as current:
+        assert first.http.get(url(first, 2).replace("/2", "/current")).status_code == 200
+    with counted() as joined:
+        base = join(first, 2)
+    with counted() as weights:
+        assert first.http.get(url(first, 2, "/weights")).status_code == 200
+    for other in others:
+        join(other, 2)
+    with counted() as update:
+        assert put(first, 2, update_body(first, 2, base, values(2.0))).status_code == 201
+    for name, asked in {"current": current, "join": joined, "weights": weights, "update": update}.items():
+        most = MOST[backend][name]
+        assert (asked.statements <= most[0], asked.transactions <= most[1]) == (True, True), (name, asked)
