@@ -1,4 +1,4 @@
-"""How much a request asks of the database. Statements are what a small round costs: each has its own price."""
+"""How much a request asks of the database: each statement has a price, and a small round is made of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlalchemy import Engine, event
 from tests.served import Served, Silo
 from tests.taking_part import deliver, join, plan, put, running, update_body, url, values
 
-# By request: statements and transactions. PostgreSQL is asked for the time, and its chunks are statements too.
+# By request: statements and transactions. PostgreSQL is asked for the time too, and for each chunk.
 MOST = {
     "sqlite": {"current": (4, 2), "join": (22, 4), "weights": (5, 4), "update": (21, 4)},
     "postgres": {"current": (6, 2), "join": (25, 4), "weights": (6, 4), "update": (25, 4)},
