@@ -114,9 +114,13 @@ def read_into(session: Session, payload_id: int, begin: int, target: memoryview)
 def stream(database: Database, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
     """Read a range piece by piece, each in a transaction of its own: none is open while bytes travel."""
     for at in range(begin, end, CHUNK_BYTES):
-        with database.read() as session:
-            piece = read(session, payload_id, at, min(end, at + CHUNK_BYTES))
-        yield piece
+        yield read_alone(database, payload_id, at, min(end, at + CHUNK_BYTES))
+
+
+def read_alone(database: Database, payload_id: int, begin: int, end: int) -> bytes:
+    """Read the bytes from `begin` up to `end` in a transaction of their own."""
+    with database.read() as session:
+        return read(session, payload_id, begin, end)
 
 
 @dataclass(slots=True)
