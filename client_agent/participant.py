@@ -44,6 +44,11 @@ class Participant:
         """The rounds on disk."""
         return RoundFolders(self.home / "rounds")
 
+    @property
+    def manifests(self) -> Manifests:
+        """What the coordinator signed to us so far."""
+        return Manifests(self.home, self.federation, self.client, self.server_key, self.api.now)
+
     def believe(
         self,
         manifest: SignedDocument | None,
@@ -58,7 +63,7 @@ class Participant:
         Raises:
             ManifestRefused, ManifestExpired, RosterRefused: as these say.
         """
-        held = Manifests(self.home, self.federation, self.client, self.server_key, self.api.now)
+        held = self.manifests
         accepted = held.accept(manifest, self.api, number=number, weights=weights, final=final)
         if brief is not None:
             held.hold_to_plan(brief)
