@@ -34,13 +34,14 @@ def persist(send: Send, *, url: str, deadline_seconds: float, sleep: Sleep, size
 
     Raises:
         CoordinatorUnreachable: there was none within the deadline.
-        CoordinatorRefused: another one, which trying again would not change.
+        CoordinatorRefused: another one, which trying again would not change, or not within the deadline.
     """
     began, ceiling = time.monotonic(), _SHORTEST_CEILING
     more = max(0.0, _ONE_TRY_SECONDS - deadline_seconds)
     deadline = Deadline(deadline_seconds + more, size=size)
     while True:
         advised: float | None = None
+        answer: httpx.Response | None = None
         try:
             answer = send(deadline.extensions)
         except httpx.TransportError as error:
@@ -53,6 +54,8 @@ def persist(send: Send, *, url: str, deadline_seconds: float, sleep: Sleep, size
         # Full jitter: agents that lost the same coordinator must not come back all at once.
         pause = max(advised or 0.0, random.uniform(0.0, ceiling))
         if pause > deadline.left - more:
+            if answer is not None and answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
+                accepted(answer)
             raise CoordinatorUnreachable(url, trouble, time.monotonic() - began)
         sleep(pause)
         ceiling = min(2 * ceiling, _LONGEST_CEILING)

@@ -240,6 +240,19 @@ def test_who_takes_a_byte_now_and_then_is_given_up_after_the_deadline(
     assert 1 <= time.monotonic() - began < 20
 
 
+def test_who_is_told_to_come_again_after_the_deadline_is_told_why() -> None:
+    problem = {
+        "type": "urn:tessera:problem:rate-limited",
+        "title": "too many",
+        "status": 429,
+        "detail": "ten keys a day",
+    }
+    with answering(status(429, problem, Retry_After="80000")) as (url, asked), api_for(url, []) as api:
+        with pytest.raises(CoordinatorRefused, match="ten keys a day"):
+            api.me()
+        assert len(asked) == 1
+
+
 def test_a_refusal_is_not_tried_again_and_says_why() -> None:
     problem = {"type": "urn:tessera:problem:round-closed", "title": "too late", "status": 409}
     with answering(status(409, problem)) as (url, asked), api_for(url, []) as api:
