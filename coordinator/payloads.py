@@ -40,6 +40,9 @@ GRACE = timedelta(hours=1)
 # of the largest chunks it would read several times what is wanted.
 _WRITTEN_BYTES = 2**18
 
+# What one slow reader of a download keeps in memory.
+_SENT_BYTES = 2**17
+
 _REFERENCES = (
     UpdateRow.payload_id,
     UpdateRow.state_payload_id,
@@ -87,9 +90,9 @@ def read(session: Session, payload_id: int, begin: int, end: int) -> bytes:
 
 def stream(database: Database, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
     """Read a range piece by piece, each in a transaction of its own: none is open while bytes travel."""
-    for at in range(begin, end, CHUNK_BYTES):
+    for at in range(begin, end, _SENT_BYTES):
         with database.read() as session:
-            piece = read(session, payload_id, at, min(end, at + CHUNK_BYTES))
+            piece = read(session, payload_id, at, min(end, at + _SENT_BYTES))
         yield piece
 
 
