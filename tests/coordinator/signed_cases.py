@@ -55,16 +55,14 @@ schemathesis.auth.set_from_requests(Signed())
 
 
 @schemathesis.hook
-def before_generate_path_parameters(
-    context: schemathesis.HookContext, strategy: st.SearchStrategy[Any]
+def flatmap_path_parameters(
+    context: schemathesis.HookContext, path_parameters: dict[str, Any] | None
 ) -> st.SearchStrategy[Any]:
     """Ask about what is there, two times of three: the client's own federation, and its round."""
     there = {"fid": CLIENT["federation"], "cid": CLIENT["client"], "n": 1, "base_model": CLIENT["base_model"]}
-
-    def known(drawn: Any) -> Any:
-        return drawn and type(drawn)(drawn | {name: there[name] for name in drawn if name in there})
-
-    return st.one_of(strategy.map(known), strategy.map(known), strategy)
+    drawn = path_parameters or {}
+    known = drawn | {name: value for name, value in there.items() if name in drawn}
+    return st.sampled_from([known, known, path_parameters])
 
 
 def _update(fill: float, rank: int, examples: int, *, with_signature: bool, compress: bool) -> bytes:

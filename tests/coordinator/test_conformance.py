@@ -61,6 +61,7 @@ def test_the_service_does_what_its_document_says(coordinator: Served, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_what_clients_sign_and_tensors_get_what_the_document_says(
     coordinator: Served, tmp_path: Path
 ) -> None:
