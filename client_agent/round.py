@@ -183,7 +183,13 @@ def _pull(work: _Work) -> bytes:
     who.frames(brief)  # a join needs the pack to be stored: it decides which tensors this client has
     newcomer = who.rounds.newest_with(TRAINED, before=brief.round) is None
     signature = join_signature(who, brief) if newcomer and brief.round > 1 else None
-    joined = who.api.join(who.federation, brief.round, signature)
+    try:
+        joined = who.api.join(who.federation, brief.round, signature)
+    except CoordinatorRefused as refusal:
+        if refusal.slug != "pack-missing":
+            raise
+        who.deliver_pack_again()
+        joined = who.api.join(who.federation, brief.round, signature)
     who.believe(joined.manifest, number=brief.round, weights=joined.weights.digest, brief=brief)
     body = who.api.weights(who.federation, brief.round)
     if body.digest != joined.weights.digest:

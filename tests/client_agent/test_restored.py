@@ -25,6 +25,7 @@ from client_agent.participant import Participant
 from client_agent.restored import Offer, accept, look
 from client_agent.round import take_part
 from client_agent.round_folder import CLOSED, MANIFEST, RECEIPT, TRAINED, UPDATE
+from client_agent.silo import Silo
 from coordinator.backup import copy
 from coordinator.database import Database
 from schemas.identity.documents import hash_of
@@ -137,6 +138,29 @@ def test_a_backup_from_before_the_first_round_is_accepted_too(scene: Scene) -> N
     assert scene.trained == mine
     run(scene.who, naps(500))
     assert [r["state"] for r in views(scene.served, scene.fid)] == ["published"] * 4
+
+
+def test_an_alignment_pack_that_was_stored_after_the_backup_is_stored_again(scene: Scene, silo: Silo) -> None:
+    scene.fid = scene.served.federation(
+        **alone_plan(
+            rounds={"total": 2, "min_clients": 1}, alignment={"pivot": silo.base.slug, "frames": "random"}
+        )
+    )
+    scene.begin()
+    scene.back_up()
+    scene.play()
+    (stored,) = packs(scene)
+    scene.restore()
+    assert packs(scene) == []
+    scene.accept()
+    run(scene.who, naps(500))
+    assert packs(scene) == [stored]
+    assert [r["state"] for r in views(scene.served, scene.fid)] == ["published"] * 2
+
+
+def packs(scene: Scene) -> list[str]:
+    listed = scene.served.admin.get(f"/v1/federations/{scene.fid}/alignments").json()["items"]
+    return [pack["digest"] for pack in listed]
 
 
 def keep_nothing_of_another_client(scene: Scene) -> None:

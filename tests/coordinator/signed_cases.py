@@ -35,6 +35,7 @@ class Signed(requests.auth.AuthBase):
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         """Add Content-Digest, Signature-Input and Signature."""
+        request.headers.pop("Authorization", None)  # which the document's bearer scheme has made up
         body = request.body.encode() if isinstance(request.body, str) else request.body
         if body:
             request.headers["Content-Digest"] = to_field(digest_of(body))
