@@ -143,13 +143,11 @@ class ParticipationRow(Table):
 
 
 class PayloadRow(Table):
-    """Bytes under their digest; a payload without a digest is being written and nobody refers to it yet.
-
-    No id is given twice: who reads or writes a payload that was collected meanwhile must not meet another.
-    """
+    """Bytes under their digest; a payload without a digest is being written and nobody refers to it yet."""
 
     __tablename__ = "payloads"
-    __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012
+    # No id twice: who reads or writes a payload that is collected meanwhile must not meet another.
+    __table_args__ = ({"sqlite_autoincrement": True},)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str | None] = mapped_column(unique=True)

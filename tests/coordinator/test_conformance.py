@@ -27,12 +27,12 @@ OF_CLIENTS = r"/me|/rounds|/plan$|/roster|/anchors|/alignments|/clients/"
 OF_TENSORS = "negative_data_rejection"
 
 
-def conformance(served: Served, *options: str, cwd: Path, **environment: str) -> None:
+def conformance(served: Served, *options: str, cwd: Path, examples: str = "20", **environment: str) -> None:
     schemathesis = Path(sys.executable).with_name("st")
     done = subprocess.run(
         [
             *(schemathesis, "run", f"{served.url}/openapi.json", "--no-color", *options),
-            *("--max-examples", "20", "--seed", "1", "--suppress-health-check", "all"),
+            *("--max-examples", examples, "--seed", "1", "--suppress-health-check", "all"),
         ],
         cwd=cwd,
         env=os.environ | environment,
@@ -79,6 +79,7 @@ def test_what_clients_sign_and_tensors_get_what_the_document_says(
         *("--include-path-regex", OF_CLIENTS, "--exclude-path-regex", "events"),
         *("--exclude-checks", f"{EXCLUDED},{OF_TENSORS}"),
         cwd=tmp_path,
+        examples="60",
         SCHEMATHESIS_HOOKS="tests.coordinator.signed_cases",
         PYTHONPATH=str(Path(__file__).parents[2]),
         CASES=json.dumps(cases),
