@@ -77,7 +77,7 @@ def test_what_clients_sign_and_tensors_get_what_the_document_says(
     conformance(
         coordinator,
         *("--include-path-regex", OF_CLIENTS, "--exclude-path-regex", "events"),
-        *("--exclude-checks", f"{EXCLUDED},{OF_TENSORS}"),
+        *("--exclude-checks", f"{EXCLUDED},{OF_TENSORS}", "--request-timeout", "60"),
         cwd=tmp_path,
         examples="60",
         SCHEMATHESIS_HOOKS="tests.coordinator.signed_cases",
