@@ -2,8 +2,8 @@
 #   docker build --target coordinator .
 #   docker build --target agent .                                                     CPU build of torch
 #   docker build --target agent --build-arg TORCH_INDEX=https://pypi.org/simple .     CUDA build of torch
-ARG PYTHON_IMAGE=python:3.11-slim-bookworm
-ARG CADDY_IMAGE=caddy:2.11-alpine
+ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
+ARG CADDY_IMAGE=caddy:2.11.4-alpine
 
 # Dependencies follow from pyproject.toml alone, so a change of our code installs none of them again: without
 # the packages beside it, pip installs what the extras name and an empty tessera-fl, which the wheel replaces.

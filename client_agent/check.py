@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from client_agent.coordinator_api import CoordinatorApi
-from client_agent.errors import AgentError, NotEnrolled
-from client_agent.membership import read_key, read_membership
+from client_agent.asking import one_try
+from client_agent.errors import AgentError, CoordinatorRefused, NotEnrolled
+from client_agent.membership import read_membership, waiting_key
 from client_agent.model.examples import encode_all, encode_for
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
 from client_agent.model.memory import held_bytes, step_memory
@@ -112,8 +112,7 @@ def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
 
 
 def _connection(settings: AgentSettings) -> str:
-    # One short try: whoever runs a check is waiting for its answer.
-    with CoordinatorApi(str(settings.url), key=None, deadline_seconds=0.0) as api:
+    with one_try(settings, None) as api:
         hello = api.hello()
     if hello.protocol_version != PROTOCOL_VERSION:
         theirs = hello.protocol_version
@@ -126,15 +125,19 @@ def _identity(settings: AgentSettings) -> str:
         membership = read_membership(settings.folder)
     except NotEnrolled:
         return "not enrolled yet: `tessera agent enrol` is the next step"
-    with CoordinatorApi(
-        str(settings.url),
-        key=read_key(settings.folder),
-        server_key=membership.server_key,
-        deadline_seconds=0.0,
-    ) as api:
-        api.proved_hello(thumbprint(membership.server_key))
-        me = api.me()
-    return f"{me.name}, client {me.client_id} of federation {me.federation_id}, {me.state}"
+    waiting = waiting_key(settings.folder)
+    unfinished = (
+        f"; {waiting} waits: `tessera agent rotate-key` finishes replacing the key" if waiting else ""
+    )
+    try:
+        with one_try(settings, membership) as api:
+            api.proved_hello(thumbprint(membership.server_key))
+            me = api.me()
+    except CoordinatorRefused as refusal:
+        if not waiting:
+            raise
+        raise AgentError(f"{refusal}{unfinished}") from refusal
+    return f"{me.name}, client {me.client_id} of federation {me.federation_id}, {me.state}{unfinished}"
 
 
 @cache

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter, ValidationError
 
 from client_agent.answers import read, retry_after, unreadable
-from client_agent.deadlines import hooks
+from client_agent.deadlines import DeadlineClient, carry
 from client_agent.errors import CoordinatorRefused, DownloadDamaged
 from client_agent.signed_requests import SignedRequests
 from client_agent.trust import check_hello, new_challenge
@@ -58,7 +58,7 @@ class CoordinatorApi:
         url: where it is.
         key: what every request is signed with; None before enrolment.
         server_key: the coordinator's public key, as it proved it: who may correct our clock.
-        deadline_seconds: how long one call may take, all its tries together.
+        deadline_seconds: how long one call may take, all its tries together; a body has 100 kB/s beyond that.
         sleep: waits, and may raise Stopped; a test passes its own.
     """
 
@@ -73,13 +73,12 @@ class CoordinatorApi:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._signing = SignedRequests(key, server_key) if key is not None else None
-        self._client = httpx.Client(
+        self._client = DeadlineClient(
             base_url=url,
             headers={"Accept-Encoding": "identity"},
             auth=self._signing,
             timeout=_TIMEOUT,
             transport=transport,
-            event_hooks=hooks(),
         )
         self._deadline_seconds = deadline_seconds
         self._sleep = sleep
@@ -223,12 +222,13 @@ class CoordinatorApi:
         return self._persist(
             lambda by: self._client.request(
                 method, path, content=content, json=json, headers=headers, extensions=by
-            )
+            ),
+            size=len(content or b""),
         )
 
-    def _persist(self, send: Send) -> httpx.Response:
-        url = str(self._client.base_url)
-        return persist(send, url=url, deadline_seconds=self._deadline_seconds, sleep=self._sleep)
+    def _persist(self, send: Send, size: int = 0) -> httpx.Response:
+        url, seconds = str(self._client.base_url), self._deadline_seconds
+        return persist(send, url=url, deadline_seconds=seconds, sleep=self._sleep, size=size)
 
     def _download(self, path: str) -> TensorBody:
         """Fetch a body, going on where a broken connection left off, and check it against its digest."""
@@ -243,6 +243,7 @@ class CoordinatorApi:
                 if answer.status_code == httpx.codes.OK or answer.status_code == RANGE_UNSATISFIABLE:
                     received.clear()  # the whole body comes, or must be asked for
                     tag = answer.headers.get("ETag")
+                carry(answer)
                 if not answer.is_success:
                     answer.read()
                 for piece in answer.iter_raw() if answer.is_success else ():

@@ -1,6 +1,7 @@
-"""What an earlier client left in this agent's folder: moved aside, kept as evidence, used by nobody.
+"""What an earlier client, or a later state of the coordinator, left in this agent's folder: moved aside.
 
-Its rounds would be taken for ours, and its manifests contradict those that we are given.
+Its rounds would be taken for ours, and its manifests contradict those that we are given. It is kept as
+evidence and used by nobody.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from itertools import count
 from pathlib import Path
 
-from client_agent.round_folder import MANIFEST, WEIGHTS, RoundFolders, fsync_folder
+from client_agent.round_folder import MANIFEST, WEIGHTS, RoundFolders, fsync_folder, write_durably
 from schemas.identity.documents import is_signed
 from schemas.identity.keys import public_key
 
@@ -26,21 +27,32 @@ def set_aside(home: Path, *, federation: str, client: str, server_key: str) -> N
         move_aside(home)
 
 
-def move_aside(path: Path) -> None:
+def move_aside(path: Path, whose: str = "an earlier client's") -> None:
     """Move a file or folder to where it is kept and not used."""
+    place = _place(path)
+    os.rename(path, place)
+    for folder in (place.parent, path.parent):
+        fsync_folder(folder)
+    log.warning("%s is %s: it is kept as %s, and not used", path, whose, place)
+
+
+def keep_copy(file: Path) -> None:
+    """Copy a file to where things are kept and not used: it is about to be replaced."""
+    write_durably(_place(file), file.read_bytes())
+
+
+def _place(path: Path) -> Path:
     kept = path.parent / _EARLIER
     kept.mkdir(exist_ok=True)
-    place = next(candidate for n in count(1) if not (candidate := kept / f"{path.name}-{n}").exists())
-    os.rename(path, place)
-    for folder in (kept, path.parent):
-        fsync_folder(folder)
-    log.warning("%s is an earlier client's: it is kept as %s, and not used", path, place)
+    return next(candidate for n in count(1) if not (candidate := kept / f"{path.name}-{n}").exists())
 
 
 def _is_ours(home: Path, federation: str, client: str, server_key: str) -> bool:
+    # Who accepted a coordinator that does not know of its rounds has only manifests that were set aside.
+    told = [home / MANIFEST, *sorted((home / _EARLIER).glob(f"{MANIFEST}-*"))]
     try:
-        manifest = json.loads((home / MANIFEST).read_bytes())
-    except FileNotFoundError:  # a client has a manifest before it has weights
+        manifest = json.loads(next(file for file in told if file.exists()).read_bytes())
+    except StopIteration:  # a client has a manifest before it has weights
         return not any(folder.has(WEIGHTS) for folder in RoundFolders(home / "rounds").newest_first())
     except ValueError:
         return False

@@ -133,7 +133,23 @@ class ManifestRefused(AgentError):
     def __init__(self, why: str) -> None:
         super().__init__(
             f"the coordinator's manifest is refused: {why}. It was set back to an older state, or it lies: "
-            "ask the operator before enrolling anew"
+            "ask the operator. If it was restored from a backup, `tessera agent accept-restored` shows what "
+            "it offers and, if you agree, goes on from there"
+        )
+
+
+class NothingWasRestored(AgentError):
+    """The coordinator is no older than what this silo has seen of it."""
+
+
+class NotInTheBackup(AgentError):
+    """The coordinator was set back to before this client, or its key, was there."""
+
+    def __init__(self, why: CoordinatorRefused) -> None:
+        super().__init__(
+            f"the coordinator does not know this client's key: {why}. If it was restored from a backup, that "
+            "one is older than this client, or than its key: ask the operator for a token, and enrol anew "
+            "with another folder"
         )
 
 

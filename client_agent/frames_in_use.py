@@ -72,6 +72,18 @@ def frames_kept(brief: RoundBrief, base: BaseModel, folder: Path) -> FramesInUse
     return FramesInUse(Pack.from_body(body).frames(base), digest_of(body))
 
 
+def deliver_kept(base_model: str, api: CoordinatorApi, federation: str, folder: Path) -> None:
+    """Deliver the pack that this machine has once more: the coordinator has lost it.
+
+    Raises:
+        PackRefused: it has another one by now, or does not take ours.
+    """
+    try:
+        api.put_pack(federation, base_model, (folder / _PACK).read_bytes())
+    except CoordinatorRefused as refusal:
+        raise PackRefused(base_model, refusal) from refusal
+
+
 @dataclass(frozen=True, slots=True)
 class _Making:
     """What making packs needs."""

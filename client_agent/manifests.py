@@ -59,13 +59,13 @@ class Manifests:
             ManifestRefused: not signed, not ours, going back, leaving out or contradicting another.
             ManifestExpired: its deadline is over.
         """
-        manifest = self._read(document)
+        manifest = self.read(document)
         expected = max(number, manifest.round) if final else number
         if (manifest.round, manifest.weights) != (expected, weights):
             raise ManifestRefused(f"it is not of round {number} and of the weights that are served for it")
-        held = self._held()
+        held = self.held()
         if held is not None and document != held:
-            self._follow(document or {}, manifest, held, api)
+            self.follow(document or {}, manifest, held, api)
         self._hold_to_plan(manifest, api)
         if manifest.deadline is not None and self.clock() > manifest.deadline.timestamp() + _GRACE_SECONDS:
             raise ManifestExpired(number)
@@ -90,7 +90,22 @@ class Manifests:
                     f"round {brief.round} asks for another {part} than the federation's plan"
                 )
 
-    def _read(self, document: SignedDocument | None) -> RoundManifest:
+    def hold_to_order(self, number: int) -> None:
+        """Check that what is asked for is not a round before one that was joined.
+
+        Raises:
+            ManifestRefused: it is.
+        """
+        held = self.held()
+        if held is not None and number < (last := self.read(held).round):
+            raise ManifestRefused(f"it is asked for round {number}, and round {last} was joined before")
+
+    def read(self, document: SignedDocument | None) -> RoundManifest:
+        """Read a manifest of this client's, whatever round it is of.
+
+        Raises:
+            ManifestRefused: it is none, not signed with the coordinator's key, or not this client's.
+        """
         try:
             manifest = RoundManifest.model_validate_json(json.dumps(document))
         except ValidationError as error:
@@ -101,16 +116,21 @@ class Manifests:
             raise ManifestRefused("it is another federation's or another client's")
         return manifest
 
-    def _held(self) -> SignedDocument | None:
+    def held(self) -> SignedDocument | None:
+        """Give the newest manifest that was accepted."""
         file = self.folder / MANIFEST
         document: SignedDocument | None = json.loads(file.read_bytes()) if file.exists() else None
         return document
 
-    def _follow(
+    def follow(
         self, document: SignedDocument, manifest: RoundManifest, held: SignedDocument, api: CoordinatorApi
     ) -> None:
-        """Go back from a manifest to the one that is held, over those that never arrived here."""
-        last = self._read(held)
+        """Go back from a manifest to the one that is held, over those that never arrived here.
+
+        Raises:
+            ManifestRefused: it does not lead there; the two that contradict each other are kept.
+        """
+        last = self.read(held)
         if manifest.round == last.round:
             self._contradiction(document, held, f"there are two manifests of round {last.round}")
         if manifest.round < last.round:
@@ -123,7 +143,7 @@ class Manifests:
             missing = api.manifest(self.federation, at.previous.round)
             if hash_of(missing) != at.previous.hash:
                 self._contradiction(document, missing, f"round {at.previous.round} is told differently")
-            at = self._read(missing)
+            at = self.read(missing)
         if at.previous is None or (at.previous.round, at.previous.hash) != (last.round, hash_of(held)):
             self._contradiction(document, held, f"it does not follow the manifest of round {last.round}")
 

@@ -146,8 +146,8 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
         federation_id=answer.federation_id,
         server_key=hello.signing_key,
     )
-    if (folder / _NEXT_KEY).exists():
-        move_aside(folder / _NEXT_KEY)
+    if left := waiting_key(folder):
+        move_aside(left)
     keep_to(folder, membership)
     write_durably(folder / _MEMBERSHIP, membership.model_dump_json(indent=1).encode())
     return membership
@@ -200,6 +200,12 @@ def replace_key(connect: Connect, folder: Path, *, at_once: bool = False) -> str
     return over
 
 
+def waiting_key(folder: Path) -> Path | None:
+    """Name the file of a key that is to replace this agent's; None where no replacing is under way."""
+    file = folder / _NEXT_KEY
+    return file if file.exists() else None
+
+
 def key_in_use(connect: Connect, folder: Path) -> Ed25519PrivateKey:
     """Give this agent's key; where replacing it was interrupted, the new one if the coordinator has it.
 
@@ -207,12 +213,11 @@ def key_in_use(connect: Connect, folder: Path) -> Ed25519PrivateKey:
         NotEnrolled: there is none.
         CoordinatorUnreachable: which key counts cannot be found out now.
     """
-    if (folder / _NEXT_KEY).exists():
+    if file := waiting_key(folder):
         if _is_accepted(connect, read_key(folder, _NEXT_KEY), read_membership(folder)):
             _take_up_next(folder)
             log.info("replacing the key was interrupted; the new key is in use now")
         else:
-            file = folder / _NEXT_KEY
             log.warning("%s is not known to the coordinator: `tessera agent rotate-key` finishes that", file)
     return read_key(folder)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from client_agent.coordinator_api import CoordinatorApi
-from client_agent.frames_in_use import FramesInUse, frames_for
+from client_agent.frames_in_use import FramesInUse, deliver_kept, frames_for
 from client_agent.manifests import Manifests
 from client_agent.model.adapter import Adapter
 from client_agent.model.inject import inject
@@ -44,6 +44,11 @@ class Participant:
         """The rounds on disk."""
         return RoundFolders(self.home / "rounds")
 
+    @property
+    def manifests(self) -> Manifests:
+        """What the coordinator signed to us so far."""
+        return Manifests(self.home, self.federation, self.client, self.server_key, self.api.now)
+
     def believe(
         self,
         manifest: SignedDocument | None,
@@ -58,7 +63,7 @@ class Participant:
         Raises:
             ManifestRefused, ManifestExpired, RosterRefused: as these say.
         """
-        held = Manifests(self.home, self.federation, self.client, self.server_key, self.api.now)
+        held = self.manifests
         accepted = held.accept(manifest, self.api, number=number, weights=weights, final=final)
         if brief is not None:
             held.hold_to_plan(brief)
@@ -69,6 +74,10 @@ class Participant:
         if self._frames is None:
             self._frames = frames_for(brief, self.silo, self.api, self.federation, self.home, self.stop)
         return self._frames
+
+    def deliver_pack_again(self) -> None:
+        """Give the coordinator our base model's pack, which it had: it was restored from an older backup."""
+        deliver_kept(self.silo.base.slug, self.api, self.federation, self.home)
 
     def injected(self, brief: RoundBrief) -> Adapter:
         """Put the plan's adapter around our base model; leaving its context takes it away."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from client_agent.coordinator_api import CoordinatorApi
+from client_agent.asking import one_try
 from client_agent.errors import AgentError, NotEnrolled, PlanUnusable
-from client_agent.membership import Membership, read_key, read_membership
+from client_agent.membership import Membership, read_membership
 from client_agent.round_folder import BRIEF, RoundFolders
 from client_agent.settings import AgentSettings
 from schemas.messages.federations import FederationPlan, TrainingPlan
@@ -61,12 +61,7 @@ def known_plan(settings: AgentSettings, file: Path | None) -> KnownPlan:
 def _open_round(settings: AgentSettings, membership: Membership) -> RoundBrief | None:
     """Ask once; a coordinator that does not answer is for others to report."""
     try:
-        with CoordinatorApi(
-            str(settings.url),
-            key=read_key(settings.folder),
-            server_key=membership.server_key,
-            deadline_seconds=0.0,
-        ) as api:
+        with one_try(settings, membership) as api:
             answer = api.current_round(membership.federation_id)
     except AgentError:
         return None

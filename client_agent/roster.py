@@ -24,7 +24,7 @@ from schemas.messages.federations import RosterPolicy
 from schemas.messages.rounds import RoundManifest, SignedDocument
 from schemas.messages.strict import Strict
 
-_ROSTER = "roster.json"
+ROSTER = "roster.json"
 
 
 class _Member(Strict):
@@ -54,8 +54,8 @@ class Roster:
     policy: RosterPolicy
     pins: Mapping[str, str]
 
-    def follow(self, manifest: RoundManifest, api: CoordinatorApi) -> None:
-        """Go on to the version that a manifest names, link by link.
+    def follow(self, manifest: RoundManifest, api: CoordinatorApi, *, anew: bool = False) -> None:
+        """Go on to the version that a manifest names, link by link; `anew` from the roster's beginning.
 
         Raises:
             RosterRefused: a link is missing, or names somebody whom the policy does not let in.
@@ -67,8 +67,22 @@ class Roster:
             )
         if self.policy == "server":
             return
-        file = self.folder / _ROSTER
-        known = _read(file)
+        begin = _Known() if anew else _read(self.folder / ROSTER)
+        known = self._on_from(begin, manifest, api)
+        if self.policy == "pinned":
+            self._check_pins(known)
+        write_durably(self.folder / ROSTER, known.model_dump_json(indent=1).encode())
+
+    def strangers(self, manifest: RoundManifest, api: CoordinatorApi) -> list[str]:
+        """Name who has other keys, when the roster is read from its beginning, than are known here."""
+        if self.policy == "server":
+            return []
+        known = {one.name: {*one.keys} for one in _read(self.folder / ROSTER).members.values()}
+        members = self._on_from(_Known(), manifest, api).members.values()
+        found = {one.name: {*one.keys} for one in members if one.name in known}
+        return sorted(n for n, keys in found.items() if keys != known[n] and keys.isdisjoint(known[n]))
+
+    def _on_from(self, known: _Known, manifest: RoundManifest, api: CoordinatorApi) -> _Known:
         while known.version < manifest.roster_version:
             links = api.roster(manifest.federation, after=known.version)
             if not links:
@@ -77,9 +91,7 @@ class Roster:
                 known = self._with(known, document, manifest.federation)
         if known.version == manifest.roster_version and known.hash != manifest.roster_hash:
             raise RosterRefused("it is not the roster that the round's manifest names")
-        if self.policy == "pinned":
-            self._check_pins(known)
-        write_durably(file, known.model_dump_json(indent=1).encode())
+        return known
 
     def _with(self, known: _Known, document: SignedDocument, federation: str) -> _Known:
         try:

@@ -73,15 +73,32 @@ def take_part(who: Participant, brief: RoundBrief) -> bool:
     Raises:
         Stopped: a stop was asked for; run again to resume.
         CoordinatorUnreachable, CoordinatorRefused: as the connection says.
+        ManifestRefused: the coordinator has gone back behind a round that was joined.
         AgentError: model, data or plan do not work.
     """
+    who.manifests.hold_to_order(brief.round)
     folder = who.rounds.open(brief.round)
     if folder.finished:
-        return False
+        return folder.has(RECEIPT) and _deliver_again(_Work(who, brief, folder))
     if not folder.has(WEIGHTS):  # until then a newer brief may name other weights
         folder.write(BRIEF, brief.model_dump_json().encode())
     _run(_Work(who, RoundBrief.model_validate_json(folder.read(BRIEF)), folder))
     who.rounds.forget_old(who.keep_rounds)
+    return True
+
+
+def _deliver_again(work: _Work) -> bool:
+    """Send an update once more, the same bytes, whose receipt is here and which the coordinator asks for.
+
+    Raises:
+        ManifestRefused: it does not even know any more that we had joined.
+    """
+    who, number = work.who, work.brief.round
+    log.warning("the coordinator has lost the update of round %d that it had received: sent again", number)
+    joined = who.api.join(who.federation, number, None)
+    who.believe(joined.manifest, number=number, weights=joined.weights.digest, brief=work.brief)
+    work.folder.forget(SCORES_SENT, CLOSED, RECEIPT)
+    _run(work)
     return True
 
 
@@ -166,7 +183,13 @@ def _pull(work: _Work) -> bytes:
     who.frames(brief)  # a join needs the pack to be stored: it decides which tensors this client has
     newcomer = who.rounds.newest_with(TRAINED, before=brief.round) is None
     signature = join_signature(who, brief) if newcomer and brief.round > 1 else None
-    joined = who.api.join(who.federation, brief.round, signature)
+    try:
+        joined = who.api.join(who.federation, brief.round, signature)
+    except CoordinatorRefused as refusal:
+        if refusal.slug != "pack-missing":
+            raise
+        who.deliver_pack_again()
+        joined = who.api.join(who.federation, brief.round, signature)
     who.believe(joined.manifest, number=brief.round, weights=joined.weights.digest, brief=brief)
     body = who.api.weights(who.federation, brief.round)
     if body.digest != joined.weights.digest:

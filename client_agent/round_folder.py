@@ -49,6 +49,12 @@ class RoundFolder:
         """Keep a step's result: after this returns it survives a crash, and never half of it is there."""
         write_durably(self.path / name, content)
 
+    def forget(self, *names: str) -> None:
+        """Remove steps' results, one after the other: these steps are to be done again."""
+        for name in names:
+            (self.path / name).unlink(missing_ok=True)
+        fsync_folder(self.path)
+
     @property
     def finished(self) -> bool:
         """Whether nothing is left to do in this round."""

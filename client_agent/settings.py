@@ -47,7 +47,7 @@ class AgentSettings(BaseSettings):
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads; set it to 1 when several agents share a machine."""
     request_deadline_seconds: Annotated[float, Field(gt=0)] = 900.0
-    """How long one request is retried before the agent reports it and polls again later."""
+    """How long a request is retried before the agent reports it and polls later; large bodies have more."""
     keep_rounds: Annotated[int, Field(ge=1)] = 2
     """How many finished rounds stay on disk."""
 

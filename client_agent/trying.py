@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from client_agent.answers import accepted, is_refusal, retry_after
-from client_agent.deadlines import until
+from client_agent.deadlines import Deadline
 from client_agent.errors import CoordinatorUnreachable
 
 RANGE_UNSATISFIABLE = 416  # the connection broke behind the last byte
@@ -29,19 +29,21 @@ Send = Callable[[dict[str, Any]], httpx.Response]
 """Sends a request with these extensions of httpx, and gives the answer."""
 
 
-def persist(send: Send, *, url: str, deadline_seconds: float, sleep: Sleep) -> httpx.Response:
-    """Give the good answer to what `send` asks at `url`.
+def persist(send: Send, *, url: str, deadline_seconds: float, sleep: Sleep, size: int = 0) -> httpx.Response:
+    """Give the good answer to what `send` asks at `url` with a body of `size` bytes.
 
     Raises:
         CoordinatorUnreachable: there was none within the deadline.
-        CoordinatorRefused: another one, which trying again would not change.
+        CoordinatorRefused: another one, which trying again would not change, or not within the deadline.
     """
     began, ceiling = time.monotonic(), _SHORTEST_CEILING
-    by = until(began + max(deadline_seconds, _ONE_TRY_SECONDS))
+    more = max(0.0, _ONE_TRY_SECONDS - deadline_seconds)
+    deadline = Deadline(deadline_seconds + more, size=size)
     while True:
         advised: float | None = None
+        answer: httpx.Response | None = None
         try:
-            answer = send(by)
+            answer = send(deadline.extensions)
         except httpx.TransportError as error:
             trouble = f"{type(error).__name__}: {error}"
         else:
@@ -51,9 +53,10 @@ def persist(send: Send, *, url: str, deadline_seconds: float, sleep: Sleep) -> h
             trouble, advised = f"status {answer.status_code}", retry_after(answer)
         # Full jitter: agents that lost the same coordinator must not come back all at once.
         pause = max(advised or 0.0, random.uniform(0.0, ceiling))
-        elapsed = time.monotonic() - began
-        if elapsed + pause > deadline_seconds:
-            raise CoordinatorUnreachable(url, trouble, elapsed)
+        if pause > deadline.left - more:
+            if answer is not None and answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
+                accepted(answer)
+            raise CoordinatorUnreachable(url, trouble, time.monotonic() - began)
         sleep(pause)
         ceiling = min(2 * ceiling, _LONGEST_CEILING)
 

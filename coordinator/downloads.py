@@ -16,7 +16,6 @@ from starlette.responses import Response, StreamingResponse
 from coordinator import payloads
 from coordinator.database import Database
 from coordinator.errors import RangeUnsatisfiable
-from coordinator.tables import CHUNK_BYTES
 from schemas.wire.digests import to_field
 
 _SINGLE = re.compile(r"bytes\s*=\s*(\d{0,18})-(\d{0,18})\s*")
@@ -93,8 +92,8 @@ async def _content(database: Database, stored: Stored, part: Wanted) -> AsyncIte
     if part.begin < len(stored.head):
         yield stored.head[part.begin : part.end]
     begin = max(part.begin, len(stored.head)) + shift
-    for at in range(begin, part.end + shift, CHUNK_BYTES):
-        end = min(part.end + shift, at + CHUNK_BYTES)
+    for at in range(begin, part.end + shift, payloads.SENT_BYTES):
+        end = min(part.end + shift, at + payloads.SENT_BYTES)
         yield await to_thread.run_sync(payloads.read_alone, database, stored.payload_id, at, end)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 
@@ -9,6 +12,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
 
 from coordinator.database import Database
 from coordinator.errors import SettingsUnusable
@@ -19,15 +23,44 @@ log = logger(__name__)
 
 def upgrade(database: Database, *, to: str = "head") -> None:
     """Apply the migrations that are missing, all or none of them."""
-    with database.engine.begin() as connection:
+    with changing_tables(database) as connection:
         command.upgrade(config(connection=connection), to)
     log.info("database-migrated", to=to)
 
 
 def downgrade(database: Database, *, to: str = "base") -> None:
     """Undo migrations, and what was kept in the tables they made."""
-    with database.engine.begin() as connection:
+    with changing_tables(database) as connection:
         command.downgrade(config(connection=connection), to)
+
+
+@contextmanager
+def changing_tables(database: Database) -> Iterator[Connection]:
+    """Give a connection in one transaction in which a table may be replaced by another of its name.
+
+    Where SQLite minds references, dropping a table deletes the rows that refer to it. It does not meanwhile,
+    and they are checked at the end.
+
+    Raises:
+        SettingsUnusable: a row refers to nothing; nothing was changed.
+    """
+    with database.engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        if not isinstance(driver, sqlite3.Connection):
+            with connection.begin():
+                yield connection
+            return
+        driver.execute("PRAGMA foreign_keys=OFF")  # inside a transaction it would do nothing
+        try:
+            with connection.begin():
+                yield connection
+                broken = driver.execute("PRAGMA foreign_key_check").fetchone()
+                if broken is not None:
+                    raise SettingsUnusable(
+                        f"a row of {broken[0]} refers to none of {broken[2]}: restore a backup"
+                    )
+        finally:
+            driver.execute("PRAGMA foreign_keys=ON")
 
 
 def is_current(database: Database) -> bool:

@@ -40,6 +40,9 @@ GRACE = timedelta(hours=1)
 # of the largest chunks it would read several times what is wanted.
 _WRITTEN_BYTES = 2**18
 
+SENT_BYTES = 2**18
+"""What is read of a payload at a time to be sent, and so what one slow reader keeps in memory."""
+
 _REFERENCES = (
     UpdateRow.payload_id,
     UpdateRow.state_payload_id,
@@ -113,8 +116,8 @@ def read_into(session: Session, payload_id: int, begin: int, target: memoryview)
 
 def stream(database: Database, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
     """Read a range piece by piece, each in a transaction of its own: none is open while bytes travel."""
-    for at in range(begin, end, CHUNK_BYTES):
-        yield read_alone(database, payload_id, at, min(end, at + CHUNK_BYTES))
+    for at in range(begin, end, SENT_BYTES):
+        yield read_alone(database, payload_id, at, min(end, at + SENT_BYTES))
 
 
 def read_alone(database: Database, payload_id: int, begin: int, end: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import time
@@ -38,6 +39,7 @@ _GRACE_SECONDS = 10
 # Clients give up an idle connection after five seconds: who does so first must not be us, in mid-request.
 _KEEP_ALIVE_SECONDS = 20
 _LOOK_AGAIN_SECONDS = 1
+_OTHER_FILES = 500
 _MALLOC_ARENAS = -8  # M_ARENA_MAX of malloc.h
 
 log = logs.logger(__name__)
@@ -59,6 +61,7 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
     if token is not None:
         print(f"First admin token, shown only now: {token}", flush=True)
     _share_heaps()
+    _allow_files(settings.connections)
     server = Server(create_app(settings), settings)
     try:
         server.run()
@@ -73,6 +76,17 @@ def _share_heaps() -> None:
         set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
         if set_option is not None:
             set_option(_MALLOC_ARENAS, 2)
+
+
+def _allow_files(connections: int) -> None:
+    """Have the operating system allow a file for each connection, and those for the database, if it does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < wanted:
+            log.warning("few-open-files", allowed=allowed, wanted=wanted)
 
 
 def migrate() -> None:
@@ -124,7 +138,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=connections(settings.upload_bytes_per_second),
+                http=connections(settings.upload_bytes_per_second, settings.connections),
                 ws="none",
                 host=settings.host,
                 port=settings.port,

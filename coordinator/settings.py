@@ -59,6 +59,10 @@ class Settings(BaseSettings):
     upload_bytes_per_second: Annotated[
         int, Field(ge=1000, description="a body has 30 s and then this pace; lower it for slow lines")
     ] = 1_000_000
+    connections: Annotated[
+        int,
+        Field(ge=1, description="how many connections there may be at once; others are told to come again"),
+    ] = 2000
     storage_reserve_mib: Annotated[
         int, Field(ge=0, description="SQLite: no upload is taken while the disk has less than this free")
     ] = 256

@@ -146,6 +146,7 @@ class PayloadRow(Table):
     """Bytes under their digest; a payload without a digest is being written and nobody refers to it yet."""
 
     __tablename__ = "payloads"
+    __table_args__ = ({"sqlite_autoincrement": True},)  # whoever reads one that is collected meets no other
 
     id: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str | None] = mapped_column(unique=True)

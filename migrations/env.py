@@ -7,6 +7,7 @@ from sqlalchemy import Connection, text
 
 from coordinator import identity_tables
 from coordinator.database import Database
+from coordinator.migrate import changing_tables
 from coordinator.settings import Settings
 
 # Any number will do, as long as all replicas take the same one.
@@ -36,7 +37,7 @@ def main() -> None:
         return
     database = Database(Settings().database_url)
     try:
-        with database.engine.begin() as connection:
+        with changing_tables(database) as connection:
             run(connection)
     finally:
         database.close()

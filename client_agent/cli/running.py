@@ -70,6 +70,38 @@ def rotate_key(
         print(f"the new key is in use; the old one is over: {over}")
 
 
+@agent.command("accept-restored")
+def accept_restored(
+    config: Config = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: go on from what is offered.")] = False,
+) -> None:
+    """Go on with a coordinator that was restored from a backup older than what this silo has seen of it.
+
+    For while the agent does not run. A coordinator that goes back is refused, because it may be lying; only
+    the operator can tell you that a backup was restored, and of when. Shown is what this silo has seen, and
+    what the coordinator, by its key, offers now. If you agree, rounds go on from there. What was seen later
+    is kept in `earlier/`; the adapter that was trained last is not lost: the next round begins from it.
+    """
+    with clear_errors(), opened_settings(config) as settings:
+        from client_agent.manifests import Manifests
+        from client_agent.membership import exclusive, key_in_use, read_membership
+        from client_agent.restored import accept, look
+        from client_agent.roster import read_pins
+
+        pins, connect = read_pins(settings.roster), partial(connection, settings)
+        with exclusive(settings.folder):
+            member, key = read_membership(settings.folder), key_in_use(connect, settings.folder)
+            with connect(key) as api:
+                home, me = settings.folder / member.federation_id, member.client_id
+                held = Manifests(home, member.federation_id, me, member.server_key, api.now)
+                offer = look(held, pins, api)
+                print(offer)
+                if not yes:
+                    typer.confirm("Did the operator restore a backup, and go on from there?", abort=True)
+                accept(offer, held, pins, api)
+        print("accepted: `tessera agent run` goes on from there")
+
+
 @agent.command()
 def check(
     config: Config = None,

@@ -2,6 +2,7 @@
 
 Knows no token. Its 256 random bits are not guessed: what is bounded is the work and the audit entries that
 failing costs, so a good token passes whatever its neighbours did before. Beyond the bound nothing is written.
+Who misuses a real token has its secret: that is counted by token, and not hidden by what others do beside it.
 """
 
 from __future__ import annotations
@@ -26,24 +27,33 @@ def note(
 ) -> None:
     """Count a failure from an address, and write down who misused a token that exists, as client `name`.
 
+    A misuse is written down as often within a minute as an address may fail, whatever failed there before.
     Requests that fail at the same moment may pass the bound together, once for each that is under way.
 
     Raises:
-        RateLimited: as many failed from there within the last minute; this one leaves no trace.
+        RateLimited: as many failed from there within the last minute.
     """
     origin = _origin(address)
+    misused = refused if isinstance(refused, EnrolmentTokenMisused) else None
     with database.read() as session:
         wait = _wait(session, origin, per_minute)
+        if misused is not None and _wait(session, misused.token_id, per_minute) is not None:
+            misused = None
+    counted = [
+        one for one in (origin if wait is None else None, misused and misused.token_id) if one is not None
+    ]
+    if counted:
+        with database.write() as session:
+            moment = now(session)
+            forget(session, FailedEnrolmentRow.failed_at, moment - _WINDOW)
+            for one in counted:
+                insert_new(session, FailedEnrolmentRow, {"origin": one, "failed_at": moment})
+            if misused is not None:
+                audit.append(
+                    session, "enrolment-refused", actor=misused.token_id, subject=name, reason=misused.reason
+                )
     if wait is not None:
         raise RateLimited(wait)
-    with database.write() as session:
-        moment = now(session)
-        forget(session, FailedEnrolmentRow.failed_at, moment - _WINDOW)
-        insert_new(session, FailedEnrolmentRow, {"origin": origin, "failed_at": moment})
-        if isinstance(refused, EnrolmentTokenMisused):
-            audit.append(
-                session, "enrolment-refused", actor=refused.token_id, subject=name, reason=refused.reason
-            )
 
 
 def _wait(session: Session, origin: str, per_minute: int) -> float | None:

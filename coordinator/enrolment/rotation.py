@@ -6,7 +6,7 @@ all that came before it.
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -16,7 +16,15 @@ from coordinator import audit
 from coordinator.database import now
 from coordinator.enrolment import roster, store
 from coordinator.enrolment.auth import AnyMember, Member, still_member
-from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, KeyRevoked, WeakPublicKey
+from coordinator.errors import (
+    AuthMissing,
+    Forbidden,
+    Invalid,
+    JsonMalformed,
+    KeyRevoked,
+    RateLimited,
+    WeakPublicKey,
+)
 from coordinator.json_body import json_body, takes
 from coordinator.locks import lock_federation
 from coordinator.logs import logger
@@ -29,6 +37,10 @@ from schemas.messages.enrolment import KeyInUse, KeyRotation, rotation_statement
 router = APIRouter(tags=["enrolment"])
 log = logger(__name__)
 
+KEYS_A_DAY = 10
+"""How many keys a client may get within a day: each is kept for ever, in the roster and the audit log too."""
+
+_DAY = timedelta(days=1)
 _EXAMPLE = {
     "public_key": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo",
     "proof": "...",
@@ -40,7 +52,7 @@ _EXAMPLE = {
 @router.put(
     "/v1/me/key",
     openapi_extra=takes(KeyRotation, example=_EXAMPLE),
-    responses=answers(JsonMalformed, AuthMissing, Forbidden, WeakPublicKey, KeyRevoked, Invalid),
+    responses=answers(JsonMalformed, AuthMissing, Forbidden, WeakPublicKey, KeyRevoked, Invalid, RateLimited),
 )
 def replace_key(
     member: AnyMember,
@@ -75,10 +87,25 @@ def _check(member: Member, old: str, request: KeyRotation) -> None:
         raise WeakPublicKey("the endorsement is not the old key's signature over this rotation")
 
 
+def _check_pace(session: Session, client_id: str, moment: datetime) -> None:
+    """Check that a client does not fill roster and audit log with its keys.
+
+    Raises:
+        RateLimited: it got as many keys as may be within a day, the one that it enrolled with included.
+    """
+    made = store.keys_since(session, client_id, moment - _DAY)
+    if len(made) >= KEYS_A_DAY:
+        wait = (made[-KEYS_A_DAY] + _DAY - moment).total_seconds()
+        raise RateLimited(
+            wait, f"a client gets {KEYS_A_DAY} keys a day at most; wait as long as Retry-After says"
+        )
+
+
 def _replace(session: Session, member: Member, old: str, request: KeyRotation) -> KeyInUse:
     moment, replaced = now(session), store.key(session, old)
     is_new = replaced.expires_at is None
     if is_new:
+        _check_pace(session, member.client_id, moment)
         if not store.add_key(session, request.public_key, member.client_id):
             raise WeakPublicKey("this key was in use before; make another")
         client = store.client(session, member.client_id)

@@ -179,6 +179,14 @@ def end_keys(session: Session, newest: ClientKeyRow, at: datetime, *, but: str) 
     session.execute(ends.values(expires_at=at))
 
 
+def keys_since(session: Session, client_id: str, moment: datetime) -> list[datetime]:
+    """When did a client get its keys since a moment, oldest first?"""
+    query = select(ClientKeyRow.created_at).where(
+        ClientKeyRow.client_id == client_id, ClientKeyRow.created_at > moment
+    )
+    return list(session.scalars(query.order_by(ClientKeyRow.created_at)))
+
+
 def client_view(row: ClientRow, *, rounds: int) -> Client:
     """Show a client; `rounds` is how many it delivered an update in."""
     return Client.model_validate(

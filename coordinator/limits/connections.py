@@ -1,19 +1,25 @@
-"""Bound what uvicorn leaves unbounded: how long and how large the head of a request may be.
+"""Bound what uvicorn leaves unbounded: how many connections there are, how long and how large the head of a
+request may be, how slowly an answer is taken.
 
 Between two requests a connection may idle as long as uvicorn's keep-alive says; what must come to an end is
 a head that began, and the rest of a body whose request is answered. A refusal here is a problem document too.
+
+Who takes an answer slowly holds a piece of it in memory, and neither a thread nor a transaction. Who takes
+nothing for a while, or all of it below the pace, is cut off; a download can go on where it broke off.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from http import HTTPStatus
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from coordinator.errors import HeadTooLarge, Refused, RequestMalformed, RequestTimeout
-from coordinator.limits.pace import HEAD_SECONDS, IDLE_SECONDS, body_seconds
+from coordinator.errors import Busy, HeadTooLarge, Refused, RequestMalformed, RequestTimeout
+from coordinator.limits.pace import ANSWER_BYTES_PER_SECOND, HEAD_SECONDS, IDLE_SECONDS, body_seconds
 from coordinator.logs import logger
 from coordinator.problems import render
 
@@ -21,20 +27,22 @@ HEAD_LIMIT = 16 * 1024
 """Bytes of a request's target and header fields, trailer fields included."""
 
 _LINGER_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
 _FIELD_OVERHEAD = 4  # the colon, the space and the line's end
 
 log = logger(__name__)
 
 
-def connections(bytes_per_second: int) -> type[BoundedConnection]:
+def connections(bytes_per_second: int, most: int) -> type[BoundedConnection]:
     """Make the class of uvicorn's connections."""
-    return type("Connection", (BoundedConnection,), {"bytes_per_second": bytes_per_second})
+    return type("Connection", (BoundedConnection,), {"bytes_per_second": bytes_per_second, "most": most})
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """One connection; `bytes_per_second` is the pace of what is still sent after the answer."""
+    """One connection of at most `most`; `bytes_per_second` is the pace of what comes after the answer."""
 
     bytes_per_second: ClassVar[int]
+    most: ClassVar[int]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -43,15 +51,22 @@ class BoundedConnection(HttpToolsProtocol):
         self._unread_bytes = 0  # since the parser last understood something
         self._in_head = False
         self._is_refused = False
+        self._reader: asyncio.TimerHandle | None = None
+        self._untaken = 0  # bytes of answers that wait for the peer, as of the last look
+        self._taken = 0  # and those that it took while we waited for it
+        self._waited = self._stalled = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
         self._expect_within(HEAD_SECONDS)
+        if len(self.connections) > self.most:
+            self._refuse(Busy())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the clock."""
+        """Forget the clocks."""
         self._expect_nothing()
+        self._leave_the_reader()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -103,6 +118,58 @@ class BoundedConnection(HttpToolsProtocol):
         too_large = self._head_bytes > HEAD_LIMIT
         self._refuse(HeadTooLarge(limit=HEAD_LIMIT) if too_large else RequestMalformed())
 
+    def pause_writing(self) -> None:
+        """Begin to look how the peer takes what waits for it."""
+        super().pause_writing()
+        self._watch_the_reader()
+
+    def resume_writing(self) -> None:
+        """Go on sending: it took nearly all of it."""
+        self._leave_the_reader()
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request; what waits behind the last answer of a connection is looked at, too."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._watch_the_reader()
+        elif not self.flow.write_paused:
+            self._taken, self._waited, self._stalled = 0, 0.0, 0.0
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that idles: with an answer that was not taken it would stay."""
+        super().timeout_keep_alive_handler()
+        self._watch_the_reader()
+
+    def _watch_the_reader(self) -> None:
+        if self._reader is None:
+            self._untaken = self.transport.get_write_buffer_size()
+            self._reader = self.loop.call_later(_LOOK_SECONDS, self._look_at_the_reader)
+
+    def _leave_the_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+            self._taken += max(0, self._untaken - self.transport.get_write_buffer_size())
+            self._stalled = 0.0
+
+    def _look_at_the_reader(self) -> None:
+        self._reader = None
+        left = self.transport.get_write_buffer_size()
+        took = self._untaken - left
+        self._taken += took
+        self._waited += _LOOK_SECONDS
+        self._stalled = 0.0 if took else self._stalled + _LOOK_SECONDS
+        is_slow = self._waited > body_seconds(self._taken, ANSWER_BYTES_PER_SECOND)
+        if is_slow or self._stalled >= IDLE_SECONDS:
+            log.info("slow-reader-cut-off", seconds=self._waited, taken=self._taken)
+            # Closed without a reset, the kernel would keep what was not taken, and try for minutes.
+            line = self.transport.get_extra_info("socket")
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
+        elif left:
+            self._watch_the_reader()
+
     def _count(self, size: int) -> None:
         self._head_bytes += size
         self._unread_bytes = 0
@@ -132,6 +199,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._refuse(RequestTimeout())
         else:
             self.transport.close()
+            self._watch_the_reader()
 
     def _refuse(self, refused: Refused) -> None:
         """Answer, unless another answer is on its way, and close."""

@@ -11,6 +11,9 @@ IDLE_SECONDS = 10.0
 GRACE_SECONDS = 30.0
 """What a body may take whatever its size."""
 
+ANSWER_BYTES_PER_SECOND = 50_000
+"""The pace at which an answer is taken on the whole: slower lines get it in several requests."""
+
 _LARGEST_BODY = 256 * 2**20  # no route takes more, whatever a request announces
 
 

@@ -12,14 +12,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from client_agent.check import findings
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.daemon import run
-from client_agent.membership import enrol, read_key
+from client_agent.membership import enrol, read_key, replace_key
 from client_agent.participant import Participant
 from client_agent.settings import read_settings
 from client_agent.silo import open_silo
+from schemas.messages.enrolment import Profile
 from tests.client_agent.conftest import save_model
 from tests.client_agent.test_daemon import config, naps
 from tests.client_agent.test_few_bits import bytes_in
-from tests.served import Served
+from tests.served import PROFILE, Served
 
 SMALL = {"steps": 1, "batch_size": 2, "max_length": 40, "gradient_checkpointing": True}
 
@@ -73,6 +74,33 @@ def test_an_enrolled_silo_is_checked_under_its_federations_plan(
     # The federation is over and its coordinator gone: the rounds on disk still say it.
     served.stop()
     assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_an_interrupted_rotation_is_mentioned_with_what_to_do(
+    tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served], is_known: bool
+) -> None:
+    served = serve(fresh_database("sqlite"))
+    file = config(tmp_path, url=served.url)
+    folder, token = read_settings(file).folder, served.enrolment_token(served.federation(), "aster")
+
+    def connect(key: Ed25519PrivateKey | None) -> CoordinatorApi:
+        return CoordinatorApi(served.url, key=key, deadline_seconds=0)
+
+    with connect(None) as api:
+        enrol(api, folder, token=token, name="aster", profile=Profile.model_validate(PROFILE))
+    assert "rotate-key" not in found(file)["identity"]
+    old = (folder / "client.key").read_bytes()
+    replace_key(connect, folder, at_once=True)
+    (folder / "client.key").rename(folder / "next.key")
+    if is_known:
+        (folder / "client.key").write_bytes(old)
+    else:
+        (folder / "next.key").rename(folder / "client.key")
+        (folder / "next.key").write_bytes(old)
+    (said,) = (finding for finding in findings(file) if finding.what == "identity")
+    assert said.good != is_known, "the old key is over"
+    assert "next.key waits: `tessera agent rotate-key` finishes replacing the key" in said.found
 
 
 def test_texts_that_the_model_cannot_read_are_found_before_a_round(tmp_path: Path) -> None:

@@ -6,18 +6,16 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from client_agent import trying
 from client_agent.coordinator_api import CoordinatorApi, NothingYet
 from client_agent.errors import (
     AnswerUnreadable,
     CoordinatorRefused,
-    CoordinatorUnreachable,
     DownloadDamaged,
     Stopped,
 )
@@ -122,17 +120,6 @@ def test_retry_after_is_honoured() -> None:
     assert slept[0] >= 17
 
 
-def test_nobody_there_is_said_after_the_deadline() -> None:
-    slept: list[float] = []
-    with answering(status(200, HELLO)) as (url, _):
-        pass
-    with (
-        api_for(url, slept, deadline=0.0) as api,
-        pytest.raises(CoordinatorUnreachable, match="did not answer"),
-    ):
-        api.hello()
-
-
 @pytest.mark.parametrize(("status_code", "method"), [(429, "GET"), (503, "GET"), (503, "PUT"), (507, "PUT")])
 def test_every_kind_of_call_comes_back_when_it_is_told_to(status_code: int, method: str) -> None:
     slept: list[float] = []
@@ -152,45 +139,6 @@ def test_every_kind_of_call_comes_back_when_it_is_told_to(status_code: int, meth
             api.hello()
         assert len(asked) == 2
     assert [wait >= 40 for wait in slept] == [True]
-
-
-def test_who_gives_a_byte_now_and_then_is_given_up_after_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(trying, "_ONE_TRY_SECONDS", 0.0)
-
-    def trickle(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", "100000")
-        request.end_headers()
-        with suppress(OSError):
-            for _ in range(1000):
-                request.wfile.write(b"x")
-                time.sleep(0.05)
-
-    began = time.monotonic()
-    with answering(trickle) as (url, _), api_for(url, [], deadline=1.0) as api:
-        for call in (api.hello, lambda: api.weights("fed", 1)):
-            with pytest.raises(CoordinatorUnreachable, match="time for the whole call"):
-                call()
-    assert 2 <= time.monotonic() - began < 20
-
-
-def test_who_takes_a_byte_now_and_then_is_given_up_after_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(trying, "_ONE_TRY_SECONDS", 0.0)
-
-    def sip(request: BaseHTTPRequestHandler) -> None:
-        with suppress(OSError):
-            while request.rfile.read(20_000):
-                time.sleep(0.05)
-
-    began = time.monotonic()
-    trouble = pytest.raises(CoordinatorUnreachable, match="time for the whole call")
-    with answering(sip) as (url, _), api_for(url, [], deadline=1.0) as api, trouble:
-        api.push_update("fed", 1, bytes(64 * 2**20))
-    assert 1 <= time.monotonic() - began < 20
 
 
 def test_a_refusal_is_not_tried_again_and_says_why() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -130,3 +133,61 @@ def test_postgresql_is_sent_to_its_own_tool(database_url: str, tmp_path: Path) -
     assert done.returncode == 1
     assert "pg_dump" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+_KILLED_WHILE_WRITING = """
+import os, signal, sys
+from sqlalchemy import text
+from coordinator.database import Database
+with Database(sys.argv[1]).write() as session:
+    session.execute(text("PRAGMA cache_size = 10"))
+    session.execute(text("UPDATE federations SET name = 'half written'"))
+    session.execute(text("DELETE FROM updates"))
+    session.execute(text("INSERT INTO payloads (digest, bytes, created_at) SELECT hex(randomblob(99)), 0,"
+        " '2026-01-01 00:00:00' FROM (WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE"
+        " i < 9999) SELECT i FROM n)"))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_a_backup_goes_where_a_process_died_while_writing_once_its_journal_is_removed(
+    serve: Callable[..., Served], database_url: str, tmp_path: Path
+) -> None:
+    first = serve(database_url, tick_seconds=0.05, retry_seconds=0.1)
+    fid, silos = running(first, **plan(rounds={"total": 3}))
+    one_round(first, fid, silos, 1, [1.0, 2.0])
+    assert _tessera_backup(database_url, tmp_path / "backup.db").returncode == 0
+    one_round(first, fid, silos, 2, [1.0, 2.0])
+    first.stop()
+    killed = subprocess.run([sys.executable, "-c", _KILLED_WHILE_WRITING, database_url], check=False)
+    assert killed.returncode == -9
+    file = Path(database_url.removeprefix("sqlite:///"))
+    beside = [path for path in file.parent.glob(f"{file.name}-*") if path.stat().st_size]
+    assert beside, "nothing was left to be played back"
+
+    shutil.copy(file, tmp_path / "careless.db")
+    for path in beside:
+        shutil.copy(path, tmp_path / path.name.replace(file.name, "careless.db"))
+    shutil.copy(tmp_path / "backup.db", tmp_path / "careless.db")
+    assert content(tmp_path / "careless.db") != content(tmp_path / "backup.db"), "why it has to be removed"
+
+    for path in beside:
+        path.unlink()
+    shutil.copy(tmp_path / "backup.db", file)
+    assert content(file) == content(tmp_path / "backup.db")
+    second = serve(database_url, tick_seconds=0.05, retry_seconds=0.1)
+    for silo in silos:
+        silo.http = second.signing(silo.key)
+    for number in (2, 3):
+        one_round(second, fid, silos, number, [1.0, 2.0])
+
+
+def content(file: Path) -> list[str]:
+    """Give all that is in a database, or what is wrong with it."""
+    with closing(sqlite3.connect(file)) as connection:
+        try:
+            found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
+            return [*found, *connection.iterdump()]
+        except sqlite3.DatabaseError as error:
+            return [str(error)]

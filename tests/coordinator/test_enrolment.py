@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable
@@ -222,3 +223,16 @@ def test_another_protocol_version_is_told_to_upgrade(coordinator: Served) -> Non
     assert (refused.status_code, slug(refused)) == (426, "protocol-version")
     assert refused.headers["upgrade"] == "tessera/1"
     assert refused.json()["supported"] == [1]
+
+
+def test_an_enrolment_is_at_most_64_kib(coordinator: Served) -> None:
+    fid = coordinator.federation()
+    request = enrolment(
+        coordinator.http(), coordinator.enrolment_token(fid, "a"), "a", Ed25519PrivateKey.generate()
+    )
+    body = json.dumps(request).encode()
+    json_type = {"Content-Type": "application/json"}
+    large = coordinator.http().post("/v1/enrolments", content=body.ljust(64 * 1024 + 1), headers=json_type)
+    assert (large.status_code, slug(large), large.json()["limit"]) == (413, "body-too-large", 65536)
+    fits = coordinator.http().post("/v1/enrolments", content=body.ljust(64 * 1024), headers=json_type)
+    assert fits.status_code == 201

@@ -55,6 +55,17 @@ def test_a_good_token_passes_however_often_its_neighbours_failed(served: Served,
     assert post(served, request, "192.0.2.1").status_code == 200, "nor does its repeated request"
 
 
+def test_a_real_tokens_misuse_is_written_down_behind_an_address_that_failed_too_often(served: Served) -> None:
+    request = good(served, served.federation(), "a")
+    for _ in range(LIMIT):
+        assert post(served, guess(request)).status_code == 401
+    stolen = request | {"name": "b"}
+    assert [post(served, stolen).status_code for _ in range(LIMIT + 3)] == [429] * (LIMIT + 3)
+    assert post(served, stolen, "192.0.2.2").status_code == 401
+    refused = [e for e in served.admin.get("/v1/audit").json()["items"] if e["event"] == "enrolment-refused"]
+    assert [(e["subject"], e["reason"]) for e in refused] == [("b", "another name")] * LIMIT
+
+
 def test_what_is_beyond_the_bound_is_not_even_written_down(served: Served) -> None:
     request = good(served, served.federation(), "a")
     assert post(served, request).status_code == 201

@@ -84,6 +84,40 @@ def test_weights_that_share_their_values_are_not_lost_by_going_back(database: Da
         assert session.scalar(text("SELECT count(*) FROM weights")) == 3
 
 
+def test_no_byte_is_lost_where_payloads_get_ids_of_their_own(database: Database) -> None:
+    simple(database)
+    publish(database)
+
+    def kept() -> list[tuple[object, ...]]:
+        with database.read() as session:
+            chunks = "SELECT payload_id, begin, data FROM payload_chunks ORDER BY payload_id, begin"
+            rows = "SELECT id, digest, bytes FROM payloads ORDER BY id"
+            return [tuple(row) for query in (chunks, rows) for row in session.execute(text(query))]
+
+    before = kept()
+    assert len(before) > 3
+    migrate.downgrade(database, to="0008")
+    assert kept() == before
+    migrate.upgrade(database)
+    assert kept() == before
+    highest = max(row[0] for row in before if isinstance(row[0], int))
+    with database.write() as session:
+        assert payloads.store_bytes(session, b"one more")[0] > highest
+        session.execute(text("DELETE FROM payloads WHERE digest IS NOT NULL AND id > :h"), {"h": highest})
+    with database.write() as session:
+        assert payloads.store_bytes(session, b"and another")[0] > highest + 1
+
+
+def test_migrating_by_another_way_does_not_delete_what_refers_to_a_table(
+    database: Database, backend: str
+) -> None:
+    migrate.downgrade(database, to="0008")
+    if backend == "postgres":
+        return
+    with database.engine.begin() as connection, pytest.raises(CommandError, match="delete every chunk"):
+        command.upgrade(migrate.config(connection=connection), "head")
+
+
 def test_verdicts_are_forgotten_where_the_rule_changes(database: Database) -> None:
     with database.write() as session:
         payload_id, digest = payloads.store_bytes(session, b"a pack")

@@ -52,6 +52,20 @@ def test_any_range_is_read_back(database: Database) -> None:
         payloads.read(session, payload_id, 5, len(BODY) + 1)
 
 
+def test_no_payload_gets_the_id_of_one_that_was_collected(database: Database) -> None:
+    def keep(body: bytes) -> int:
+        with database.write() as session:
+            return payloads.store_bytes(session, body)[0]
+
+    given: list[int] = []
+    for number in range(3):
+        given.append(keep(b"another %d" % number))
+        assert payloads.collect(database, grace=LONG_AGO) == 1
+        payloads.discard(database, [one := staged(database, b"never finished", 100)])
+        given.append(one.payload_id)
+    assert given == sorted(set(given))
+
+
 def test_equal_bytes_are_kept_once(database: Database) -> None:
     def keep(_: int) -> int:
         with database.write() as session:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import text
 
 from coordinator.database import Database
+from coordinator.enrolment.rotation import KEYS_A_DAY
 from schemas.identity.documents import is_signed, sign
 from schemas.identity.keys import name_of, public_key
 from schemas.messages.enrolment import rotation_statement
@@ -105,6 +107,25 @@ def test_a_compromised_key_and_all_before_it_are_over_at_once(coordinator: Serve
     assert renewed.http.put("/v1/me/key", json=at_once).status_code == 200
     for http in (silo.http, renewed.http):
         assert slug(http.get("/v1/me")) == "key-revoked"
+
+
+def test_a_client_gets_so_many_keys_a_day_and_then_is_told_when_to_come_again(
+    coordinator: Served, silo: Silo
+) -> None:
+    for _ in range(KEYS_A_DAY - 1):
+        new = Ed25519PrivateKey.generate()
+        assert silo.http.put("/v1/me/key", json=rotation(silo, new)).status_code == 200
+        silo = Silo(silo.client_id, silo.federation_id, new, coordinator.signing(new))
+    request = rotation(silo, Ed25519PrivateKey.generate())
+    refused = silo.http.put("/v1/me/key", json=request)
+    assert (refused.status_code, slug(refused)) == (429, "rate-limited")
+    assert 86000 < int(refused.headers["retry-after"]) <= 86410
+    assert f"{KEYS_A_DAY} keys a day" in refused.json()["detail"]
+    assert silo.http.get("/v1/me").status_code == 200
+    with closing(Database(coordinator.database_url)) as database, database.write() as session:
+        earlier = text("UPDATE client_keys SET created_at = '2020-01-01 00:00:00+00:00' WHERE client_id = :c")
+        session.execute(earlier, {"c": silo.client_id})
+    assert silo.http.put("/v1/me/key", json=request).status_code == 200
 
 
 def test_a_key_that_was_replaced_names_no_other_successor(coordinator: Served, silo: Silo) -> None:

@@ -42,10 +42,14 @@ def test_what_runs_has_no_build_step_and_no_secret_in_it(target: str) -> None:
     assert not re.search("(?i)token|password|secret", " ".join(named))
 
 
-def test_bases_are_pinned_to_a_minor_version() -> None:
+def test_images_of_others_are_pinned_to_a_release() -> None:
+    """PostgreSQL's releases have two numbers."""
     stages = dockerfile()
     outside = {stage.base for stage in stages.values()} - set(stages)
-    assert all(re.search(r":\d+\.\d+-", base) for base in outside), outside
+    assert len(outside) == 2
+    assert all(re.search(r":\d+\.\d+\.\d+-", base) for base in outside), outside
+    (pulled,) = {service["image"] for service in SERVICES.values() if "build" not in service}
+    assert re.fullmatch(r"postgres:\d+\.\d+-bookworm", pulled)
 
 
 def test_dependencies_are_installed_before_our_code_arrives() -> None:

@@ -171,13 +171,15 @@ def _trickling(scene: Scene) -> Iterator[Tricklers]:
 
 @pytest.mark.slow
 def test_two_hundred_slow_peers_are_shown_out_and_starve_nobody(scene: Scene) -> None:
-    alone = _p99(scene)
+    _asked(scene)  # what the first requests cost is nobody's fault
+    alone = _asked(scene)
     with _trickling(scene) as peers:
-        beside = _p99(scene)
+        beside = _asked(scene)
         while peers.lines and time.monotonic() - peers.began < 2 * GRACE_SECONDS:
             time.sleep(0.5)
         assert len(peers.borne) == SLOW_PEERS
-    assert beside < max(2 * alone, 0.1)
+    assert beside.cpu_seconds < 1.5 * alone.cpu_seconds
+    assert beside.p99 < max(2 * alone.p99, 0.1)
     assert statistics.median_low(sorted(peers.borne)[: SLOW_PEERS // 2]) < HEAD_SECONDS + 5
     assert max(peers.borne) < GRACE_SECONDS + 10
 
@@ -189,10 +191,18 @@ def test_a_body_that_trickles_on_behind_its_refusal_ends_too(scene: Scene) -> No
     assert taken < GRACE_SECONDS + 10
 
 
-def _p99(scene: Scene) -> float:
-    taken = []
+@dataclass(frozen=True)
+class Asked:
+    """What 400 good requests took: processor time of the server's in all, and the wait of the unluckiest."""
+
+    cpu_seconds: float
+    p99: float
+
+
+def _asked(scene: Scene) -> Asked:
+    taken, computed = [], scene.served.cpu_seconds()
     for _ in range(400):
         began = time.perf_counter()
         assert scene.silo.http.get("/v1/me").status_code == 200
         taken.append(time.perf_counter() - began)
-    return statistics.quantiles(taken, n=100)[98]
+    return Asked(scene.served.cpu_seconds() - computed, statistics.quantiles(taken, n=100)[98])

@@ -1,0 +1,123 @@
+"""Who takes answers slowly, or opens many connections, holds little, starves nobody and is shown out."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from coordinator.limits.pace import ANSWER_BYTES_PER_SECOND, GRACE_SECONDS, IDLE_SECONDS
+from tests.hostile.process import ServedProcess, start_process
+from tests.hostile.scene import MEMORY_BYTES, connected, request_bytes
+from tests.served import Served, Silo
+from tests.signed import signed
+from tests.taking_part import join, plan, running, url
+
+READERS = 100
+WEIGHTS_BYTES = 64 * 2**20
+_WINDOW = 4096
+_ESTABLISHED = 1  # of tcp(7), as TCP_INFO begins
+GET = b"GET /v1/hello HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture
+def large(
+    fresh_database: Callable[[str], str], tmp_path: Path, backend: str
+) -> Iterator[tuple[ServedProcess, list[Silo]]]:
+    """Two clients whose weights are as large as they may be."""
+    served = start_process(fresh_database(backend), tmp_path)
+    try:
+        adapter = {"rank": 1024, "blocks": 4, "roles": ["q", "k", "v"]}
+        _, silos = running(served, **plan(adapter=adapter, rounds={"min_clients": 2}))
+        for silo in silos:
+            join(silo, 1)
+        yield served, silos
+    finally:
+        served.stop()
+
+
+@contextmanager
+def reading_nothing(served: Served, request: bytes) -> Iterator[socket.socket]:
+    """Ask for something, and leave the answer where it is."""
+    place = urlsplit(served.url)
+    with closing(socket.socket()) as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WINDOW)
+        line.settimeout(30)
+        line.connect((place.hostname, place.port))
+        line.sendall(request)
+        yield line
+
+
+def is_cut_off(line: socket.socket) -> bool:
+    """Take a byte, if there is one, and look whether the connection is still there."""
+    with suppress(BlockingIOError, ConnectionResetError):
+        line.recv(1, socket.MSG_DONTWAIT)
+    return line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
+
+
+@pytest.mark.slow
+def test_slow_readers_of_large_downloads_hold_little_and_are_cut_off(
+    large: tuple[ServedProcess, list[Silo]],
+) -> None:
+    served, (slow, good) = large
+    served.http().get("/v1/hello")
+    weights = request_bytes(signed(served, slow, "GET", url(slow, 1, "/weights")))
+    before, threads = served.forget_peak(), served.process.num_threads()
+    began = time.monotonic()
+    with ExitStack() as stack:
+        lines = [stack.enter_context(reading_nothing(served, weights)) for _ in range(READERS)]
+        while (left := [line for line in lines if not is_cut_off(line)]) and time.monotonic() - began < 60:
+            lines = left
+            assert good.http.get("/v1/me").status_code == 200
+            assert good.http.put(url(good, 1, "/scores"), json=SCORES).status_code == 204, "it writes"
+            time.sleep(1.0)
+        assert not left, "they are borne with for ever"
+    assert time.monotonic() - began < 2 * (IDLE_SECONDS + GRACE_SECONDS)
+    assert served.peak_bytes() - before < MEMORY_BYTES
+    assert served.process.num_threads() <= threads + 40, "the pool of threads is bounded"
+    assert len(good.http.get(url(good, 1, "/weights")).content) > 48 * 2**20
+
+
+SCORES = {
+    "before": {"loss": 1.0, "perplexity": 2.0, "exact_match": 0.0},
+    "after": {"loss": 1.0, "perplexity": 2.0, "exact_match": 0.0},
+    "examples": 3,
+}
+
+
+@pytest.mark.slow
+def test_a_reader_with_a_pace_gets_all_of_a_download(large: tuple[ServedProcess, list[Silo]]) -> None:
+    served, (silo, _) = large
+    request = request_bytes(signed(served, silo, "GET", url(silo, 1, "/weights")))
+    received = 0
+    with connected(served, 60) as line:
+        line.sendall(request)
+        while received < 48 * 2**20:
+            piece = line.recv(2**20)
+            assert piece, "cut off, at twenty times the pace"
+            received += len(piece)
+            time.sleep(len(piece) / (40 * ANSWER_BYTES_PER_SECOND))
+
+
+def test_more_connections_than_there_may_be_are_told_to_come_again(
+    fresh_database: Callable[[str], str], serve: Callable[..., Served], backend: str
+) -> None:
+    if backend != "sqlite":
+        pytest.skip("connections are the same on both databases")
+    served = serve(fresh_database("sqlite"), connections=20)
+    with ExitStack() as stack:
+        lines = [stack.enter_context(connected(served)) for _ in range(30)]
+        for line in lines:
+            line.sendall(GET)
+        answers = [line.recv(65536) for line in lines]
+        busy = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503 ")]
+        assert all(b"retry-after: " in one and b"problem:busy" in one for one in busy)
+        assert 10 <= len(busy) <= 12, "a connection of the test's own may be open still"
+        assert all(one.startswith(b"HTTP/1.1 200 ") for one in answers if one not in busy)
+    time.sleep(0.5)
+    assert served.http().get("/v1/hello").status_code == 200
