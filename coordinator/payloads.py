@@ -40,7 +40,7 @@ GRACE = timedelta(hours=1)
 # of the largest chunks it would read several times what is wanted.
 _WRITTEN_BYTES = 2**18
 
-SENT_BYTES = 2**18
+SENT_BYTES = 2**17
 """What is read of a payload at a time to be sent, and so what one slow reader keeps in memory."""
 
 _REFERENCES = (
