@@ -196,7 +196,7 @@ class UpdateRow(Table):
 class SignatureRow(Table):
     """A client's sanitized sketch of one round: float32 little-endian bytes; `origin` is update or join.
 
-    `reliability` is the share of its squared length that is not sampling noise.
+    `reliability` is the share of its squared length that is not noise, `epsilon` what the client has spent.
     """
 
     __tablename__ = "signatures"
@@ -210,6 +210,7 @@ class SignatureRow(Table):
     origin: Mapped[str]
     vector: Mapped[bytes]
     reliability: Mapped[float] = mapped_column(server_default="1")
+    epsilon: Mapped[float | None]
 
 
 class RelevanceRow(Table):

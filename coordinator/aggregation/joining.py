@@ -20,6 +20,7 @@ from coordinator.rounds import bases, control, manifests
 from coordinator.rounds import store as rounds
 from coordinator.rounds.bases import Zeros
 from coordinator.rounds.lifecycle import TAKING_PART
+from coordinator.rounds.signatures import keep_signature
 from coordinator.server_key import ServerKey
 from coordinator.strategies.base import Signature
 from coordinator.tables import RoundRow
@@ -155,7 +156,7 @@ def _join(
     if rounds.participation(session, row.id, member.client_id) is None:  # else it has no manifest yet
         rounds.join(session, row, member.client_id, weights.digest, moment)
     if signature is not None:
-        rounds.keep_signature(session, row, member.client_id, "join", signature.signature)
+        keep_signature(session, row, member.client_id, "join", signature.signature)
         rounds.count_bytes(session, row.id, member.client_id, up=signature.body_bytes)
     control.announce(session, row, moment)
     locked = federation(session, row.federation_id)

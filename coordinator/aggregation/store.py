@@ -112,7 +112,9 @@ def _set_in_use(pack: PackRow | None) -> str | None:
 
 
 def _signature(row: SignatureRow | None) -> Signature | None:
-    return Signature(np.frombuffer(row.vector, "<f4"), row.reliability) if row is not None else None
+    if row is None:
+        return None
+    return Signature(np.frombuffer(row.vector, "<f4"), row.reliability, row.epsilon)
 
 
 def _established(

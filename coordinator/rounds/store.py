@@ -11,14 +11,12 @@ from sqlalchemy.orm import Session
 from coordinator.database import now
 from coordinator.errors import NotFound
 from coordinator.rounds.lifecycle import TAKING_PART, TRANSITIONS, IllegalTransition, RoundFacts
-from coordinator.strategies.base import Signature
 from coordinator.tables import (
     ClientRow,
     FederationRow,
     ParticipationRow,
     RoundRow,
     ScoresRow,
-    SignatureRow,
     UpdateRow,
 )
 from schemas.messages.federations import FederationPlan, RoundsPlan
@@ -213,21 +211,6 @@ def join(session: Session, row: RoundRow, client_id: str, base_digest: str, mome
         )
     )
     session.flush()
-
-
-def keep_signature(session: Session, row: RoundRow, client_id: str, origin: str, sent: Signature) -> None:
-    """Keep a client's signature; `origin` is `join` or `update`."""
-    session.add(
-        SignatureRow(
-            federation_id=row.federation_id,
-            round_id=row.id,
-            round_number=row.number,
-            client_id=client_id,
-            origin=origin,
-            vector=sent.vector.astype("<f4").tobytes(),
-            reliability=sent.reliability,
-        )
-    )
 
 
 def count_bytes(

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from coordinator import payloads
 from coordinator.rounds import store as rounds
+from coordinator.rounds.signatures import keep_signature
 from coordinator.tables import RoundRow, UpdateRow
 from coordinator.updates.intake import Verdict
 from schemas.maths.adapter import Layout
@@ -84,7 +85,7 @@ def keep(
     )
     session.add(update)
     if verdict.signature is not None:
-        rounds.keep_signature(session, row, client_id, "update", verdict.signature)
+        keep_signature(session, row, client_id, "update", verdict.signature)
     rounds.mark(session, row.id, client_id, "arrived")
     rounds.count_bytes(session, row.id, client_id, up=received.size)
     session.flush()
