@@ -111,8 +111,9 @@ def on_grid(vector: NDArray[np.floating], clip: float) -> NDArray[np.int64]:
     wide = vector.astype(np.float64)
     if not np.isfinite(wide).all():
         return np.zeros(wide.shape, np.int64)
-    steps = wide * (STEPS / max(clip, float(np.linalg.norm(wide))))
-    whole = np.trunc(steps).astype(np.int64)
+    largest = max(clip, float(np.abs(wide).max(initial=0.0)))  # a square of it may be out of reach
+    small = wide / largest
+    whole = np.trunc(small * (STEPS / max(clip / largest, float(np.linalg.norm(small))))).astype(np.int64)
     while int((whole * whole).sum()) > STEPS * STEPS:  # floating point may have been a little too long
         whole -= np.sign(whole)
     return whole
