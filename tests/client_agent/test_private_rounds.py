@@ -34,11 +34,14 @@ class Killed(BaseException):
     """As if the process were gone."""
 
 
-def killed_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+def run_until_killed(who: Participant, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
     def die(*_: Any, **__: Any) -> None:
         raise Killed
 
-    monkeypatch.setattr(module, name, die)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, die)
+        with pytest.raises(Killed):
+            run(who, naps(500))
 
 
 def private(served: Served, participant: Enrolled, **rounds_plan: int) -> tuple[str, Participant]:
@@ -74,14 +77,10 @@ def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
     served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fid, who = private(served, participant, total=2)
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        killed_in(patched, signing, "release")
-        run(who, naps(500))
+    run_until_killed(who, monkeypatch, signing, "release")
     assert not who.rounds.open(1).has(SIGNATURE)
     (paid,) = Ledger(who.folder).read().releases
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        killed_in(patched, rounds, "pack")  # signed and kept, but not yet sent
-        run(who, naps(500))
+    run_until_killed(who, monkeypatch, rounds, "pack")  # signed and kept, but not yet sent
     first, second = Ledger(who.folder).read().releases
     assert (first, second.round) == (paid, 1)
     assert second.epsilon > first.epsilon
@@ -117,7 +116,7 @@ def test_silos_that_are_too_small_or_too_large_for_the_promise_are_told(
     participant: Enrolled, silo: Any
 ) -> None:
     dp = SignatureDpPlan(epsilon=2.0, releases=2)
-    with pytest.raises(TooFewRecords, match="12 different training examples are too few.*draws 64 at least"):
+    with pytest.raises(TooFewRecords, match=r"12 different training examples are too few.*draws 64 at least"):
         mechanism_for(silo.data.train, SignaturePlan(dp=dp), dp)
     loose = SignatureDpPlan(epsilon=2.0, releases=2, minimum_sample=12, delta=1e-2)
     many = [example.__class__(f"{i}{example.prompt}", "a") for i in range(9) for example in silo.data.train]
