@@ -149,7 +149,7 @@ def signatures(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Iterator[Sig
         if made is None or made.releases < (plan.dp.releases or 0):
             sample = [sketches[record] for record in drawn(mechanism, chance)]
             made = averaged(made, release(sample, mechanism, chance), mechanism, epsilon=0.0)
-        yield Signature(made.mean.astype(np.float32), made.reliability)
+        yield Signature(made.mean.astype(np.float32), made.reliability, made)
 
 
 def mass(tasks: Sequence[str], sent: Sequence[Signature]) -> Mass:
@@ -162,7 +162,7 @@ def mass(tasks: Sequence[str], sent: Sequence[Signature]) -> Mass:
             modules={"b0.v": (("b0.v.P", (2, 2)),)},
             age=0,
             examples=1,
-            signature=Sent(one.vector, one.reliability),
+            signature=Sent(one.vector, one.reliability, one.epsilon),
             signature_model="one",
             is_source=True,
         )
