@@ -38,13 +38,13 @@ def sign(who: Participant, brief: RoundBrief, trained: State | None, last: Signa
     plan = brief.signature
     if plan.dp is not None:
         return _released(who, brief, plan.dp, last)
-    fresh = _sketch(who, brief, trained)
+    fresh = sketch(who, brief, trained)
     return ema(last, fresh, plan.ema) if last is not None else fresh
 
 
 def join_signature(who: Participant, brief: RoundBrief, signature: Signature | None) -> bytes:
     """Write the body that lets a newcomer be weighed before its first update; None = make a signature."""
-    signature = signature or _sketch(who, brief, None)
+    signature = signature or sketch(who, brief, None)
     manifest = SignatureManifest(
         federation=who.federation,
         recipe={},
@@ -118,7 +118,7 @@ def _sent(made: Averaged) -> Signature:
     return Signature(clipped(made.mean.astype(np.float32), made.clip), made.reliability, made)
 
 
-def _sketch(who: Participant, brief: RoundBrief, trained: State | None) -> Signature:
+def sketch(who: Participant, brief: RoundBrief, trained: State | None) -> Signature:
     """Sketch as the plan's `signature.kind` says: (dim,).
 
     `gradient`: of the shared model, without any adapter, on our probe set. `representation`: of our own
