@@ -47,7 +47,8 @@ from schemas.messages.federations import SignaturePlan
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCHES = (1, 4, 16, 64)
-VICTIMS = {1: 16, 4: 8, 16: 3, 64: 1}
+VICTIMS = {1: 8, 4: 4, 16: 1, 64: 1}
+READ = 16  # records of a batch whose answers are read
 DECOYS = 64
 CLIP = 1.0
 DELTA = 1e-5
@@ -119,10 +120,10 @@ def attacked(attacker: Attacker, count: int, victim: int) -> dict[str, tuple[flo
     texts = [Example(one.prompt, one.completion) for one in pool]
     encoded = [encode_example(text, attacker.base.tokenizer, 64) for text in texts]
     contexts = [text.ids[: text.answer.index(True)] for text in encoded]
-    answers = [text.ids[text.answer.index(True) :] for text in encoded[:count]]
+    answers = [text.ids[text.answer.index(True) :] for text in encoded[: min(count, READ)]]
     seen = observed(attacker.base, texts[:count])
     firsts = attacker.continuations(contexts)
-    results = {"nothing, the model alone": (0.5, _read(attacker, contexts[:count], answers, None))}
+    results = {"nothing, the model alone": (0.5, _read(attacker, contexts, answers, None))}
     for name, gradient in seen.items():
         for attack, check in (("span check", spans(gradient)), ("matching", matching(gradient))):
             # Of a prompt the best continuation counts: the attacker does not know which is right.
@@ -130,7 +131,7 @@ def attacked(attacker: Attacker, count: int, victim: int) -> dict[str, tuple[flo
             auc = _auc(scores[:count], scores[count:])
             results[f"{name}, {attack}"] = (
                 auc,
-                _read(attacker, contexts[:count], answers, (gradient, check)),
+                _read(attacker, contexts, answers, (gradient, check)),
             )
     return results
 
@@ -150,7 +151,7 @@ def observed(base: BaseModel, records: list[Example]) -> dict[str, Grid]:
         seen[f"sketch of {dim}"] = undone(np.mean(clipped, axis=0), plan, whole.shape)
         if dim == 64:
             for budget in BUDGETS:
-                noise = noise_for(len(records), len(records), 1, budget, DELTA)
+                noise = noise_for(1, 1, 1, budget, DELTA)  # all are drawn: of how many does not matter
                 mechanism = Mechanism(len(records), len(records), noise, CLIP, dim)
                 made = release(sketches, mechanism, secrets.randbelow)
                 seen[f"sketch of 64, epsilon {budget:g}"] = undone(made, plan, whole.shape)
@@ -199,7 +200,7 @@ def _read(
 ) -> float:
     """Read every answer token by token; the share that is right, the end of the text included."""
     right = total = 0
-    for context, answer in zip(contexts, answers, strict=True):
+    for context, answer in zip(contexts, answers, strict=False):
         read = context
         for token in answer:
             if seen is None:
