@@ -12,6 +12,7 @@ from coordinator import payloads
 from coordinator.database import Database, now
 from coordinator.federations import store as federations
 from coordinator.rounds import store as rounds
+from coordinator.rounds.parts import keep_signature
 from coordinator.strategies.base import Signature
 from coordinator.tables import ClientRow, RoundRow, UpdateRow
 from schemas.maths.adapter import Layout, lora_layout, size
@@ -124,4 +125,4 @@ def _deliver(
     )
     rounds.join(session, row, client_id, "sha256:" + "0" * 64, moment)
     rounds.mark(session, row.id, client_id, "arrived")
-    rounds.keep_signature(session, row, client_id, "update", signature)
+    keep_signature(session, row, client_id, "update", signature)

@@ -15,13 +15,16 @@ from client_agent.model.loading import BaseModel, base_model_slug, load_base_mod
 from client_agent.model.memory import held_bytes, step_memory
 from client_agent.model.tokens import collate, pad_id
 from client_agent.plans import KnownPlan, known_plan
+from client_agent.privacy.ledger import Ledger
 from client_agent.settings import AgentSettings, read_settings
+from client_agent.signing import mechanism_for
 from client_agent.silo import device_of, dtype_of
 from client_agent.training.data import SiloData, load_data
 from client_agent.training.evaluate import evaluate
 from schemas import PROTOCOL_VERSION
 from schemas.identity.keys import thumbprint
 from schemas.messages.federations import TrainingPlan
+from schemas.privacy import promise, spent
 
 _PROBE_EXAMPLES = 4
 _PROBE_LENGTH = 512
@@ -57,6 +60,7 @@ def findings(config: Path | None, plan: Path | None = None) -> list[Finding]:
         "shared model": _shared_model,
         "data": lambda settings: _data(settings, known().training),
         "memory": lambda settings: _memory(settings, known()),
+        "privacy": lambda settings: _privacy(settings, known()),
         "connection": _connection,
         "identity": _identity,
     }
@@ -109,6 +113,16 @@ def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
     probe = data.test[:_PROBE_EXAMPLES]
     metrics = evaluate(base, probe, max_length=min(_PROBE_LENGTH, base.positions))
     return f"{len(data.train)} to train on, {len(data.test)} held out, loss now {metrics.loss:.2f}"
+
+
+def _privacy(settings: AgentSettings, known: KnownPlan) -> str:
+    plan = known.signature
+    if plan.dp is None:
+        return f"signatures without noise ({known.source}): the coordinator is trusted with them"
+    mechanism = mechanism_for(_examples(settings).train, plan, plan.dp)
+    made = Ledger(settings.folder).read().releases
+    so_far = spent(plan, max((entry.epsilon for entry in made), default=0.0), len(made))
+    return f"{promise(plan)}. Noise {mechanism.noise_multiplier:.2f}; {so_far}"
 
 
 def _connection(settings: AgentSettings) -> str:

@@ -249,3 +249,38 @@ class DownloadDamaged(AgentError):
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} arrived damaged: its digest does not match; it will be fetched again")
+
+
+class TooFewRecords(AgentError):
+    """A silo has fewer records than the plan's differential privacy can hide one among."""
+
+
+class LedgerDamaged(AgentError):
+    """What this silo's signatures have cost can no longer be told."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"{found}: restore the newest copy of it; without it nobody knows how much of the privacy budget "
+            "is spent, and no signature is released"
+        )
+
+
+class BudgetSpent(AgentError):
+    """One more release would take a silo over the plan's privacy budget."""
+
+    def __init__(self, spent: float, after: float, budget: float) -> None:
+        super().__init__(
+            f"the privacy budget is spent: epsilon {spent:.3g} of {budget:.3g}, and one more signature would "
+            f"make it {after:.3g}. An earlier signature is sent again where there is one; a larger "
+            "signature.dp.epsilon takes a new federation plan"
+        )
+
+
+class AccountantsDisagree(AgentError):
+    """The two privacy accountants contradict each other: one of them is wrong."""
+
+    def __init__(self, tight: float, loose: float) -> None:
+        super().__init__(
+            f"privacy loss distributions say epsilon {tight:.4g} and Renyi divergences {loose:.4g}, which "
+            "cannot be; report this with the versions of dp-accounting and scipy"
+        )

@@ -12,15 +12,16 @@ from client_agent.errors import AgentError, NotEnrolled, PlanUnusable
 from client_agent.membership import Membership, read_membership
 from client_agent.round_folder import BRIEF, RoundFolders
 from client_agent.settings import AgentSettings
-from schemas.messages.federations import FederationPlan, TrainingPlan
+from schemas.messages.federations import FederationPlan, SignaturePlan, TrainingPlan
 from schemas.messages.rounds import RoundBrief
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPlan:
-    """How training will go, as far as anybody knows it, and whose plan says so."""
+    """How training and signing will go, as far as anybody knows it, and whose plan says so."""
 
     training: TrainingPlan
+    signature: SignaturePlan
     source: str
 
 
@@ -47,15 +48,17 @@ def known_plan(settings: AgentSettings, file: Path | None) -> KnownPlan:
         SettingsUnusable: the credential is damaged.
     """
     if file is not None:
-        return KnownPlan(read_plan(file).training, str(file))
+        plan = read_plan(file)
+        return KnownPlan(plan.training, plan.signature, str(file))
     try:
         membership = read_membership(settings.folder)
     except NotEnrolled:
-        return KnownPlan(TrainingPlan(), "the default plan: not enrolled yet")
+        return KnownPlan(TrainingPlan(), SignaturePlan(), "the default plan: not enrolled yet")
     brief = _open_round(settings, membership) or _newest_on_disk(settings.folder / membership.federation_id)
     if brief is None:
-        return KnownPlan(TrainingPlan(), "the default plan: no round of the federation is known yet")
-    return KnownPlan(brief.training, "the federation's plan")
+        source = "the default plan: no round of the federation is known yet"
+        return KnownPlan(TrainingPlan(), SignaturePlan(), source)
+    return KnownPlan(brief.training, brief.signature, "the federation's plan")
 
 
 def _open_round(settings: AgentSettings, membership: Membership) -> RoundBrief | None:

@@ -22,6 +22,7 @@ from client_agent.errors import (
     RequestTooSlow,
 )
 from client_agent.local_training import Trained, train_locally
+from client_agent.model.adapter import State
 from client_agent.participant import Participant
 from client_agent.reopening import read_weights
 from client_agent.round_folder import (
@@ -37,8 +38,8 @@ from client_agent.round_folder import (
     RoundFolder,
     write_durably,
 )
-from client_agent.signature import Signature, ema
-from client_agent.signing import join_signature, sketch
+from client_agent.signature import Signature
+from client_agent.signing import join_signature, sign
 from client_agent.strategies.base import load_strategy
 from schemas.maths.adapter import SIGNATURE as SIGNATURE_TENSOR
 from schemas.messages.rounds import FinishedBrief, RoundBrief
@@ -182,19 +183,29 @@ def _pull(work: _Work) -> bytes:
     who, brief = work.who, work.brief
     who.frames(brief)  # a join needs the pack to be stored: it decides which tensors this client has
     newcomer = who.rounds.newest_with(TRAINED, before=brief.round) is None
-    signature = join_signature(who, brief) if newcomer and brief.round > 1 else None
+    body_of_join = _join_signature(work) if newcomer and brief.round > 1 else None
     try:
-        joined = who.api.join(who.federation, brief.round, signature)
+        joined = who.api.join(who.federation, brief.round, body_of_join)
     except CoordinatorRefused as refusal:
         if refusal.slug != "pack-missing":
             raise
         who.deliver_pack_again()
-        joined = who.api.join(who.federation, brief.round, signature)
+        joined = who.api.join(who.federation, brief.round, body_of_join)
     who.believe(joined.manifest, number=brief.round, weights=joined.weights.digest, brief=brief)
     body = who.api.weights(who.federation, brief.round)
     if body.digest != joined.weights.digest:
         raise DownloadDamaged(f"round {brief.round}'s weights")
     return body.body
+
+
+def _join_signature(work: _Work) -> bytes:
+    """Write what lets a newcomer be weighed; a private release is the round's only one, and kept at once."""
+    released: Signature | None = None
+    if work.brief.signature.dp is not None:
+        if not work.folder.has(SIGNATURE):
+            work.folder.write(SIGNATURE, _signed(work, None).to_bytes())
+        released = Signature.from_bytes(work.folder.read(SIGNATURE))
+    return join_signature(work.who, work.brief, released)
 
 
 def _train(work: _Work) -> bytes:
@@ -221,14 +232,14 @@ def _train(work: _Work) -> bytes:
 
 
 def _sign(work: _Work) -> bytes:
-    """Sketch the gradient of the shared model on the probe set, smoothed over rounds."""
+    """Make the round's signature."""
+    return _signed(work, Trained.read(work.folder.path / TRAINED).adapter).to_bytes()
+
+
+def _signed(work: _Work, trained: State | None) -> Signature:
     previous = work.who.rounds.newest_with(SIGNATURE, before=work.brief.round)
-    trained = Trained.read(work.folder.path / TRAINED).adapter
-    signature = sketch(work.who, work.brief, trained)
-    if previous is not None:
-        earlier = Signature.from_bytes(previous.read(SIGNATURE))
-        signature = ema(earlier, signature, work.brief.signature.ema)
-    return signature.to_bytes()
+    last = Signature.from_bytes(previous.read(SIGNATURE)) if previous is not None else None
+    return sign(work.who, work.brief, trained, last)
 
 
 def _pack(work: _Work) -> bytes:
@@ -249,6 +260,7 @@ def _pack(work: _Work) -> bytes:
         pack=work.who.frames(work.brief).pack_digest,
         examples=len(work.who.silo.data.train),
         signature_reliability=signature.reliability,
+        signature_epsilon=signature.epsilon,
     )
     return pack(tensors, manifest, compress=work.brief.wire.compression == "zstd")
 

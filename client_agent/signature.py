@@ -24,35 +24,42 @@ from client_agent.model.draws import stream
 from client_agent.model.examples import Example, encode_all, probe_set
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET, Batch, answer_logits, collate, hidden_states, pad_id
+from client_agent.privacy.release import Averaged
 from schemas.messages.federations import SignaturePlan
 
 Vector = NDArray[np.float32]
-_ENTRIES_AT_ONCE = 1 << 20
+ENTRIES_AT_ONCE = 1 << 20
 _LEAST_RELIABILITY = 1e-3  # the estimate of a small one may fall below 0
-_MAX_LENGTH = 512  # tokens of an example that are read, where the model reads as many
+MAX_LENGTH = 512  # tokens of an example that are read, where the model reads as many
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
     """What the coordinator compares: `vector` (dim,) float32.
 
-    `reliability` in (0, 1] is the share of its squared length that is not sampling noise; 1 if unknown.
+    `reliability` in (0, 1] is the share of its squared length that is not noise; 1 if unknown. `released` is
+    what it was made from, with differential privacy.
     """
 
     vector: Vector
     reliability: float
+    released: Averaged | None = None
+
+    @property
+    def epsilon(self) -> float | None:
+        """What this and all earlier signatures of the silo have cost; None without differential privacy."""
+        return self.released.epsilon if self.released is not None else None
 
     def to_bytes(self) -> bytes:
         """Write it as safetensors."""
-        return safetensors.numpy.save(
-            {"vector": self.vector, "reliability": np.array(self.reliability, np.float64)}
-        )
+        tensors: dict[str, NDArray[Any]] = {"vector": self.vector, "reliability": np.array(self.reliability)}
+        return safetensors.numpy.save(tensors | (self.released.tensors() if self.released else {}))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         """Read what `to_bytes` wrote."""
         tensors = safetensors.numpy.load(content)
-        return cls(tensors["vector"], float(tensors["reliability"]))
+        return cls(tensors["vector"], float(tensors["reliability"]), Averaged.of(tensors))
 
 
 def sketch_of(
@@ -68,7 +75,7 @@ def sketch_of(
         SignatureUnusable: the result is zero or not finite.
         AdapterInPlace: a gradient is asked for and the model is not bare.
     """
-    length = min(_MAX_LENGTH, base.positions)
+    length = min(MAX_LENGTH, base.positions)
     texts = encode_all(probe_set(examples, plan.probe_examples), base.tokenizer, length)
     batches = [
         collate(texts[start : start + batch_size], pad=pad_id(base.tokenizer)).to(base.device)
@@ -120,13 +127,18 @@ def sketch(matrix: NDArray[np.float32], dim: int, seed: int) -> Vector:
     hashes = stream("sketch", seed)
     entries = np.ascontiguousarray(matrix).reshape(-1)
     sums = np.zeros(dim)
-    for start in range(0, entries.size, _ENTRIES_AT_ONCE):
-        part = entries[start : start + _ENTRIES_AT_ONCE].astype(np.float64)
-        word = np.asarray(hashes.random_raw(part.size), dtype=np.uint64)
-        bucket = ((word >> np.uint64(32)) * np.uint64(dim)) >> np.uint64(32)
-        part[(word & np.uint64(1)) == 0] *= -1
-        sums += np.bincount(bucket.astype(np.intp), weights=part, minlength=dim)
+    for start in range(0, entries.size, ENTRIES_AT_ONCE):
+        part = entries[start : start + ENTRIES_AT_ONCE].astype(np.float64)
+        bucket, sign = hashed(hashes, part.size, dim)
+        sums += np.bincount(bucket, weights=part * sign, minlength=dim)
     return sums.astype(np.float32)
+
+
+def hashed(hashes: np.random.Philox, count: int, dim: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Give the buckets and signs of a sketch's next `count` entries: (count,) each."""
+    word = np.asarray(hashes.random_raw(count), dtype=np.uint64)
+    bucket = ((word >> np.uint64(32)) * np.uint64(dim)) >> np.uint64(32)
+    return bucket.astype(np.intp), (word & np.uint64(1)).astype(np.float64) * 2 - 1
 
 
 def clipped(vector: Vector, limit: float) -> Vector:

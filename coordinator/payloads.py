@@ -18,13 +18,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from coordinator.alignment_tables import AnchorsRow, PackRow
 from coordinator.crash import may_crash
 from coordinator.database import Database, driver_of, now, run, sqlite_of
 from coordinator.tables import (
     CHUNK_BYTES,
-    AnchorsRow,
     ChunkRow,
-    PackRow,
     PayloadRow,
     RoundRow,
     UpdateRow,

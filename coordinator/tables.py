@@ -1,4 +1,5 @@
-"""The tables of federations, and nothing that reads or writes one; `identity_tables` has those of keys.
+"""The tables of federations, and nothing that reads or writes one; `identity_tables` has those of keys,
+`alignment_tables` those of alignment packs.
 
 Tensors are payloads: content-addressed bytes in chunk rows. A chunk says where in its payload it begins and
 has at most CHUNK_BYTES, so that who writes many payloads side by side can write small ones.
@@ -197,7 +198,7 @@ class UpdateRow(Table):
 class SignatureRow(Table):
     """A client's sanitized sketch of one round: float32 little-endian bytes; `origin` is update or join.
 
-    `reliability` is the share of its squared length that is not sampling noise.
+    `reliability` is the share of its squared length that is not noise, `epsilon` what the client has spent.
     """
 
     __tablename__ = "signatures"
@@ -211,6 +212,7 @@ class SignatureRow(Table):
     origin: Mapped[str]
     vector: Mapped[bytes]
     reliability: Mapped[float] = mapped_column(server_default="1")
+    epsilon: Mapped[float | None]
 
 
 class RelevanceRow(Table):
@@ -242,38 +244,6 @@ class WeightsRow(Table):
     digest: Mapped[str]
     bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
-
-
-class AnchorsRow(Table):
-    """A federation's public anchor texts: the JSON as one payload."""
-
-    __tablename__ = "anchors"
-
-    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"), primary_key=True)
-    payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)
-    digest: Mapped[str]
-    bytes: Mapped[int] = mapped_column(BigInteger)
-    count: Mapped[int]
-
-
-class PackRow(Table):
-    """The alignment pack of one base model; `acceptance` is its test, when somebody has done it."""
-
-    __tablename__ = "alignment_packs"
-    __table_args__ = (UniqueConstraint("federation_id", "base_model"),)
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"))
-    base_model: Mapped[str]
-    payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)
-    digest: Mapped[str]
-    bytes: Mapped[int] = mapped_column(BigInteger)
-    alignment_set: Mapped[str]
-    selected: Mapped[list[Any]]
-    errors: Mapped[dict[str, Any]]
-    stored_by: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
-    stored_at: Mapped[datetime]
-    acceptance: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class ScoresRow(Table):

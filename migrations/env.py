@@ -5,10 +5,12 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection, text
 
-from coordinator import identity_tables
+import coordinator.alignment_tables
+import coordinator.identity_tables  # noqa: F401 - a table has to be imported to be known
 from coordinator.database import Database
 from coordinator.migrate import changing_tables
 from coordinator.settings import Settings
+from coordinator.tables import Table
 
 # Any number will do, as long as all replicas take the same one.
 _LOCK = 0x7E55E2A
@@ -21,7 +23,7 @@ def run(connection: Connection) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
     context.configure(
         connection=connection,
-        target_metadata=identity_tables.ClientKeyRow.metadata,
+        target_metadata=Table.metadata,
         render_as_batch=connection.dialect.name == "sqlite",
         transactional_ddl=True,
         compare_server_default=True,

@@ -35,6 +35,7 @@ from coordinator.sessions import TheDatabase, TheMetrics, TheServerKey
 from coordinator.strategies.base import Signature
 from coordinator.updates.intake import Address, check_address, signature_of
 from schemas.maths.adapter import SIGNATURE
+from schemas.messages.federations import SignaturePlan
 from schemas.messages.rounds import Joined
 from schemas.messages.updates import SignatureManifest
 from schemas.wire.envelope import MEDIA_TYPE, unpack
@@ -79,10 +80,10 @@ def join_round(
     signature = None
     if body is not None:
         with database.read() as session:
-            dim = plan_of(federation(session, member.federation_id)).signature.dim
+            plan = plan_of(federation(session, member.federation_id)).signature
             pack = bases.pack_digest(session, member.federation_id, member.base_model)
         with decoder():
-            sent = _signature(body, Address(member.federation_id, n, member.client_id, pack), dim)
+            sent = _signature(body, Address(member.federation_id, n, member.client_id, pack), plan)
         signature = SentSignature(sent, body.bytes)
     joined, is_new = join(database, member, n, signature, key)
     if is_new:
@@ -90,18 +91,18 @@ def join_round(
     return joined
 
 
-def _signature(body: ReceivedBody, address: Address, dim: int) -> Signature:
+def _signature(body: ReceivedBody, address: Address, plan: SignaturePlan) -> Signature:
     with unpack(
         cast("BinaryIO", body.file),
         encoding=body.encoding,
         expected={SIGNATURE: Slot((None,), frozenset({"F32"}))},
         max_bytes=_SIGNATURE_BODY_BYTES,
     ) as envelope:
-        vector = signature_of(envelope, dim)
+        vector = signature_of(envelope, plan)
         manifest = envelope.manifest(SignatureManifest)
         # A newcomer may not know yet which pack it will use; one that says so must say the right one.
         said = manifest if manifest.pack is not None else manifest.model_copy(update={"pack": address.pack})
         check_address(said, address)
     if vector is None:
         raise SignatureRefused
-    return Signature(vector, manifest.signature_reliability)
+    return Signature(vector, manifest.signature_reliability, manifest.signature_epsilon)

@@ -9,8 +9,9 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.aggregate import StoredState
+from coordinator.alignment_tables import PackRow
 from coordinator.strategies.base import ClientFacts, Signature, Weighing, modules_of
-from coordinator.tables import ClientRow, PackRow, RelevanceRow, SignatureRow, UpdateRow
+from coordinator.tables import ClientRow, RelevanceRow, SignatureRow, UpdateRow
 from schemas.messages.federations import FederationPlan
 
 
@@ -112,7 +113,9 @@ def _set_in_use(pack: PackRow | None) -> str | None:
 
 
 def _signature(row: SignatureRow | None) -> Signature | None:
-    return Signature(np.frombuffer(row.vector, "<f4"), row.reliability) if row is not None else None
+    if row is None:
+        return None
+    return Signature(np.frombuffer(row.vector, "<f4"), row.reliability, row.epsilon)
 
 
 def _established(

@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 from coordinator import payloads
 from coordinator.errors import NotFound
 from coordinator.federations.store import standing
-from coordinator.tables import AnchorsRow, PackRow
+from coordinator.alignment_tables import AnchorsRow, PackRow
+from coordinator.tables import 
 from schemas.messages.alignment import Acceptance, AcceptanceView, AlignmentManifest, PackView
 
 Row = TypeVar("Row")

@@ -156,9 +156,11 @@ async function show() {
   facts(federation, round);
   curve(rounds);
   at("clients-note").textContent = round && round.clients.length ? "" : "Nobody has joined yet.";
-  table(at("clients"), ["client", "state", "received", "up", "down", "norm", "loss", "exact match before", "after"],
+  table(at("clients"), ["client", "state", "received", "up", "down", "norm", "epsilon spent", "loss", "exact match before", "after"],
     (round ? round.clients : []).map((c) => [c.name, c.reject_reason ? `${c.state}: ${c.reject_reason}` : c.state, time(c.received_at),
-      size(c.bytes.up), size(c.bytes.down), share(c.norm), share(c.scores && c.scores.after.loss),
+      size(c.bytes.up), size(c.bytes.down), share(c.norm),
+      c.epsilon === null ? "–" : `${share(c.epsilon)} of ${federation.plan.signature.dp?.epsilon ?? "?"}`,
+      share(c.scores && c.scores.after.loss),
       share(c.scores && c.scores.before.exact_match), share(c.scores && c.scores.after.exact_match)]));
   relevance(done ? await ask(`${path}/rounds/${done.round}/relevance`) : null, names);
   table(at("rounds"), ["round", "state", "opened", "updates", "up", "down", "mean exact match", "worst"],

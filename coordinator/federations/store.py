@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.orm import Session
 
+from coordinator.alignment_tables import AnchorsRow, PackRow
 from coordinator.database import now, run
 from coordinator.enrolment import roster
 from coordinator.enrolment.store import client_view
@@ -12,10 +13,8 @@ from coordinator.errors import NotFound
 from coordinator.federations import claims
 from coordinator.ids import new_id
 from coordinator.tables import (
-    AnchorsRow,
     ClientRow,
     FederationRow,
-    PackRow,
     ParticipationRow,
     RoundRow,
     UpdateRow,

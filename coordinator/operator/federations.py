@@ -10,6 +10,8 @@ import typer
 
 from coordinator.operator.api import DEFAULT_URL, AsJson, Coordinator, Token, Url, give_up, print_json
 from coordinator.operator.show import ago, print_facts, print_table
+from schemas.messages.federations import SignaturePlan
+from schemas.privacy import promise
 
 app = typer.Typer(help="Federations: plans, states, claims.", no_args_is_help=True)
 
@@ -118,6 +120,7 @@ def _show(federation: dict[str, Any], as_json: bool) -> None:
             f"{federation['clients']['revoked']} revoked",
             "created": ago(federation["created_at"]),
             **{key: _line(value) for key, value in plan.items() if key != "name"},
+            "of one record": promise(SignaturePlan.model_validate(plan["signature"])) or "-",
             **{pack["base_model"]: pack["sharing"] for pack in federation["alignment"]},
             **{f"claim {n}": claim for n, claim in enumerate(federation["claims"], 1)},
         }

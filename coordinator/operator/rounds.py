@@ -111,7 +111,8 @@ def _round(found: dict[str, Any]) -> RenderableType:
         f"{counts['joined']} joined, {counts['arrived']} arrived, {counts['late']} late, "
         f"{counts['rejected']} rejected; {traffic(found['bytes'])}"
     )
-    columns = ["client", "state", "joined", "received", "bytes", "norm", "age", "loss", "exact", "why"]
+    measured = ["norm", "epsilon", "age", "loss", "exact", "why"]
+    columns = ["client", "state", "joined", "received", "bytes", *measured]
     return table(
         columns,
         [
@@ -122,6 +123,7 @@ def _round(found: dict[str, Any]) -> RenderableType:
                 ago(c["received_at"]) if c["received_at"] else "-",
                 traffic(c["bytes"]),
                 c["norm"],
+                c["epsilon"],
                 c["staleness"],
                 *_scores(c["scores"] and c["scores"]["after"]),
                 c["reject_reason"],

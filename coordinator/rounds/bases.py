@@ -10,10 +10,11 @@ from threading import Lock
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
+from coordinator.alignment_tables import PackRow
 from coordinator.database import run
 from coordinator.federations.layouts import layout_of
 from coordinator.federations.store import pack_selected
-from coordinator.tables import CHUNK_BYTES, PackRow, UpdateRow, WeightsRow
+from coordinator.tables import CHUNK_BYTES, UpdateRow, WeightsRow
 from schemas.maths.adapter import Layout, size
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan

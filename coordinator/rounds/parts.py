@@ -79,6 +79,7 @@ def keep_signature(session: Session, row: RoundRow, client_id: str, origin: str,
             "origin": origin,
             "vector": sent.vector.astype("<f4").tobytes(),
             "reliability": sent.reliability,
+            "epsilon": sent.epsilon,
         },
     )
 

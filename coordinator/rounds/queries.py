@@ -21,6 +21,7 @@ from coordinator.tables import (
     RelevanceRow,
     RoundRow,
     ScoresRow,
+    SignatureRow,
     UpdateRow,
 )
 
@@ -110,6 +111,7 @@ class PartRow:
     revoked_at: datetime | None
     received_at: datetime | None
     norm: float | None
+    epsilon: float | None
     scores: dict[str, Any] | None
 
 
@@ -159,6 +161,11 @@ def scores(session: Session, round_id: int) -> list[dict[str, Any]]:
 
 def parts(session: Session, round_id: int, client_id: str | None) -> list[PartRow]:
     """Who took part, and how did it go? With `client_id` that client only."""
+    spent = (
+        select(func.max(SignatureRow.epsilon))
+        .where(SignatureRow.round_id == round_id, SignatureRow.client_id == ParticipationRow.client_id)
+        .scalar_subquery()
+    )
     query = (
         select(
             ParticipationRow.client_id,
@@ -171,6 +178,7 @@ def parts(session: Session, round_id: int, client_id: str | None) -> list[PartRo
             ClientRow.revoked_at,
             UpdateRow.received_at,
             UpdateRow.norm,
+            spent,
             ScoresRow.scores,
         )
         .join_from(ParticipationRow, ClientRow, ClientRow.id == ParticipationRow.client_id)
@@ -187,7 +195,8 @@ def parts(session: Session, round_id: int, client_id: str | None) -> list[PartRo
     )
     if client_id is not None:
         query = query.where(ParticipationRow.client_id == client_id)
-    return [PartRow(*row) for row in session.execute(query)]
+    rows: Iterable[Any] = session.execute(query)
+    return [PartRow(*row) for row in rows]
 
 
 def counted(session: Session, round_id: int) -> Counted:

@@ -71,6 +71,7 @@ def view(session: Session, row: RoundRow, *, only: str | None) -> RoundView:
             received_at=part.received_at,
             bytes=Traffic(up=part.up, down=part.down),
             norm=part.norm,
+            epsilon=part.epsilon,
             staleness=row.number - last[part.client_id] if part.client_id in last else None,
             scores=Scores.model_validate(part.scores) if part.scores else None,
             reject_reason=part.reject_reason,

@@ -34,12 +34,14 @@ class UnknownStrategy(Exception):
 class Signature:
     """A client's sanitized sketch: `vector` (dim,) float32.
 
-    `reliability`, in (0, 1], is the share of its squared length that is not sampling noise, as the client
-    estimates it; 1 where nothing is known.
+    `reliability`, in (0, 1], is the share of its squared length that is not noise, as the client estimates
+    it; 1 where nothing is known. `epsilon` is what the client's signatures have cost it so far, as it says;
+    None without differential privacy.
     """
 
     vector: NDArray[np.float32]
     reliability: float = 1.0
+    epsilon: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,9 @@ _SMALLEST_CENTRED = 3
 _LEAST_RELIABILITY = 0.25
 """Calling its own signature noise at most doubles a client's similarity; its weight grows exponentially."""
 
+_LARGEST_ERROR = 1 / 3
+"""Two private signatures whose noise alone would move their similarity by more than this say nothing yet."""
+
 _NO_DIVISION_BY_ZERO = 1e-9
 
 
@@ -132,8 +135,23 @@ def _similarity(cohort: Cohort, *, centre: bool) -> Floats:
         present = np.array([clients[i].is_source or clients[i].age is None for i in members])
         if centre and np.count_nonzero(present) >= _SMALLEST_CENTRED:
             signatures, rho = signatures - signatures[present].mean(axis=0), np.ones(len(members))
-        similarity[np.ix_(members, members)] = _corrected(_cosines(signatures), rho)
+        compared = _corrected(_cosines(signatures), rho)
+        private = np.array([sent[i].epsilon is not None for i in members])
+        compared[_unclear(rho, signatures.shape[1]) & (private[:, None] | private[None, :])] = np.nan
+        similarity[np.ix_(members, members)] = compared
     return similarity
+
+
+def _unclear(rho: Floats, dim: int) -> NDArray[np.bool_]:
+    """Say whose similarity is more noise than not: sqrt((1 - rho_i rho_j) / (dim rho_i rho_j)) is its error.
+
+    Noise of unrelated signatures has a cosine of about 1/sqrt(dim), and the correction enlarges it. Nobody
+    is unclear to itself.
+    """
+    shared = rho[:, None] * rho[None, :]
+    unclear: NDArray[np.bool_] = np.sqrt((1 - shared) / (dim * shared)) > _LARGEST_ERROR
+    np.fill_diagonal(unclear, False)
+    return unclear
 
 
 def _corrected(cosines: Floats, rho: Floats) -> Floats:

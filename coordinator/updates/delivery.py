@@ -105,7 +105,7 @@ def _terms(session: Session, row: Seen, member: Member, *, delivered: bool) -> T
         ),
         base=part.base_digest,
         layout=bases.layout(session, member.federation_id, plan, member.base_model, member.profile),
-        dim=plan.signature.dim,
+        signature=plan.signature,
         needs_signature=make(plan.strategy.name, plan.strategy.options).needs_signature,
         limits=plan.limits,
     )

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from coordinator.errors import BaseMismatch, MetadataRefused, NormExceeded, SignatureRefused
 from coordinator.strategies.base import Signature
 from schemas.maths.adapter import SIGNATURE, Layout
-from schemas.messages.federations import LimitsPlan
+from schemas.messages.federations import LimitsPlan, SignaturePlan
 from schemas.messages.updates import SignatureManifest, UpdateManifest
 from schemas.wire.envelope import Envelope, slots
 from schemas.wire.header import Expected, Slot
 
 _PIECE_VALUES = 2**18
+_ROUNDING = 1 + 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,13 @@ class Terms:
 
     Attributes:
         base: the digest of the weights that the client was served for the round.
-        dim: how many numbers a signature has.
+        signature: how the plan wants signatures.
     """
 
     address: Address
     base: str
     layout: Layout
-    dim: int
+    signature: SignaturePlan
     needs_signature: bool
     limits: LimitsPlan
 
@@ -84,30 +85,38 @@ def judge(envelope: Envelope, terms: Terms) -> Verdict:
     norm = envelope.norm(terms.layout)
     if norm > terms.limits.max_norm:
         raise NormExceeded(norm=norm, limit=terms.limits.max_norm)
-    vector = signature_of(envelope, terms.dim)
+    vector = signature_of(envelope, terms.signature)
     manifest = envelope.manifest(UpdateManifest)
     check_address(manifest, terms.address)
     if manifest.base != terms.base:
         raise BaseMismatch(expected=terms.base)
     clip = terms.limits.clip_norm
     scale = clip / norm if clip is not None and norm > clip else 1.0
-    signature = Signature(vector, manifest.signature_reliability) if vector is not None else None
+    signature = None
+    if vector is not None:
+        signature = Signature(vector, manifest.signature_reliability, manifest.signature_epsilon)
     return Verdict(norm=norm, scale=scale, signature=signature, examples=manifest.examples)
 
 
-def signature_of(envelope: Envelope, dim: int) -> NDArray[np.float32] | None:
+def signature_of(envelope: Envelope, plan: SignaturePlan) -> NDArray[np.float32] | None:
     """Read the signature, (dim,) float32; None when there is none.
 
     Raises:
-        SignatureRefused: another length, or all zeros, with which nothing can be compared.
+        SignatureRefused: another length; all zeros, with which nothing can be compared; or, where the plan
+            has differential privacy, longer than the clip: whoever made it does not clip.
     """
     if SIGNATURE not in envelope.names:
         return None
     signature = envelope.read_float32(SIGNATURE)
-    if signature.shape != (dim,):
-        raise SignatureRefused(f"a signature has {dim} numbers here", dim=dim)
+    if signature.shape != (plan.dim,):
+        raise SignatureRefused(f"a signature has {plan.dim} numbers here", dim=plan.dim)
     if not signature.any():
         raise SignatureRefused("a signature of zeros resembles nothing")
+    length = float(np.linalg.norm(signature.astype(np.float64)))
+    if plan.dp is not None and length > plan.clip * _ROUNDING:
+        raise SignatureRefused(
+            f"with differential privacy a signature is no longer than {plan.clip:g}", clip=plan.clip
+        )
     return signature
 
 

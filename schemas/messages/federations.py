@@ -101,8 +101,30 @@ class TrainingPlan(Strict):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
+class SignatureDpPlan(Strict):
+    """(epsilon, delta)-differential privacy of every record of a client against whoever sees its signatures.
+
+    The budget `epsilon` is divided over `releases`, one a round, null = as many as there are rounds; once it
+    is spent, the last signature is sent again. `minimum_sample` is the fewest records that a release may
+    expect to draw: of fewer, little but noise would be left.
+    """
+
+    epsilon: Annotated[float, Field(ge=0.01, le=10)]
+    delta: Annotated[float, Field(ge=1e-8, le=1e-2)] = 1e-5
+    releases: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    minimum_sample: Count = 64
+
+
+_DIM_WITH_DP = 64
+_SAMPLE_WITH_DP = 256
+
+
 class SignaturePlan(Strict):
-    """How a client's sanitized gradient sketch is made (`dim` numbers, from `probe_examples` examples)."""
+    """How a client's sanitized gradient sketch is made (`dim` numbers, from `probe_examples` examples).
+
+    With `dp` that many examples are drawn anew for each release, in expectation; `dim` and `probe_examples`
+    are then 64 and 256 unless the plan says otherwise, and the mean over releases takes the place of `ema`.
+    """
 
     kind: Literal["gradient", "representation"] = "gradient"
     dim: Annotated[int, Field(ge=2, le=65536)] = 256
@@ -111,6 +133,26 @@ class SignaturePlan(Strict):
     clip: Positive = 1.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     model: BaseModelSlug | None = None
+    dp: SignatureDpPlan | None = None
+
+    @model_validator(mode="after")
+    def _dp_has_a_sample_of_its_own(self) -> Self:
+        if self.dp is None:
+            return self
+        if self.kind != "gradient":
+            raise wrong(
+                "must be gradient with dp: no record's share of a representation can be clipped", "kind"
+            )
+        for field, value in (("dim", _DIM_WITH_DP), ("probe_examples", _SAMPLE_WITH_DP)):
+            if field not in self.model_fields_set:
+                object.__setattr__(self, field, value)
+        if self.probe_examples < self.dp.minimum_sample:
+            raise wrong(
+                f"must be dp.minimum_sample = {self.dp.minimum_sample} at least: of fewer records little but "
+                "noise would be left",
+                "probe_examples",
+            )
+        return self
 
 
 class AlignmentPlan(Strict):
@@ -162,6 +204,13 @@ class FederationPlan(Strict):
     wire: WirePlan = WirePlan()
     privacy: PrivacyPlan = PrivacyPlan()
     limits: LimitsPlan = LimitsPlan()
+
+    @model_validator(mode="after")
+    def _releases_are_counted(self) -> Self:
+        dp = self.signature.dp
+        if dp is not None and dp.releases is None:
+            object.__setattr__(dp, "releases", self.rounds.total)
+        return self
 
     @model_validator(mode="after")
     def _alignment_belongs_to_pq(self) -> Self:

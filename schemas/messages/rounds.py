@@ -127,7 +127,7 @@ class RoundCounts(Strict):
 
 
 class ParticipationView(Strict):
-    """One client in one round."""
+    """One client in one round; `epsilon` is what its signatures have cost so far of its privacy budget."""
 
     client_id: str
     name: str
@@ -136,6 +136,7 @@ class ParticipationView(Strict):
     received_at: UtcTime | None
     bytes: Traffic
     norm: float | None
+    epsilon: float | None = None
     staleness: int | None
     scores: Scores | None
     reject_reason: str | None

@@ -13,6 +13,10 @@ Reliability = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 """The share of a signature's squared length that is not sampling noise: 1 = another sample gives the same."""
 
 
+Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""What a client's signatures have cost of its privacy budget, this one included."""
+
+
 class Manifest(Lenient):
     """The members that every tensor body's manifest has; unknown ones are ignored."""
 
@@ -24,7 +28,8 @@ class Manifest(Lenient):
 class UpdateManifest(Manifest):
     """A client's adapter and signature; `base` is the digest of the weights it was trained from.
 
-    `signature_reliability` may be left out: the signature is then taken as free of noise.
+    `signature_reliability` may be left out: the signature is then taken as free of noise. `signature_epsilon`
+    is told for people to see, where the plan sets a privacy budget.
     """
 
     kind: Literal["update"] = "update"
@@ -34,6 +39,7 @@ class UpdateManifest(Manifest):
     pack: Digest | None
     examples: Count
     signature_reliability: Reliability = 1.0
+    signature_epsilon: Epsilon | None = None
 
 
 class SignatureManifest(Manifest):
@@ -44,6 +50,7 @@ class SignatureManifest(Manifest):
     client: StrictStr
     pack: Digest | None = None
     signature_reliability: Reliability = 1.0
+    signature_epsilon: Epsilon | None = None
 
 
 class WeightsManifest(Manifest):

@@ -9,18 +9,28 @@ os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 
 import random
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from client_agent.coordinator_api import CoordinatorApi
+from client_agent.membership import enrol, read_key
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.model.roles import ARCHITECTURES as KNOWN
+from client_agent.participant import Participant
+from client_agent.settings import read_settings
+from client_agent.silo import Silo, open_silo
+from tests.integration.agents import EXAMPLES, MODELS
+from tests.served import Served
 
 ARCHITECTURES = tuple(KNOWN)
 CHARACTERS = string.ascii_lowercase + string.digits + " =<>/|_\n"
@@ -124,3 +134,67 @@ def examples() -> list[Example]:
     rng = random.Random(0)
     texts = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))) for _ in range(24)]
     return [Example(f"rev {text}=", text[::-1]) for text in texts]
+
+
+def config(folder: Path, **changes: str) -> Path:
+    data = EXAMPLES / "silos" / "aster"
+    options = {
+        "url": "http://127.0.0.1:1",
+        "folder": "state",
+        "model": str(MODELS["S"]),
+        "train": str(data / "train.jsonl"),
+        "test": str(data / "test.jsonl"),
+    } | changes
+    file = folder / "silo.toml"
+    file.write_text("".join(f"{name} = '{value}'\n" for name, value in options.items()) + "threads = 1\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def silo(tmp_path_factory: pytest.TempPathFactory) -> Silo:
+    folder = tmp_path_factory.mktemp("silo")
+    return open_silo(read_settings(config(folder)))
+
+
+@pytest.fixture
+def served(fresh_database: Callable[[str], str], serve: Callable[..., Served]) -> Served:
+    return serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
+
+
+@pytest.fixture
+def participant(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable[..., Participant]]:
+    """Enrol the silo in a federation: `participant(fid)`, or `participant(fid, transport)`."""
+    with ExitStack() as stack:
+
+        def api(
+            key: Ed25519PrivateKey | None,
+            transport: httpx.BaseTransport | None,
+            server_key: str | None = None,
+        ) -> CoordinatorApi:
+            return stack.enter_context(
+                CoordinatorApi(
+                    served.url,
+                    key=key,
+                    server_key=server_key,
+                    deadline_seconds=20,
+                    sleep=lambda _: None,
+                    transport=transport,
+                )
+            )
+
+        def make(fid: str, transport: httpx.BaseTransport | None = None) -> Participant:
+            token = served.enrolment_token(fid, "aster")
+            member = enrol(api(None, None), tmp_path, token=token, name="aster", profile=silo.profile)
+            connection = api(read_key(tmp_path), transport, member.server_key)
+            return Participant(
+                silo,
+                connection,
+                fid,
+                member.client_id,
+                tmp_path,
+                keep_rounds=2,
+                stop=lambda: False,
+                server_key=member.server_key,
+            )
+
+        yield make

@@ -4,95 +4,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent.check import findings
-from client_agent.coordinator_api import CoordinatorApi
 from client_agent.daemon import prepare, run
 from client_agent.errors import CoordinatorRefused, Stopped
-from client_agent.membership import enrol, read_key
 from client_agent.participant import Participant
 from client_agent.round_folder import CLOSED, RECEIPT, SCORES_SENT, UPDATE
-from client_agent.settings import read_settings
-from client_agent.silo import Silo, open_silo
 from tests.client_agent.bad_lines import Buffering, Deaf
-from tests.integration.agents import EXAMPLES, MODELS
+from tests.client_agent.conftest import config
 from tests.served import Served
 
-Serve = Callable[..., Served]
 Enrolled = Callable[..., Participant]
 QUICK = {"steps": 2, "max_length": 64}
-
-
-def config(folder: Path, **changes: str) -> Path:
-    data = EXAMPLES / "silos" / "aster"
-    options = {
-        "url": "http://127.0.0.1:1",
-        "folder": "state",
-        "model": str(MODELS["S"]),
-        "train": str(data / "train.jsonl"),
-        "test": str(data / "test.jsonl"),
-    } | changes
-    file = folder / "silo.toml"
-    file.write_text("".join(f"{name} = '{value}'\n" for name, value in options.items()) + "threads = 1\n")
-    return file
-
-
-@pytest.fixture(scope="module")
-def silo(tmp_path_factory: pytest.TempPathFactory) -> Silo:
-    folder = tmp_path_factory.mktemp("silo")
-    return open_silo(read_settings(config(folder)))
-
-
-@pytest.fixture
-def served(fresh_database: Callable[[str], str], serve: Serve) -> Served:
-    return serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
-
-
-@pytest.fixture
-def participant(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Enrolled]:
-    """Enrol the silo in a federation: `participant(fid)`, or `participant(fid, transport)`."""
-    with ExitStack() as stack:
-
-        def api(
-            key: Ed25519PrivateKey | None,
-            transport: httpx.BaseTransport | None,
-            server_key: str | None = None,
-        ) -> CoordinatorApi:
-            return stack.enter_context(
-                CoordinatorApi(
-                    served.url,
-                    key=key,
-                    server_key=server_key,
-                    deadline_seconds=20,
-                    sleep=lambda _: None,
-                    transport=transport,
-                )
-            )
-
-        def make(fid: str, transport: httpx.BaseTransport | None = None) -> Participant:
-            token = served.enrolment_token(fid, "aster")
-            member = enrol(api(None, None), tmp_path, token=token, name="aster", profile=silo.profile)
-            connection = api(read_key(tmp_path), transport, member.server_key)
-            return Participant(
-                silo,
-                connection,
-                fid,
-                member.client_id,
-                tmp_path,
-                keep_rounds=2,
-                stop=lambda: False,
-                server_key=member.server_key,
-            )
-
-        yield make
 
 
 def naps(limit: int) -> Callable[[float], None]:

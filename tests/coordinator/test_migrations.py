@@ -10,10 +10,11 @@ from alembic.util import CommandError
 from sqlalchemy import inspect, select, text, update
 
 from coordinator import migrate, payloads
+from coordinator.alignment_tables import PackRow
 from coordinator.database import Database, now
 from coordinator.errors import SettingsUnusable
 from coordinator.federations import store as federations
-from coordinator.tables import PackRow, Table, WeightsRow
+from coordinator.tables import Table, WeightsRow
 from schemas.identity.documents import hash_of
 from schemas.messages.enrolment import RosterEntry
 from tests.coordinator.aggregation.closed_round import count, plan, publish, simple

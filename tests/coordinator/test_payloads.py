@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from sqlalchemy import delete, func, select
 
 from coordinator import payloads
+from coordinator.alignment_tables import AnchorsRow
 from coordinator.database import Database, now
 from coordinator.downloads import Stored
 from coordinator.payloads import Staged
 from coordinator.tables import (
-    AnchorsRow,
     ChunkRow,
     ClientRow,
     FederationRow,

@@ -140,7 +140,6 @@ def without_models() -> Iterator[None]:
     """Let agents train without a model."""
     with (
         patch.object(agent_round, "train_locally", _train),
-        patch.object(agent_round, "sketch", _sketch),
         patch.object(signing, "sketch", _sketch),
     ):
         yield

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -190,3 +191,17 @@ def test_without_a_pack_only_the_identical_base_model_matches() -> None:
 def test_options_without_a_meaning_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         make("fedmosaic", options)
+
+
+def test_private_signatures_that_are_mostly_noise_are_compared_with_nobody() -> None:
+    """Chance makes noise alike: better to be alone than to hear a stranger."""
+    vectors = np.eye(64, dtype=np.float32)[[0, 0, 1]]
+    for reliability, heard in ((0.2, False), (0.4, True)):
+        facts = [
+            replace(client(i), signature=Signature(vector, reliability, epsilon=1.0))
+            for i, vector in enumerate(vectors)
+        ]
+        weighing = weigh(*facts)
+        assert np.isnan(weighing.similarity[0, 1]) != heard
+        assert weighing.relevance[0].tolist() == ([0, 1, 0] if heard else [1, 0, 0])
+        assert weighing.similarity[0, 0] == 1

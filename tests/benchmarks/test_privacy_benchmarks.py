@@ -1,0 +1,32 @@
+"""The benchmarks of privacy attack and weigh with what they say they do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import leak
+from benchmarks.private_relevance import mass
+from client_agent.model.loading import load_base_model
+from client_agent.signature import Signature
+
+
+def test_mass_is_split_over_the_own_cluster_oneself_and_the_others() -> None:
+    east, north, up = np.eye(3, dtype=np.float32)
+
+    def of(*vectors: np.ndarray) -> tuple[float, float, float]:
+        return mass(["a", "a", "b", "b"], [Signature(vector, 1.0) for vector in vectors])
+
+    assert of(east, east, north, north) == pytest.approx((1, 0, 0))
+    assert of(east, north, east, north) == pytest.approx((0, 0, 1))
+    assert of(east, north, up, -east) == pytest.approx((0, 1, 0))
+
+
+@pytest.mark.slow
+def test_one_record_is_read_from_its_gradient_and_not_from_a_private_sketch() -> None:
+    base = load_base_model(str(leak.ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
+    found = leak.attacked(leak.Attacker.of(base), 1, 0)
+    assert found["whole gradient, span check"] == (1.0, 1.0)
+    assert found["sketch of 256, matching"][1] >= 0.8
+    assert found["sketch of 64, epsilon 1, matching"][1] <= 0.6

@@ -1,0 +1,88 @@
+"""The book of what was spent: written first, never lower, never begun anew; and a spent budget is spent."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client_agent.errors import BudgetSpent, LedgerDamaged
+from client_agent.privacy.accountant import epsilon_of
+from client_agent.privacy.ledger import LEDGER, Ledger
+from client_agent.privacy.release import Averaged, Mechanism
+from schemas.messages.federations import SignatureDpPlan
+
+DP = SignatureDpPlan(epsilon=1.0, releases=4)
+NOISY = Mechanism(sampled=64, records=64, noise_multiplier=8.0, clip=1.0, dim=4)
+
+
+def pay(ledger: Ledger, number: int, mechanism: Mechanism = NOISY, federation: str = "f") -> float:
+    book = ledger.priced(federation, number, mechanism, DP, None)
+    ledger.write(book)
+    return book.releases[-1].epsilon
+
+
+def test_every_release_raises_what_is_spent_until_the_next_one_would_be_too_much(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    spent = [pay(ledger, number) for number in (1, 2)]
+    assert 0 < spent[0] < spent[1] <= 1.0
+    assert spent[1] == epsilon_of([NOISY] * 2, DP.delta)
+    dear = Mechanism(64, 64, noise_multiplier=2.0, clip=1.0, dim=4)
+    before = (tmp_path / LEDGER).read_bytes()
+    with pytest.raises(BudgetSpent, match=r"the privacy budget is spent: epsilon .* of 1"):
+        pay(ledger, 3, dear)
+    assert (tmp_path / LEDGER).read_bytes() == before
+
+
+def test_what_another_federation_was_told_counts_too(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    here = pay(ledger, 1, federation="one")
+    assert pay(ledger, 1, federation="other") > here
+
+
+def test_pricing_a_release_writes_nothing(tmp_path: Path) -> None:
+    Ledger(tmp_path).priced("f", 1, NOISY, DP, None)
+    assert not (tmp_path / LEDGER).exists()
+
+
+def test_a_damaged_or_lost_book_is_not_begun_anew(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    pay(ledger, 1)
+    made = Averaged(np.ones(4), releases=1, noise=1.0, spread=0.1, clip=1.0, epsilon=0.3)
+    ledger.priced("f", 2, NOISY, DP, made)
+    whole = (tmp_path / LEDGER).read_bytes()
+    (tmp_path / LEDGER).write_bytes(whole[:-9])
+    with pytest.raises(LedgerDamaged, match="restore the newest copy"):
+        ledger.priced("f", 2, NOISY, DP, made)
+    (tmp_path / LEDGER).unlink()
+    with pytest.raises(LedgerDamaged, match="knows 0 releases, and 1 were made"):
+        ledger.priced("f", 2, NOISY, DP, made)
+
+
+PAYS = """
+import sys
+from pathlib import Path
+from tests.client_agent.privacy.test_ledger import Ledger, pay
+pay(Ledger(Path(sys.argv[1])), int(sys.argv[2]))
+print("paid", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_killed_once_it_has_paid_a_silo_has_paid(tmp_path: Path) -> None:
+    spent = [0.0]
+    for number in (1, 2, 3):
+        command = [sys.executable, "-c", PAYS, str(tmp_path), str(number)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "paid\n"
+            child.send_signal(signal.SIGKILL)
+        book = Ledger(tmp_path).read()
+        assert [entry.round for entry in book.releases] == list(range(1, number + 1))
+        spent.append(book.releases[-1].epsilon)
+    assert spent == sorted(set(spent))

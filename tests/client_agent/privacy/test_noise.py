@@ -1,0 +1,47 @@
+"""The discrete Gaussian is the one it is said to be, at every scale, from fair random words alone."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from client_agent.privacy.noise import discrete_gaussian
+
+DRAWS = 20_000
+
+
+@pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(3), Fraction(50)])
+def test_every_integer_is_as_likely_as_the_law_says(variance: Fraction) -> None:
+    below = random.Random(7).randrange
+    seen = Counter(discrete_gaussian(variance, below) for _ in range(DRAWS))
+    weight = {x: math.exp(-(x**2) / (2 * variance)) for x in range(-60, 61)}
+    total = sum(weight.values())
+    for x, one in weight.items():
+        expected = DRAWS * one / total
+        assert abs(seen[x] - expected) <= 5 * math.sqrt(expected) + 1, x
+    assert set(seen) <= set(weight)
+
+
+def test_a_wide_one_has_the_moments_and_the_tails_of_a_gaussian() -> None:
+    sigma = 2.37 * 2**30
+    below = random.Random(8).randrange
+    drawn = np.array([discrete_gaussian(Fraction(sigma) ** 2, below) for _ in range(DRAWS)]) / sigma
+    assert abs(drawn.mean()) < 5 / math.sqrt(DRAWS)
+    assert drawn.var() == pytest.approx(1, abs=5 * math.sqrt(2 / DRAWS))
+    for bound in (1, 2, 3):
+        share = math.erfc(bound / math.sqrt(2))
+        assert (np.abs(drawn) > bound).mean() == pytest.approx(share, abs=5 * math.sqrt(share / DRAWS))
+
+
+def test_low_bits_are_noise_too() -> None:
+    """What was added to must not show in the last digits: of a wide one they are evenly spread."""
+    below = random.Random(9).randrange
+    last = Counter(discrete_gaussian(Fraction(2**40), below) % 16 for _ in range(DRAWS))
+    for count in last.values():
+        assert count == pytest.approx(DRAWS / 16, abs=5 * math.sqrt(DRAWS / 16))
+    assert len(last) == 16

@@ -1,0 +1,156 @@
+"""Rounds under differential privacy of signatures: what is paid, what is sent, and what a crash costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client_agent import round as rounds
+from client_agent import signing
+from client_agent.check import findings
+from client_agent.daemon import run
+from client_agent.errors import BudgetSpent, TooFewRecords
+from client_agent.participant import Participant
+from client_agent.privacy.ledger import Ledger
+from client_agent.round_folder import SIGNATURE
+from client_agent.signature import Signature
+from client_agent.signing import mechanism_for, sign
+from schemas.messages.federations import FederationPlan, SignatureDpPlan, SignaturePlan
+from schemas.messages.rounds import RoundBrief
+from tests.client_agent.conftest import config
+from tests.client_agent.test_daemon import alone_plan, naps, views
+from tests.served import Served
+
+Enrolled = Callable[..., Participant]
+DP = {"epsilon": 2.0, "releases": 2, "minimum_sample": 12}
+
+
+class Killed(BaseException):
+    """As if the process were gone."""
+
+
+def run_until_killed(who: Participant, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, die)
+        with pytest.raises(Killed):
+            run(who, naps(500))
+
+
+def private(served: Served, participant: Enrolled, **rounds_plan: int) -> tuple[str, Participant]:
+    plan = alone_plan(signature={"dp": DP}, rounds={"total": 3, "min_clients": 1} | rounds_plan)
+    fid = served.federation(**plan)
+    who = participant(fid)
+    served.admin.post(f"/v1/federations/{fid}/start")
+    return fid, who
+
+
+def kept(who: Participant, number: int) -> Signature:
+    return Signature.from_bytes(who.rounds.open(number).read(SIGNATURE))
+
+
+def test_a_silo_releases_once_a_round_and_then_sends_the_last_one_again(
+    served: Served, participant: Enrolled
+) -> None:
+    fid, who = private(served, participant)
+    run(who, naps(500))
+    book = Ledger(who.folder).read()
+    assert [entry.round for entry in book.releases] == [1, 2]
+    spent = [entry.epsilon for entry in book.releases]
+    assert 0 < spent[0] < spent[1] <= 2.0
+    seen = views(served, fid)
+    assert [view["state"] for view in seen] == ["published"] * 3
+    assert [view["clients"][0]["epsilon"] for view in seen] == [*spent, spent[1]]
+    assert kept(who, 2).to_bytes() == kept(who, 3).to_bytes()
+    assert kept(who, 2).vector.shape == (64,)
+    assert np.linalg.norm(kept(who, 2).vector) <= 1 + 1e-6
+
+
+def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
+    served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fid, who = private(served, participant, total=2)
+    run_until_killed(who, monkeypatch, signing, "release")
+    assert not who.rounds.open(1).has(SIGNATURE)
+    (paid,) = Ledger(who.folder).read().releases
+    run_until_killed(who, monkeypatch, rounds, "pack")  # signed and kept, but not yet sent
+    first, second = Ledger(who.folder).read().releases
+    assert (first, second.round) == (paid, 1)
+    assert second.epsilon > first.epsilon
+    signed = who.rounds.open(1).read(SIGNATURE)
+    run(who, naps(500))
+    assert who.rounds.open(1).read(SIGNATURE) == signed
+    assert len(Ledger(who.folder).read().releases) == 2
+    assert [view["clients"][0]["epsilon"] for view in views(served, fid)] == [second.epsilon] * 2
+
+
+def test_a_newcomers_join_and_update_carry_one_release(served: Served, participant: Enrolled) -> None:
+    fid, who = private(served, participant)
+    brief = who.api.current_round(fid)
+    assert isinstance(brief, RoundBrief)
+    work = rounds._Work(who, brief, who.rounds.open(1))
+    bodies = {rounds._join_signature(work) for _ in range(2)}
+    assert len(bodies) == 1
+    assert len(Ledger(who.folder).read().releases) == 1
+    assert kept(who, 1).vector.tobytes() in bodies.pop()
+
+
+def test_without_any_budget_left_a_newcomer_says_what_to_do(served: Served, participant: Enrolled) -> None:
+    fid, who = private(served, participant)
+    brief = who.api.current_round(fid)
+    assert isinstance(brief, RoundBrief)
+    for number in (1, 2):
+        sign(who, brief.model_copy(update={"round": number}), None, None)
+    with pytest.raises(BudgetSpent, match=r"a larger signature\.dp\.epsilon takes a new federation plan"):
+        sign(who, brief.model_copy(update={"round": 3}), None, None)
+
+
+def test_silos_that_are_too_small_or_too_large_for_the_promise_are_told(
+    participant: Enrolled, silo: Any
+) -> None:
+    dp = SignatureDpPlan(epsilon=2.0, releases=2)
+    with pytest.raises(TooFewRecords, match=r"12 different training examples are too few.*draws 64 at least"):
+        mechanism_for(silo.data.train, SignaturePlan(dp=dp), dp)
+    loose = SignatureDpPlan(epsilon=2.0, releases=2, minimum_sample=12, delta=1e-2)
+    many = [example.__class__(f"{i}{example.prompt}", "a") for i in range(9) for example in silo.data.train]
+    with pytest.raises(TooFewRecords, match=r"delta 0\.01 is no promise to 108 records"):
+        mechanism_for(many, SignaturePlan(dp=loose), loose)
+
+
+def test_a_check_says_what_is_promised_and_what_is_spent(tmp_path: Path) -> None:
+    plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "signature": {"dp": DP}}
+    file, said = config(tmp_path), tmp_path / "plan.json"
+    said.write_text(json.dumps(plan))
+    found = {finding.what: finding for finding in findings(file, said)}["privacy"]
+    assert found.good
+    assert "record-level (2, 1e-05)-differential privacy" in found.found
+    assert "epsilon 0 of 2 spent at delta 1e-05; 2 of 2 left" in found.found
+    said.write_text(json.dumps(plan | {"signature": {"dp": {"epsilon": 2}}}))
+    refused = {finding.what: finding for finding in findings(file, said)}["privacy"]
+    assert not refused.good
+    assert "too few" in refused.found
+
+
+def test_a_plan_is_resolved_and_asks_for_no_impossible_privacy() -> None:
+    plan = FederationPlan.model_validate(
+        {
+            "name": "x",
+            "strategy": {"name": "fedmosaic"},
+            "rounds": {"total": 7},
+            "signature": {"dp": {"epsilon": 3}},
+        }
+    )
+    assert (plan.signature.dim, plan.signature.probe_examples) == (64, 256)
+    assert plan.signature.dp is not None
+    assert plan.signature.dp.releases == 7
+    assert FederationPlan.model_validate_json(plan.model_dump_json()) == plan
+    for wrong in ({"kind": "representation"}, {"probe_examples": 63}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            SignaturePlan(dp=SignatureDpPlan(epsilon=1), **wrong)

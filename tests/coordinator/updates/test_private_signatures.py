@@ -1,0 +1,47 @@
+"""Signatures under differential privacy: longer than the clip is refused, what was spent is shown."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.served import Served
+from tests.taking_part import join, plan, put, running, show, try_join, update_body, values
+
+SHORT = np.array([0.6, 0.0, 0.0, 0.8], np.float32)
+PRIVATE = plan(
+    strategy={"name": "fedmosaic"},
+    signature={"dim": 4, "dp": {"epsilon": 4, "releases": 3}},
+    rounds={"total": 1},
+)
+
+
+def test_a_signature_that_nobody_clipped_is_refused_where_the_plan_is_private(coordinator: Served) -> None:
+    for wanted, status in ((PRIVATE, 422), (plan(), 201)):
+        _, silos = running(coordinator, **wanted)
+        base = join(silos[0], 1)
+        answer = put(silos[0], 1, update_body(silos[0], 1, base, values(1.0), signature=SHORT * 1.01))
+        assert answer.status_code == status, answer.text
+        if status == 422:
+            assert answer.json()["type"] == "urn:tessera:problem:signature-vector"
+            assert answer.json()["clip"] == 1.0
+            assert "no longer than 1" in answer.text
+        assert put(silos[0], 1, update_body(silos[0], 1, base, values(1.0), signature=SHORT)).status_code in (
+            201,
+            409,
+        )
+
+
+def test_what_clients_have_spent_is_shown_and_need_not_be_said(coordinator: Served) -> None:
+    fid, silos = running(coordinator, **PRIVATE)
+    for silo, spent in zip(silos, ({"signature_epsilon": 0.75}, {}), strict=True):
+        base = join(silo, 1)
+        assert (
+            put(silo, 1, update_body(silo, 1, base, values(1.0), signature=SHORT, **spent)).status_code == 201
+        )
+    assert [client["epsilon"] for client in show(coordinator, fid, 1)["clients"]] == [0.75, None]
+
+
+def test_a_joining_signature_is_held_to_the_clip_too(coordinator: Served) -> None:
+    _, silos = running(coordinator, **PRIVATE)
+    assert try_join(silos[0], 1, SHORT * 2).json()["type"] == "urn:tessera:problem:signature-vector"
+    assert try_join(silos[0], 1, SHORT).status_code == 200
