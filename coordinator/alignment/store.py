@@ -9,10 +9,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator import payloads
+from coordinator.alignment_tables import AnchorsRow, PackRow
 from coordinator.errors import NotFound
 from coordinator.federations.store import standing
-from coordinator.alignment_tables import AnchorsRow, PackRow
-from coordinator.tables import 
 from schemas.messages.alignment import Acceptance, AcceptanceView, AlignmentManifest, PackView
 
 Row = TypeVar("Row")
