@@ -30,10 +30,9 @@ from coordinator.backup import copy
 from coordinator.database import Database
 from schemas.identity.documents import hash_of
 from schemas.messages.rounds import RoundBrief
-from tests.client_agent.test_daemon import alone_plan, naps, participant, served, silo, views
+from tests.client_agent.test_daemon import alone_plan, naps, views
 from tests.served import Served
 
-__all__ = ["participant", "served", "silo"]  # fixtures
 Serve = Callable[..., Served]
 Enrolled = Callable[..., Participant]
 
