@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from coordinator import payloads
 from coordinator.database import Database, now
 from coordinator.federations import store as federations
+from coordinator.rounds import parts
 from coordinator.rounds import store as rounds
-from coordinator.rounds.parts import keep_signature
 from coordinator.strategies.base import Signature
 from coordinator.tables import ClientRow, RoundRow, UpdateRow
 from schemas.maths.adapter import Layout, lora_layout, size
@@ -123,6 +123,6 @@ def _deliver(
             received_at=moment,
         )
     )
-    rounds.join(session, row, client_id, "sha256:" + "0" * 64, moment)
-    rounds.mark(session, row.id, client_id, "arrived")
-    keep_signature(session, row, client_id, "update", signature)
+    parts.join(session, row.id, client_id, "sha256:" + "0" * 64, moment)
+    parts.mark(session, row.id, client_id, "arrived")
+    parts.keep_signature(session, row, client_id, "update", signature)
