@@ -213,7 +213,10 @@ class SignatureRow(Table):
 
 
 class RelevanceRow(Table):
-    """Row i of a round's relevance: float64 little-endian over the round's `ordinal`s; NaN = not compared."""
+    """Row i of a round's relevance: float64 little-endian over the round's `ordinal`s; NaN = not compared.
+
+    `served`, `agreement` and `held` (a byte each, `guard.Held`) say what the guard did; None without one.
+    """
 
     __tablename__ = "relevance"
 
@@ -223,6 +226,9 @@ class RelevanceRow(Table):
     relevance: Mapped[bytes]
     similarity: Mapped[bytes]
     entropy: Mapped[float]
+    served: Mapped[bytes | None]
+    agreement: Mapped[bytes | None]
+    held: Mapped[bytes | None]
 
 
 class WeightsRow(Table):
