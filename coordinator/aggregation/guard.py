@@ -9,8 +9,8 @@ hides behind another kind's larger numbers. Client i with the weights w_i is ser
     a_ij ~ w_ij / votes_ij where cos(d_i, d_j) > 0.05   who does not agree is not heard; copies have one vote
     a_ij <= cap, their sum over an organisation and over copies <= cap, over all <= others
 
-so that f clients contribute at most min(f cap, others) length |d_i|, whatever they send. What some lose goes to
-others who are heard, up to their caps, and `cap` is at least an equal share of `others`: averaging with a
+so that f clients contribute at most min(f cap, others) length |d_i|, whatever they send. What some lose goes
+to others who are heard, up to their caps, and `cap` is at least an equal share of `others`: averaging with a
 single peer is not cut short. A strict guard takes cos(d_i, d_j) as a factor, gives all that is cut off to i,
 and its cap holds however few are heard. A newcomer has no d_i: it is guarded as `_newcomer` says.
 docs/poisoning.md tells what this holds back and what not.

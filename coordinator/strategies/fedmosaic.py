@@ -82,8 +82,8 @@ class Strategy:
     def caps(self) -> Caps | None:
         """The guard's caps: weight times length is what may reach what an established client goes on from.
 
-        With `mix` average that is (L + G) / 2: what is served counts half, and half is its own anyway, so that
-        others' updates may be a little longer than its own. A strict guard cuts them to its own length.
+        With `mix` average that is (L + G) / 2: what is served counts half, and half is its own anyway, so
+        others' updates may be somewhat longer than its own. A strict guard cuts them to its own length.
         """
         if self.options.guard == "off":
             return None
