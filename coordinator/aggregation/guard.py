@@ -35,6 +35,10 @@ _AGREES = 0.05
 task have .1 and more with each other after a first round of 6 examples, .18 to .6 after one of 12."""
 
 _ROUNDING = 1e-9
+_HALVINGS = 40
+
+_MOST_FILLING = 2.0**10
+"""How much more than it asks for anybody is given of what others lose."""
 
 _NO_DIVISION_BY_ZERO = 1e-300
 
@@ -230,16 +234,19 @@ def _capped(wanted: Floats, together: NDArray[np.bool_], cap: float) -> Floats:
 
 
 def _filled(wanted: Floats, together: NDArray[np.bool_], cap: float) -> Floats:
-    """Cut down to the caps, and give what is cut off to those who are still below theirs; (n,)."""
-    whole = wanted.sum()
-    allowed = _capped(wanted, together, cap)
-    for _ in wanted:
-        more = _capped(allowed * (whole / allowed.sum()), together, cap)
-        if more.sum() <= allowed.sum() * (1 + _ROUNDING):
-            break
-        allowed = more
-    filled: Floats = allowed * min(1.0, whole / allowed.sum())
-    return filled
+    """Cut down to the caps, and give what is cut off to those who are still below theirs; (n,).
+
+    Everybody's weight is scaled alike before it is cut. The scale is found by halving: the sum grows with it.
+    """
+    whole = wanted.sum() * (1 - _ROUNDING)
+    low, high = 1.0, 1.0
+    while _capped(high * wanted, together, cap).sum() < whole and high < _MOST_FILLING:
+        low, high = high, 2 * high
+    for _ in range(_HALVINGS if high > 1.0 else 0):
+        middle = (low + high) / 2
+        enough = _capped(middle * wanted, together, cap).sum() >= whole
+        low, high = (low, middle) if enough else (middle, high)
+    return _capped(low * wanted, together, cap)
 
 
 def _cosines(inner: Floats) -> Floats:
