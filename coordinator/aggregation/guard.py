@@ -222,7 +222,7 @@ def _of_one_organisation(foreign: NDArray[np.int_]) -> NDArray[np.bool_]:
 
 def _count(together: NDArray[np.bool_]) -> Floats:
     """Count with how many each belongs together, itself included; (n,)."""
-    return np.count_nonzero(together, axis=1).astype(np.float64)
+    return np.asarray(np.count_nonzero(together, axis=1), np.float64)
 
 
 def _capped(wanted: Floats, together: NDArray[np.bool_], cap: float) -> Floats:
@@ -253,7 +253,8 @@ def _cosines(inner: Floats) -> Floats:
     """cos(a, b) = a.b / (|a| |b|); NaN where one is zero."""
     lengths = np.sqrt(np.maximum(np.diag(inner), 0.0))
     scale = lengths[:, None] * lengths[None, :]
-    return np.divide(inner, scale, out=np.full_like(inner, np.nan), where=scale > 0)
+    cosines: Floats = np.divide(inner, scale, out=np.full_like(inner, np.nan), where=scale > 0)
+    return cosines
 
 
 def _organisations(cohort: Cohort) -> list[int]:
