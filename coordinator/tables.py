@@ -165,8 +165,8 @@ class ChunkRow(Table):
 class UpdateRow(Table):
     """A client's accepted adapter state of one round.
 
-    `payload_id` are the bytes as received. The state, float32 values in the order of `layout` ([tensor, shape]
-    each), begins at `state_begin` of `state_payload_id`, which may be the same. Neither outlives thinning out.
+    `payload_id` are the bytes as received. The state, float32 values in the order of `layout` (of [tensor,
+    shape]), begins at `state_begin` of `state_payload_id`, perhaps the same. Thinning out forgets both.
     """
 
     __tablename__ = "updates"

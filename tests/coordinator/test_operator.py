@@ -109,7 +109,7 @@ def test_refusals_are_one_readable_line(tessera: Operator, tmp_path: Path) -> No
 
 def test_who_was_held_back_is_shown_with_the_reason(tessera: Operator) -> None:
     plan = {"strategy": {"name": "fedmosaic"}, "rounds": {"total": 2, "min_clients": 2}}
-    fid, silos = running(tessera.served, **PLAN | plan, signature={"dim": 2})
+    fid, silos = running(tessera.served, **PLAN | plan | {"signature": {"dim": 2}})
     for silo, fill in zip(silos, (1.0, -30.0), strict=True):
         deliver(silo, 1, values(fill), signature=np.ones(2, np.float32))
     wait_for(tessera.served, fid, 1, "published")
