@@ -151,7 +151,7 @@ def in_blocks(
     every = [layouts[one] if one in layouts else states[one].layout for one in clients]
     held = [states.get(client) for client in clients]
     buffer = np.empty(0, np.float32)  # one for all blocks: new memory has to be cleared by the kernel
-    for block in blocks(every, rows.keys(), block_bytes):
+    for block in blocks(every, rows.keys(), block_bytes, kind=weights.cohort.kind):
         here = [row for row in rows if row in block.begins]
         given = weights.of_module(block.module)[here]  # (here, N)
         used = [place for place in block.begins if given[:, place].any()]

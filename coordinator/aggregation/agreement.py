@@ -40,7 +40,7 @@ def products(
     made = {kind: np.zeros((len(clients),) * 2) for kind, wanted in heard.items() if wanted.any()}
     held = [states.get(client) for client in clients]
     layouts = [state.layout if state is not None else {} for state in held]
-    for block in blocks(layouts, (), block_bytes // _COPIES):
+    for block in blocks(layouts, (), block_bytes // _COPIES, kind=weighing.cohort.kind):
         kind = weighing.cohort.kind(block.module)
         if kind not in made:
             continue

@@ -9,8 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from schemas.maths.start import first_a
+from schemas.wire.envelope import slots, unpack
 from tests.served import Served, Silo
-from tests.taking_part import deliver, join, put, running, update_body, wait_for, weights
+from tests.taking_part import deliver, join, put, running, update_body, url, wait_for, weights
 
 EAST, NORTH = (np.array(way, np.float32) for way in ([1.0, 0, 0, 0], [0, 1.0, 0, 0]))
 ALIKE = EAST
@@ -108,3 +109,37 @@ def test_what_lora_starts_from_counts_for_nobodys_agreement(coordinator: Served)
     shown = coordinator.admin.get(f"/v1/federations/{fid}/rounds/1/relevance").json()
     assert shown["agreement"][0] == pytest.approx([1.0, -1.0], abs=1e-6)
     assert shown["served"] == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_deeper_layers_that_only_one_base_model_has_are_shared_as_well(coordinator: Served) -> None:
+    plan = fedmosaic() | {"adapter": {"kind": "lora", "rank": 2, "blocks": 1, "roles": ["q"]}}
+    plan["rounds"] = {"total": 3, "min_clients": 4, "collect_seconds": 600}
+    fid = coordinator.federation(**plan)
+    models = [("tiny-s-000000000000", 1), ("tiny-l-000000000000", 2)]
+    silos = [
+        coordinator.enrol(fid, f"{model}-{i}", base_model=model, layers=layers, shapes=LORA)
+        for model, layers in models
+        for i in range(2)
+    ]
+    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    sent = {}
+    for i, silo in enumerate(silos):
+        layout = silo.http.get("/v1/me").json()["layout"]
+        sent[silo.client_id] = {
+            name: np.full(shape, 1.0 + 0.1 * i, np.float32) for name, shape in layout.items()
+        }
+        base = join(silo, 1)
+        body = update_body(silo, 1, base, sent[silo.client_id], signature=ALIKE)
+        assert put(silo, 1, body).status_code == 201
+    wait_for(coordinator, fid, 1, "published")
+    for silo, peer in ((silos[0], silos[1]), (silos[2], silos[3])):
+        join(silo, 2)
+        wanted = sent[peer.client_id]
+        with unpack(
+            silo.http.get(url(silo, 2, "/weights")).content,
+            encoding=None,
+            expected=slots({name: values.shape for name, values in wanted.items()}),
+            max_bytes=2**20,
+        ) as envelope:
+            for name, values in wanted.items():
+                np.testing.assert_allclose(envelope.read_float32(name), values, rtol=1e-6)
