@@ -153,8 +153,9 @@ def _established(
     cosine = np.nan_to_num(_cosines(inner)[-1, :-1])
     heard = cosine > (0.0 if caps.strict else _AGREES)
     if not heard.any():
-        return np.zeros_like(w), np.full(w.shape, Held.OPPOSED, np.uint8), caps.other
-    alike = _alike(inner * clip[:, None] * clip[None, :], np.eye(len(clip))[-1])[:-1, :-1]
+        why = Held.OPPOSED | Held.LARGE * (clip[:-1] < 1)
+        return np.zeros_like(w), why.astype(np.uint8), caps.other
+    alike = _alike(inner, lengths[-1], np.eye(len(lengths))[-1])[:-1, :-1]
     together = alike | _of_one_organisation(foreign)
     voices = np.where(heard, w / _count(alike), 0.0)
     if caps.strict:
@@ -183,7 +184,7 @@ def _newcomer(w: Floats, inner: Floats, foreign: NDArray[np.int_]) -> tuple[Floa
     """
     lengths = np.sqrt(np.diag(inner))
     clip = _clip(lengths, float(np.quantile(lengths, 0.5, method="lower")))
-    alike, fellows = _alike(inner * clip[:, None] * clip[None, :], w / w.sum()), _of_one_organisation(foreign)
+    alike, fellows = _alike(inner, float(lengths.mean()), w / w.sum()), _of_one_organisation(foreign)
     allowed = w / _count(alike | fellows)
     allowed = allowed / allowed.sum()
     given, whole = allowed * clip, clip == 1
@@ -199,13 +200,16 @@ def _clip(lengths: Floats, most: float) -> Floats:
     return shorter
 
 
-def _alike(inner: Floats, seen_from: Floats) -> NDArray[np.bool_]:
-    """Say which of n updates are nearly the same, (n, n); each is the same as itself.
+def _alike(inner: Floats, length: float, seen_from: Floats) -> NDArray[np.bool_]:
+    """Say which of n updates are nearly the same once all are of one length, (n, n); each is as itself.
 
     Clients that have averaged for rounds have nearly the same update, seen from the start; what tells them
     from copies is what each has learnt since. So directions are compared as seen from a point among them, the
     mean of all under the weights `seen_from` (n,): the receiver's own update, if it has one.
     """
+    lengths = np.sqrt(np.diag(inner))
+    scale = np.divide(length, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    inner = inner * scale[:, None] * scale[None, :]
     towards = inner @ seen_from
     away = inner - towards[:, None] - towards[None, :] + seen_from @ towards
     alike = _cosines(away) > _COPIES
