@@ -42,9 +42,9 @@ def products(
     layouts = [state.layout if state is not None else {} for state in held]
     for block in blocks(layouts, (), block_bytes // _COPIES, kind=weighing.cohort.kind):
         kind = weighing.cohort.kind(block.module)
-        if kind not in made:
-            continue
         used = [place for place in block.begins if heard[kind][place]]
+        if not used:
+            continue
         values = np.empty((len(used), block.size), np.float32)
         read_columns(database, held, block, used, values)
         first = used[0]

@@ -143,3 +143,6 @@ def test_deeper_layers_that_only_one_base_model_has_are_shared_as_well(coordinat
         ) as envelope:
             for name, values in wanted.items():
                 np.testing.assert_allclose(envelope.read_float32(name), values, rtol=1e-6)
+    newcomer = coordinator.enrol(fid, "new", base_model=models[1][0], layers=2, shapes=LORA)
+    join(newcomer, 2, ALIKE)
+    assert newcomer.http.get(url(newcomer, 2, "/weights")).status_code == 200
