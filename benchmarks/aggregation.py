@@ -6,6 +6,7 @@ W (N, N) is dense, U (N, D) float32. Three programs, each in a process of its ow
 its own: `tessera` aggregates a closed round (reads N states, weighs, multiplies, writes N new bodies,
 publishes); `product` is NumPy's W @ U in float32 and nothing else; `files` reads U from N files, multiplies,
 and writes G to N files, synced. `tessera_unwritten` reads, weighs and multiplies only, to show both parts.
+`agreement` is what the guard of a personalised strategy adds: another pass over the states, U U^T, its law.
 Without sizes, N = 256, D = 1e6 is followed by smaller ones that show growth in N and in D.
 """
 
@@ -98,6 +99,7 @@ def measure(
         **cost,
         "ratio": cost["tessera"]["seconds"] / cost["product"]["seconds"],
         "ratio_without_writing": cost["tessera_unwritten"]["seconds"] / cost["product"]["seconds"],
+        "ratio_of_guard": cost["agreement"]["seconds"] / cost["product"]["seconds"],
         "ratio_to_files": cost["tessera"]["seconds"] / cost["files"]["seconds"],
     }
 

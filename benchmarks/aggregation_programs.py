@@ -20,11 +20,13 @@ from benchmarks.memory import MIB, peak_rss_mib
 from coordinator import migrate, payloads
 from coordinator.aggregation import publishing, store
 from coordinator.aggregation.aggregate import Receiver, in_blocks
+from coordinator.aggregation.agreement import products
+from coordinator.aggregation.guard import guarded
 from coordinator.database import Database, now
 from coordinator.federations.store import federation, plan_of
 from coordinator.rounds import bases
 from coordinator.rounds import store as rounds
-from coordinator.strategies.base import Cohort, make
+from coordinator.strategies.base import Caps, Cohort, make
 from coordinator.tables import RelevanceRow
 from schemas.maths.adapter import size
 
@@ -95,6 +97,30 @@ def _tessera_unwritten(place: Place) -> dict[str, Any]:
     return cost
 
 
+def _agreement(place: Place) -> dict[str, Any]:
+    """Do what the guard adds: read all states once more, and multiply everybody's with everybody's."""
+    database = Database(place.url)
+    with database.read() as session:
+        ((fid, number),) = rounds.awaiting_worker(session, now(session))
+        plan = plan_of(federation(session, fid))
+        everyone = store.established(session, fid, plan, number)
+    cohort = Cohort([one.facts for one in everyone], plan.rounds.staleness_decay)
+    asked = make(plan.strategy.name, plan.strategy.options).weigh(cohort)
+    states = {one.facts.client: one.state for one in everyone}
+    with _measured() as cost:
+        found = products(
+            database,
+            asked,
+            states,
+            states.keys(),
+            seed=plan.training.seed,
+            block_bytes=place.block_mib * MIB,
+            between=lambda: None,
+        )
+        guarded(asked, found, Caps(other=0.2, others=0.7, length=1.0, strict=False))
+    return cost
+
+
 def _product(place: Place) -> dict[str, Any]:
     """Multiply what is in memory, into memory that is there."""
     u = states(place.clients, layout_of(place.values))  # (N, D)
@@ -134,6 +160,7 @@ def _weights(place: Place) -> NDArray[np.float32]:
 
 PROGRAMS: dict[str, Callable[[Place], dict[str, Any]]] = {
     "tessera_unwritten": _tessera_unwritten,
+    "agreement": _agreement,
     "tessera": _tessera,
     "product": _product,
     "files": _files,

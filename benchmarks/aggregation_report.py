@@ -32,11 +32,13 @@ def show(console: Console, found: dict[str, Any]) -> None:
                 size["ratio_without_writing"],
                 f"{size['ratio']:.3g} / {WITHIN_PRODUCT:g}",
                 size["ratio_to_files"],
+                size["ratio_of_guard"],
                 f"{tessera['peak_rss_mib'] - tessera['idle_rss_mib']:.0f}",
             ]
         )
     columns = ["N x D", "MiB", "product s", "files s", "tessera s", "tessera CPU s"]
-    columns += ["unwritten / product", "tessera / product", "tessera / files", "memory above idle, MiB"]
+    columns += ["unwritten / product", "tessera / product", "tessera / files"]
+    columns += ["guard / product", "memory above idle, MiB"]
     title = f"G = W U from the database, block budget {found['block_mib']} MiB (measured / goal)"
     figures.show(console, title, columns, rows)
     figures.judge(console, wanted(found["sizes"], found["block_mib"]))

@@ -34,7 +34,6 @@ from rich.progress import track
 from torch import Tensor
 
 from benchmarks import figures
-from client_agent.model.draws import stream
 from client_agent.model.examples import Example, encode_example
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.model.tokens import Batch, Encoded, answer_logits, collate, pad_id
@@ -43,6 +42,7 @@ from client_agent.privacy.release import Mechanism, release
 from client_agent.record_sketches import record_sketches
 from client_agent.signature import hashed, last_block_gradient
 from examples.tasks import LETTERS, TASKS, draw
+from schemas.maths.draws import stream
 from schemas.messages.federations import SignaturePlan
 
 ROOT = Path(__file__).resolve().parents[1]

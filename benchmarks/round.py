@@ -44,7 +44,7 @@ SIZES = (
 )
 _LAYERS, _WIDTH = 8, 4096
 _SILENCE_SECONDS = 180.0
-_OPTIONS = {"fedmosaic": {"temperature": 1.0, "min_relevance": None, "include_self": True}}
+_OPTIONS = {"fedmosaic": {"temperature": 1.0, "min_relevance": None, "include_self": True, "guard": "off"}}
 _PHASES = ("open", "collecting", "closing", "aggregating")
 
 

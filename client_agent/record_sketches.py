@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from client_agent.model.adapter import require_bare
-from client_agent.model.draws import stream
 from client_agent.model.examples import Example, encode_example
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import collate, pad_id
 from client_agent.signature import ENTRIES_AT_ONCE, MAX_LENGTH, hashed, last_block_gradient
+from schemas.maths.draws import stream
 from schemas.messages.federations import SignaturePlan
 
 _RECORDS_AT_ONCE = 8

@@ -20,11 +20,11 @@ from torch.nn import functional as nnf
 
 from client_agent.errors import SignatureUnusable
 from client_agent.model.adapter import require_bare
-from client_agent.model.draws import stream
 from client_agent.model.examples import Example, encode_all, probe_set
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET, Batch, answer_logits, collate, hidden_states, pad_id
 from client_agent.privacy.release import Averaged
+from schemas.maths.draws import stream
 from schemas.messages.federations import SignaturePlan
 
 Vector = NDArray[np.float32]

@@ -1,8 +1,7 @@
 """The tables of federations, and nothing that reads or writes one; `identity_tables` has those of keys,
 `alignment_tables` those of alignment packs.
 
-Tensors are payloads: content-addressed bytes in chunk rows. A chunk says where in its payload it begins and
-has at most CHUNK_BYTES, so that who writes many payloads side by side can write small ones.
+Tensors are payloads: content-addressed bytes in chunk rows of at most CHUNK_BYTES that say where they begin.
 """
 
 from __future__ import annotations
@@ -168,9 +167,8 @@ class ChunkRow(Table):
 class UpdateRow(Table):
     """A client's accepted adapter state of one round.
 
-    `payload_id` are the bytes as received. The state itself, float32 values in the order of `layout`
-    (a list of [tensor, shape]), are the bytes from `state_begin` on of `state_payload_id`: the same payload
-    when the client sent exactly that, else a decoded copy. Neither is there once the round is thinned out.
+    `payload_id` are the bytes as received. The state, float32 values in the order of `layout` (of [tensor,
+    shape]), begins at `state_begin` of `state_payload_id`, perhaps the same. Thinning out forgets both.
     """
 
     __tablename__ = "updates"
@@ -226,6 +224,9 @@ class RelevanceRow(Table):
     relevance: Mapped[bytes]
     similarity: Mapped[bytes]
     entropy: Mapped[float]
+    served: Mapped[bytes | None]  # this and what follows: what the guard did, None without one
+    agreement: Mapped[bytes | None]
+    held: Mapped[bytes | None]
 
 
 class WeightsRow(Table):

@@ -17,11 +17,11 @@ from torch.nn import functional as nnf
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from client_agent.errors import AlignmentImpossible
-from client_agent.model.draws import below, permutation
 from client_agent.model.frames import present_roles, wrapped_layers
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET, Batch, Encoded, answer_logits, collate, encode, pad_id
 from schemas.maths.adapter import module_name
+from schemas.maths.draws import below, permutation
 from schemas.messages.alignment import Anchor
 from schemas.messages.federations import AdapterPlan
 

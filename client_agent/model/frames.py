@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_agent.errors import LayoutMismatch
-from client_agent.model.draws import signs
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import module_name
 from schemas.maths.blocks import block_ends
+from schemas.maths.draws import signs
 from schemas.messages.federations import AdapterPlan, Role
 
 Array = NDArray[np.float32]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import sqrt
 from typing import Any, cast
 
 import numpy as np
@@ -21,11 +20,11 @@ from client_agent.model.adapter import (
     replace_module,
     require_bare,
 )
-from client_agent.model.draws import uniform
 from client_agent.model.frames import present_roles
 from client_agent.model.loading import BaseModel
 from client_agent.model.lora_layer import FusedLora
 from schemas.maths.adapter import Layout, layer_module_name, lora_layout
+from schemas.maths.start import first_a
 from schemas.messages.federations import AdapterPlan, Role
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -58,7 +57,11 @@ class LoraAdapter(Removable):
             for name, a, b in zip(served[path], wrapper.A, wrapper.B, strict=True):
                 self._tensors |= {f"{name}.A": a, f"{name}.B": b}
         self.layout: Layout = lora_layout(base.layers, {role: base.shapes[role] for role in roles}, plan.rank)
-        self._start = {name: self._first_a(name, seed) for name in self.layout if name.endswith(".A")}
+        self._start = {
+            name: first_a(name, shape, seed).reshape(shape)
+            for name, shape in self.layout.items()
+            if name.endswith(".A")
+        }
         self.load({name: np.zeros(shape, np.float32) for name, shape in self.layout.items()})
 
     def _inject_single(self, plan: AdapterPlan) -> dict[str, nn.Parameter]:
@@ -129,11 +132,6 @@ class LoraAdapter(Removable):
         self._inner.clear()
         if hasattr(self._model, "peft_config"):
             del self._model.peft_config
-
-    def _first_a(self, name: str, seed: int) -> NDArray[np.float32]:
-        """Draw A as a linear layer's weight is drawn: uniform in +-1/sqrt(d_in)."""
-        r, d_in = self.layout[name]
-        return uniform((r, d_in), 1 / sqrt(d_in), "lora", seed, name)
 
 
 def revived(state: State, start: State) -> Arrays:

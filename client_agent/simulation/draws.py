@@ -9,10 +9,10 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from client_agent.errors import StudyUnusable
-from client_agent.model.draws import permutation
 from client_agent.model.examples import Example
 from client_agent.simulation.study import Study, StudySilo
 from client_agent.training.data import SiloData, load_data
+from schemas.maths.draws import permutation
 
 _Pool = tuple[Path, Path | None]
 

@@ -139,10 +139,15 @@ def _run_round(federation: Federation, number: int, say: Callable[[str], None]) 
         answer = who.api.current_round(who.federation)
         if not isinstance(answer, RoundBrief) or answer.round != number or not take_part(who, answer):
             raise RoundMissed(f"{name} found round {number} closed; run the comparison again")
-    _wait_until_published(federation, number)
+    wait_until_published(federation, number)
 
 
-def _wait_until_published(federation: Federation, number: int) -> None:
+def wait_until_published(federation: Federation, number: int) -> None:
+    """Wait until a round is published.
+
+    Raises:
+        RoundMissed: it takes too long.
+    """
     deadline = time.monotonic() + _PUBLISH_SECONDS
     while federation.operator.get(f"{federation.path}/rounds/{number}")["state"] != "published":
         if time.monotonic() > deadline:

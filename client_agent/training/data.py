@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import cast
 
 from client_agent.errors import DataInvalid
-from client_agent.model.draws import permutation
 from client_agent.model.examples import Example, Turn
 from client_agent.model.tokens import Encoded
+from schemas.maths.draws import permutation
 
 TEST_SHARE = 0.2
 

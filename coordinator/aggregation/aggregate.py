@@ -11,41 +11,37 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TypeVar
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator import payloads
-from coordinator.aggregation.columns import Block, blocks
+from coordinator.aggregation.columns import blocks
+from coordinator.aggregation.reading import VALUE_BYTES, StoredState, Values, portions, read_columns
 from coordinator.crash import may_crash
 from coordinator.database import Database
 from coordinator.downloads import Stored
 from coordinator.logs import logger
 from coordinator.payloads import Staged
-from coordinator.strategies.base import Floats, Weighing, modules_of
+from coordinator.strategies.base import Cohort, Floats, Module, modules_of
 from schemas.maths.adapter import Layout
 from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import MEDIA_TYPE
 
-Item = TypeVar("Item")
-Values = NDArray[np.float32]
-
 log = logger(__name__)
 
-_VALUE_BYTES = 4
-_TRANSACTION_BYTES = 16 * 2**20
 
+class Weights(Protocol):
+    """Who is given how much of whom."""
 
-@dataclass(frozen=True, slots=True)
-class StoredState:
-    """Where a client's adapter state is: float32 values in the order of `layout`, from byte `begin` on."""
+    @property
+    def cohort(self) -> Cohort:
+        """Whose weights they are, in which order."""
 
-    payload_id: int
-    begin: int
-    layout: Layout
+    def of_module(self, module: Module) -> Floats:
+        """Give W for one module, (N, N)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,7 @@ class Made:
 
 def mix(
     database: Database,
-    weighing: Weighing,
+    weights: Weights,
     states: Mapping[str, StoredState],
     receivers: Sequence[Receiver],
     *,
@@ -85,13 +81,13 @@ def mix(
 
     `between` is called after every block; what it raises ends the work and what was staged is discarded.
     """
-    bodies = _begin(database, _alike(weighing, receivers))
+    bodies = _begin(database, _alike(weights, receivers))
     firsts = [body.receivers[0] for body in bodies]
     try:
         with ThreadPoolExecutor(1, "aggregation-writer") as writer:
             # Reading waits for nobody's writing: SQLite's rollback journal shuts readers out meanwhile.
             product: tuple[list[_Body], Values] = [], np.empty((0, 0), np.float32)
-            for columns in in_blocks(database, weighing, states, firsts, block_bytes=block_bytes):
+            for columns in in_blocks(database, weights, states, firsts, block_bytes=block_bytes):
                 written = writer.submit(_append, database, *product)
                 product = [bodies[place] for place in columns.places], columns.product()
                 written.result()
@@ -142,28 +138,28 @@ class Columns:
 
 def in_blocks(
     database: Database,
-    weighing: Weighing,
+    weights: Weights,
     states: Mapping[str, StoredState],
     receivers: Sequence[Receiver],
     *,
     block_bytes: int,
 ) -> Iterator[Columns]:
     """Read what makes G, block by block."""
-    clients = [facts.client for facts in weighing.cohort.clients]
+    clients = [facts.client for facts in weights.cohort.clients]
     layouts = {one.client: one.layout for one in receivers}
     rows = {clients.index(one.client): place for place, one in enumerate(receivers)}
     every = [layouts[one] if one in layouts else states[one].layout for one in clients]
     held = [states.get(client) for client in clients]
     buffer = np.empty(0, "<f4")  # one for all blocks: new memory has to be cleared by the kernel
-    for block in blocks(every, rows.keys(), block_bytes):
+    for block in blocks(every, rows.keys(), block_bytes, kind=weights.cohort.kind):
         here = [row for row in rows if row in block.begins]
-        weights = weighing.of_module(block.module)[here]  # (here, N)
-        used = [place for place in block.begins if weights[:, place].any()]
+        given = weights.of_module(block.module)[here]  # (here, N)
+        used = [place for place in block.begins if given[:, place].any()]
         if buffer.size < len(used) * block.size:
             buffer = np.empty(len(used) * block.size, "<f4")
         values = buffer[: len(used) * block.size].reshape(len(used), block.size)
-        _read(database, held, block, used, values)
-        yield Columns([rows[row] for row in here], weights[:, used], values)
+        read_columns(database, held, block, used, values)
+        yield Columns([rows[row] for row in here], given[:, used], values)
 
 
 class _Body:
@@ -193,15 +189,15 @@ class _Body:
         return made
 
 
-def _alike(weighing: Weighing, receivers: Sequence[Receiver]) -> list[list[Receiver]]:
+def _alike(weights: Weights, receivers: Sequence[Receiver]) -> list[list[Receiver]]:
     """Put receivers together whose rows of G are equal: same layout, same weights in every module of it."""
-    rows = {facts.client: row for row, facts in enumerate(weighing.cohort.clients)}
+    rows = {facts.client: row for row, facts in enumerate(weights.cohort.clients)}
     modules = sorted({module for one in receivers for module in modules_of(one.layout)})
     seen = {one.client: sha256(repr(one.layout).encode()) for one in receivers}
     for module in modules:
-        weights = np.ascontiguousarray(weighing.of_module(module))
+        given = np.ascontiguousarray(weights.of_module(module))
         for one in receivers:
-            seen[one.client].update(weights[rows[one.client]])
+            seen[one.client].update(given[rows[one.client]])
     groups: dict[bytes, list[Receiver]] = {}
     for one in receivers:
         groups.setdefault(seen[one.client].digest(), []).append(one)
@@ -218,26 +214,8 @@ def _begin(database: Database, groups: Sequence[Sequence[Receiver]]) -> list[_Bo
     return bodies
 
 
-def _read(
-    database: Database,
-    states: Sequence[StoredState | None],
-    block: Block,
-    used: Sequence[int],
-    values: Values,
-) -> None:
-    """Read the block's columns of the clients `used` into `values` (used, block)."""
-    wanted = [(i, states[place], block.begins[place]) for i, place in enumerate(used)]
-    for some in _portions(wanted, block.size * _VALUE_BYTES):
-        with database.read() as session:
-            for i, state, begin in some:
-                if state is None:
-                    raise LookupError("a client without a state was given weight")
-                at = state.begin + begin * _VALUE_BYTES
-                payloads.read_into(session, state.payload_id, at, memoryview(values[i]).cast("B"))
-
-
 def _append(database: Database, bodies: Sequence[_Body], values: Values) -> None:
-    for some in _portions(list(zip(bodies, values, strict=True)), values.shape[1] * _VALUE_BYTES):
+    for some in portions(list(zip(bodies, values, strict=True)), values.shape[1] * VALUE_BYTES):
         views = [(body, memoryview(row.astype("<f4", copy=False)).cast("B")) for body, row in some]
         for body, view in views:
             body.look_at(view)
@@ -245,10 +223,3 @@ def _append(database: Database, bodies: Sequence[_Body], values: Values) -> None
             for body, view in views:
                 body.append(session, view)
         may_crash("block-staged")
-
-
-def _portions(items: Sequence[Item], bytes_each: int) -> Iterator[Sequence[Item]]:
-    """Cut work into transactions that are short whatever the block: nobody waits long for the database."""
-    most = max(1, _TRANSACTION_BYTES // max(1, bytes_each))
-    for at in range(0, len(items), most):
-        yield items[at : at + most]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -29,15 +29,23 @@ class Block:
     begins: dict[int, int]
 
 
-def blocks(layouts: Sequence[Layout], receivers: Collection[int], block_bytes: int) -> Iterator[Block]:
+def blocks(
+    layouts: Sequence[Layout],
+    receivers: Collection[int],
+    block_bytes: int,
+    *,
+    kind: Callable[[Module], object] = is_of_one_base_model,
+) -> Iterator[Block]:
     """Go through all values of all clients, each client's in the order of its own layout.
+
+    Modules of which `kind` says different things are never in one block.
 
     What a block makes necessary fits in `block_bytes` (but it has at least one value): a row of float32 for
     each client, two for each of the `receivers` among them (one is made while another is written), and
     the copies of the one row that is being read. No row is longer than a stored chunk: reading more at once
     is no faster, and few clients need not fill the budget.
     """
-    for run in _runs(layouts):
+    for run in _runs(layouts, kind):
         rows = len(run.begins) + 2 * len(run.begins.keys() & receivers) + _COPIES_WHILE_READING
         most = max(1, min(block_bytes // rows, CHUNK_BYTES) // _VALUE_BYTES)
         for at in range(0, run.size, most):
@@ -45,10 +53,10 @@ def blocks(layouts: Sequence[Layout], receivers: Collection[int], block_bytes: i
             yield Block(run.module, min(most, run.size - at), begins)
 
 
-def _runs(layouts: Sequence[Layout]) -> Iterator[Block]:
+def _runs(layouts: Sequence[Layout], kind: Callable[[Module], object]) -> Iterator[Block]:
     """Join neighbouring tensors that the same clients have, in the same shapes of the whole module.
 
-    Those that mean something across base models never join those that do not: their weights differ.
+    Those of different kinds never join: their weights may differ.
     Layouts are sorted by name and so is their union: what is consecutive there is so in each client's state.
     """
     holders: dict[tuple[str, Form], list[int]] = {}
@@ -60,7 +68,7 @@ def _runs(layouts: Sequence[Layout]) -> Iterator[Block]:
     run: Block | None = None
     for (tensor, form), places in sorted(holders.items()):
         size = prod(dict(form)[tensor])
-        if run is not None and list(run.begins) == places and _alike(run.module, module_of(tensor)):
+        if run is not None and list(run.begins) == places and kind(run.module) == kind(module_of(tensor)):
             run = Block(run.module, run.size + size, run.begins)
         else:
             if run is not None:
@@ -70,7 +78,3 @@ def _runs(layouts: Sequence[Layout]) -> Iterator[Block]:
             positions[place] += size
     if run is not None:
         yield run
-
-
-def _alike(one: Module, other: Module) -> bool:
-    return is_of_one_base_model(one) == is_of_one_base_model(other)

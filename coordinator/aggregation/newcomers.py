@@ -7,14 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import BoundedSemaphore
 
+from sqlalchemy.orm import Session
+
 from coordinator.aggregation import store
 from coordinator.aggregation.aggregate import Made, Receiver, mix
+from coordinator.aggregation.weighed import weighed
 from coordinator.database import Database
 from coordinator.enrolment.auth import Member
 from coordinator.errors import Busy
 from coordinator.federations.store import federation, plan_of
 from coordinator.rounds import bases
-from coordinator.strategies.base import ClientFacts, Cohort, Signature, make, modules_of
+from coordinator.strategies.base import ClientFacts, Cohort, Signature, modules_of
 from schemas.maths.adapter import Layout
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import WeightsManifest
@@ -76,16 +79,17 @@ def weigh(database: Database, one: Newcomer, last_published: int) -> Made:
             fid = one.member.federation_id
             everyone = store.established(session, fid, one.plan, last_published)
             others = [other for other in everyone if other.is_enrolled]
-            aligned = store.alignment_set(session, fid, one.member.base_model)
-        strategy = make(one.plan.strategy.name, one.plan.strategy.options)
-        cohort = Cohort(
-            [*(other.facts for other in others), _facts(one, aligned)], one.plan.rounds.staleness_decay
-        )
+            facts = _facts(session, one)
+        cohort = Cohort([*(other.facts for other in others), facts], one.plan.rounds.staleness_decay)
         client = one.member.client_id
+        states = {other.facts.client: other.state for other in others}
+        settled = weighed(
+            database, one.plan, cohort, states, {client}, block_bytes=_BLOCK_BYTES, between=lambda: None
+        )
         made = mix(
             database,
-            strategy.weigh(cohort),
-            {other.facts.client: other.state for other in others},
+            settled.weights,
+            states,
             [Receiver(client, one.layout, head(one.layout, one.manifest))],
             block_bytes=_BLOCK_BYTES,
             between=lambda: None,
@@ -103,7 +107,8 @@ def _weigher() -> Iterator[None]:
         _WEIGHERS.release()
 
 
-def _facts(one: Newcomer, aligned: str | None) -> ClientFacts:
+def _facts(session: Session, one: Newcomer) -> ClientFacts:
+    aligned = store.alignment_set(session, one.member.federation_id, one.member.base_model)
     return ClientFacts(
         client=one.member.client_id,
         base_model=one.member.base_model,
@@ -114,4 +119,5 @@ def _facts(one: Newcomer, aligned: str | None) -> ClientFacts:
         signature=one.signature,
         signature_model=store.signature_model(one.plan, one.member.base_model),
         is_source=False,
+        organisation=store.organisation(session, one.member.client_id),
     )

@@ -14,6 +14,7 @@ from datetime import timedelta
 
 from coordinator.aggregation import store
 from coordinator.aggregation.aggregate import Made, Receiver, discard, mix
+from coordinator.aggregation.weighed import Weighed, weighed
 from coordinator.crash import may_crash
 from coordinator.database import Database, now
 from coordinator.federations.store import plan_of
@@ -21,7 +22,7 @@ from coordinator.locks import lock_federation
 from coordinator.rounds import control
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import AGGREGATION_FAILED, next_state
-from coordinator.strategies.base import Cohort, Weighing, make
+from coordinator.strategies.base import Cohort
 from coordinator.weights.store import give
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import WeightsManifest
@@ -102,22 +103,29 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
     plan = claim.plan
     with database.read() as session:
         everyone = store.established(session, claim.federation_id, plan, claim.number)
-    strategy = make(plan.strategy.name, plan.strategy.options)
     cohort = Cohort([one.facts for one in everyone], plan.rounds.staleness_decay)
-    weighing = strategy.weigh(cohort)
     receivers = [
         Receiver(one.facts.client, one.state.layout, head(one.state.layout, _manifest(claim, one)))
         for one in everyone
         if one.is_enrolled
     ]
     states = {one.facts.client: one.state for one in everyone}
-    made = mix(database, weighing, states, receivers, block_bytes=block_bytes, between=between)
+    settled = weighed(
+        database,
+        plan,
+        cohort,
+        states,
+        {one.client for one in receivers},
+        block_bytes=block_bytes,
+        between=between,
+    )
+    made = mix(database, settled.weights, states, receivers, block_bytes=block_bytes, between=between)
     try:
-        _publish(database, claim, weighing, made)
+        _publish(database, claim, settled, made)
     except BaseException:
         discard(database, made.values())
         raise
-    return int(sum(row[place] == 1.0 for place, row in enumerate(weighing.relevance)))
+    return int(sum(row[place] == 1.0 for place, row in enumerate(settled.asked.relevance)))
 
 
 def abandon(database: Database, claim: Claim) -> None:
@@ -129,7 +137,7 @@ def abandon(database: Database, claim: Claim) -> None:
             control.abandon(session, locked, row, AGGREGATION_FAILED)
 
 
-def _publish(database: Database, claim: Claim, weighing: Weighing, made: dict[str, Made]) -> None:
+def _publish(database: Database, claim: Claim, settled: Weighed, made: dict[str, Made]) -> None:
     with database.write() as session:
         adopted: dict[int, int] = {}
         for _, body in sorted(made.items()):  # before the federation is locked, as whoever delivers does it
@@ -144,7 +152,7 @@ def _publish(database: Database, claim: Claim, weighing: Weighing, made: dict[st
         for client, body in sorted(made.items()):
             stored = body.adopted(adopted[body.staged.payload_id])
             give(session, claim.federation_id, client, claim.number + 1, stored, moment)
-        store.keep_relevance(session, row.id, weighing)
+        store.keep_relevance(session, row.id, settled)
         control.publish(session, locked, row)
         may_crash("publication-written")
     may_crash("publication-committed")

@@ -8,9 +8,10 @@ import numpy as np
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.aggregate import StoredState
+from coordinator.aggregation.reading import StoredState
+from coordinator.aggregation.weighed import Weighed
 from coordinator.alignment_tables import PackRow
-from coordinator.strategies.base import ClientFacts, Signature, Weighing, modules_of
+from coordinator.strategies.base import ClientFacts, Signature, modules_of
 from coordinator.tables import ClientRow, RelevanceRow, SignatureRow, UpdateRow
 from schemas.messages.federations import FederationPlan
 
@@ -90,17 +91,27 @@ def signature_of_join(session: Session, fid: str, client_id: str) -> Signature |
     return _signature(row)
 
 
-def keep_relevance(session: Session, round_id: int, weighing: Weighing) -> None:
-    """Keep who listened to whom."""
-    for i, facts in enumerate(weighing.cohort.clients):
+def organisation(session: Session, client_id: str) -> str | None:
+    """Whose client is it?"""
+    return session.scalars(select(ClientRow.organisation).where(ClientRow.id == client_id)).one()
+
+
+def keep_relevance(session: Session, round_id: int, settled: Weighed) -> None:
+    """Keep who listened to whom, and what the guard made of it."""
+    asked = settled.asked
+    told = settled.guarded.told() if settled.guarded is not None else None
+    for i, facts in enumerate(asked.cohort.clients):
         session.add(
             RelevanceRow(
                 round_id=round_id,
                 client_id=facts.client,
                 ordinal=i,
-                relevance=weighing.relevance[i].astype("<f8").tobytes(),
-                similarity=weighing.similarity[i].astype("<f8").tobytes(),
-                entropy=float(weighing.entropy[i]),
+                relevance=asked.relevance[i].astype("<f8").tobytes(),
+                similarity=asked.similarity[i].astype("<f8").tobytes(),
+                entropy=float(asked.entropy[i]),
+                served=told.served[i].astype("<f8").tobytes() if told is not None else None,
+                agreement=told.agreement[i].astype("<f8").tobytes() if told is not None else None,
+                held=told.held[i].tobytes() if told is not None else None,
             )
         )
 
@@ -141,6 +152,7 @@ def _established(
             signature=_signature(signature),
             signature_model=signature_model(plan, client.base_model),
             is_source=age <= plan.rounds.max_staleness,
+            organisation=client.organisation,
         ),
         state=StoredState(update.state_payload_id, update.state_begin, layout),
         pack_digest=update.pack_digest,

@@ -111,12 +111,24 @@ function relevance(view, names) {
     at("relevance").replaceChildren();
     return;
   }
-  at("relevance-note").textContent = `After round ${view.round}: a row listens to its columns.`;
+  const given = view.served || view.relevance;
+  at("relevance-note").textContent = `After round ${view.round}: a row listens to its columns.`
+    + (view.served ? " Shown is what it is served; * = less than relevance says, point at it to see why." : "");
   const label = (client) => names[client] || client;
-  table(at("relevance"), ["", ...view.clients.map(label)], view.relevance.map((row, i) =>
-    [label(view.rows[i]), ...row.map((value) => value.toFixed(2))]));
+  table(at("relevance"), ["", ...view.clients.map(label)], given.map((row, i) =>
+    [label(view.rows[i]), ...row.map((value, j) => value.toFixed(2) + (why(view, i, j).length ? "*" : ""))]));
   const cells = at("relevance").querySelectorAll("td:not(:first-child)");
-  view.relevance.flat().forEach((value, i) => { cells[i].style.background = `rgba(var(--brand), ${0.75 * value})`; });
+  given.flat().forEach((value, at) => {
+    const i = Math.floor(at / view.clients.length), j = at % view.clients.length;
+    cells[at].style.background = `rgba(var(--brand), ${0.75 * value})`;
+    if (why(view, i, j).length) {
+      cells[at].title = `relevance ${view.relevance[i][j].toFixed(2)}, agreement ${share(view.agreement[i][j])}: ${why(view, i, j).join(", ")}`;
+    }
+  });
+}
+
+function why(view, i, j) {
+  return view.held && view.relevance[i][j] > view.served[i][j] ? view.held[i][j] : [];
 }
 
 function packs(found) {

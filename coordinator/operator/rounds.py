@@ -68,6 +68,40 @@ def show(
         console.print(f"- {claim}", highlight=False)
 
 
+@app.command("relevance")
+def relevance(
+    federation: Federation,
+    number: Annotated[int, typer.Argument(min=1, help="A published round's number.")],
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show who listened to whom, what was served of it, and why less than relevance says."""
+    coordinator = Coordinator(url, token)
+    path = f"/v1/federations/{federation}"
+    found = coordinator.get(f"{path}/rounds/{number}/relevance")
+    if as_json:
+        print_json(found)
+        return
+    names = {client["client_id"]: client["name"] for client in coordinator.pages(f"{path}/clients")}
+    print_table(
+        ["client", "listens to", "relevance", "served", "agreement", "held back"],
+        [
+            (
+                names.get(row, row),
+                names.get(column, column),
+                found["relevance"][i][j],
+                found["served"][i][j] if found["served"] else None,
+                found["agreement"][i][j] if found["agreement"] else None,
+                ", ".join(found["held"][i][j]) if found["held"] else None,
+            )
+            for i, row in enumerate(found["rows"])
+            for j, column in enumerate(found["clients"])
+            if found["relevance"][i][j] > 0 or (found["served"] and found["served"][i][j] > 0)
+        ],
+    )
+
+
 @app.command("watch")
 def watch(
     federation: Federation,

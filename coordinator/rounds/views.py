@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import TypeVar
 
 import numpy as np
 from sqlalchemy.orm import Session
@@ -16,9 +17,11 @@ from coordinator.federations.store import federation, plan_of
 from coordinator.rounds import queries
 from coordinator.rounds.selection import Part, shown_state
 from coordinator.rounds.store import state_of
+from coordinator.strategies.base import Held
 from coordinator.tables import RoundRow
 from schemas.messages.enrolment import Traffic
 from schemas.messages.rounds import (
+    HeldFor,
     Metrics,
     ParticipationState,
     ParticipationView,
@@ -30,6 +33,14 @@ from schemas.messages.rounds import (
     ScoreSummary,
 )
 
+Row = TypeVar("Row")
+
+_HELD: tuple[tuple[Held, HeldFor], ...] = (
+    (Held.LARGE, "large"),
+    (Held.OPPOSED, "opposed"),
+    (Held.COPIES, "copies"),
+    (Held.CAPPED, "capped"),
+)
 _STATES: tuple[ParticipationState, ...] = ("joined", "arrived", "late", "rejected", "revoked")
 
 
@@ -100,12 +111,12 @@ def relevance(session: Session, row: RoundRow, *, only: str | None) -> Relevance
         round=row.number,
         clients=list(queries.compared(session, row.id)),
         rows=[one.client_id for one in rows],
-        relevance=[np.frombuffer(one.relevance, "<f8").tolist() for one in rows],
-        similarity=[
-            [None if math.isnan(value) else value for value in np.frombuffer(one.similarity, "<f8").tolist()]
-            for one in rows
-        ],
+        relevance=[_numbers(one.relevance) for one in rows],
+        similarity=[_compared(one.similarity) for one in rows],
         entropy=[one.entropy for one in rows],
+        served=_each(_numbers, [one.served for one in rows]),
+        agreement=_each(_compared, [one.agreement for one in rows]),
+        held=_each(_reasons, [one.held for one in rows]),
     )
 
 
@@ -132,6 +143,24 @@ def _mean(values: Sequence[float]) -> float:
     """Average numbers from 0 on, in parts of the largest one: however large they are, nothing overflows."""
     top = max(values)
     return top * (math.fsum(value / top for value in values) / len(values)) if top > 0 else 0.0
+
+
+def _each(read: Callable[[bytes], Row], stored: Sequence[bytes | None]) -> list[Row] | None:
+    """Read what the guard left, row by row; None for a round without one."""
+    rows = [read(row) for row in stored if row is not None]
+    return rows if len(rows) == len(stored) else None
+
+
+def _numbers(stored: bytes) -> list[float]:
+    return [float(value) for value in np.frombuffer(stored, "<f8")]
+
+
+def _compared(stored: bytes) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in _numbers(stored)]
+
+
+def _reasons(stored: bytes) -> list[list[HeldFor]]:
+    return [[name for flag, name in _HELD if Held(one) & flag] for one in stored]
 
 
 def _seconds(row: RoundRow, moment: datetime) -> dict[str, float]:

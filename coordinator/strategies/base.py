@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntFlag
 from pathlib import Path
 from typing import ClassVar, Protocol, cast
 
@@ -23,6 +24,7 @@ from schemas.maths.adapter import Layout, Shape, is_of_one_base_model, module_of
 
 Module = str
 Form = tuple[tuple[str, Shape], ...]
+Kind = tuple[bool, tuple[int, ...]]
 Floats = NDArray[np.float64]
 
 
@@ -58,6 +60,7 @@ class ClientFacts:
         signature: None = it sent none.
         signature_model: which small model made the signature; only those of one model are comparable.
         is_source: whether its update may serve others and itself: recent enough, and the client not revoked.
+        organisation: whose client it is; None = nobody said, and it stands for itself.
     """
 
     client: str
@@ -69,6 +72,7 @@ class ClientFacts:
     signature: Signature | None
     signature_model: str
     is_source: bool
+    organisation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +113,17 @@ class Cohort:
         """Say who shares at least one module with whom; (N, N)."""
         shared = np.zeros((len(self.clients),) * 2, bool)
         # Most modules are held by the same clients and mean the same to them: one of each kind is enough.
-        for module in {self._kind(module): module for module in self._modules()}.values():
+        for module in self.kinds().values():
             shared |= self.shares(module)
         return shared
 
-    def _modules(self) -> Iterator[Module]:
-        yield from sorted({module for facts in self.clients for module in facts.modules})
+    def kinds(self) -> dict[Kind, Module]:
+        """Give one module of each kind; all modules of a kind are shared by the same clients."""
+        modules = sorted({module for facts in self.clients for module in facts.modules})
+        return {self.kind(module): module for module in modules}
 
-    def _kind(self, module: Module) -> tuple[bool, tuple[int, ...]]:
+    def kind(self, module: Module) -> Kind:
+        """Name the kind of a module: what it takes to share it, and who has it in which shapes."""
         holders = tuple(numbered([facts.modules.get(module) for facts in self.clients]))
         return is_of_one_base_model(module), holders
 
@@ -156,6 +163,33 @@ class Weighing:
         return weights
 
 
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """How far a client is moved by others at most (`aggregation/guard`), as shares of what it is served.
+
+    Attributes:
+        other: the weight of one other client, and of the clients of one other organisation together.
+        others: the weight of all others together.
+        length: how long another's update may be, in lengths of the client's own; longer ones are cut.
+        strict: whether `other` holds even if so few are heard that an equal share of `others` is more, and
+            what some lose because they disagree goes to nobody else.
+    """
+
+    other: float
+    others: float
+    length: float
+    strict: bool
+
+
+class Held(IntFlag):
+    """Why the guard lets a client count for less than its relevance."""
+
+    LARGE = 1
+    OPPOSED = 2
+    COPIES = 4
+    CAPPED = 8
+
+
 class Strategy(Protocol):
     """A federated method: a class made from its Options."""
 
@@ -165,6 +199,10 @@ class Strategy(Protocol):
     @property
     def gated(self) -> bool:
         """Whether clients let what they are served act as a frozen global branch beside their own P and Q."""
+
+    @property
+    def caps(self) -> Caps | None:
+        """What guards a client against the others' updates; None = it is given what relevance says."""
 
     def weigh(self, cohort: Cohort) -> Weighing:
         """Decide whom each client listens to; the same cohort gives the same answer."""

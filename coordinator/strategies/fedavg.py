@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from coordinator.strategies.base import Cohort, Weighing, fading, keep_own, log_examples, normalised
+from coordinator.strategies.base import Caps, Cohort, Weighing, fading, keep_own, log_examples, normalised
 
 
 class Options(BaseModel):
@@ -32,6 +32,11 @@ class Strategy:
     def gated(self) -> bool:
         """Never: what is served is the one model of all."""
         return False
+
+    @property
+    def caps(self) -> Caps | None:
+        """None: a common model is everybody's mean, and nobody's own update is the measure of it."""
+        return None
 
     def weigh(self, cohort: Cohort) -> Weighing:
         """w_ij = d^age_j n_j / the sum over all j that i shares something with."""

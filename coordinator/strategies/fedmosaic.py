@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator.strategies.base import (
+    Caps,
     Cohort,
     Floats,
     Signature,
@@ -35,6 +36,12 @@ _LEAST_RELIABILITY = 0.25
 _LARGEST_ERROR = 1 / 3
 """Two private signatures whose noise alone would move their similarity by more than this say nothing yet."""
 
+_MOST_OF_ONE = 0.2
+"""What one other client, or organisation, contributes at most to what a client goes on from."""
+
+_MOST_OF_ALL = 0.7
+"""What all others contribute to it at most."""
+
 _NO_DIVISION_BY_ZERO = 1e-9
 
 
@@ -44,7 +51,8 @@ class Options(BaseModel):
     `sources` holds for established clients under `mix` average and gate: peers of the identical base model,
     or all; with `mix` init, and for newcomers, it is always all. `min_relevance` is a floor on S. `centre`
     subtracts the mean signature first, and with it most of what a majority has in common; the cosine is then
-    not corrected for noise.
+    not corrected for noise. `guard` holds back what others send (docs/poisoning.md), and gives to the client
+    itself what it cuts off, whatever `include_self` says; off is what the papers do.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -57,7 +65,7 @@ class Options(BaseModel):
     sources: Literal["same_architecture", "all"] = "same_architecture"
     min_relevance: Annotated[float, Field(ge=-1, le=1)] | None = 0.6
     weight_by_examples: bool = False
-    guard: Literal["off"] = "off"
+    guard: Literal["on", "strict", "off"] = "on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,21 @@ class Strategy:
     def gated(self) -> bool:
         """Whether the served P and Q act beside the client's own, mixed by a gate per layer."""
         return self.options.mix == "gate"
+
+    @property
+    def caps(self) -> Caps | None:
+        """The guard's caps: weight times length is what may reach what an established client goes on from.
+
+        With `mix` average that is (L + G) / 2: what is served counts half, and half is its own anyway, so
+        others' updates may be somewhat longer than its own. A strict guard cuts them to its own length.
+        """
+        if self.options.guard == "off":
+            return None
+        reaching = 0.5 if self.options.mix == "average" else 1.0
+        others = min(1.0, _MOST_OF_ALL / reaching)
+        strict = self.options.guard == "strict"
+        length = 1.0 if strict else _MOST_OF_ALL / reaching / others
+        return Caps(other=_MOST_OF_ONE / reaching / length, others=others, length=length, strict=strict)
 
     def weigh(self, cohort: Cohort) -> Weighing:
         """w_ij = d^age_j n_j^e exp(S_ij / temperature) / the sum over the eligible j.

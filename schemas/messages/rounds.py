@@ -171,10 +171,17 @@ class RoundPage(Strict):
     next: str | None
 
 
+HeldFor = Literal["large", "opposed", "copies", "capped"]
+
+
 class RelevanceView(Strict):
     """Who listened to whom; row i of `relevance` sums to 1, `entropy` is in nats.
 
-    A client is shown its own row only: `clients` names the columns, `rows` the rows.
+    A client is shown its own row only: `clients` names the columns, `rows` the rows. Where a guard stands
+    between relevance and what is served, `served` is how much of whom i was served, `agreement` the cosine
+    between what both have learnt (null = not compared), and `held` why j counts for less than its relevance:
+    its update is longer than i's (`large`), points away from it (`opposed`), is nearly the same as others'
+    (`copies`), or has more weight than one client or organisation may (`capped`). Else they are null.
     """
 
     round: int
@@ -183,3 +190,6 @@ class RelevanceView(Strict):
     relevance: list[list[float]]
     similarity: list[list[float | None]]
     entropy: list[float]
+    served: list[list[float]] | None
+    agreement: list[list[float | None]] | None
+    held: list[list[list[HeldFor]]] | None

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from coordinator.cli import commands
 from tests.served import ADMIN_TOKEN, Served
+from tests.taking_part import PLAN, deliver, running, values, wait_for
 
 
 @dataclass
@@ -103,6 +105,18 @@ def test_refusals_are_one_readable_line(tessera: Operator, tmp_path: Path) -> No
         assert said.startswith("tessera: ")
         assert expected in said
         assert said.count("\n") == 1
+
+
+def test_who_was_held_back_is_shown_with_the_reason(tessera: Operator) -> None:
+    plan = {"strategy": {"name": "fedmosaic"}, "rounds": {"total": 2, "min_clients": 2}}
+    fid, silos = running(tessera.served, **PLAN | plan | {"signature": {"dim": 2}})
+    for silo, fill in zip(silos, (1.0, -30.0), strict=True):
+        deliver(silo, 1, values(fill), signature=np.ones(2, np.float32))
+    wait_for(tessera.served, fid, 1, "published")
+    told = tessera("round", "relevance", fid, "1")
+    assert "large, opposed" in told
+    assert "silo-0" in told
+    assert tessera.json("round", "relevance", fid, "1")["served"] == [[1.0, 0.0], [0.0, 1.0]]
 
 
 def test_watch_follows_rounds_until_the_federation_is_finished(tessera: Operator) -> None:

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PLAN = {
     "strategy": {
         "name": "fedmosaic",
-        "options": {"sources": "all", "centre": False, "min_relevance": None},
+        "options": {"sources": "all", "min_relevance": None, "guard": "off"},
     },
     "rounds": {"total": 2, "min_clients": 3, "collect_seconds": 300},
     "training": {"steps": 3, "max_length": 64},

@@ -77,7 +77,7 @@ def served_values(silo: Silo, number: int) -> tuple[NDArray[np.float32], NDArray
 
 
 ALIKE = [1.0, 0.0, 0.0, 0.0]
-EVERYBODY = {"sources": "all", "min_relevance": None, "centre": False, "include_self": True}
+EVERYBODY = {"sources": "all", "min_relevance": None, "include_self": True, "guard": "off"}
 
 
 @pytest.mark.parametrize("strategy", [{"name": "fedavg"}, {"name": "fedmosaic", "options": EVERYBODY}])
@@ -105,7 +105,7 @@ def test_p_and_q_are_shared_by_all_and_lora_inside_each_base_model(
 
 
 def test_lora_follows_relevance_inside_its_base_model(coordinator: Served) -> None:
-    fid = federation(coordinator, {"name": "fedmosaic", "options": {"centre": False, "sources": "all"}})
+    fid = federation(coordinator, {"name": "fedmosaic", "options": {"guard": "off", "sources": "all"}})
     models = [PIVOT, PIVOT, PIVOT, OTHER]
     signatures = [ALIKE, ALIKE, [0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]
     silos = [enrol(coordinator, fid, f"silo-{i}", model) for i, model in enumerate(models)]

@@ -36,7 +36,7 @@ def short() -> dict[str, Any]:
 
 def fedmosaic(**options: Any) -> dict[str, Any]:
     return {
-        "strategy": {"name": "fedmosaic", "options": options},
+        "strategy": {"name": "fedmosaic", "options": {"guard": "off", **options}},
         "adapter": {"rank": 2, "blocks": 1, "roles": ["q"]},
         "rounds": {"total": 5, "min_clients": 2, "collect_seconds": 600},
         "signature": {"dim": 4},

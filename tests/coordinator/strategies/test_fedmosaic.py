@@ -186,7 +186,7 @@ def test_without_a_pack_only_the_identical_base_model_matches() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"guard": "on"}, {"temperature": 0}, {"top_k": 0}, {"min_relevance": float("nan")}, {"tau": 0.1}],
+    [{"guard": True}, {"temperature": 0}, {"top_k": 0}, {"min_relevance": float("nan")}, {"tau": 0.1}],
 )
 def test_options_without_a_meaning_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
@@ -205,3 +205,20 @@ def test_private_signatures_that_are_mostly_noise_are_compared_with_nobody() -> 
         assert np.isnan(weighing.similarity[0, 1]) != heard
         assert weighing.relevance[0].tolist() == ([0, 1, 0] if heard else [1, 0, 0])
         assert weighing.similarity[0, 0] == 1
+
+
+@pytest.mark.parametrize(
+    ("mix", "reaching"), [("average", 0.5), ("init", 1.0), ("gate", 1.0)], ids=["average", "init", "gate"]
+)
+def test_the_caps_are_those_of_what_a_client_goes_on_from(mix: str, reaching: float) -> None:
+    for guard in ("on", "strict"):
+        caps = make("fedmosaic", {"mix": mix, "guard": guard}).caps
+        assert caps is not None
+        assert caps.other * caps.length * reaching == pytest.approx(0.2)
+        assert caps.others * caps.length * reaching <= 0.7 + 1e-12
+        assert caps.strict == (guard == "strict")
+
+
+def test_the_guard_is_on_unless_a_plan_says_otherwise() -> None:
+    assert make("fedmosaic", {}).caps is not None
+    assert make("fedmosaic", {"guard": "off"}).caps is None

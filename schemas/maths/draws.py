@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 Key = int | str
 
+_WORDS_PER_BLOCK = 4  # Philox4x64: its counter counts blocks of so many words
+
 
 def stream(*key: Key) -> np.random.Philox:
     """Open the stream of 64-bit words that belongs to `key`, the same on every machine."""
@@ -22,9 +24,12 @@ def stream(*key: Key) -> np.random.Philox:
     return np.random.Philox(key=int.from_bytes(digest[:16], "little"))
 
 
-def words(count: int, *key: Key) -> NDArray[np.uint64]:
-    """Give the first `count` words of the stream of `key`: (count,) uint64."""
-    return np.asarray(stream(*key).random_raw(count), dtype=np.uint64)
+def words(count: int, *key: Key, begin: int = 0) -> NDArray[np.uint64]:
+    """Give `count` words of the stream of `key`, from word `begin` on: (count,) uint64."""
+    opened = stream(*key)
+    blocks, before = divmod(begin, _WORDS_PER_BLOCK)
+    opened.advance(blocks)
+    return np.asarray(opened.random_raw(before + count), dtype=np.uint64)[before:]
 
 
 def signs(shape: tuple[int, ...], *key: Key) -> NDArray[np.float32]:
@@ -33,9 +38,9 @@ def signs(shape: tuple[int, ...], *key: Key) -> NDArray[np.float32]:
     return (bits.astype(np.float32) * 2 - 1).reshape(shape)
 
 
-def uniform(shape: tuple[int, ...], bound: float, *key: Key) -> NDArray[np.float32]:
-    """Draw evenly from [-bound, bound): `shape` float32."""
-    unit = (words(prod(shape), *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+def uniform(shape: tuple[int, ...], bound: float, *key: Key, begin: int = 0) -> NDArray[np.float32]:
+    """Draw evenly from [-bound, bound): `shape` float32, what `begin` earlier values would be followed by."""
+    unit = (words(prod(shape), *key, begin=begin) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return ((unit * 2 - 1) * bound).astype(np.float32).reshape(shape)
 
 

@@ -1,0 +1,119 @@
+"""Clients and attackers as vectors, for what a table of attacks can say in a second. Trains nothing.
+
+Three tasks of four honest clients each, and six attackers (reliability.md section 4). An honest update is the
+task's direction and noise of its own; attackers copy the signatures of the first task's clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregation.guard import guarded
+from coordinator.strategies.base import ClientFacts, Cohort, Floats, Signature, make
+
+TASKS, HONEST, ATTACKERS = 3, 4, 6
+VALUES = 4096
+MODULE = "b0.q"
+_NOISE = 0.5  # beside a direction of length 1: two honest updates have a cosine of .8
+_SIGNATURE_NOISE = 0.2
+_BOOST = 20.0
+_STEALTH = 0.6  # how much of the attackers' direction is the task's own; the rest is poison
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What attackers know: everything. Rows of `honest` (12, D) are of the tasks in turn."""
+
+    task: Floats
+    poison: Floats
+    honest: Floats
+    rng: np.random.Generator
+
+    def noise(self) -> Floats:
+        """Draw what one client has beside what it has in common with others, (D,)."""
+        return _direction(self.rng) * _NOISE
+
+
+def _direction(rng: np.random.Generator) -> Floats:
+    drawn = rng.standard_normal(VALUES)
+    return drawn / np.linalg.norm(drawn)
+
+
+def _stealth(scene: Scene) -> Floats:
+    return _STEALTH * scene.task + np.sqrt(1 - _STEALTH**2) * scene.poison
+
+
+ATTACKS: Mapping[str, Callable[[Scene], list[Floats]]] = {
+    "none": lambda scene: [],
+    "flip": lambda scene: [-(scene.task + scene.noise()) for _ in range(ATTACKERS)],
+    "boost x20": lambda scene: [-_BOOST * (scene.task + scene.noise()) for _ in range(ATTACKERS)],
+    "stealth, copies": lambda scene: [_stealth(scene)] * ATTACKERS,
+    "stealth, copies of any length": lambda scene: [_stealth(scene) * (1 + k) for k in range(ATTACKERS)],
+    "stealth, decorrelated": lambda scene: [_stealth(scene) + scene.noise() for _ in range(ATTACKERS)],
+}
+"""Name and updates of the attackers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """What a client of the attacked task is given, on average: parts of a length of 1 each.
+
+    `right` is along what its task asks for, 1 at best; `poison` along what the attackers want.
+    """
+
+    right: float
+    poison: float
+
+
+def play(attack: str, strategy: str, options: Mapping[str, Any], *, seed: int, organisation: bool) -> Got:
+    """Weigh and mix once; with `organisation` the attackers are all clients of one."""
+    rng = np.random.default_rng(seed)
+    directions = [_direction(rng) for _ in range(TASKS)]
+    signatures = [_direction(rng)[:64] for _ in range(TASKS)]
+    scene = Scene(directions[0], _direction(rng), np.empty(0), rng)
+    updates = [directions[k // HONEST] + scene.noise() for k in range(TASKS * HONEST)]
+    scene = Scene(directions[0], scene.poison, np.stack(updates), rng)
+    updates += ATTACKS[attack](scene)
+    clients = [
+        _client(
+            k,
+            signatures[k // HONEST if k < len(scene.honest) else 0],
+            rng,
+            "mallory" if organisation and k >= len(scene.honest) else None,
+        )
+        for k in range(len(updates))
+    ]
+    cohort = Cohort(clients, 1.0)
+    made = make(strategy, options)
+    asked = made.weigh(cohort)
+    states = np.stack(updates)
+    weights = asked.of_module(MODULE)
+    if made.caps is not None:
+        products = {cohort.kind(MODULE): states @ states.T}
+        weights = guarded(asked, products, made.caps).of_module(MODULE)
+    given = (weights @ states)[:HONEST]
+    if options.get("mix", "average") == "average" and strategy == "fedmosaic":
+        given = (given + states[:HONEST]) / 2
+    return Got(float((given @ scene.task).mean()), float((given @ scene.poison).mean()))
+
+
+def _client(k: int, signature: Floats, rng: np.random.Generator, organisation: str | None) -> ClientFacts:
+    noise = rng.standard_normal(signature.size) / np.sqrt(signature.size) * np.linalg.norm(signature)
+    vector: NDArray[np.float32] = (signature + _SIGNATURE_NOISE * noise).astype(np.float32)
+    return ClientFacts(
+        client=f"c{k:02}",
+        base_model="m",
+        alignment_set=None,
+        modules={MODULE: (("b0.q.P", (VALUES,)),)},
+        age=0,
+        examples=10,
+        signature=Signature(vector),
+        signature_model="m",
+        is_source=True,
+        organisation=organisation,
+    )

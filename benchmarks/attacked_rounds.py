@@ -1,0 +1,179 @@
+"""A federation of real agents under attack: silos that train, and clients that send what they like.
+
+Everything goes through a coordinator over HTTP. An attacker is an agent, too, whose round folder holds
+something else than what it has learnt before it goes on: the first victim's signature, and perhaps an adapter
+made from the victims' own. So it knows all that there is to know.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from client_agent.local_training import Trained
+from client_agent.participant import Participant
+from client_agent.round import take_part
+from client_agent.round_folder import SIGNATURE, TRAINED, RoundFolder
+from client_agent.simulation.coordinator import running_coordinator
+from client_agent.simulation.draws import drawn
+from client_agent.simulation.federated import Federation, created, wait_until_published
+from client_agent.simulation.methods import Method, plan_of
+from client_agent.simulation.operator import Operator
+from client_agent.simulation.results import Cell
+from client_agent.simulation.silos import SharedModels, silos_of
+from client_agent.simulation.study import Study, StudySilo
+from schemas.maths.adapter import in_order, size
+from schemas.maths.start import start_values
+from schemas.messages.rounds import RoundBrief
+
+_ROOT = Path(__file__).resolve().parents[1]
+_DATA = _ROOT / "examples" / "studies" / "data"
+_MODEL = str(_ROOT / "examples" / "models" / "tiny-s")
+_BOOST = 20.0
+HONEST, ATTACKERS = 5, 2
+EXAMPLES = 12
+
+Craft = Callable[[list[Trained], int], Trained | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """What attackers send. `craft` makes it of the victims' adapters of this round and the plan's seed.
+
+    None = it goes on with what it has learnt itself, from examples whose answers are wrong: cipher_b asks
+    what cipher asks, and has another table.
+    """
+
+    attackers: int
+    craft: Craft
+
+
+def _moved(victims: list[Trained], seed: int, *, times: float) -> Trained:
+    """Send start + times x (the victims' mean - start)."""
+    mean = {name: np.mean([one.adapter[name] for one in victims], axis=0) for name in victims[0].adapter}
+    layout = in_order({name: values.shape for name, values in mean.items()})
+    flat = np.concatenate([mean[name].ravel() for name in layout])
+    start = start_values(layout, seed, 0, size(layout))
+    start = np.zeros_like(flat) if start is None else start
+    sent = (start + times * (flat - start)).astype(np.float32)
+    pieces = np.split(sent, np.cumsum([mean[name].size for name in layout])[:-1])
+    adapter = {name: piece.reshape(layout[name]) for name, piece in zip(layout, pieces, strict=True)}
+    return replace(victims[0], adapter=adapter)
+
+
+ATTACKS: Mapping[str, Attack] = {
+    "none": Attack(0, lambda victims, seed: None),
+    "flip": Attack(ATTACKERS, partial(_moved, times=-1.0)),
+    "boost x20": Attack(ATTACKERS, partial(_moved, times=-_BOOST)),
+    "wrong answers": Attack(ATTACKERS, lambda victims, seed: None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Exact match of the honest clients on held-out examples: as a round begins and after it, by client."""
+
+    before: list[list[float]]
+    after: list[list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What several runs have in common."""
+
+    operator: Operator
+    models: SharedModels
+    folder: Path
+
+
+@contextmanager
+def place(folder: Path) -> Iterator[Place]:
+    """Run a coordinator as long as the block lasts; its database is deleted afterwards."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with (
+        running_coordinator(folder / "coordinator") as running,
+        Operator(running.url, running.token) as operator,
+    ):
+        yield Place(operator, SharedModels(), folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(where: Place, attack: str, guard: str, *, seed: int, rounds: int, tell: Callable[[], None]) -> Scored:
+    """Run a federation under an attack; `tell` is called after every round."""
+    attackers = ATTACKS[attack].attackers
+    study = _study(attackers, rounds)
+    method = Method(
+        "attacked",
+        False,
+        {
+            "strategy": {"name": "fedmosaic", "options": {"guard": guard}},
+            "adapter": {"same_architecture_rank": 8},
+        },
+    )
+    cell = Cell("attacked", seed, False, plan_of(study, method, seed, None), "")
+    silos = silos_of(study, drawn(study, seed), where.models)
+    folder = where.folder / f"{attack}-{guard}-{seed}"
+    found = Scored([], [])
+    with created(cell, study, silos, where.operator, folder, None) as federation:
+        where.operator.post(f"{federation.path}/start")
+        for silo in study.silo:
+            federation.enrol(silo)
+        for number in range(1, rounds + 1):
+            _round(federation, number, ATTACKS[attack].craft, found)
+            tell()
+    shutil.rmtree(folder)
+    return found
+
+
+def _study(attackers: int, rounds: int) -> Study:
+    def silo(name: str, task: str) -> StudySilo:
+        pool = _DATA / task
+        return StudySilo(
+            name=name,
+            model=_MODEL,
+            train=pool / "train.jsonl",
+            test=pool / "test.jsonl",
+            examples=EXAMPLES,
+            group=task,
+        )
+
+    honest = [silo(f"honest-{k}", "cipher") for k in range(HONEST)]
+    mallory = [silo(f"mallory-{k}", "cipher_b") for k in range(attackers)]
+    roles = ["v", "o", "gate", "up", "down"]
+    plan = {"rounds.total": rounds, "training.max_length": 64, "adapter.roles": roles}
+    return Study.model_validate({"silo": [*honest, *mallory], "plan": plan})
+
+
+def _round(federation: Federation, number: int, craft: Craft, found: Scored) -> None:
+    members = list(federation.members.values())
+    victims, attackers = members[:HONEST], members[HONEST:]
+    for who in victims:
+        take_part(who, _brief(who, number))
+    trained = [Trained.read(_folder(who, number).path / TRAINED) for who in victims]
+    for who in attackers:
+        brief, folder = _brief(who, number), _folder(who, number)
+        made = craft(trained, brief.training.seed)
+        if made is not None:
+            folder.write(TRAINED, made.to_bytes())
+        folder.write(SIGNATURE, _folder(victims[0], number).read(SIGNATURE))
+        take_part(who, brief)
+    wait_until_published(federation, number)
+    found.before.append([one.scores.before.exact_match for one in trained])
+    found.after.append([one.scores.after.exact_match for one in trained])
+
+
+def _folder(who: Participant, number: int) -> RoundFolder:
+    return who.rounds.open(number)
+
+
+def _brief(who: Participant, number: int) -> RoundBrief:
+    answer = who.api.current_round(who.federation)
+    if not isinstance(answer, RoundBrief) or answer.round != number:
+        raise RuntimeError(f"round {number} did not open")
+    return answer

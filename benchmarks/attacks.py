@@ -1,0 +1,124 @@
+"""What attackers achieve: with a plain mean, with relevance alone, and with the guard.
+
+    python -m benchmarks.attacks [--draws 20] [--rounds 5] [--seeds 0] [--vectors-only] [--out FILE.json]
+
+First on vectors: three tasks of four honest clients, six attackers that copy the signatures of one task.
+Shown is what a client of that task goes on from, along what it asks for (1 = perfect) and along what the
+attackers want; "as designed" is a row of weights with oneself in it, used as it is. Then on real adapters:
+five silos that train examples/models/tiny-s on one task, and two attackers, in rounds of a real coordinator;
+shown is the honest silos' exact match on held-out examples. docs/poisoning.md tells what the guard is.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks import attack_vectors, attacked_rounds, figures
+
+_AS_DESIGNED = {"mix": "gate", "include_self": True}
+METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "plain mean": ("fedavg", {}),
+    "relevance, as designed": ("fedmosaic", _AS_DESIGNED | {"guard": "off"}),
+    "strict, as designed": ("fedmosaic", _AS_DESIGNED | {"guard": "strict"}),
+    "relevance": ("fedmosaic", {"guard": "off"}),
+    "strict": ("fedmosaic", {"guard": "strict"}),
+    "guard": ("fedmosaic", {}),
+}
+_ONE_ORGANISATION = ", of one organisation"
+
+
+def main() -> None:
+    """Measure, show, write."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.attacks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--draws", type=int, default=20, help="draws of the vectors (default: 20)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of a federation (default: 5)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the federations (default: 0)")
+    parser.add_argument("--vectors-only", action="store_true", help="train nothing; a few seconds")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/attacks.json"))
+    arguments = parser.parse_args()
+    console = Console()
+    torch.set_num_threads(1)
+    vectors = on_vectors(arguments.draws, console)
+    found: dict[str, Any] = {**figures.machine(), "draws": arguments.draws, "vectors": vectors}
+    _show_vectors(console, vectors)
+    if not arguments.vectors_only:
+        found |= {"rounds": arguments.rounds, "seeds": arguments.seeds}
+        found["adapters"] = on_adapters(arguments.rounds, arguments.seeds, console)
+        _show_adapters(console, found["adapters"])
+    figures.write(arguments.out, found)
+
+
+def on_vectors(draws: int, console: Console) -> dict[str, dict[str, dict[str, float]]]:
+    """Play every attack against every method; means over draws."""
+    attacks = [(name, False) for name in attack_vectors.ATTACKS] + [("stealth, decorrelated", True)]
+    made: dict[str, dict[str, dict[str, float]]] = {}
+    for attack, organisation in track(attacks, description="vectors", console=console):
+        row = made.setdefault(attack + _ONE_ORGANISATION * organisation, {})
+        for method, (strategy, options) in METHODS.items():
+            got = [
+                attack_vectors.play(attack, strategy, options, seed=seed, organisation=organisation)
+                for seed in range(draws)
+            ]
+            row[method] = {
+                "right": fmean(one.right for one in got),
+                "poison": fmean(one.poison for one in got),
+            }
+    return made
+
+
+def on_adapters(rounds: int, seeds: list[int], console: Console) -> dict[str, dict[str, dict[str, Any]]]:
+    """Run every attack against relevance alone and against the guard."""
+    runs = [
+        (attack, guard, seed)
+        for attack in attacked_rounds.ATTACKS
+        for guard in ("off", "on")
+        for seed in seeds
+    ]
+    made: dict[str, dict[str, dict[str, Any]]] = {}
+    with attacked_rounds.place(Path("runs/benchmarks/attacks").resolve()) as where:
+        steps = iter(track(range(len(runs) * rounds), description="adapters", console=console))
+        next(steps)
+        for attack, guard, seed in runs:
+            scored = attacked_rounds.run(
+                where, attack, guard, seed=seed, rounds=rounds, tell=lambda: next(steps, None)
+            )
+            of = made.setdefault(attack, {}).setdefault(guard, {"before": {}, "after": {}})
+            of["before"][str(seed)], of["after"][str(seed)] = scored.before, scored.after
+    return made
+
+
+def _show_vectors(console: Console, found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+    rows = [
+        (attack, *(f"{of[method]['right']:.2f} / {of[method]['poison']:.2f}" for method in METHODS))
+        for attack, of in found.items()
+    ]
+    figures.show(console, "given of what is right / of poison", ("attack", *METHODS), rows)
+
+
+def _show_adapters(console: Console, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    rows = []
+    for attack, of in found.items():
+        row: list[object] = [attack]
+        for guard in ("off", "on"):
+            for when in ("before", "after"):
+                last = [rounds[-1] for rounds in of[guard][when].values()]
+                row.append(f"{fmean(map(fmean, last)):.3f} / {fmean(map(min, last)):.2f}")
+        rows.append(row)
+    columns = ("attack", "relevance: given", "trained", "guard: given", "trained")
+    figures.show(console, "exact match of the honest in the last round, mean / worst", columns, rows)
+
+
+if __name__ == "__main__":
+    main()

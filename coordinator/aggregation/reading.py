@@ -1,0 +1,55 @@
+"""Read columns of the clients' states from the database, in transactions that are short whatever is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator import payloads
+from coordinator.aggregation.columns import Block
+from coordinator.database import Database
+from schemas.maths.adapter import Layout
+
+Item = TypeVar("Item")
+Values = NDArray[np.float32]
+
+VALUE_BYTES = 4
+_TRANSACTION_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """Where a client's adapter state is: float32 values in the order of `layout`, from byte `begin` on."""
+
+    payload_id: int
+    begin: int
+    layout: Layout
+
+
+def read_columns(
+    database: Database,
+    states: Sequence[StoredState | None],
+    block: Block,
+    used: Sequence[int],
+    values: Values,
+) -> None:
+    """Read the block's columns of the clients `used` into `values` (used, block), which are little-endian."""
+    wanted = [(i, states[place], block.begins[place]) for i, place in enumerate(used)]
+    for some in portions(wanted, block.size * VALUE_BYTES):
+        with database.read() as session:
+            for i, state, begin in some:
+                if state is None:
+                    raise LookupError("a client without a state was given weight")
+                at = state.begin + begin * VALUE_BYTES
+                payloads.read_into(session, state.payload_id, at, memoryview(values[i]).cast("B"))
+
+
+def portions(items: Sequence[Item], bytes_each: int) -> Iterator[Sequence[Item]]:
+    """Cut work into transactions that are short whatever the block: nobody waits long for the database."""
+    most = max(1, _TRANSACTION_BYTES // max(1, bytes_each))
+    for at in range(0, len(items), most):
+        yield items[at : at + most]

@@ -1,0 +1,279 @@
+"""The bound that docs/poisoning.md states, and what else the guard keeps to, on whatever is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.aggregation.guard import Guarded, guarded
+from coordinator.strategies.base import Caps, ClientFacts, Cohort, Floats, Held, Weighing
+
+PQ, LORA = "b0.q", "l0.q"
+FORMS = {PQ: (("b0.q.P", (3, 3)),), LORA: (("l0.q.A", (2, 3)), ("l0.q.B", (3, 2)))}
+SIZES = {PQ: 9, LORA: 12}
+AVERAGE = Caps(other=0.4, others=1.0, length=1.4, strict=False)
+GATE = Caps(other=0.2, others=0.7, length=1.0, strict=False)
+STRICT = Caps(other=0.2, others=0.7, length=1.0, strict=True)
+every_caps = pytest.mark.parametrize("caps", [AVERAGE, GATE, STRICT], ids=["average", "gate", "strict"])
+Updates = dict[str, Floats]  # per module (N, size); clients without the module have zeros
+
+
+def client(i: int, **facts: Any) -> ClientFacts:
+    given_facts: dict[str, Any] = {
+        "client": f"c{i:03}",
+        "base_model": "s",
+        "alignment_set": None,
+        "modules": FORMS,
+        "age": 0,
+        "examples": 10,
+        "signature": None,
+        "signature_model": "w",
+        "is_source": True,
+    }
+    return ClientFacts(**(given_facts | facts))
+
+
+def guard(cohort: Cohort, relevance: Floats, updates: Updates, caps: Caps) -> Guarded:
+    weighing = Weighing(cohort, relevance, np.full_like(relevance, np.nan))
+    products = {cohort.kind(module): values @ values.T for module, values in updates.items()}
+    return guarded(weighing, products, caps)
+
+
+def of_lora(values: Floats, caps: Caps = GATE, relevance: Floats | None = None, **facts: Any) -> Guarded:
+    """Guard clients that have LoRA alone, and listen to all others alike."""
+    n = len(values)
+    clients = [
+        client(i, modules={LORA: FORMS[LORA]}, **{name: of[i] for name, of in facts.items()})
+        for i in range(n)
+    ]
+    if relevance is None:
+        relevance = (1 - np.eye(n)) / (n - 1)
+    return guard(Cohort(clients, 1.0), relevance, {LORA: values}, caps)
+
+
+def contribution(made: Guarded, updates: Updates, i: int, some: list[int]) -> tuple[float, float]:
+    """Say what some clients contribute to what i is served, and by how much they move it; in i's norms."""
+    given_by, moved, own = 0.0, 0.0, 0.0
+    for module, values in updates.items():
+        row = made.of_module(module)[i]
+        given_by += float(np.square(row[some] @ values[some]).sum())
+        moved += float(np.square(row[some] @ (values[some] - values[i])).sum())
+        own += float(np.square(values[i]).sum())
+    return (given_by / own) ** 0.5, (moved / own) ** 0.5
+
+
+lengths = st.sampled_from([0.0, 1e-6, 0.1, 1.0, 1.0, 2.0, 20.0, 1e4])
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> tuple[Cohort, Floats, Updates, list[int]]:
+    """Draw clients, of whom some are attackers that send anything, and a relevance that favours anybody."""
+    n = draw(st.integers(2, 8))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    common = {module: rng.standard_normal(size) for module, size in SIZES.items()}
+    towards = draw(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 3.0]), min_size=n, max_size=n))
+    scale = draw(st.lists(lengths, min_size=n, max_size=n))
+    copies = draw(st.booleans())
+    attackers = sorted(draw(st.sets(st.integers(0, n - 1), max_size=n - 1)))
+    clients, updates = [], {module: np.zeros((n, size)) for module, size in SIZES.items()}
+    for i in range(n):
+        held = draw(st.sampled_from([[PQ, LORA], [PQ, LORA], [PQ], [LORA]]))
+        copied = copies and i in attackers
+        for module in held:
+            noise = rng.standard_normal(SIZES[module]) if not copied else 0.0
+            updates[module][i] = scale[i] * (towards[attackers[0] if copied else i] * common[module] + noise)
+        clients.append(
+            client(
+                i,
+                base_model=draw(st.sampled_from(["s", "s", "l"])),
+                alignment_set="x",
+                modules={module: FORMS[module] for module in held},
+                organisation=draw(st.sampled_from([None, None, "acme", "bolt"])),
+            )
+        )
+    cohort = Cohort(clients, 1.0)
+    asked = rng.random((n, n)) ** draw(st.sampled_from([0.0, 1.0, 8.0])) * cohort.shares_any()
+    asked[:, rng.random(n) < 0.2] = 0.0
+    if draw(st.booleans()):
+        np.fill_diagonal(asked, 0.0)
+    total = asked.sum(axis=1, keepdims=True)
+    relevance = np.divide(asked, total, out=np.eye(n), where=total > 0)
+    known = {module for facts in clients for module in facts.modules}
+    return cohort, relevance, {module: updates[module] for module in known}, attackers
+
+
+@every_caps
+@given(scene=scenes())
+@settings(max_examples=120, deadline=None)
+def test_attackers_contribute_no_more_than_their_number_of_caps(
+    caps: Caps, scene: tuple[Cohort, Floats, Updates, list[int]]
+) -> None:
+    cohort, relevance, updates, attackers = scene
+    made = guard(cohort, relevance, updates, caps)
+    for i in range(len(cohort.clients)):
+        some = [j for j in attackers if j != i]
+        if not any(values[i].any() for values in updates.values()):
+            assert all(not made.of_module(module)[i, some].any() for module in updates)
+            continue
+        each = max(made.caps[cohort.kind(module)][i] for module in updates)
+        assert each == caps.other or not caps.strict
+        most = min(each * len(some), caps.others) * caps.length
+        contributed, moved = contribution(made, updates, i, some)
+        assert contributed <= most * (1 + 1e-9)
+        assert moved <= 2**0.5 * most * (1 + 1e-9)
+
+
+@every_caps
+@given(scene=scenes())
+@settings(max_examples=60, deadline=None)
+def test_rows_sum_to_one_and_are_not_negative(
+    caps: Caps, scene: tuple[Cohort, Floats, Updates, list[int]]
+) -> None:
+    cohort, relevance, updates, _ = scene
+    made = guard(cohort, relevance, updates, caps)
+    for module in updates:
+        weights = made.of_module(module)
+        has = [module in facts.modules for facts in cohort.clients]
+        np.testing.assert_allclose(weights.sum(axis=1), has, atol=1e-9)
+        assert (weights >= 0).all()
+        assert not weights[~cohort.shares(module) & ~np.eye(len(weights), dtype=bool)].any()
+    told = made.told()
+    np.testing.assert_allclose(told.served.sum(axis=1), 1.0, atol=1e-9)
+    assert (np.abs(told.agreement[~np.isnan(told.agreement)]) <= 1 + 1e-9).all()
+
+
+@every_caps
+@given(scene=scenes(), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_the_order_in_which_clients_come_changes_nothing(
+    caps: Caps, scene: tuple[Cohort, Floats, Updates, list[int]], seed: int
+) -> None:
+    cohort, relevance, updates, _ = scene
+    order = np.random.default_rng(seed).permutation(len(relevance))
+    renamed = [
+        client(
+            place,
+            base_model=cohort.clients[i].base_model,
+            alignment_set="x",
+            modules=cohort.clients[i].modules,
+            organisation=cohort.clients[i].organisation,
+        )
+        for place, i in enumerate(order)
+    ]
+    once = guard(cohort, relevance, updates, caps)
+    shuffled = {module: values[order] for module, values in updates.items()}
+    again = guard(Cohort(renamed, 1.0), relevance[np.ix_(order, order)], shuffled, caps)
+    for module in updates:
+        np.testing.assert_allclose(
+            once.of_module(module)[np.ix_(order, order)], again.of_module(module), atol=1e-9
+        )
+
+
+def test_equal_updates_have_equal_weights() -> None:
+    values = np.array([[1.0, 0.2], [1.0, 0.1], [0.5, 0.5], [1.0, 0.1]]) @ np.eye(2, 12)
+    row = of_lora(values).of_module(LORA)[0]
+    assert row[1] == pytest.approx(row[3], rel=1e-12)
+
+
+def test_a_boosted_update_counts_as_if_it_were_as_long_as_the_receivers() -> None:
+    own, honest, boosted = np.eye(3, 12) + 1.0
+    once = of_lora(np.stack([own, honest, boosted]))
+    again = of_lora(np.stack([own, honest, 1000 * boosted]))
+    np.testing.assert_allclose(once.of_module(LORA)[0, 1], again.of_module(LORA)[0, 1])
+    np.testing.assert_allclose(once.of_module(LORA)[0, 2], 1000 * again.of_module(LORA)[0, 2])
+    assert again.told().held[0, 2] & Held.LARGE
+
+
+def test_whoever_points_away_is_not_heard_and_costs_the_others_nothing() -> None:
+    same = np.ones((4, 12)) + 0.5 * np.eye(4, 12)
+    alone = of_lora(same[:3], AVERAGE)
+    beside = of_lora(np.vstack([same[:3], -same[3], -20 * same[3]]), AVERAGE)
+    np.testing.assert_allclose(beside.of_module(LORA)[:3, :3], alone.of_module(LORA))
+    assert not beside.of_module(LORA)[:3, 3:].any()
+    assert (beside.told().held[:3, 3:] & Held.OPPOSED).all()
+
+
+def test_copies_share_one_vote_however_they_are_scaled() -> None:
+    rng = np.random.default_rng(3)
+    honest = 1.0 + 0.5 * rng.standard_normal((4, 12))
+    sent = 1.0 + 0.5 * rng.standard_normal(12)
+    one = of_lora(np.vstack([honest, sent])).of_module(LORA)[0]
+    many = of_lora(np.vstack([honest, *([sent * k] for k in (1, 2, 5, 20))]))
+    row, clip = many.of_module(LORA)[0], np.linalg.norm(honest[0]) / np.linalg.norm(sent)
+    attackers = sum(row[4 + k] * times for k, times in enumerate((1, 2, 5, 20)))
+    assert attackers == pytest.approx(one[4] / min(1.0, clip) * clip, rel=0.1)
+    assert (many.told().held[0, 4:] & Held.COPIES).all()
+
+
+def test_silos_that_have_averaged_for_rounds_are_not_taken_for_copies() -> None:
+    rng = np.random.default_rng(4)
+    values = 1.0 + 0.01 * rng.standard_normal((5, 12))
+    made = of_lora(values)
+    assert made.told().agreement.min() > 0.99
+    assert not (made.told().held & Held.COPIES).any()
+
+
+def test_the_clients_of_another_organisation_have_one_cap_together() -> None:
+    rng = np.random.default_rng(5)
+    values = 1.0 + 0.5 * rng.standard_normal((8, 12))
+    organisations = ["own", "own", None, None, "acme", "acme", "acme", "acme"]
+    row = of_lora(values, STRICT, organisation=organisations).of_module(LORA)[0]
+    assert row[4:].sum() <= STRICT.other + 1e-12
+    free = of_lora(values, STRICT).of_module(LORA)[0]
+    assert free[4:].sum() > row[4:].sum()
+    assert row[1] >= free[1]
+
+
+def test_averaging_with_a_single_peer_is_not_cut_short_unless_the_guard_is_strict() -> None:
+    values = np.ones((2, 12)) + np.eye(2, 12)
+    assert of_lora(values, AVERAGE).of_module(LORA).tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    strict = of_lora(values, STRICT).of_module(LORA)
+    np.testing.assert_allclose(strict, [[0.8, 0.2], [0.2, 0.8]])
+
+
+def test_an_equal_share_is_the_cap_only_while_few_are_heard() -> None:
+    rng = np.random.default_rng(8)
+    values = 1.0 + 0.5 * rng.standard_normal((6, 12))
+    caps = [
+        float(made.caps[made.cohort.kind(LORA)][0])
+        for made in (of_lora(values[:n], AVERAGE) for n in range(2, 7))
+    ]
+    assert caps == pytest.approx([1.0, 0.5, 0.4, 0.4, 0.4])
+    copied = np.vstack([values[:2], *[values[2]] * 5])
+    made = of_lora(copied, AVERAGE)
+    assert made.caps[made.cohort.kind(LORA)][0] == pytest.approx(0.5)
+
+
+def test_a_client_that_has_learnt_nothing_hears_nobody() -> None:
+    values = np.vstack([np.zeros(12), np.ones((2, 12))])
+    assert of_lora(values).of_module(LORA)[0].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_a_newcomer_hears_nobody_louder_than_the_median_and_copies_once() -> None:
+    rng = np.random.default_rng(6)
+    honest = 1.0 + 0.3 * rng.standard_normal((3, 12))
+    sent = -1.0 + 0.3 * rng.standard_normal(12)
+    values = np.vstack([np.zeros(12), honest, sent, 20 * sent, 400 * sent])
+    relevance = np.eye(7)
+    relevance[0] = [0.0, *[1 / 6] * 6]
+    newcomer = {"age": [None, *[0] * 6]}
+    made = of_lora(values, relevance=relevance, **newcomer)
+    row = made.of_module(LORA)[0]
+    assert row[0] == 0.0
+    assert row.sum() == pytest.approx(1.0)
+    longest = np.linalg.norm(honest, axis=1).max()
+    assert np.linalg.norm(row[4:] @ values[4:]) <= 0.4 * longest
+    assert (made.told().held[0, 4:] & Held.COPIES).all()
+
+
+def test_a_newcomer_among_honest_clients_gets_what_relevance_says() -> None:
+    rng = np.random.default_rng(7)
+    values = np.vstack([np.zeros(12), 1.0 + 0.01 * rng.standard_normal((3, 12))])
+    relevance = np.eye(4)
+    relevance[0] = [0.0, 0.6, 0.3, 0.1]
+    row = of_lora(values, relevance=relevance, age=[None, 0, 0, 0]).of_module(LORA)[0]
+    np.testing.assert_allclose(row, relevance[0], atol=0.02)
