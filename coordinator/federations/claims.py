@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.strategies.base import Caps, make
 from schemas.messages.federations import FederationPlan, RosterPolicy
+from schemas.privacy import promise
 
 _OPERATOR = (
     "The server operator is trusted; what clients send is confidential in transit and from other clients."
@@ -30,6 +32,10 @@ _SKETCHES = (
     "Signatures are clipped sketches of gradients without noise: they may tell the operator something of the "
     "texts behind them."
 )
+_UNGUARDED = (
+    "A member's update counts with all its length (up to `limits.max_norm`) for whoever listens to it: "
+    "members are trusted not to poison what they send."
+)
 _IN_CLEAR = (
     "The operator sees adapters, scores, counts of examples and bytes, and who takes part when, as they are."
 )
@@ -37,10 +43,19 @@ _IN_CLEAR = (
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What was counted in a round: accepted updates, and how many of them came from bearer clients."""
+    """What was counted in a round.
+
+    Attributes:
+        updates: how many were accepted.
+        from_bearers: how many of these came from bearer clients.
+        private: how many came with signatures that say what they have cost.
+        spent: the most that one of these has cost its client so far; None without any.
+    """
 
     updates: int
     from_bearers: int
+    private: int = 0
+    spent: float | None = None
 
 
 def of_federation(plan: FederationPlan) -> list[str]:
@@ -49,7 +64,8 @@ def of_federation(plan: FederationPlan) -> list[str]:
         _OPERATOR,
         _BEARER if plan.privacy.allow_bearer_clients else _SIGNED,
         _MEMBERS[plan.privacy.roster_policy],
-        _SKETCHES,
+        _private(plan) or _SKETCHES,
+        _guarded(make(plan.strategy.name, plan.strategy.options).caps),
         _IN_CLEAR,
     ]
 
@@ -60,7 +76,34 @@ def of_round(plan: FederationPlan, counted: Counted) -> list[str]:
     if not counted.updates:
         return claims
     if counted.from_bearers:
-        said = f"Of {counted.updates} updates, {counted.from_bearers} came with bearer credentials."
+        who = f"Of {counted.updates} updates, {counted.from_bearers} came with bearer credentials."
     else:
-        said = f"Of {counted.updates} updates, all were signed with keys of their clients."
-    return [*claims, said]
+        who = f"Of {counted.updates} updates, all were signed with keys of their clients."
+    if plan.signature.dp is None:
+        return [*claims, who]
+    spent = f", at most epsilon {counted.spent:.3g} so far" if counted.spent is not None else ""
+    return [
+        *claims,
+        who,
+        f"Of {counted.updates} updates, {counted.private} say what their client's signatures have "
+        f"cost{spent}; that a client adds the noise is its own word.",
+    ]
+
+
+def _private(plan: FederationPlan) -> str | None:
+    """Say what signatures promise about a record, if anything."""
+    said = promise(plan.signature)
+    return f"{said[0].upper()}{said[1:]}." if said is not None else None
+
+
+def _guarded(caps: Caps | None) -> str:
+    """Say how far others can move a client (docs/poisoning.md, "The bound")."""
+    if caps is None:
+        return _UNGUARDED
+    share = "0.2 f" if caps.strict else "max(0.2, 0.7 / n) f"
+    heard = "" if caps.strict else " where it hears n independent voices"
+    return (
+        "Whatever f other members send, what they contribute to what an established client goes on from is "
+        f"at most min({share}, 0.7) of the length of its own update{heard}, and moves it by the square root "
+        "of 2 times that at most. Newcomers have no such bound."
+    )

@@ -200,13 +200,25 @@ def parts(session: Session, round_id: int, client_id: str | None) -> list[PartRo
 
 
 def counted(session: Session, round_id: int) -> Counted:
-    """How many updates were accepted in a round, and how many of these came from bearer clients?"""
-    rows = session.scalars(
-        select(ClientRow.credential_hash)
+    """How many updates were accepted in a round, from whom, and what have their signatures cost?"""
+    rows = session.execute(
+        select(ClientRow.credential_hash, SignatureRow.epsilon)
         .join_from(UpdateRow, ClientRow, ClientRow.id == UpdateRow.client_id)
+        .outerjoin(
+            SignatureRow,
+            (SignatureRow.round_id == UpdateRow.round_id)
+            & (SignatureRow.client_id == UpdateRow.client_id)
+            & (SignatureRow.origin == "update"),
+        )
         .where(UpdateRow.round_id == round_id)
     ).all()
-    return Counted(updates=len(rows), from_bearers=sum(not has_keys(one) for one in rows))
+    spent = [epsilon for _, epsilon in rows if epsilon is not None]
+    return Counted(
+        updates=len(rows),
+        from_bearers=sum(not has_keys(credential) for credential, _ in rows),
+        private=len(spent),
+        spent=max(spent, default=None),
+    )
 
 
 def last_updates(session: Session, fid: str, number: int) -> dict[str, int]:

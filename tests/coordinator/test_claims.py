@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import pytest
 
+from coordinator.federations.claims import Counted, of_federation, of_round
+from schemas.messages.federations import FederationPlan
 from tests.served import PROFILE, Served, Silo
 from tests.taking_part import PLAN, deliver, running, try_join, values
 
@@ -21,22 +22,73 @@ MEMBERS = {
 }
 
 
+SIGNATURES = {
+    "plain": ({}, "clipped sketches of gradients without noise"),
+    "private": (
+        {"dp": {"epsilon": 4}},
+        "Signatures: record-level (4, 1e-05)-differential privacy against everybody, the coordinator",
+    ),
+}
+POISON = {
+    "fedavg": ({"name": "fedavg"}, "members are trusted not to poison"),
+    "off": ({"name": "fedmosaic", "options": {"guard": "off"}}, "members are trusted not to poison"),
+    "on": ({"name": "fedmosaic"}, "at most min(max(0.2, 0.7 / n) f, 0.7) of the length of its own update"),
+    "strict": (
+        {"name": "fedmosaic", "options": {"guard": "strict"}},
+        "at most min(0.2 f, 0.7) of the length of its own update",
+    ),
+}
+
+
 @pytest.mark.parametrize(("bearer", "roster"), [*product(IDENTITY, MEMBERS)])
+@pytest.mark.parametrize(("signatures", "poison"), [*product(SIGNATURES, POISON)])
 def test_a_federation_claims_what_its_plan_allows_and_nothing_else(
-    coordinator: Served, bearer: bool, roster: str
+    bearer: bool, roster: str, signatures: str, poison: str
 ) -> None:
-    privacy: dict[str, Any] = {"allow_bearer_clients": bearer, "roster_policy": roster}
-    fid = coordinator.federation(privacy=privacy)
-    claims = coordinator.admin.get(f"/v1/federations/{fid}").json()["claims"]
+    (signing, hidden), (strategy, bound) = SIGNATURES[signatures], POISON[poison]
+    plan = FederationPlan.model_validate(
+        {
+            "name": "a",
+            "strategy": strategy,
+            "signature": signing,
+            "privacy": {"allow_bearer_clients": bearer, "roster_policy": roster},
+        }
+    )
     allowed = [
         "server operator is trusted; what clients send is confidential in transit and from other clients",
         IDENTITY[bearer],
         MEMBERS[roster],
-        "clipped sketches of gradients without noise",
+        hidden,
+        bound,
         "operator sees adapters, scores, counts of examples and bytes",
     ]
+    claims = of_federation(plan)
     assert len(claims) == len(allowed)
     assert all(fragment in claim for fragment, claim in zip(allowed, claims, strict=True)), claims
+
+
+def test_a_federation_is_shown_with_its_claims(coordinator: Served) -> None:
+    wanted = {"name": "a", "strategy": {"name": "fedmosaic"}, "signature": {"dp": {"epsilon": 1}}}
+    shown = coordinator.admin.post("/v1/federations", json=wanted).json()
+    assert shown["claims"] == of_federation(FederationPlan.model_validate(shown["plan"]))
+
+
+@pytest.mark.parametrize(
+    ("counted", "said"),
+    [
+        (Counted(0, 0), []),
+        (Counted(2, 0), ["all were signed", "0 say what their client's signatures have cost;"]),
+        (Counted(2, 1, 2, 1.25), ["1 came with bearer", "2 say", "at most epsilon 1.25 so far"]),
+    ],
+    ids=["no update yet", "none says", "all say"],
+)
+def test_a_round_says_what_private_signatures_have_cost(counted: Counted, said: list[str]) -> None:
+    plan = FederationPlan.model_validate(
+        {"name": "a", "strategy": {"name": "fedavg"}, "signature": {"dp": {"epsilon": 4}}}
+    )
+    more = " ".join(of_round(plan, counted)[len(of_federation(plan)) :])
+    assert bool(more) == bool(said)
+    assert all(fragment in more for fragment in said), more
 
 
 def test_a_round_says_who_was_in_fact_behind_its_updates(coordinator: Served) -> None:
