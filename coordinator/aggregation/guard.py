@@ -18,7 +18,7 @@ docs/poisoning.md tells what this holds back and what not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -101,12 +101,18 @@ class Guarded:
         )
 
 
-def guarded(weighing: Weighing, products: Mapping[Kind, Floats], caps: Caps) -> Guarded:
-    """Guard every client.
+def guarded(
+    weighing: Weighing,
+    products: Mapping[Kind, Floats],
+    caps: Caps,
+    between: Callable[[], None] = lambda: None,
+) -> Guarded:
+    """Guard every client, O(N^3) per kind.
 
     Args:
         products: per kind (N, N), d_i . d_j over the tensors of that kind; a kind in which nobody listens to
             anybody else may be absent.
+        between: called after every client of every kind, since many clients take a while.
     """
     cohort = weighing.cohort
     weights: dict[Kind, Floats] = {}
@@ -116,12 +122,12 @@ def guarded(weighing: Weighing, products: Mapping[Kind, Floats], caps: Caps) -> 
     for kind, module in cohort.kinds().items():
         asked = weighing.of_module(module)
         known[kind] = products.get(kind, np.zeros_like(asked))
-        weights[kind], held[kind], applied[kind] = _guarded(asked, known[kind], cohort, caps)
+        weights[kind], held[kind], applied[kind] = _guarded(asked, known[kind], cohort, caps, between)
     return Guarded(cohort, weights, known, held, applied)
 
 
 def _guarded(
-    asked: Floats, product: Floats, cohort: Cohort, caps: Caps
+    asked: Floats, product: Floats, cohort: Cohort, caps: Caps, between: Callable[[], None]
 ) -> tuple[Floats, NDArray[np.uint8], Floats]:
     weights, held = np.zeros_like(asked), np.zeros(asked.shape, np.uint8)
     applied = np.array([1.0 if facts.age is None else caps.other for facts in cohort.clients])
@@ -141,6 +147,7 @@ def _guarded(
             given, why, applied[i] = _established(w, inner, foreign, caps)
             weights[i, i] = max(0.0, 1.0 - given.sum())
         weights[i, heard], held[i, heard] = given, why
+        between()
     return weights, held, applied
 
 
@@ -157,16 +164,17 @@ def _established(
         return np.zeros_like(w), why.astype(np.uint8), caps.other
     alike = _alike(inner, lengths[-1], np.eye(len(lengths))[-1])[:-1, :-1]
     together = alike | _of_one_organisation(foreign)
+    one_for_all = together.astype(np.float64)
     voices = np.where(heard, w / _count(alike), 0.0)
     if caps.strict:
         wanted, cap = voices * cosine, caps.other
-        allowed = _capped(wanted, together, cap)
+        allowed = _capped(wanted, one_for_all, cap)
         allowed = allowed * min(1.0, caps.others / allowed.sum())
     else:
         wanted = voices / voices.sum() * min(w.sum(), caps.others)
         distinct = (1.0 / _count(together[np.ix_(heard, heard)])).sum()
         cap = max(caps.other, caps.others / float(distinct))
-        allowed = _filled(wanted, together, cap)
+        allowed = _filled(wanted, one_for_all, cap)
     why = (
         Held.LARGE * (clip[:-1] < 1)
         | Held.OPPOSED * ~heard
@@ -179,11 +187,12 @@ def _established(
 def _newcomer(w: Floats, inner: Floats, foreign: NDArray[np.int_]) -> tuple[Floats, NDArray[np.uint8]]:
     """Guard a client that has nothing of its own by which to judge others, (n, n); the row sums to 1.
 
-    Nobody is larger than the median of those it listens to; copies and organisations have one vote each.
-    What is cut off goes to the others; there are no caps, since there is nobody else to give the rest to.
+    Nobody is larger than the median of those it listens to, each with its weight; copies and organisations
+    have one vote each. What is cut off goes to the others; there are no caps, since there is nobody else to
+    give the rest to.
     """
     lengths = np.sqrt(np.diag(inner))
-    clip = _clip(lengths, float(np.quantile(lengths, 0.5, method="lower")))
+    clip = _clip(lengths, _median(lengths, w))
     alike, fellows = _alike(inner, float(lengths.mean()), w / w.sum()), _of_one_organisation(foreign)
     allowed = w / _count(alike | fellows)
     allowed = allowed / allowed.sum()
@@ -192,6 +201,13 @@ def _newcomer(w: Floats, inner: Floats, foreign: NDArray[np.int_]) -> tuple[Floa
     copies, one_of_many = _count(alike) > 1, _count(fellows) > 1
     why = Held.LARGE * (clip < 1) | Held.COPIES * copies | Held.CAPPED * one_of_many
     return given, why.astype(np.uint8)
+
+
+def _median(lengths: Floats, w: Floats) -> float:
+    """Give the least length that at least half of the weight does not exceed."""
+    order = np.argsort(lengths, kind="stable")
+    reached = np.cumsum(w[order])
+    return float(lengths[order][np.searchsorted(reached, 0.5 * reached[-1])])
 
 
 def _clip(lengths: Floats, most: float) -> Floats:
@@ -229,7 +245,7 @@ def _count(together: NDArray[np.bool_]) -> Floats:
     return np.asarray(np.count_nonzero(together, axis=1), np.float64)
 
 
-def _capped(wanted: Floats, together: NDArray[np.bool_], cap: float) -> Floats:
+def _capped(wanted: Floats, together: Floats, cap: float) -> Floats:
     """Cut everybody down to the cap, and then those that belong together, in all, to the cap; (n,)."""
     allowed = np.minimum(wanted, cap)
     totals = together @ allowed
@@ -237,7 +253,7 @@ def _capped(wanted: Floats, together: NDArray[np.bool_], cap: float) -> Floats:
     return cut
 
 
-def _filled(wanted: Floats, together: NDArray[np.bool_], cap: float) -> Floats:
+def _filled(wanted: Floats, together: Floats, cap: float) -> Floats:
     """Cut down to the caps, and give what is cut off to those who are still below theirs; (n,).
 
     Everybody's weight is scaled alike before it is cut. The scale is found by halving: the sum grows with it.

@@ -99,7 +99,7 @@ def organisation(session: Session, client_id: str) -> str | None:
 def keep_relevance(session: Session, round_id: int, settled: Weighed) -> None:
     """Keep who listened to whom, and what the guard made of it."""
     asked = settled.asked
-    told = settled.guarded.told() if settled.guarded is not None else None
+    told = settled.told
     for i, facts in enumerate(asked.cohort.clients):
         session.add(
             RelevanceRow(

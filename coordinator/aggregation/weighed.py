@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from coordinator.aggregation.aggregate import Weights
 from coordinator.aggregation.agreement import products
-from coordinator.aggregation.guard import Guarded, guarded
+from coordinator.aggregation.guard import Guarded, Told, guarded
 from coordinator.aggregation.reading import StoredState
 from coordinator.database import Database
 from coordinator.strategies.base import Cohort, Weighing, make
@@ -16,10 +16,11 @@ from schemas.messages.federations import FederationPlan
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """Whom each client listens to, and what the guard made of it; None = there is no guard."""
+    """Whom each client listens to, what the guard made of it, and that in short; None = there is no guard."""
 
     asked: Weighing
     guarded: Guarded | None
+    told: Told | None
 
     @property
     def weights(self) -> Weights:
@@ -37,11 +38,14 @@ def weighed(
     block_bytes: int,
     between: Callable[[], None],
 ) -> Weighed:
-    """Weigh a cohort for those of it that are served; `between` is called after every block that is read."""
+    """Weigh a cohort for those of it that are served.
+
+    `between` is called after every block that is read and every client that is guarded.
+    """
     strategy = make(plan.strategy.name, plan.strategy.options)
     asked = strategy.weigh(cohort)
     if strategy.caps is None:
-        return Weighed(asked, None)
+        return Weighed(asked, None, None)
     found = products(
         database,
         asked,
@@ -51,4 +55,5 @@ def weighed(
         block_bytes=block_bytes,
         between=between,
     )
-    return Weighed(asked, guarded(asked, found, strategy.caps))
+    held_back = guarded(asked, found, strategy.caps, between)
+    return Weighed(asked, held_back, held_back.told())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.strategies.base import Caps, make
-from schemas.messages.federations import FederationPlan, RosterPolicy
+from schemas.messages.federations import FederationPlan, RosterPolicy, SignatureKind
 from schemas.privacy import promise
 
 _OPERATOR = (
@@ -28,10 +28,12 @@ _MEMBERS: dict[RosterPolicy, str] = {
     "pinned": "An agent takes part only while all members have keys that people pinned in its silo: the "
     "coordinator cannot add one unnoticed.",
 }
-_SKETCHES = (
-    "Signatures are clipped sketches of gradients without noise: they may tell the operator something of the "
-    "texts behind them."
-)
+_SIGNATURES: dict[SignatureKind, str] = {
+    "gradient": "Signatures are clipped sketches of gradients without noise: text can be read from them, by "
+    "the operator.",
+    "representation": "Signatures are sketches of what a client's adapted model makes of shared texts, "
+    "without noise: the operator may learn from them what it was trained on.",
+}
 _UNGUARDED = (
     "A member's update counts with all its length (up to `limits.max_norm`) for whoever listens to it: "
     "members are trusted not to poison what they send."
@@ -64,7 +66,7 @@ def of_federation(plan: FederationPlan) -> list[str]:
         _OPERATOR,
         _BEARER if plan.privacy.allow_bearer_clients else _SIGNED,
         _MEMBERS[plan.privacy.roster_policy],
-        _private(plan) or _SKETCHES,
+        _private(plan) or _SIGNATURES[plan.signature.kind],
         _guarded(make(plan.strategy.name, plan.strategy.options).caps),
         _IN_CLEAR,
     ]
@@ -86,14 +88,19 @@ def of_round(plan: FederationPlan, counted: Counted) -> list[str]:
         *claims,
         who,
         f"Of {counted.updates} updates, {counted.private} say what their client's signatures have "
-        f"cost{spent}; that a client adds the noise is its own word.",
+        f"cost{spent}.",
     ]
 
 
 def _private(plan: FederationPlan) -> str | None:
     """Say what signatures promise about a record, if anything."""
     said = promise(plan.signature)
-    return f"{said[0].upper()}{said[1:]}." if said is not None else None
+    if said is None:
+        return None
+    return (
+        f"{said[0].upper()}{said[1:]}. Each agent keeps to this by itself, for all that its folder has "
+        "released: that others do is their word."
+    )
 
 
 def _guarded(caps: Caps | None) -> str:
@@ -104,6 +111,6 @@ def _guarded(caps: Caps | None) -> str:
     heard = "" if caps.strict else " where it hears n independent voices"
     return (
         "Whatever f other members send, what they contribute to what an established client goes on from is "
-        f"at most min({share}, 0.7) of the length of its own update{heard}, and moves it by the square root "
-        "of 2 times that at most. Newcomers have no such bound."
+        f"at most min({share}, 0.7) of the length of its own update{heard}. Not bounded: the weight that "
+        "they take from honest members by being like them, and what newcomers are given."
     )

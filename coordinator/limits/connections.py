@@ -28,6 +28,7 @@ HEAD_LIMIT = 16 * 1024
 
 _LINGER_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
+_UNSENT_BYTES = 2**17
 _FIELD_OVERHEAD = 4  # the colon, the space and the line's end
 
 log = logger(__name__)
@@ -59,6 +60,10 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        line = transport.get_extra_info("socket")
+        if line is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            # Else the kernel takes megabytes at once, and a slow but steady reader seems to stand still.
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         self._expect_within(HEAD_SECONDS)
         if len(self.connections) > self.most:
             self._refuse(Busy())
@@ -210,6 +215,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.cycle.message_event.set()
             if self.cycle.response_started:
                 self.transport.close()
+                self._watch_the_reader()
                 return
         answer = render(refused)
         status = HTTPStatus(refused.status)

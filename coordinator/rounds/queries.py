@@ -210,7 +210,7 @@ def counted(session: Session, round_id: int) -> Counted:
             & (SignatureRow.client_id == UpdateRow.client_id)
             & (SignatureRow.origin == "update"),
         )
-        .where(UpdateRow.round_id == round_id)
+        .where(UpdateRow.round_id == round_id, UpdateRow.reject_reason.is_(None))
     ).all()
     spent = [epsilon for _, epsilon in rows if epsilon is not None]
     return Counted(

@@ -84,12 +84,15 @@ class Cohort:
 
     clients: Sequence[ClientFacts]
     decay: float
+    _kinds: Mapping[Module, Kind] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         ordered = tuple(sorted(self.clients, key=lambda facts: facts.client))
         if len({facts.client for facts in ordered}) != len(ordered):
             raise ValueError("a client is weighed twice")
         object.__setattr__(self, "clients", ordered)
+        modules = sorted({module for facts in ordered for module in facts.modules})
+        object.__setattr__(self, "_kinds", {module: self._kind(module) for module in modules})
 
     def sources(self) -> NDArray[np.bool_]:
         """Say who has an update that serves, (N,)."""
@@ -119,11 +122,13 @@ class Cohort:
 
     def kinds(self) -> dict[Kind, Module]:
         """Give one module of each kind; all modules of a kind are shared by the same clients."""
-        modules = sorted({module for facts in self.clients for module in facts.modules})
-        return {self.kind(module): module for module in modules}
+        return {kind: module for module, kind in self._kinds.items()}
 
     def kind(self, module: Module) -> Kind:
         """Name the kind of a module: what it takes to share it, and who has it in which shapes."""
+        return self._kinds[module]
+
+    def _kind(self, module: Module) -> Kind:
         holders = tuple(numbered([facts.modules.get(module) for facts in self.clients]))
         return is_of_one_base_model(module), holders
 

@@ -11,6 +11,7 @@ from schemas.messages.strict import BaseModelSlug, Name, Strict, UtcTime, wrong
 Role = Literal["q", "k", "v", "o", "gate", "up", "down"]
 ALL_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "gate", "up", "down")
 
+SignatureKind = Literal["gradient", "representation"]
 RosterPolicy = Literal["pinned", "tofu", "server"]
 FederationState = Literal["open", "running", "paused", "finished"]
 Positive = Annotated[float, Field(gt=0)]
@@ -126,7 +127,7 @@ class SignaturePlan(Strict):
     are then 64 and 256 unless the plan says otherwise, and the mean over releases takes the place of `ema`.
     """
 
-    kind: Literal["gradient", "representation"] = "gradient"
+    kind: SignatureKind = "gradient"
     dim: Annotated[int, Field(ge=2, le=65536)] = 256
     probe_examples: Annotated[int, Field(ge=1, le=65536)] = 32
     ema: Annotated[float, Field(gt=0, le=1)] = 0.5

@@ -23,7 +23,8 @@ MEMBERS = {
 
 
 SIGNATURES = {
-    "plain": ({}, "clipped sketches of gradients without noise"),
+    "plain": ({}, "clipped sketches of gradients without noise: text can be read from them"),
+    "representation": ({"kind": "representation"}, "what a client's adapted model makes of shared texts"),
     "private": (
         {"dp": {"epsilon": 4}},
         "Signatures: record-level (4, 1e-05)-differential privacy against everybody, the coordinator",
@@ -77,7 +78,7 @@ def test_a_federation_is_shown_with_its_claims(coordinator: Served) -> None:
     ("counted", "said"),
     [
         (Counted(0, 0), []),
-        (Counted(2, 0), ["all were signed", "0 say what their client's signatures have cost;"]),
+        (Counted(2, 0), ["all were signed", "0 say what their client's signatures have cost."]),
         (Counted(2, 1, 2, 1.25), ["1 came with bearer", "2 say", "at most epsilon 1.25 so far"]),
     ],
     ids=["no update yet", "none says", "all say"],

@@ -277,3 +277,12 @@ def test_a_newcomer_among_honest_clients_gets_what_relevance_says() -> None:
     relevance[0] = [0.0, 0.6, 0.3, 0.1]
     row = of_lora(values, relevance=relevance, age=[None, 0, 0, 0]).of_module(LORA)[0]
     np.testing.assert_allclose(row, relevance[0], atol=0.02)
+
+
+def test_what_a_newcomer_is_told_is_relevant_is_not_given_to_who_is_short() -> None:
+    values = np.zeros((3, 12))
+    values[0, 0], values[1, 1] = 2.0, 1.0
+    relevance = np.zeros((3, 3))
+    relevance[2, :2] = 1.0, 1e-20
+    made = of_lora(values, relevance=relevance, age=[0, 0, None])
+    assert made.of_module(LORA)[2].tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-9)

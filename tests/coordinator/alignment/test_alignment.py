@@ -36,7 +36,10 @@ def aligned(served: Served, frames: str = "pca-tok", *, has_anchors: bool = True
     fid = served.federation(
         **(
             {
-                "strategy": {"name": "fedmosaic", "options": {"sources": "all", "min_relevance": None}},
+                "strategy": {
+                    "name": "fedmosaic",
+                    "options": {"sources": "all", "min_relevance": None, "guard": "off"},
+                },
                 "adapter": {"rank": 2, "blocks": 1, "roles": ["q", "v"]},
                 "rounds": {"total": 2, "min_clients": 2, "collect_seconds": 600},
                 "signature": {"dim": 4},
