@@ -69,6 +69,15 @@ class Participant:
             held.hold_to_plan(brief)
         Roster(self.home, held.plan.privacy.roster_policy, self.pins).follow(accepted, self.api)
 
+    def hold_to_plan(self, brief: RoundBrief) -> None:
+        """Check what a round asks for before anything is computed for it.
+
+        Raises:
+            ManifestRefused: the federation's plan says something else.
+        """
+        self.manifests.fetch_plan(self.api)
+        self.manifests.hold_to_plan(brief)
+
     def frames(self, brief: RoundBrief) -> FramesInUse:
         """Give the federation's frames, made or fetched once; after this the coordinator has our pack."""
         if self._frames is None:

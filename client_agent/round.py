@@ -181,6 +181,7 @@ def _try_scores(work: _Work) -> None:
 def _pull(work: _Work) -> bytes:
     """Join, and download the personalised weights."""
     who, brief = work.who, work.brief
+    who.hold_to_plan(brief)  # a newcomer's join carries a signature, before there is a manifest to believe
     who.frames(brief)  # a join needs the pack to be stored: it decides which tensors this client has
     newcomer = who.rounds.newest_with(TRAINED, before=brief.round) is None
     body_of_join = _join_signature(work) if newcomer and brief.round > 1 else None
@@ -200,12 +201,11 @@ def _pull(work: _Work) -> bytes:
 
 def _join_signature(work: _Work) -> bytes:
     """Write what lets a newcomer be weighed; a private release is the round's only one, and kept at once."""
-    released: Signature | None = None
-    if work.brief.signature.dp is not None:
-        if not work.folder.has(SIGNATURE):
-            work.folder.write(SIGNATURE, _signed(work, None).to_bytes())
-        released = Signature.from_bytes(work.folder.read(SIGNATURE))
-    return join_signature(work.who, work.brief, released)
+    if work.brief.signature.dp is None:
+        return join_signature(work.who, work.brief, None)
+    if not work.folder.has(SIGNATURE):
+        work.folder.write(SIGNATURE, _signed(work, None).to_bytes())
+    return join_signature(work.who, work.brief, Signature.from_bytes(work.folder.read(SIGNATURE)))
 
 
 def _train(work: _Work) -> bytes:

@@ -14,9 +14,10 @@ from client_agent import round as rounds
 from client_agent import signing
 from client_agent.check import findings
 from client_agent.daemon import run
-from client_agent.errors import BudgetSpent, TooFewRecords
+from client_agent.errors import BudgetSpent, ManifestRefused, TooFewRecords
 from client_agent.participant import Participant
 from client_agent.privacy.ledger import Ledger
+from client_agent.round import take_part
 from client_agent.round_folder import SIGNATURE
 from client_agent.signature import Signature
 from client_agent.signing import mechanism_for, sign
@@ -100,6 +101,25 @@ def test_a_newcomers_join_and_update_carry_one_release(served: Served, participa
     assert len(bodies) == 1
     assert len(Ledger(who.folder).read().releases) == 1
     assert kept(who, 1).vector.tobytes() in bodies.pop()
+
+
+@pytest.mark.parametrize("dp", [None, SignatureDpPlan(epsilon=9.0, releases=2, minimum_sample=12)])
+def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_than_the_plan(
+    served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch, dp: SignatureDpPlan | None
+) -> None:
+    fid, who = private(served, participant)
+    brief = who.api.current_round(fid)
+    assert isinstance(brief, RoundBrief)
+    less = brief.signature.model_copy(update={"dp": dp})
+    lying = brief.model_copy(update={"round": 2, "signature": less})
+    sent: list[object] = []
+    monkeypatch.setattr(type(who.api), "join", lambda *_: sent.append(_))
+    for _ in range(2):
+        with pytest.raises(ManifestRefused, match="round 2 asks for another signature than the federation's"):
+            take_part(who, lying)
+    assert sent == []
+    assert Ledger(who.folder).read().releases == ()
+    assert not who.rounds.open(2).has(SIGNATURE)
 
 
 def test_without_any_budget_left_a_newcomer_says_what_to_do(served: Served, participant: Enrolled) -> None:
