@@ -276,6 +276,17 @@ class BudgetSpent(AgentError):
         )
 
 
+class NotPrivateEnough(AgentError):
+    """The plan's signatures would tell more than the silo allows."""
+
+    def __init__(self, plan: str, most: float) -> None:
+        super().__init__(
+            f"the plan {plan}, and this silo's max_epsilon is {most:g}: no signature is made. Ask the "
+            f"operator for a federation whose plan has a signature.dp.epsilon of {most:g} or less; or, if "
+            "whoever answers for the silo's records agrees, raise max_epsilon or take it out"
+        )
+
+
 class AccountantsDisagree(AgentError):
     """The two privacy accountants contradict each other: one of them is wrong."""
 

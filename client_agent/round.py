@@ -125,6 +125,7 @@ def finish(who: Participant, brief: FinishedBrief) -> None:
 
 
 def _run(work: _Work) -> None:
+    work.who.hold_to_plan(work.brief)  # a newcomer signs its join, before there is a manifest to believe
     for file, step in _STEPS:
         if work.folder.finished:
             return
@@ -181,7 +182,6 @@ def _try_scores(work: _Work) -> None:
 def _pull(work: _Work) -> bytes:
     """Join, and download the personalised weights."""
     who, brief = work.who, work.brief
-    who.hold_to_plan(brief)  # a newcomer's join carries a signature, before there is a manifest to believe
     who.frames(brief)  # a join needs the pack to be stored: it decides which tensors this client has
     newcomer = who.rounds.newest_with(TRAINED, before=brief.round) is None
     body_of_join = _join_signature(work) if newcomer and brief.round > 1 else None

@@ -14,13 +14,13 @@ from client_agent import round as rounds
 from client_agent import signing
 from client_agent.check import findings
 from client_agent.daemon import run
-from client_agent.errors import BudgetSpent, ManifestRefused, TooFewRecords
+from client_agent.errors import BudgetSpent, ManifestRefused, NotPrivateEnough, TooFewRecords
 from client_agent.participant import Participant
 from client_agent.privacy.ledger import Ledger
 from client_agent.round import take_part
-from client_agent.round_folder import SIGNATURE
+from client_agent.round_folder import SIGNATURE, WEIGHTS
 from client_agent.signature import Signature
-from client_agent.signing import mechanism_for, sign
+from client_agent.signing import join_signature, mechanism_for, sign
 from schemas.messages.federations import FederationPlan, SignatureDpPlan, SignaturePlan
 from schemas.messages.rounds import RoundBrief
 from tests.client_agent.conftest import config
@@ -120,6 +120,58 @@ def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_th
     assert sent == []
     assert Ledger(who.folder).read().releases == ()
     assert not who.rounds.open(2).has(SIGNATURE)
+
+
+@pytest.mark.parametrize(
+    ("dp", "said"),
+    [
+        (None, "asks for signatures without differential privacy, and this silo's max_epsilon is 1"),
+        (SignatureDpPlan(epsilon=1.5), "lets signatures cost epsilon 1.5, and this silo's max_epsilon is 1"),
+    ],
+)
+def test_a_silo_makes_no_signature_that_is_less_private_than_it_allows(
+    served: Served, participant: Enrolled, dp: SignatureDpPlan | None, said: str
+) -> None:
+    fid, who = private(served, participant)
+    who.max_epsilon = 1.0
+    brief = who.api.current_round(fid)
+    assert isinstance(brief, RoundBrief)
+    asked = brief.model_copy(update={"signature": brief.signature.model_copy(update={"dp": dp})})
+    with pytest.raises(NotPrivateEnough, match=said):
+        sign(who, asked, None, None)
+    with pytest.raises(NotPrivateEnough, match=said):
+        join_signature(who, asked, None)
+    with pytest.raises(NotPrivateEnough, match="raise max_epsilon or take it out"):
+        take_part(who, brief)  # before anything is trained
+    assert not any(who.rounds.open(1).has(name) for name in (WEIGHTS, SIGNATURE))
+    assert Ledger(who.folder).read().releases == ()
+    who.max_epsilon = 2.0
+    sign(who, brief, None, None)
+    assert len(Ledger(who.folder).read().releases) == 1
+
+
+def test_a_check_holds_a_plan_to_what_the_silo_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "signature": {"dp": DP}}
+    file, said = config(tmp_path), tmp_path / "plan.json"
+    monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", "2")
+    unknown = {one.what: one for one in findings(file)}["privacy"]
+    assert unknown.good
+    assert "max_epsilon 2 is kept, whatever the federation's plan will say" in unknown.found
+    for most, good, found in (
+        ("2", True, "max_epsilon 2 is kept"),
+        ("1.9", False, "lets signatures cost epsilon 2, and this silo's max_epsilon is 1.9"),
+    ):
+        monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", most)
+        said.write_text(json.dumps(plan))
+        finding = {one.what: one for one in findings(file, said)}["privacy"]
+        assert finding.good is good
+        assert found in finding.found
+    said.write_text(json.dumps(plan | {"signature": {}}))
+    finding = {one.what: one for one in findings(file, said)}["privacy"]
+    assert not finding.good
+    assert "asks for signatures without differential privacy" in finding.found
 
 
 def test_without_any_budget_left_a_newcomer_says_what_to_do(served: Served, participant: Enrolled) -> None:
