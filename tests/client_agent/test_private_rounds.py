@@ -92,6 +92,22 @@ def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
     assert [view["clients"][0]["epsilon"] for view in views(served, fid)] == [second.epsilon] * 2
 
 
+def test_a_crash_that_costs_the_only_release_is_told_with_what_to_do(
+    served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fid, who = private(served, participant)
+    brief = who.api.current_round(fid)
+    assert isinstance(brief, RoundBrief)
+    once = SignatureDpPlan(epsilon=2.0, releases=1, minimum_sample=12)
+    brief = brief.model_copy(update={"signature": brief.signature.model_copy(update={"dp": once})})
+    with monkeypatch.context() as patched:
+        patched.setattr(signing, "release", lambda *_: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            sign(who, brief, None, None)
+    with pytest.raises(BudgetSpent, match=r"none to send again: a crash after .* releases of 2 or more"):
+        sign(who, brief, None, None)
+
+
 def test_a_newcomers_join_and_update_carry_one_release(served: Served, participant: Enrolled) -> None:
     fid, who = private(served, participant)
     brief = who.api.current_round(fid)
@@ -141,7 +157,7 @@ def test_a_silo_makes_no_signature_that_is_less_private_than_it_allows(
         sign(who, asked, None, None)
     with pytest.raises(NotPrivateEnough, match=said):
         join_signature(who, asked, None)
-    with pytest.raises(NotPrivateEnough, match="raise max_epsilon or take it out"):
+    with pytest.raises(NotPrivateEnough, match="or raise max_epsilon here"):
         take_part(who, brief)  # before anything is trained
     assert not any(who.rounds.open(1).has(name) for name in (WEIGHTS, SIGNATURE))
     assert Ledger(who.folder).read().releases == ()
@@ -180,7 +196,7 @@ def test_without_any_budget_left_a_newcomer_says_what_to_do(served: Served, part
     assert isinstance(brief, RoundBrief)
     for number in (1, 2):
         sign(who, brief.model_copy(update={"round": number}), None, None)
-    with pytest.raises(BudgetSpent, match=r"a larger signature\.dp\.epsilon takes a new federation plan"):
+    with pytest.raises(BudgetSpent, match=r"a larger signature\.dp\.epsilon"):
         sign(who, brief.model_copy(update={"round": 3}), None, None)
 
 
