@@ -15,6 +15,7 @@ from client_agent.model.loading import BaseModel, base_model_slug, load_base_mod
 from client_agent.model.memory import held_bytes, step_memory
 from client_agent.model.tokens import collate, pad_id
 from client_agent.plans import KnownPlan, known_plan
+from client_agent.privacy.ceiling import require_private
 from client_agent.privacy.ledger import Ledger
 from client_agent.settings import AgentSettings, read_settings
 from client_agent.signing import mechanism_for
@@ -116,13 +117,17 @@ def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
 
 
 def _privacy(settings: AgentSettings, known: KnownPlan) -> str:
-    plan = known.signature
+    plan, most = known.signature, settings.max_epsilon
+    if most is not None and known.guessed:
+        return f"max_epsilon {most:g} is kept, whatever the federation's plan will say ({known.source})"
+    require_private(plan, most)
     if plan.dp is None:
         return f"signatures without noise ({known.source}): the coordinator is trusted with them"
     mechanism = mechanism_for(_examples(settings).train, plan, plan.dp)
     made = Ledger(settings.folder).read().releases
     so_far = spent(plan, max((entry.epsilon for entry in made), default=0.0), len(made))
-    return f"{promise(plan)}. Noise {mechanism.noise_multiplier:.2f}; {so_far}"
+    ours = "no max_epsilon is set: the plan alone says" if most is None else f"max_epsilon {most:g} is kept"
+    return f"{promise(plan)}. Noise {mechanism.noise_multiplier:.2f}; {so_far}; {ours}"
 
 
 def _connection(settings: AgentSettings) -> str:

@@ -266,13 +266,27 @@ class LedgerDamaged(AgentError):
 
 
 class BudgetSpent(AgentError):
-    """One more release would take a silo over the plan's privacy budget."""
+    """One more release would take a silo over the plan's privacy budget; `again`: the last one is here."""
 
-    def __init__(self, spent: float, after: float, budget: float) -> None:
+    def __init__(self, spent: float, after: float, budget: float, *, again: bool) -> None:
+        lost = (
+            "There is none to send again: a crash after it was paid for lost it, its files are gone, or "
+            "another federation spent the budget. It stays spent: ask the operator for a federation plan "
+            "with a larger signature.dp.epsilon, and with releases of 2 or more: a crash then costs only one"
+        )
         super().__init__(
             f"the privacy budget is spent: epsilon {spent:.3g} of {budget:.3g}, and one more signature would "
-            f"make it {after:.3g}. An earlier signature is sent again where there is one; a larger "
-            "signature.dp.epsilon takes a new federation plan"
+            f"make it {after:.3g}. {'The last one is sent again' if again else lost}"
+        )
+
+
+class NotPrivateEnough(AgentError):
+    """The plan's signatures would tell more than the silo allows."""
+
+    def __init__(self, plan: str, most: float) -> None:
+        super().__init__(
+            f"the plan {plan}, and this silo's max_epsilon is {most:g}: no signature is made. Ask the "
+            f"operator for a plan with a signature.dp.epsilon of {most:g} or less, or raise max_epsilon here"
         )
 
 

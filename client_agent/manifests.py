@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from client_agent.coordinator_api import CoordinatorApi
-from client_agent.errors import ManifestExpired, ManifestRefused
+from client_agent.errors import AnswerUnreadable, ManifestExpired, ManifestRefused
 from client_agent.round_folder import MANIFEST, write_durably
 from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import public_key
@@ -74,8 +74,23 @@ class Manifests:
 
     @property
     def plan(self) -> FederationPlan:
-        """The plan that the manifests name, once one was accepted."""
+        """The plan that was fetched; once a manifest is accepted, the one that it names."""
         return FederationPlan.model_validate_json((self.folder / _PLAN).read_bytes(), extra="ignore")
+
+    def fetch_plan(self, api: CoordinatorApi) -> None:
+        """Keep the plan that is served, unless one is here: each manifest then has to name this very one.
+
+        Raises:
+            AnswerUnreadable: what is served is none.
+        """
+        if (self.folder / _PLAN).exists():
+            return
+        plan = api.plan(self.federation)
+        try:
+            FederationPlan.model_validate_json(plan, extra="ignore")
+        except ValidationError as error:
+            raise AnswerUnreadable("the federation's plan", str(error)) from error
+        write_durably(self.folder / _PLAN, plan)
 
     def hold_to_plan(self, brief: RoundBrief) -> None:
         """Check that a brief asks for what the plan says.
@@ -164,7 +179,8 @@ class Manifests:
                 raise ManifestRefused("its plan is not the plan that is served")
             write_durably(file, plan)
         elif digest_of(file.read_bytes()) != manifest.plan:
-            raise ManifestRefused("its plan is not the plan of the rounds before")
+            known = "that was served before" if self.held() is None else "of the rounds before"
+            raise ManifestRefused(f"its plan is not the plan {known}")
 
     def _contradiction(self, one: SignedDocument, other: SignedDocument, what: str) -> None:
         for document in (one, other):

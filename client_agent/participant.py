@@ -12,6 +12,7 @@ from client_agent.manifests import Manifests
 from client_agent.model.adapter import Adapter
 from client_agent.model.inject import inject
 from client_agent.origin import Origin, origin_of
+from client_agent.privacy.ceiling import require_private
 from client_agent.roster import Roster
 from client_agent.round_folder import RoundFolders
 from client_agent.silo import Silo
@@ -32,6 +33,7 @@ class Participant:
     stop: Callable[[], bool]
     server_key: str
     pins: Mapping[str, str] = field(default_factory=dict)
+    max_epsilon: float | None = None
     _frames: FramesInUse | None = None
 
     @property
@@ -68,6 +70,17 @@ class Participant:
         if brief is not None:
             held.hold_to_plan(brief)
         Roster(self.home, held.plan.privacy.roster_policy, self.pins).follow(accepted, self.api)
+
+    def hold_to_plan(self, brief: RoundBrief) -> None:
+        """Check what a round asks for before anything is computed for it.
+
+        Raises:
+            ManifestRefused: the federation's plan says something else.
+            NotPrivateEnough: the silo does not allow what the plan says of signatures.
+        """
+        self.manifests.fetch_plan(self.api)
+        self.manifests.hold_to_plan(brief)
+        require_private(brief.signature, self.max_epsilon)
 
     def frames(self, brief: RoundBrief) -> FramesInUse:
         """Give the federation's frames, made or fetched once; after this the coordinator has our pack."""

@@ -18,11 +18,12 @@ from schemas.messages.rounds import RoundBrief
 
 @dataclass(frozen=True, slots=True)
 class KnownPlan:
-    """How training and signing will go, as far as anybody knows it, and whose plan says so."""
+    """How training and signing will go, and whose plan says so; `guessed` while no federation's is known."""
 
     training: TrainingPlan
     signature: SignaturePlan
     source: str
+    guessed: bool = False
 
 
 def read_plan(file: Path) -> FederationPlan:
@@ -53,11 +54,11 @@ def known_plan(settings: AgentSettings, file: Path | None) -> KnownPlan:
     try:
         membership = read_membership(settings.folder)
     except NotEnrolled:
-        return KnownPlan(TrainingPlan(), SignaturePlan(), "the default plan: not enrolled yet")
+        return KnownPlan(TrainingPlan(), SignaturePlan(), "the default plan: not enrolled yet", guessed=True)
     brief = _open_round(settings, membership) or _newest_on_disk(settings.folder / membership.federation_id)
     if brief is None:
         source = "the default plan: no round of the federation is known yet"
-        return KnownPlan(TrainingPlan(), SignaturePlan(), source)
+        return KnownPlan(TrainingPlan(), SignaturePlan(), source, guessed=True)
     return KnownPlan(brief.training, brief.signature, "the federation's plan")
 
 

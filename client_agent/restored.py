@@ -180,18 +180,21 @@ def _carry_over(rounds: RoundFolders, held: Manifests, *, before: int) -> None:
         shutil.rmtree(carried, ignore_errors=True)
         carried.mkdir()
         trained = next((folder for folder in rounds.newest_first() if folder.has(TRAINED)), None)
-        if trained is not None:
-            signed = next((folder for folder in rounds.newest_first() if folder.has(SIGNATURE)), None)
-            _copy(trained, signed, RoundFolders(carried).open(min(trained.number, before - 1)))
+        # Who joined and has not trained yet has paid for a signature all the same, and may have no other.
+        signed = next((folder for folder in rounds.newest_first() if folder.has(SIGNATURE)), None)
+        last = trained or signed
+        if last is not None:
+            _copy(trained, signed, RoundFolders(carried).open(min(last.number, before - 1)), last.number)
         move_aside(there, _LATER)
     if carried.exists():
         carried.rename(there)
         fsync_folder(held.folder)
 
 
-def _copy(trained: RoundFolder, signed: RoundFolder | None, to: RoundFolder) -> None:
-    for name in (BRIEF, WEIGHTS, TRAINED):
-        to.write(name, trained.read(name))
+def _copy(trained: RoundFolder | None, signed: RoundFolder | None, to: RoundFolder, number: int) -> None:
+    if trained is not None:
+        for name in (BRIEF, WEIGHTS, TRAINED):
+            to.write(name, trained.read(name))
     if signed is not None:
         to.write(SIGNATURE, signed.read(SIGNATURE))
-    to.write(CLOSED, json.dumps({"reason": "carried-over", "round": trained.number}).encode())
+    to.write(CLOSED, json.dumps({"reason": "carried-over", "round": number}).encode())

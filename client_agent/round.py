@@ -125,6 +125,7 @@ def finish(who: Participant, brief: FinishedBrief) -> None:
 
 
 def _run(work: _Work) -> None:
+    work.who.hold_to_plan(work.brief)  # a newcomer signs its join, before there is a manifest to believe
     for file, step in _STEPS:
         if work.folder.finished:
             return
@@ -200,12 +201,11 @@ def _pull(work: _Work) -> bytes:
 
 def _join_signature(work: _Work) -> bytes:
     """Write what lets a newcomer be weighed; a private release is the round's only one, and kept at once."""
-    released: Signature | None = None
-    if work.brief.signature.dp is not None:
-        if not work.folder.has(SIGNATURE):
-            work.folder.write(SIGNATURE, _signed(work, None).to_bytes())
-        released = Signature.from_bytes(work.folder.read(SIGNATURE))
-    return join_signature(work.who, work.brief, released)
+    if work.brief.signature.dp is None:
+        return join_signature(work.who, work.brief, None)
+    if not work.folder.has(SIGNATURE):
+        work.folder.write(SIGNATURE, _signed(work, None).to_bytes())
+    return join_signature(work.who, work.brief, Signature.from_bytes(work.folder.read(SIGNATURE)))
 
 
 def _train(work: _Work) -> bytes:

@@ -48,6 +48,8 @@ class AgentSettings(BaseSettings):
     """CPU threads; set it to 1 when several agents share a machine."""
     request_deadline_seconds: Annotated[float, Field(gt=0)] = 900.0
     """How long a request is retried before the agent reports it and polls later; large bodies have more."""
+    max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """What signatures may cost in privacy at most, whatever a plan allows; without it the plan alone says."""
     keep_rounds: Annotated[int, Field(ge=1)] = 2
     """How many finished rounds stay on disk."""
 

@@ -14,6 +14,7 @@ from client_agent.model.examples import Example, probe_set
 from client_agent.model.loading import BaseModel
 from client_agent.participant import Participant
 from client_agent.privacy.accountant import noise_for
+from client_agent.privacy.ceiling import require_private
 from client_agent.privacy.ledger import Ledger
 from client_agent.privacy.release import Averaged, Mechanism, averaged, drawn, release
 from client_agent.record_sketches import record_sketches
@@ -33,9 +34,11 @@ def sign(who: Participant, brief: RoundBrief, trained: State | None, last: Signa
 
     Raises:
         SignatureUnusable: it is zero or not finite, or of another length than `last`.
+        NotPrivateEnough: the silo allows no such signature.
         TooFewRecords, BudgetSpent, LedgerDamaged: with differential privacy, as these say.
     """
     plan = brief.signature
+    require_private(plan, who.max_epsilon)
     if plan.dp is not None:
         return _released(who, brief, plan.dp, last)
     fresh = sketch(who, brief, trained)
@@ -43,7 +46,12 @@ def sign(who: Participant, brief: RoundBrief, trained: State | None, last: Signa
 
 
 def join_signature(who: Participant, brief: RoundBrief, signature: Signature | None) -> bytes:
-    """Write the body that lets a newcomer be weighed before its first update; None = make a signature."""
+    """Write the body that lets a newcomer be weighed before its first update; None = make a signature.
+
+    Raises:
+        NotPrivateEnough: the silo allows no such signature.
+    """
+    require_private(brief.signature, who.max_epsilon)
     signature = signature or sketch(who, brief, None)
     manifest = SignatureManifest(
         federation=who.federation,

@@ -139,6 +139,7 @@ def participant(
                     stop=stop.is_set,
                     server_key=membership.server_key,
                     pins=pins,
+                    max_epsilon=settings.max_epsilon,
                 ),
                 stop,
             )

@@ -88,7 +88,7 @@ class Ledger:
         spent = max((e.epsilon for e in book.releases if e.delta <= dp.delta), default=0.0)
         after = max(spent, epsilon_of([*made, mechanism], dp.delta))
         if after > dp.epsilon * _ROUNDING:
-            raise BudgetSpent(epsilon_of(made, dp.delta), after, dp.epsilon)
+            raise BudgetSpent(epsilon_of(made, dp.delta), after, dp.epsilon, again=last is not None)
         entry = Entry(
             federation=federation,
             round=number,

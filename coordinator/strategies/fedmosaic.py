@@ -156,11 +156,13 @@ def _similarity(cohort: Cohort, *, centre: bool) -> Floats:
         rho = np.array([sent[i].reliability for i in members])  # (n,)
         # Whoever is long gone is still compared, but no longer moves the mean of those who are here.
         present = np.array([clients[i].is_source or clients[i].age is None for i in members])
+        private = np.array([sent[i].epsilon is not None for i in members])
+        # By what was sent: centring makes no signature any clearer.
+        unclear = _unclear(rho, signatures.shape[1]) & (private[:, None] | private[None, :])
         if centre and np.count_nonzero(present) >= _SMALLEST_CENTRED:
             signatures, rho = signatures - signatures[present].mean(axis=0), np.ones(len(members))
         compared = _corrected(_cosines(signatures), rho)
-        private = np.array([sent[i].epsilon is not None for i in members])
-        compared[_unclear(rho, signatures.shape[1]) & (private[:, None] | private[None, :])] = np.nan
+        compared[unclear] = np.nan
         similarity[np.ix_(members, members)] = compared
     return similarity
 

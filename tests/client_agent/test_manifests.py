@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from client_agent.coordinator_api import CoordinatorApi
-from client_agent.errors import ManifestExpired, ManifestRefused
+from client_agent.errors import AnswerUnreadable, ManifestExpired, ManifestRefused
 from client_agent.manifests import Manifests
 from coordinator.server_key import ServerKey
 from schemas.identity.keys import decode
@@ -204,3 +204,19 @@ def test_a_missing_manifest_that_is_told_differently_is_noticed(client: Playing)
             one.accept(third)
         one.api = honest
     one.accept(third)
+
+
+def test_a_plan_that_a_join_signature_was_made_under_is_the_one_that_manifests_must_name(
+    client: Playing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = client
+    first, true = one.joined(1), one.api.plan(one.silo.federation_id)
+    with monkeypatch.context() as patched:
+        patched.setattr(one.api, "plan", lambda _: b"<html>")
+        with pytest.raises(AnswerUnreadable, match="the federation's plan"):
+            one.held.fetch_plan(one.api)
+        patched.setattr(one.api, "plan", lambda _: true + b" ")
+        one.held.fetch_plan(one.api)
+    one.held.fetch_plan(one.api)  # what is here stays
+    with pytest.raises(ManifestRefused, match="its plan is not the plan that was served before"):
+        one.accept(first)

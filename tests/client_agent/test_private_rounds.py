@@ -14,12 +14,13 @@ from client_agent import round as rounds
 from client_agent import signing
 from client_agent.check import findings
 from client_agent.daemon import run
-from client_agent.errors import BudgetSpent, TooFewRecords
+from client_agent.errors import BudgetSpent, ManifestRefused, NotPrivateEnough, TooFewRecords
 from client_agent.participant import Participant
 from client_agent.privacy.ledger import Ledger
-from client_agent.round_folder import SIGNATURE
+from client_agent.round import take_part
+from client_agent.round_folder import SIGNATURE, WEIGHTS
 from client_agent.signature import Signature
-from client_agent.signing import mechanism_for, sign
+from client_agent.signing import join_signature, mechanism_for, sign
 from schemas.messages.federations import FederationPlan, SignatureDpPlan, SignaturePlan
 from schemas.messages.rounds import RoundBrief
 from tests.client_agent.conftest import config
@@ -91,6 +92,22 @@ def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
     assert [view["clients"][0]["epsilon"] for view in views(served, fid)] == [second.epsilon] * 2
 
 
+def test_a_crash_that_costs_the_only_release_is_told_with_what_to_do(
+    served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fid, who = private(served, participant)
+    brief = who.api.current_round(fid)
+    assert isinstance(brief, RoundBrief)
+    once = SignatureDpPlan(epsilon=2.0, releases=1, minimum_sample=12)
+    brief = brief.model_copy(update={"signature": brief.signature.model_copy(update={"dp": once})})
+    with monkeypatch.context() as patched:
+        patched.setattr(signing, "release", lambda *_: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            sign(who, brief, None, None)
+    with pytest.raises(BudgetSpent, match=r"none to send again: a crash after .* releases of 2 or more"):
+        sign(who, brief, None, None)
+
+
 def test_a_newcomers_join_and_update_carry_one_release(served: Served, participant: Enrolled) -> None:
     fid, who = private(served, participant)
     brief = who.api.current_round(fid)
@@ -102,13 +119,84 @@ def test_a_newcomers_join_and_update_carry_one_release(served: Served, participa
     assert kept(who, 1).vector.tobytes() in bodies.pop()
 
 
+@pytest.mark.parametrize("dp", [None, SignatureDpPlan(epsilon=9.0, releases=2, minimum_sample=12)])
+def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_than_the_plan(
+    served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch, dp: SignatureDpPlan | None
+) -> None:
+    fid, who = private(served, participant)
+    brief = who.api.current_round(fid)
+    assert isinstance(brief, RoundBrief)
+    less = brief.signature.model_copy(update={"dp": dp})
+    lying = brief.model_copy(update={"round": 2, "signature": less})
+    sent: list[object] = []
+    monkeypatch.setattr(type(who.api), "join", lambda *_: sent.append(_))
+    for _ in range(2):
+        with pytest.raises(ManifestRefused, match="round 2 asks for another signature than the federation's"):
+            take_part(who, lying)
+    assert sent == []
+    assert Ledger(who.folder).read().releases == ()
+    assert not who.rounds.open(2).has(SIGNATURE)
+
+
+@pytest.mark.parametrize(
+    ("dp", "said"),
+    [
+        (None, "asks for signatures without differential privacy, and this silo's max_epsilon is 1"),
+        (SignatureDpPlan(epsilon=1.5), "lets signatures cost epsilon 1.5, and this silo's max_epsilon is 1"),
+    ],
+)
+def test_a_silo_makes_no_signature_that_is_less_private_than_it_allows(
+    served: Served, participant: Enrolled, dp: SignatureDpPlan | None, said: str
+) -> None:
+    fid, who = private(served, participant)
+    who.max_epsilon = 1.0
+    brief = who.api.current_round(fid)
+    assert isinstance(brief, RoundBrief)
+    asked = brief.model_copy(update={"signature": brief.signature.model_copy(update={"dp": dp})})
+    with pytest.raises(NotPrivateEnough, match=said):
+        sign(who, asked, None, None)
+    with pytest.raises(NotPrivateEnough, match=said):
+        join_signature(who, asked, None)
+    with pytest.raises(NotPrivateEnough, match="or raise max_epsilon here"):
+        take_part(who, brief)  # before anything is trained
+    assert not any(who.rounds.open(1).has(name) for name in (WEIGHTS, SIGNATURE))
+    assert Ledger(who.folder).read().releases == ()
+    who.max_epsilon = 2.0
+    sign(who, brief, None, None)
+    assert len(Ledger(who.folder).read().releases) == 1
+
+
+def test_a_check_holds_a_plan_to_what_the_silo_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "signature": {"dp": DP}}
+    file, said = config(tmp_path), tmp_path / "plan.json"
+    monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", "2")
+    unknown = {one.what: one for one in findings(file)}["privacy"]
+    assert unknown.good
+    assert "max_epsilon 2 is kept, whatever the federation's plan will say" in unknown.found
+    for most, good, found in (
+        ("2", True, "max_epsilon 2 is kept"),
+        ("1.9", False, "lets signatures cost epsilon 2, and this silo's max_epsilon is 1.9"),
+    ):
+        monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", most)
+        said.write_text(json.dumps(plan))
+        finding = {one.what: one for one in findings(file, said)}["privacy"]
+        assert finding.good is good
+        assert found in finding.found
+    said.write_text(json.dumps(plan | {"signature": {}}))
+    finding = {one.what: one for one in findings(file, said)}["privacy"]
+    assert not finding.good
+    assert "asks for signatures without differential privacy" in finding.found
+
+
 def test_without_any_budget_left_a_newcomer_says_what_to_do(served: Served, participant: Enrolled) -> None:
     fid, who = private(served, participant)
     brief = who.api.current_round(fid)
     assert isinstance(brief, RoundBrief)
     for number in (1, 2):
         sign(who, brief.model_copy(update={"round": number}), None, None)
-    with pytest.raises(BudgetSpent, match=r"a larger signature\.dp\.epsilon takes a new federation plan"):
+    with pytest.raises(BudgetSpent, match=r"a larger signature\.dp\.epsilon"):
         sign(who, brief.model_copy(update={"round": 3}), None, None)
 
 

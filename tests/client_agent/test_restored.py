@@ -20,11 +20,12 @@ from client_agent.errors import (
     NotInTheBackup,
     Stopped,
 )
+from client_agent.manifests import Manifests
 from client_agent.membership import read_key
 from client_agent.participant import Participant
 from client_agent.restored import Offer, accept, look
 from client_agent.round import take_part
-from client_agent.round_folder import CLOSED, MANIFEST, RECEIPT, TRAINED, UPDATE
+from client_agent.round_folder import CLOSED, MANIFEST, RECEIPT, SIGNATURE, TRAINED, UPDATE, RoundFolders
 from client_agent.silo import Silo
 from coordinator.backup import copy
 from coordinator.database import Database
@@ -155,6 +156,18 @@ def test_an_alignment_pack_that_was_stored_after_the_backup_is_stored_again(scen
     run(scene.who, naps(500))
     assert packs(scene) == [stored]
     assert [r["state"] for r in views(scene.served, scene.fid)] == ["published"] * 2
+
+
+def test_a_signature_that_was_paid_for_at_the_join_is_kept_though_nothing_was_trained(
+    tmp_path: Path,
+) -> None:
+    rounds = RoundFolders(tmp_path / "rounds")
+    rounds.open(3).write(SIGNATURE, b"released")
+    restored._carry_over(rounds, Manifests(tmp_path, "fed", "cli", "key"), before=2)
+    last = rounds.newest_with(SIGNATURE, before=2)
+    assert last is not None
+    assert (last.number, last.read(SIGNATURE), last.finished) == (1, b"released", True)
+    assert rounds.newest_with(TRAINED, before=2) is None  # it is a newcomer as before
 
 
 def packs(scene: Scene) -> list[str]:

@@ -193,7 +193,8 @@ def test_options_without_a_meaning_are_refused(options: dict[str, Any]) -> None:
         make("fedmosaic", options)
 
 
-def test_private_signatures_that_are_mostly_noise_are_compared_with_nobody() -> None:
+@pytest.mark.parametrize("centre", [False, True])
+def test_private_signatures_that_are_mostly_noise_are_compared_with_nobody(centre: bool) -> None:
     """Chance makes noise alike: better to be alone than to hear a stranger."""
     vectors = np.eye(64, dtype=np.float32)[[0, 0, 1]]
     for reliability, heard in ((0.2, False), (0.4, True)):
@@ -201,10 +202,10 @@ def test_private_signatures_that_are_mostly_noise_are_compared_with_nobody() -> 
             replace(client(i), signature=Signature(vector, reliability, epsilon=1.0))
             for i, vector in enumerate(vectors)
         ]
-        weighing = weigh(*facts)
+        weighing = weigh(*facts, centre=centre)
         assert np.isnan(weighing.similarity[0, 1]) != heard
         assert weighing.relevance[0].tolist() == ([0, 1, 0] if heard else [1, 0, 0])
-        assert weighing.similarity[0, 0] == 1
+        assert weighing.similarity[0, 0] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
