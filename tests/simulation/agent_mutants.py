@@ -67,7 +67,7 @@ def _replacing_is_cut_short(plan: Plan, weather: Weather) -> bool:
 
 
 def _power_goes(plan: Plan, weather: Weather) -> bool:
-    return weather.power > 0 and weather.agent_crash > 0.01
+    return weather.power == 1 and weather.agent_crash > 0.01 and weather.lost_reply > 0.1
 
 
 def _replies_are_lost(plan: Plan, weather: Weather) -> bool:
