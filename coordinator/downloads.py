@@ -21,7 +21,9 @@ from coordinator.tables import CHUNK_BYTES
 from schemas.wire.digests import to_field
 
 _PROMPT_SECONDS = 0.1
-"""Who takes a piece within this time is offered one twice as large, up to a whole row: that costs least."""
+_PROMPT_BYTES = 4 * 2**20
+"""Who takes so much without a pause gets a whole row at a time, which costs least. Less says nothing of a
+reader: buffers on the way take it for him."""
 
 _SINGLE = re.compile(r"bytes\s*=\s*(\d{0,18})-(\d{0,18})\s*")
 
@@ -97,14 +99,15 @@ async def _content(database: Database, stored: Stored, part: Wanted) -> AsyncIte
     if part.begin < len(stored.head):
         yield stored.head[part.begin : part.end]
     at, end = max(part.begin, len(stored.head)) + shift, part.end + shift
-    size = payloads.SENT_BYTES
+    prompt = 0
     while at < end:
-        upto = min(end, at + size, at - at % CHUNK_BYTES + CHUNK_BYTES)  # one row at a time
+        size = CHUNK_BYTES if prompt >= _PROMPT_BYTES else payloads.SENT_BYTES
+        upto = min(end, at + size, at - at % CHUNK_BYTES + CHUNK_BYTES)  # of one row
         piece = await to_thread.run_sync(payloads.read_alone, database, stored.payload_id, at, upto)
         offered = time.monotonic()
         yield piece  # comes back when the peer has taken nearly all of it
         is_prompt = time.monotonic() - offered < _PROMPT_SECONDS
-        size = min(2 * size, CHUNK_BYTES) if is_prompt else payloads.SENT_BYTES
+        prompt = prompt + upto - at if is_prompt else 0
         at = upto
 
 
