@@ -68,9 +68,14 @@ class RoundFolders:
         self._path = path
 
     def open(self, number: int) -> RoundFolder:
-        """Give a round's folder, making it if needed."""
+        """Give a round's folder, making it if needed.
+
+        Who was killed may have left files whose names are not on disk yet; now they are.
+        """
         path = self._path / f"{number:06d}"
         path.mkdir(parents=True, exist_ok=True)
+        for folder in (path, self._path):
+            fsync_folder(folder)
         return RoundFolder(path, number)
 
     def newest_first(self) -> Iterator[RoundFolder]:
