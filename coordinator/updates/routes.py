@@ -26,6 +26,7 @@ from coordinator.errors import (
     NotFound,
     NotJoined,
     RateLimited,
+    ReferenceMismatch,
     Refused,
     RequestTimeout,
     RoundClosed,
@@ -89,7 +90,8 @@ async def _received(
     responses={
         200: {"model": Receipt, "description": "These bytes were accepted before"},
         **answers(AuthMissing, NotFound, DigestMissing, DigestMismatch, MediaTypeRefused, Busy),
-        **answers(ContentEncodingRefused, BodyTooLarge, RoundClosed, NotJoined, UploadConflict, BaseMismatch),
+        **answers(ContentEncodingRefused, BodyTooLarge, RoundClosed, NotJoined, UploadConflict),
+        **answers(BaseMismatch, ReferenceMismatch),
         **answers(NormExceeded, SignatureRefused, MetadataRefused, RequestTimeout, RateLimited, StorageFull),
     },
 )

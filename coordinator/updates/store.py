@@ -67,6 +67,17 @@ def newest(session: Session, client_id: str, number: int | None) -> UpdateRow | 
     return session.scalar(query.order_by(UpdateRow.round_number.desc()).limit(1))
 
 
+def counted_before(session: Session, client_id: str, number: int) -> UpdateRow | None:
+    """Which is a client's last update that counts of a round before this one?"""
+    return session.scalar(
+        select(UpdateRow)
+        .where(UpdateRow.client_id == client_id, UpdateRow.reject_reason.is_(None))
+        .where(UpdateRow.round_number < number)
+        .order_by(UpdateRow.round_number.desc())
+        .limit(1)
+    )
+
+
 def keep(
     session: Session,
     row: RoundRow,

@@ -1,4 +1,4 @@
-"""Which values of an update travel, against what, and in how few bits. Knows no bytes; the codec knows these."""
+"""Which values of an update travel, against what, and in how few bits. Knows no bytes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Recipe(Strict):
 
     @property
     def feeds_back(self) -> bool:
-        """Whether what was lost is added to the next update: never where the next difference has it anyway."""
+        """Whether what was lost is added to the next update; with `own_last` the next difference has it."""
         return self.reference == "served" and (self.density < 1 or self.values != "f32")
 
 

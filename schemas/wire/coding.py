@@ -100,8 +100,11 @@ def encode(
         parts[SCALES].append(scales)
     if allowed < 0:
         raise ValueError(f"{-allowed} values more are marked than density {recipe.density:g} lets travel")
-    joined = {name: np.concatenate(some) for name, some in parts.items() if some}
-    return Coded({name: stream for name, stream in joined.items() if stream.size})
+    joined: dict[str, Stream] = {}
+    for name, some in parts.items():
+        if any(part.size for part in some):
+            joined[name] = np.concatenate(some).astype(_DTYPES[name], copy=False)
+    return Coded(joined)
 
 
 def decode(streams: Streams, layout: Layout, recipe: Recipe) -> Iterator[tuple[str, Floats]]:

@@ -71,9 +71,7 @@ def write_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: M
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def read_header(
-    source: BinaryIO, size: int, expected: Expected, coded: Expected | None = None
-) -> Header:
+def read_header(source: BinaryIO, size: int, expected: Expected, coded: Expected | None = None) -> Header:
     """Read and check the header of a file of `size` bytes, positioned at its start.
 
     A body with a tensor that only `coded` knows is held to `coded`.
@@ -92,7 +90,8 @@ def read_header(
         if entry["dtype"] not in expected[name].dtypes or entry["dtype"] not in ITEM_BYTES:
             raise TensorDtype(f"allowed here: {', '.join(sorted(expected[name].dtypes))}")
     entries = sorted(
-        (_entry(name, entry, data_begin, expected[name]) for name, entry in raw.items()), key=lambda e: (e.begin, e.end)
+        (_entry(name, entry, data_begin, expected[name]) for name, entry in raw.items()),
+        key=lambda e: (e.begin, e.end),
     )
     _check_layout(entries, data_begin, size)
     return Header(tuple(entries), metadata)

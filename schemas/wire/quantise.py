@@ -1,4 +1,4 @@
-"""Write float32 values in few bits and read them back, exactly what was meant. Knows neither tensors nor bodies.
+"""Write float32 values in few bits and read back exactly what was meant. Knows neither tensors nor bodies.
 
 Integers are symmetric, one float16 scale per block of values, rounded stochastically without bias (Alistarh
 et al., QSGD, arXiv 1610.02132) from words that belong to the update: packing again gives the same bytes.
@@ -159,7 +159,9 @@ def _encode_floats(values: Floats, to: ValueFormat) -> Octets:
             raise NotEncodable(f"a value is over {float(_LARGEST_HALF):g}")
         return np.frombuffer(halves.tobytes(), np.uint8)
     bits = np.ascontiguousarray(values).view(np.uint32)
-    upper = ((bits.astype(np.uint64) + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")  # to nearest, ties even
+    upper = ((bits.astype(np.uint64) + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(
+        "<u2"
+    )  # to nearest, ties even
     if (upper & 0x7F80 == 0x7F80).any():
         raise NotEncodable("a value is larger than bfloat16 can say")
     return np.frombuffer(upper.tobytes(), np.uint8)

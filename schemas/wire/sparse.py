@@ -1,4 +1,4 @@
-"""Which values of a tensor travel, and how their places are written: in exactly one way. Knows no values' bits.
+"""Which values of a tensor travel, and how their places are written, in one way only. Knows no values' bits.
 
 Places are a bitmap, or the gaps between them as variable-length integers (LEB128), whichever is shorter.
 A gap counts what is left out, so that places which are unsorted or twice there cannot be written.
@@ -48,7 +48,7 @@ def largest(scores: NDArray[np.float32], count: int) -> Mask:
     limit = np.partition(scores, scores.size - count)[scores.size - count]
     mask = scores > limit
     mask[np.flatnonzero(scores == limit)[: count - np.count_nonzero(mask)]] = True
-    return mask
+    return np.asarray(mask)
 
 
 def write_places(mask: Mask) -> Octets:

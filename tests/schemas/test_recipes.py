@@ -153,7 +153,10 @@ def test_what_a_format_cannot_say_is_not_said(value: float, formats: list[Any]) 
 def test_every_name_is_a_recipe_and_dense_is_plain_tensors() -> None:
     assert set(NAMED) == set(get_args(RecipeName))
     assert [name for name, recipe in NAMED.items() if recipe.is_dense] == ["dense", "f16"]
-    assert [name for name, recipe in NAMED.items() if recipe.feeds_back] == ["int4_served", "top10_int8_served"]
+    assert [name for name, recipe in NAMED.items() if recipe.feeds_back] == [
+        "int4_served",
+        "top10_int8_served",
+    ]
 
 
 def test_what_is_left_out_needs_a_reference() -> None:
