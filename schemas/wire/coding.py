@@ -19,7 +19,7 @@ from schemas.maths.draws import Key
 from schemas.messages.recipes import Recipe
 from schemas.wire.header import Expected, Slot
 from schemas.wire.quantise import LEVELS, Floats, code_bytes, decode_values, encode_values, scale_count
-from schemas.wire.refusals import StreamLength
+from schemas.wire.refusals import SparseIndex, StreamLength
 from schemas.wire.sparse import Mask, kept_count, largest, longest, read_places, write_places
 
 CODES, SCALES, POSITIONS = "codes", "scales", "positions"
@@ -127,7 +127,7 @@ def decode(streams: Streams, layout: Layout, recipe: Recipe) -> Iterator[tuple[s
         count = int(np.count_nonzero(mask)) if mask is not None else size
         allowed -= count
         if allowed < 0:
-            raise StreamLength(f"more values are marked than density {recipe.density:g} lets travel")
+            raise SparseIndex(f"more values are marked than density {recipe.density:g} lets travel")
         raw = codes.take(code_bytes(count, recipe.values))
         own = scales.take(scale_count(count, recipe))
         found = decode_values(raw.view(np.uint8), own.view(np.float16), count, recipe)
