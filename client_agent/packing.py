@@ -189,4 +189,5 @@ def _difference(one: State, other: State | None) -> Arrays:
 
 
 def _norm(values: State) -> float:
-    return float(np.sqrt(sum(float(np.einsum("...,...->", v, v, dtype=np.float64)) for v in values.values())))
+    flat = (array.reshape(-1).astype(np.float64) for array in values.values())
+    return float(np.sqrt(sum(float(np.einsum("i,i->", one, one)) for one in flat)))
