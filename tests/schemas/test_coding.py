@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -217,3 +218,17 @@ def test_empty_streams_are_left_out() -> None:
     }
     assert encode(values, Recipe(values="bf16"), *KEY).tensors.keys() == {CODES}
     assert encode(values, Recipe(values="int8"), *KEY).tensors.keys() == {CODES, SCALES}
+
+
+def test_the_example_in_the_document_is_true() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text("utf-8")
+    values = {
+        "b0.q.P": np.array([[0.75, -1.75], [0.1, 0]], np.float32),
+        "b0.q.Q": np.array([0, 3.5], np.float32),
+    }
+    recipe = Recipe(reference="served", density=0.5, values="int4")
+    coded = encode(values, recipe, *KEY)
+    for name, stream in coded.tensors.items():
+        assert f"| `{name}` | `{stream.tobytes().hex(' ')}` |" in document
+    seen = decoded(coded, values, recipe)
+    assert [seen[name].tolist() for name in values] == [[[0.75, -1.75], [0, 0]], [0, 3.5]]
