@@ -115,6 +115,11 @@ class Manifests:
         if held is not None and number < (last := self.read(held).round):
             raise ManifestRefused(f"it is asked for round {number}, and round {last} was joined before")
 
+    def has_joined(self, number: int) -> bool:
+        """Say whether the coordinator has signed that this client is in a round, or in a later one."""
+        held = self.held()
+        return held is not None and self.read(held).round >= number
+
     def read(self, document: SignedDocument | None) -> RoundManifest:
         """Read a manifest of this client's, whatever round it is of.
 
@@ -171,16 +176,33 @@ class Manifests:
             self._contradiction(document, held, f"there are two rosters of version {last.roster_version}")
 
     def _hold_to_plan(self, manifest: RoundManifest, api: CoordinatorApi) -> None:
-        """Fetch the plan once; it never changes."""
+        """Make sure that the plan that is kept, or else that is served, is what the manifest names."""
         file = self.folder / _PLAN
-        if not file.exists():
-            plan = api.plan(self.federation)
-            if digest_of(plan) != manifest.plan:
-                raise ManifestRefused("its plan is not the plan that is served")
-            write_durably(file, plan)
-        elif digest_of(file.read_bytes()) != manifest.plan:
-            known = "that was served before" if self.held() is None else "of the rounds before"
-            raise ManifestRefused(f"its plan is not the plan {known}")
+        if file.exists():
+            kept = file.read_bytes()
+            if digest_of(kept) == manifest.plan:
+                return
+            if self.held() is not None:
+                raise ManifestRefused("its plan is not the plan of the rounds before")
+            self._no_longer_believe(kept)
+        plan = api.plan(self.federation)
+        if digest_of(plan) != manifest.plan:
+            raise ManifestRefused("its plan is not the plan that is served")
+        write_durably(file, plan)
+
+    def _no_longer_believe(self, plan: bytes) -> None:
+        """Keep a plan as evidence that nobody signed for: people hear of it, and the next start asks anew.
+
+        Raises:
+            ManifestRefused: always; what was sent to join was made under that plan.
+        """
+        name = digest_of(plan).removeprefix("sha256:")[:16]
+        write_durably(self.folder / _EVIDENCE / f"plan-{name}.json", plan)
+        (self.folder / _PLAN).unlink()
+        raise ManifestRefused(
+            "its plan is not the plan that was served before, under which this silo has asked to join; that "
+            f"one is kept in {self.folder / _EVIDENCE}, and the next start goes by the signed one"
+        )
 
     def _contradiction(self, one: SignedDocument, other: SignedDocument, what: str) -> None:
         for document in (one, other):

@@ -11,14 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from client_agent.errors import (
-    AgentError,
-    AnswerUnreadable,
-    CoordinatorRefused,
-    CoordinatorUnreachable,
-    DownloadDamaged,
-    RequestTooSlow,
-)
+from client_agent.errors import CoordinatorRefused, DownloadDamaged
+from client_agent.giving_up import RECEIPT_LOST, TROUBLE, given_up
 from client_agent.local_training import Trained, train_locally
 from client_agent.model.adapter import State
 from client_agent.packing import pack_dense, pack_update
@@ -44,15 +38,7 @@ from schemas.messages.rounds import FinishedBrief, RoundBrief
 
 log = logging.getLogger(__name__)
 
-# What the coordinator says when we came too late; the local adapter goes on all the same.
-_RECEIPT_LOST = "receipt-lost"
 _REFERENCE_MISMATCH = "reference-mismatch"
-_TOO_LATE: Final = frozenset({"round-closed", "not-joined", "not-found"})
-# It does not like what was sent: the same bytes would be refused again and again. A 404 with our slug comes
-# from a coordinator that was set back to before this round.
-_CONTENT_REFUSED: Final = frozenset({400, 409, 412, 413, 415, 422})
-_TROUBLE: Final = (CoordinatorRefused, CoordinatorUnreachable, AnswerUnreadable, RequestTooSlow)
-_TAKES_UPDATES: Final = frozenset({"open", "collecting"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +115,11 @@ def _run(work: _Work) -> None:
             continue
         try:
             work.folder.write(file, step(work))
-        except _TROUBLE as trouble:
-            reason = _given_up(work, file, trouble)
+        except TROUBLE as trouble:
+            reason = given_up(work.who, work.folder, file, trouble)
             if reason is None:
                 raise
-            if reason == _RECEIPT_LOST:
+            if reason == RECEIPT_LOST:
                 log.warning("round %d has counted the update; the receipt was lost", work.brief.round)
             else:
                 log.warning("round %d goes on without this client: %s", work.brief.round, trouble)
@@ -142,36 +128,11 @@ def _run(work: _Work) -> None:
             work.folder.write(CLOSED, json.dumps({"reason": reason}).encode())
 
 
-def _given_up(work: _Work, file: str, trouble: AgentError) -> str | None:
-    """Say why trying again would change nothing, None where it might; the local adapter goes on anyway."""
-    if isinstance(trouble, CoordinatorRefused):
-        refused = file in (RECEIPT, SCORES_SENT) and trouble.status in _CONTENT_REFUSED
-        if refused or trouble.slug in _TOO_LATE:
-            return trouble.slug
-    return _what_became(work) if file == RECEIPT else None
-
-
-def _what_became(work: _Work) -> str | None:
-    """Ask what became of a round whose receipt does not come; None while it takes updates, or nobody knows.
-
-    What stands in between may let none of ours through, or have let one through and lost the answer.
-    """
-    try:
-        seen = work.who.api.round_view(work.who.federation, work.brief.round)
-    except CoordinatorRefused as refusal:
-        return "round-closed" if refusal.slug in _TOO_LATE else None
-    except (CoordinatorUnreachable, AnswerUnreadable, RequestTooSlow):
-        return None
-    if seen.state in _TAKES_UPDATES:
-        return None
-    return _RECEIPT_LOST if any(one.state == "arrived" for one in seen.clients) else "round-closed"
-
-
 def _try_scores(work: _Work) -> None:
     """Send the scores of a round whose update did not count: they are welcome at any time, but not needed."""
     try:
         _send_scores(work)
-    except _TROUBLE as trouble:
+    except TROUBLE as trouble:
         log.info("round %d: its scores were not taken either: %s", work.brief.round, trouble)
 
 

@@ -40,7 +40,7 @@ GRACE = timedelta(hours=1)
 _WRITTEN_BYTES = 2**18
 
 SENT_BYTES = 2**17
-"""What is read of a payload at a time to be sent, and so what one slow reader keeps in memory."""
+"""What is read of a payload at a time for one who takes it slowly, and so what he keeps in memory."""
 
 _REFERENCES = (
     UpdateRow.payload_id,

@@ -41,8 +41,8 @@ _HEADS = (_how_many(_IS_HERE), _how_many(_IS_HERE & ~_HAS_ARRIVED), _how_many(_H
 _OF_FEDERATION = select(RoundRow).where(RoundRow.federation_id == bindparam("fid"))
 _NUMBERED = _OF_FEDERATION.where(RoundRow.number == bindparam("number"))
 _LATEST = _OF_FEDERATION.order_by(RoundRow.number.desc()).limit(1)
-_LOCKED = _NUMBERED.with_for_update()
-_CLAIMABLE = _NUMBERED.with_for_update(skip_locked=True)
+_LOCKED = _NUMBERED.with_for_update().execution_options(populate_existing=True)
+_CLAIMABLE = _NUMBERED.with_for_update(skip_locked=True).execution_options(populate_existing=True)
 _SEEN = select(RoundRow.id, RoundRow.federation_id, RoundRow.number, RoundRow.state).where(
     RoundRow.federation_id == bindparam("fid"), RoundRow.number == bindparam("number")
 )

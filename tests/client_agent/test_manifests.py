@@ -220,3 +220,6 @@ def test_a_plan_that_a_join_signature_was_made_under_is_the_one_that_manifests_m
     one.held.fetch_plan(one.api)  # what is here stays
     with pytest.raises(ManifestRefused, match="its plan is not the plan that was served before"):
         one.accept(first)
+    (kept,) = (one.folder / "evidence").glob("plan-*.json")
+    assert kept.read_bytes() == true + b" "
+    one.accept(first)  # nobody has to remove a file for that

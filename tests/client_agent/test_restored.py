@@ -67,10 +67,15 @@ class Scene:
         with closing(Database(self.served.database_url)) as database:
             copy(database, self.backup, progress=lambda *_: None)
 
-    def restore(self) -> None:
+    def exchange(self) -> None:
+        """Put the backup's coordinator in the place of the one that runs."""
         self.served.stop()
         options: dict[str, float] = {"tick_seconds": 0.05, "retry_seconds": 0.05, "polls_per_second": 100}
-        self.served = self.serve(f"sqlite:///{self.backup}", **options)
+        port = httpx.URL(self.served.url).port
+        self.served = self.serve(f"sqlite:///{self.backup}", port=port, **options)
+
+    def restore(self) -> None:
+        self.exchange()
         key, server_key = read_key(self.who.folder), self.who.server_key
         api = CoordinatorApi(
             self.served.url, key=key, server_key=server_key, deadline_seconds=20, sleep=lambda _: None
@@ -121,6 +126,32 @@ def test_a_silo_accepts_a_restored_coordinator_and_goes_on_with_its_own_adapter(
     assert (scene.who.home / "final_weights.safetensors").is_file()
     with pytest.raises(NothingWasRestored, match="nothing was lost"):
         scene.look()
+
+
+@pytest.mark.parametrize("at", ["/rounds/2/weights", "/rounds/2/update"])
+def test_a_round_whose_join_the_backup_does_not_have_is_not_left_out_but_refused_until_accepted(
+    scene: Scene, at: str
+) -> None:
+    """Nobody else delivers here: if this silo left the round out, it would stay open for ever."""
+
+    class RestoredMeanwhile(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if request.url.path.endswith(at) and not restored_already:
+                restored_already.append(True)
+                scene.exchange()
+            return super().handle_request(request)
+
+    restored_already: list[bool] = []
+    scene.begin(RestoredMeanwhile())
+    scene.play()
+    scene.back_up()
+    for _ in range(2):
+        with pytest.raises(ManifestRefused, match=r"round 2(.|\n)*accept-restored"):
+            run(scene.who, naps(500))
+    assert not scene.who.rounds.open(2).has(CLOSED)
+    scene.accept()
+    run(scene.who, naps(500))
+    assert [r["counts"]["arrived"] for r in views(scene.served, scene.fid)] == [1] * 4
 
 
 def test_a_backup_from_before_the_first_round_is_accepted_too(scene: Scene) -> None:
