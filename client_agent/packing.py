@@ -75,7 +75,7 @@ def pack_update(who: Participant, brief: RoundBrief, folder: RoundFolder) -> byt
     said = SentRecipe(**recipe.model_dump(), against=reference.digest)
     body = _body(who, brief, folder, coded.tensors, said)
     seen = dict(decode(coded, layout, recipe))
-    if recipe.reference == "own_last":
+    if _is_needed_later(brief):
         _keep(folder, SENT, _sum(reference.values, seen), who, body)
     if recipe.feeds_back:
         _keep(folder, RESIDUAL, _difference(wanted, seen), who, body)
@@ -88,9 +88,31 @@ def pack_dense(who: Participant, brief: RoundBrief, folder: RoundFolder) -> byte
     half = brief.wire.recipe.is_dense and brief.wire.recipe.values == "f16"
     tensors = {name: values.astype(np.float16) if half else values for name, values in trained.items()}
     body = _body(who, brief, folder, tensors, None)
-    if brief.wire.recipe.reference == "own_last":
-        _keep(folder, SENT, trained, who, body)
+    if _is_needed_later(brief):
+        seen = {name: values.astype(np.float32) for name, values in tensors.items()}
+        _keep(folder, SENT, seen, who, body)
     return body
+
+
+def own_last(who: Participant, number: int) -> tuple[State, str] | None:
+    """Give what the coordinator made of this client's last update before a round, and its digest.
+
+    None without one that it has confirmed, or where what it made of it is not known here.
+    """
+    last = who.rounds.newest_with(RECEIPT, before=number)
+    if last is None or not last.has(TRAINED):
+        return None
+    receipt = Receipt.model_validate_json(last.read(RECEIPT))
+    trained = Trained.read(last.path / TRAINED).adapter
+    layout = in_order({name: values.shape for name, values in trained.items()})
+    sent = _kept(last, SENT, receipt.digest, layout) if not receipt.clipped else None
+    return (sent, receipt.digest) if sent is not None else None
+
+
+def _is_needed_later(brief: RoundBrief) -> bool:
+    """Say whether something is the difference to this update: the next one, or the next weights."""
+    wire = brief.wire
+    return wire.recipe.reference == "own_last" or wire.weights_recipe != "dense"
 
 
 def _body(
@@ -106,7 +128,7 @@ def _body(
         recipe=recipe.model_dump(mode="json") if recipe is not None else {},
         round=brief.round,
         client=who.client,
-        base=digest_of(folder.read(WEIGHTS)),
+        base=folder.base,
         pack=who.frames(brief).pack_digest,
         examples=len(who.silo.data.train),
         signature_reliability=signature.reliability,
@@ -123,11 +145,10 @@ def _reference(who: Participant, brief: RoundBrief, folder: RoundFolder, layout:
         return _Reference(None, None)
     last = who.rounds.newest_with(RECEIPT, before=brief.round) if kind == "own_last" else None
     if last is None:
-        served = folder.read(WEIGHTS)
-        weights = read_weights(served, layout)
+        weights = read_weights(folder.read(WEIGHTS), layout)
         seed = brief.training.seed
         values = {name: from_start(name, weights.__getitem__, seed) for name in layout}
-        return _Reference(values, digest_of(served))
+        return _Reference(values, folder.base)
     receipt = Receipt.model_validate_json(last.read(RECEIPT))
     sent = _kept(last, SENT, receipt.digest, layout) if not receipt.clipped else None
     if sent is None:

@@ -31,6 +31,7 @@ from client_agent.round_folder import (
     RoundFolder,
     write_durably,
 )
+from client_agent.served_weights import fetch
 from client_agent.signature import Signature
 from client_agent.signing import join_signature, sign
 from client_agent.strategies.base import load_strategy
@@ -150,10 +151,7 @@ def _pull(work: _Work) -> bytes:
         who.deliver_pack_again()
         joined = who.api.join(who.federation, brief.round, body_of_join)
     who.believe(joined.manifest, number=brief.round, weights=joined.weights.digest, brief=brief)
-    body = who.api.weights(who.federation, brief.round)
-    if body.digest != joined.weights.digest:
-        raise DownloadDamaged(f"round {brief.round}'s weights")
-    return body.body
+    return fetch(who, brief, work.folder, joined.weights)
 
 
 def _join_signature(work: _Work) -> bytes:

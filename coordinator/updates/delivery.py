@@ -23,13 +23,13 @@ from coordinator.errors import NotJoined, RoundClosed, UploadConflict
 from coordinator.federations import store as federations
 from coordinator.limits.uploads import decoder
 from coordinator.locks import lock_federation
-from coordinator.rounds import bases, control, parts
+from coordinator.rounds import bases, control, parts, references
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import TAKING_PART
 from coordinator.rounds.store import Seen
 from coordinator.strategies.base import make
 from coordinator.tables import RoundRow
-from coordinator.updates import references, store
+from coordinator.updates import store
 from coordinator.updates.decoding import DecodedState
 from coordinator.updates.intake import (
     Address,
@@ -42,7 +42,6 @@ from coordinator.updates.intake import (
     judge,
     state,
 )
-from coordinator.updates.references import reader
 from schemas.messages.updates import Receipt
 from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import Envelope, unpack
@@ -155,9 +154,10 @@ def _decoded(database: Database, body: ReceivedBody, terms: Terms) -> Iterator[_
 def _from_streams(database: Database, envelope: Envelope, terms: Terms) -> Iterator[_Decoded]:
     """Decode and judge an update that is written in the plan's recipe."""
     with database.read() as session:
-        reference = references.find(session, terms)
+        whom, kind = terms.address, terms.recipe.reference
+        reference = references.find(session, whom.client, whom.round, kind, terms.layout, terms.seed)
     check_recipe(envelope, terms, reference.digest if reference is not None else None)
-    read = reader(database, reference, terms.layout) if reference is not None else None
+    read = references.reader(database, reference, terms.layout) if reference is not None else None
     with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as spool:
         made = DecodedState(envelope, terms.layout, terms.recipe, read, cast("BinaryIO", spool))
         verdict = judge(envelope, made.norm, terms)
