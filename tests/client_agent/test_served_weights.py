@@ -84,7 +84,7 @@ class Changed(httpx.HTTPTransport):
 
 
 def other_proof(answer: httpx.Response, body: bytes) -> httpx.Response:
-    headers = dict(answer.headers) | {"Tessera-Weights": "e30="}
+    headers = dict(answer.headers) | {"tessera-weights": "e30="}
     return httpx.Response(answer.status_code, headers=headers, stream=httpx.ByteStream(body))
 
 
@@ -95,7 +95,7 @@ def no_proof(answer: httpx.Response, body: bytes) -> httpx.Response:
 
 def other_body(answer: httpx.Response, body: bytes) -> httpx.Response:
     changed = body[:-9] + bytes([body[-9] ^ 1]) + body[-8:]
-    headers = dict(answer.headers) | {"Repr-Digest": to_field(digest_of(changed))}
+    headers = dict(answer.headers) | {"repr-digest": to_field(digest_of(changed))}
     return httpx.Response(answer.status_code, headers=headers, stream=httpx.ByteStream(changed))
 
 
