@@ -11,12 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from client_agent.errors import CoordinatorRefused, DownloadDamaged
 from client_agent.giving_up import RECEIPT_LOST, TROUBLE, given_up
 from client_agent.local_training import Trained, train_locally
 from client_agent.model.adapter import State
+from client_agent.packing import pack_dense, pack_update
 from client_agent.participant import Participant
 from client_agent.reopening import read_weights
 from client_agent.round_folder import (
@@ -32,16 +31,15 @@ from client_agent.round_folder import (
     RoundFolder,
     write_durably,
 )
+from client_agent.served_weights import fetch
 from client_agent.signature import Signature
 from client_agent.signing import join_signature, sign
 from client_agent.strategies.base import load_strategy
-from schemas.maths.adapter import SIGNATURE as SIGNATURE_TENSOR
 from schemas.messages.rounds import FinishedBrief, RoundBrief
-from schemas.messages.updates import UpdateManifest
-from schemas.wire.digests import digest_of
-from schemas.wire.envelope import Array, pack
 
 log = logging.getLogger(__name__)
+
+_REFERENCE_MISMATCH = "reference-mismatch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +151,7 @@ def _pull(work: _Work) -> bytes:
         who.deliver_pack_again()
         joined = who.api.join(who.federation, brief.round, body_of_join)
     who.believe(joined.manifest, number=brief.round, weights=joined.weights.digest, brief=brief)
-    body = who.api.weights(who.federation, brief.round)
-    if body.digest != joined.weights.digest:
-        raise DownloadDamaged(f"round {brief.round}'s weights")
-    return body.body
+    return fetch(who, brief, work.folder, joined.weights)
 
 
 def _join_signature(work: _Work) -> bytes:
@@ -204,29 +199,25 @@ def _signed(work: _Work, trained: State | None) -> Signature:
 
 def _pack(work: _Work) -> bytes:
     """Write the body of the update."""
-    trained = Trained.read(work.folder.path / TRAINED)
-    half = work.brief.wire.dtype == "float16"
-    tensors: dict[str, Array] = {
-        name: values.astype(np.float16) if half else values for name, values in trained.adapter.items()
-    }
-    signature = Signature.from_bytes(work.folder.read(SIGNATURE))
-    tensors[SIGNATURE_TENSOR] = signature.vector
-    manifest = UpdateManifest(
-        federation=work.who.federation,
-        recipe={},
-        round=work.brief.round,
-        client=work.who.client,
-        base=digest_of(work.folder.read(WEIGHTS)),
-        pack=work.who.frames(work.brief).pack_digest,
-        examples=len(work.who.silo.data.train),
-        signature_reliability=signature.reliability,
-        signature_epsilon=signature.epsilon,
-    )
-    return pack(tensors, manifest, compress=work.brief.wire.compression == "zstd")
+    return pack_update(work.who, work.brief, work.folder)
 
 
 def _push(work: _Work) -> bytes:
-    """Deliver the update."""
+    """Deliver the update; one that is the difference to something else than the coordinator's, whole."""
+    try:
+        return _pushed(work)
+    except CoordinatorRefused as refusal:
+        if refusal.slug != _REFERENCE_MISMATCH:
+            raise
+    log.warning(
+        "round %d: the coordinator does not hold what this update is the difference to: sent whole",
+        work.brief.round,
+    )
+    work.folder.write(UPDATE, pack_dense(work.who, work.brief, work.folder))
+    return _pushed(work)
+
+
+def _pushed(work: _Work) -> bytes:
     body = work.folder.read(UPDATE)
     receipt = work.who.api.push_update(work.who.federation, work.brief.round, body)
     log.info("round %d: update of %d bytes delivered", work.brief.round, len(body))

@@ -15,12 +15,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from schemas.wire.digests import digest_of
+
 _ROUND = re.compile(r"^\d{6}$")
 
 BRIEF = "brief.json"
 WEIGHTS = "weights.safetensors"
+BASE = "base.txt"
 TRAINED = "trained.safetensors"
 SIGNATURE = "signature.safetensors"
+SENT = "sent.safetensors"
+RESIDUAL = "residual.safetensors"
 UPDATE = "update.body"
 RECEIPT = "receipt.json"
 SCORES_SENT = "scores_sent.json"
@@ -54,6 +59,11 @@ class RoundFolder:
         for name in names:
             (self.path / name).unlink(missing_ok=True)
         fsync_folder(self.path)
+
+    @property
+    def base(self) -> str:
+        """What the coordinator calls the weights that training began from, in whatever form they came."""
+        return self.read(BASE).decode() if self.has(BASE) else digest_of(self.read(WEIGHTS))
 
     @property
     def finished(self) -> bool:

@@ -134,6 +134,10 @@ class BaseMismatch(Refused):
     status, slug, title = 412, "base-mismatch", "Trained from other weights than those served for this round"
 
 
+class ReferenceMismatch(Refused):
+    status, slug, title = 412, "reference-mismatch", "The update is the difference to something else"
+
+
 class BodyTooLarge(Refused):
     status, slug, title = 413, "body-too-large", "The body is larger than this route accepts"
 

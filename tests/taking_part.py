@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.maths.adapter import in_order
+from schemas.messages.recipes import Recipe, SentRecipe
 from schemas.messages.updates import SignatureManifest, UpdateManifest
+from schemas.wire.coding import decode, encode
 from schemas.wire.digests import digest_of, to_field
-from schemas.wire.envelope import MEDIA_TYPE, pack, unpack
+from schemas.wire.envelope import MEDIA_TYPE, Array, pack, unpack
 from schemas.wire.header import Slot
 from tests.served import Served, Silo
 
@@ -88,7 +91,7 @@ def update_body(
     silo: Silo,
     number: int,
     base: str,
-    tensors: Tensors,
+    tensors: Mapping[str, Array],
     *,
     signature: NDArray[np.float32] | None = SIGNATURE,
     compress: bool = False,
@@ -106,6 +109,34 @@ def update_body(
     }
     sent = {**tensors, "signature": signature} if signature is not None else dict(tensors)
     return pack(sent, UpdateManifest(**(said | manifest)), compress=compress)
+
+
+def coded_body(
+    silo: Silo,
+    number: int,
+    base: str,
+    wanted: Tensors,
+    by: Recipe,
+    *,
+    against: str | None,
+    held: Tensors | None = None,
+    change: Callable[[dict[str, Array]], object] = lambda streams: None,
+    **said: Any,
+) -> tuple[bytes, Tensors]:
+    """Make an update that is the difference to what is `held`; give it and the state that it means.
+
+    `change` may change the streams.
+    """
+    zeros = {name: np.zeros_like(tensor) for name, tensor in wanted.items()}
+    before = zeros if held is None else held
+    difference = {name: tensor - before[name] for name, tensor in wanted.items()}
+    coded = encode(difference, by, "test", silo.client_id, number)
+    layout = in_order({name: tensor.shape for name, tensor in wanted.items()})
+    meant = {name: before[name] + seen for name, seen in decode(coded, layout, by)}
+    streams: dict[str, Array] = dict(coded.tensors)
+    change(streams)
+    spelt = SentRecipe(**by.model_dump(), against=against).model_dump(mode="json")
+    return update_body(silo, number, base, streams, **({"recipe": spelt} | said)), meant
 
 
 def put(silo: Silo, number: int, body: bytes, encoding: str | None = None) -> httpx.Response:

@@ -23,14 +23,25 @@ from coordinator.errors import NotJoined, RoundClosed, UploadConflict
 from coordinator.federations import store as federations
 from coordinator.limits.uploads import decoder
 from coordinator.locks import lock_federation
-from coordinator.rounds import bases, control, parts
+from coordinator.rounds import bases, control, parts, references
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import TAKING_PART
 from coordinator.rounds.store import Seen
 from coordinator.strategies.base import make
 from coordinator.tables import RoundRow
 from coordinator.updates import store
-from coordinator.updates.intake import Address, Terms, Verdict, expected, judge, state
+from coordinator.updates.decoding import DecodedState
+from coordinator.updates.intake import (
+    Address,
+    Terms,
+    Verdict,
+    check_recipe,
+    expected,
+    expected_streams,
+    is_dense,
+    judge,
+    state,
+)
 from schemas.messages.updates import Receipt
 from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import Envelope, unpack
@@ -69,7 +80,7 @@ def deliver(database: Database, member: Member, number: int, body: ReceivedBody)
             if known is not None and known.digest == body.digest:
                 return Delivered(known)
             terms = _terms(session, row, member, delivered=known is not None)
-        with decoder(), _decoded(body, terms) as decoded:
+        with decoder(), _decoded(database, body, terms) as decoded:
             may_crash("update-decoded")
             kept = _keep(database, member, terms, body, decoded)
         may_crash("update-committed")
@@ -108,11 +119,13 @@ def _terms(session: Session, row: Seen, member: Member, *, delivered: bool) -> T
         signature=plan.signature,
         needs_signature=make(plan.strategy.name, plan.strategy.options).needs_signature,
         limits=plan.limits,
+        recipe=plan.wire.recipe,
+        seed=plan.training.seed,
     )
 
 
 @contextmanager
-def _decoded(body: ReceivedBody, terms: Terms) -> Iterator[_Decoded]:
+def _decoded(database: Database, body: ReceivedBody, terms: Terms) -> Iterator[_Decoded]:
     """Decode and judge an update; what was sent as plain float32 in order is not copied."""
     file = cast("BinaryIO", body.file)
     file.seek(0)
@@ -121,19 +134,43 @@ def _decoded(body: ReceivedBody, terms: Terms) -> Iterator[_Decoded]:
         encoding=body.encoding,
         expected=expected(terms.layout, needs_signature=terms.needs_signature),
         max_bytes=terms.limits.max_update_bytes,
+        coded=expected_streams(needs_signature=terms.needs_signature),
     ) as envelope:
-        verdict = judge(envelope, terms)
+        if not is_dense(envelope, terms.layout):
+            with _from_streams(database, envelope, terms) as decoded:
+                yield decoded
+            return
+        verdict = judge(envelope, envelope.norm(terms.layout), terms)
         run = envelope.float32_run(list(terms.layout))
         if body.encoding is None and run is not None and not verdict.clipped:
             yield _Decoded(verdict, run[0])
             return
         with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as copy:
-            yield _Decoded(verdict, _copied(envelope, terms, verdict, cast("BinaryIO", copy)))
+            pieces = state(envelope, terms.layout, verdict.scale)
+            yield _Decoded(verdict, _copied(pieces, cast("BinaryIO", copy)))
 
 
-def _copied(envelope: Envelope, terms: Terms, verdict: Verdict, copy: BinaryIO) -> store.Content:
+@contextmanager
+def _from_streams(database: Database, envelope: Envelope, terms: Terms) -> Iterator[_Decoded]:
+    """Decode and judge an update that is written in the plan's recipe."""
+    with database.read() as session:
+        whom, kind = terms.address, terms.recipe.reference
+        reference = references.find(session, whom.client, whom.round, kind, terms.layout, terms.seed)
+    check_recipe(envelope, terms, reference.digest if reference is not None else None)
+    read = references.reader(database, reference, terms.layout) if reference is not None else None
+    with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as spool:
+        made = DecodedState(envelope, terms.layout, terms.recipe, read, cast("BinaryIO", spool))
+        verdict = judge(envelope, made.norm, terms)
+        if not verdict.clipped:
+            yield _Decoded(verdict, store.Content(made.digest, made.size, made.pieces(1.0)))
+            return
+        with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as copy:
+            yield _Decoded(verdict, _copied(made.pieces(verdict.scale), cast("BinaryIO", copy)))
+
+
+def _copied(state: Iterator[bytes], copy: BinaryIO) -> store.Content:
     seen, size = sha256(), 0
-    for piece in state(envelope, terms.layout, verdict.scale):
+    for piece in state:
         seen.update(piece)
         size += copy.write(piece)
     return store.Content(digest_from_hash(seen.hexdigest()), size, payloads.pieces(copy))

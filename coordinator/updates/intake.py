@@ -1,6 +1,7 @@
 """Decide whether a decoded update is one to keep. Pure: a checked body and the round's terms in, facts out.
 
-The order of the questions is the order in which faults are told: norm, signature, manifest, base.
+The order of the questions is the order in which faults are told: norm, signature, manifest, base. Streams
+mean nothing without their manifest, so of a body of streams manifest, base, recipe and reference come first.
 """
 
 from __future__ import annotations
@@ -10,14 +11,24 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from coordinator.errors import BaseMismatch, MetadataRefused, NormExceeded, SignatureRefused
+from coordinator.errors import (
+    BaseMismatch,
+    MetadataRefused,
+    NormExceeded,
+    ReferenceMismatch,
+    SignatureRefused,
+)
 from coordinator.strategies.base import Signature
 from schemas.maths.adapter import SIGNATURE, Layout
 from schemas.messages.federations import LimitsPlan, SignaturePlan
+from schemas.messages.recipes import Recipe, SentRecipe
 from schemas.messages.updates import SignatureManifest, UpdateManifest
+from schemas.wire.coding import stream_slots
 from schemas.wire.envelope import Envelope, slots
 from schemas.wire.header import Expected, Slot
+from schemas.wire.refusals import RecipeRefused
 
 _PIECE_VALUES = 2**18
 _ROUNDING = 1 + 1e-5
@@ -40,6 +51,8 @@ class Terms:
     Attributes:
         base: the digest of the weights that the client was served for the round.
         signature: how the plan wants signatures.
+        recipe: the plan's; dense bodies are taken whatever it says.
+        seed: the plan's, from which the start of an ordinary LoRA is drawn.
     """
 
     address: Address
@@ -48,6 +61,8 @@ class Terms:
     signature: SignaturePlan
     needs_signature: bool
     limits: LimitsPlan
+    recipe: Recipe
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +88,55 @@ class Verdict:
 
 def expected(layout: Layout, *, needs_signature: bool) -> Expected:
     """Say which tensors an update has; the length of the signature is judged with its values."""
-    return {**slots(layout), SIGNATURE: Slot((None,), frozenset({"F32"}), optional=not needs_signature)}
+    return {**slots(layout), **_signature_slot(needs_signature)}
 
 
-def judge(envelope: Envelope, terms: Terms) -> Verdict:
-    """Take a decoded update apart.
+def expected_streams(*, needs_signature: bool) -> Expected:
+    """Say which tensors an update has that is written in another recipe than dense."""
+    return {**stream_slots(), **_signature_slot(needs_signature)}
+
+
+def _signature_slot(needed: bool) -> Expected:
+    return {SIGNATURE: Slot((None,), frozenset({"F32"}), optional=not needed)}
+
+
+def is_dense(envelope: Envelope, layout: Layout) -> bool:
+    """Say whether the tensors of the layout came, not streams."""
+    return all(name in layout or name == SIGNATURE for name in envelope.names)
+
+
+def check_recipe(envelope: Envelope, terms: Terms, against: str | None) -> None:
+    """Make sure that streams may be decoded as the plan's recipe says, whose reference has this digest.
+
+    Raises:
+        ManifestRefused, MetadataRefused, BaseMismatch, RecipeRefused, ReferenceMismatch: in this order.
+    """
+    manifest = envelope.manifest(UpdateManifest)
+    check_address(manifest, terms.address, dense=False)
+    if manifest.base != terms.base:
+        raise BaseMismatch(expected=terms.base)
+    try:
+        sent = SentRecipe.model_validate(manifest.recipe)
+    except ValidationError as error:
+        raise RecipeRefused("the manifest's recipe is none that there is") from error
+    if sent.is_dense or sent.recipe != terms.recipe:
+        raise RecipeRefused("streams are written in the plan's recipe; dense bodies are plain tensors")
+    is_missing = against is None and terms.recipe.reference != "none"
+    if sent.against != against or is_missing:
+        raise ReferenceMismatch(expected=against)
+
+
+def judge(envelope: Envelope, norm: float, terms: Terms) -> Verdict:
+    """Take a decoded update apart, whose adapter state has this L2 norm.
 
     Raises:
         NormExceeded, SignatureRefused, ManifestRefused, MetadataRefused, BaseMismatch: in this order.
     """
-    norm = envelope.norm(terms.layout)
     if norm > terms.limits.max_norm:
         raise NormExceeded(norm=norm, limit=terms.limits.max_norm)
     vector = signature_of(envelope, terms.signature)
     manifest = envelope.manifest(UpdateManifest)
-    check_address(manifest, terms.address)
+    check_address(manifest, terms.address, dense=is_dense(envelope, terms.layout))
     if manifest.base != terms.base:
         raise BaseMismatch(expected=terms.base)
     clip = terms.limits.clip_norm
@@ -120,8 +169,10 @@ def signature_of(envelope: Envelope, plan: SignaturePlan) -> NDArray[np.float32]
     return signature
 
 
-def check_address(manifest: UpdateManifest | SignatureManifest, wanted: Address) -> None:
-    """Check that a manifest speaks of this federation, round, client and pack, and of no other recipe.
+def check_address(
+    manifest: UpdateManifest | SignatureManifest, wanted: Address, *, dense: bool = True
+) -> None:
+    """Check that a manifest speaks of this federation, round, client and pack, and of no recipe if `dense`.
 
     Raises:
         MetadataRefused: `field` names the first member that does not.
@@ -131,7 +182,7 @@ def check_address(manifest: UpdateManifest | SignatureManifest, wanted: Address)
         "round": (manifest.round, wanted.round),
         "client": (manifest.client, wanted.client),
         "pack": (manifest.pack, wanted.pack),
-        "recipe": (manifest.recipe, {}),
+        "recipe": (manifest.recipe if dense else {}, {}),
     }
     for field, (said, meant) in pairs.items():
         if said != meant:

@@ -121,8 +121,3 @@ def keep_payloads(session: Session, received: Content, state: Content | int) -> 
     if isinstance(state, int):
         return Kept(payload_id, payload_id, state)
     return Kept(payload_id, payloads.store(session, state.digest, state.size, state.pieces), 0)
-
-
-def layout_of(row: UpdateRow) -> Layout:
-    """Read the layout that an update's state was stored in."""
-    return {str(name): tuple(int(extent) for extent in shape) for name, shape in row.layout}

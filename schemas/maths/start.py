@@ -6,6 +6,7 @@ served in place of A and B mean the start too: from A = B = 0 no gradient would 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod, sqrt
 
 import numpy as np
@@ -40,3 +41,16 @@ def start_values(layout: Layout, seed: int, begin: int, count: int) -> NDArray[n
             values[low - begin : high - begin] = drawn
         at += size
     return values
+
+
+def from_start(tensor: str, read: Callable[[str], NDArray[np.float32]], seed: int) -> NDArray[np.float32]:
+    """Give a tensor of served weights as who trains on it has it, in its shape: zeros may mean the start.
+
+    `read` gives the tensors as they are served. A pair A, B that is zero altogether has the A of the start.
+    """
+    values = read(tensor)
+    if not is_of_one_base_model(module_of(tensor)) or not tensor.endswith(".A") or values.any():
+        return values
+    if read(f"{module_of(tensor)}.B").any():
+        return values
+    return first_a(tensor, values.shape, seed).reshape(values.shape)

@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from math import prod
 from typing import BinaryIO, Literal, Self, TypeVar, cast
 
 import numpy as np
@@ -20,21 +21,23 @@ from pydantic import ValidationError
 from schemas.maths.adapter import Layout, Shape
 from schemas.messages.updates import Manifest
 from schemas.wire import compress as zstd
-from schemas.wire.header import DENSE, Entry, Expected, Header, Slot, read_header, write_header
-from schemas.wire.refusals import DecompressedTooLarge, ManifestRefused, TensorNonfinite
+from schemas.wire.header import DENSE, ITEM_BYTES, Entry, Expected, Header, Slot, read_header, write_header
+from schemas.wire.ordinary import squares_of
+from schemas.wire.refusals import DecompressedTooLarge, ManifestRefused
 from schemas.wire.strict_json import MalformedJson, loads
 
 MEDIA_TYPE = "application/vnd.tessera.adapter+safetensors"
 MANIFEST_KEY = "tessera"
 
 Encoding = Literal["zstd"]
-Array = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int32]
+Array = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int32] | NDArray[np.uint8]
 AnyManifest = TypeVar("AnyManifest", bound=Manifest)
 
-_DTYPES: dict[str, type[np.float32] | type[np.float16] | type[np.int32]] = {
+_DTYPES: dict[str, type[np.float32] | type[np.float16] | type[np.int32] | type[np.uint8]] = {
     "F32": np.float32,
     "F16": np.float16,
     "I32": np.int32,
+    "U8": np.uint8,
 }
 _NAMES = {np.dtype(scalar): name for name, scalar in _DTYPES.items()}
 _PIECE_BYTES = 2**20
@@ -52,29 +55,37 @@ def head(layout: Layout, manifest: Manifest) -> bytes:
 
 
 def pack(tensors: Mapping[str, Array], manifest: Manifest, *, compress: bool = False) -> bytes:
-    """Make a body of float32, float16 or int32 tensors, sorted by name; the same input gives the same bytes.
+    """Make a body of float32, int32, float16 or uint8 tensors; the same input gives the same bytes.
+
+    They are sorted as safetensors sorts them: what is wider first, so that each is aligned, then by name.
 
     Raises:
         ValueError: a tensor has another dtype.
     """
-    ordered = {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    ordered = {name: np.ascontiguousarray(tensors[name]) for name in names}
     described: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, values in ordered.items():
         if values.dtype not in _NAMES:
-            raise ValueError(f"{name} is {values.dtype}; the wire carries float32, float16 and int32")
+            raise ValueError(f"{name} is {values.dtype}; the wire carries float32, int32, float16 and uint8")
         described[name] = (_NAMES[values.dtype], values.shape)
     body = b"".join([write_header(described, _metadata(manifest)), *(v.tobytes() for v in ordered.values())])
     return zstd.compress(body) if compress else body
 
 
 def unpack(
-    source: bytes | BinaryIO, *, encoding: Encoding | None, expected: Expected, max_bytes: int
+    source: bytes | BinaryIO,
+    *,
+    encoding: Encoding | None,
+    expected: Expected,
+    max_bytes: int,
+    coded: Expected | None = None,
 ) -> Envelope:
     """Decode and check a body: codec, header, names, shapes, dtypes, layout, finite values; in this order.
 
     `source` is read from its current position to its end; a file must outlive the envelope. `max_bytes`
     bounds the decoded size. The manifest is checked when it is asked for: what is wrong with the tensors
-    comes first.
+    comes first. `coded` are the streams that may come in place of `expected`.
 
     Raises:
         BodyRefused: the subclass says why.
@@ -85,11 +96,11 @@ def unpack(
         size = file.seek(0, io.SEEK_END) - start
         if size > max_bytes:
             raise DecompressedTooLarge(f"more than {max_bytes} bytes")
-        return _checked(plain, start, size, expected)
+        return _checked(plain, start, size, expected, coded)
     spool = cast("BinaryIO", tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES))  # noqa: SIM115 (the envelope closes it)
     try:
         size = zstd.decompress(file, spool, max_bytes=max_bytes)
-        return _checked(spool, 0, size, expected, owned=True)
+        return _checked(spool, 0, size, expected, coded, owned=True)
     except BaseException:
         spool.close()
         raise
@@ -150,6 +161,19 @@ class Envelope:
         raw = self._file.read(entry.end - entry.begin)
         return cast("Array", np.frombuffer(raw, _DTYPES[entry.dtype]).reshape(entry.shape))
 
+    def length(self, name: str) -> int:
+        """Say how many items a tensor has, 0 if it did not come."""
+        return prod(self._entries[name].shape) if name in self._entries else 0
+
+    def part(self, name: str, begin: int, count: int) -> NDArray[np.uint8] | NDArray[np.float16]:
+        """Read items of a stream from `begin` on, fewer at its end."""
+        entry = self._entries[name]
+        width = ITEM_BYTES[entry.dtype]
+        at = entry.begin + begin * width
+        self._file.seek(self._start + at)
+        raw = self._file.read(max(0, min(count * width, entry.end - at)))
+        return cast("NDArray[np.uint8] | NDArray[np.float16]", np.frombuffer(raw, _DTYPES[entry.dtype]))
+
     def read_float32(self, name: str) -> NDArray[np.float32]:
         """Read one tensor as float32."""
         return self.read(name).astype(np.float32, copy=False)
@@ -173,42 +197,32 @@ class Envelope:
             TensorNonfinite: NaN, infinity, or more denormal values than ordinary ones.
         """
         for entry in self._header.entries:
-            self._squares[entry.name] = sum(self._examine(entry))
+            if not entry.coded:
+                self._squares[entry.name] = squares_of(entry.name, self._pieces(entry))
 
-    def _examine(self, entry: Entry) -> Iterator[float]:
-        denormal = 0
+    def _pieces(self, entry: Entry) -> Iterator[Array]:
         self._file.seek(self._start + entry.begin)
         left = entry.end - entry.begin
         while left:
             raw = self._file.read(min(_PIECE_BYTES, left))
             left -= len(raw)
-            values = cast("Array", np.frombuffer(raw, _DTYPES[entry.dtype]))
-            wide = values.astype(np.float64)
-            squares = float(np.einsum("i,i->", wide, wide))  # np.dot would wake BLAS's threads for each
-            if not np.isfinite(squares):  # float64 holds the square of every finite float32
-                raise TensorNonfinite(f"{entry.name} has NaN or infinity")
-            if entry.dtype != "I32":
-                denormal += _denormals(values)
-            yield squares
-        if denormal * 2 > max(1, (entry.end - entry.begin) // np.dtype(_DTYPES[entry.dtype]).itemsize):
-            raise TensorNonfinite(f"{entry.name} has mostly denormal values")
+            yield cast("Array", np.frombuffer(raw, _DTYPES[entry.dtype]))
 
 
-def _checked(file: BinaryIO, start: int, size: int, expected: Expected, *, owned: bool = False) -> Envelope:
+def _checked(
+    file: BinaryIO,
+    start: int,
+    size: int,
+    expected: Expected,
+    coded: Expected | None,
+    *,
+    owned: bool = False,
+) -> Envelope:
     file.seek(start)
-    envelope = Envelope(file, start, read_header(file, size, expected), owned=owned)
+    envelope = Envelope(file, start, read_header(file, size, expected, coded), owned=owned)
     envelope.check_finite()
     return envelope
 
 
 def _metadata(manifest: Manifest) -> dict[str, str]:
     return {MANIFEST_KEY: json.dumps(manifest.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))}
-
-
-def _denormals(values: Array) -> int:
-    """Count the values of float16 or float32 whose exponent bits are 0 and whose mantissa is not."""
-    if values.dtype.itemsize == 2:
-        halves = values.view(np.uint16)
-        return int(np.count_nonzero(halves[(halves & 0x7C00) == 0] & 0x7FFF))
-    words = values.view(np.uint32)
-    return int(np.count_nonzero(words[(words & 0x7F800000) == 0] & 0x7FFFFFFF))

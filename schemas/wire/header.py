@@ -18,17 +18,21 @@ HEADER_LIMIT = 64 * 1024
 _LENGTH_BYTES = 8
 _METADATA = "__metadata__"
 
-ITEM_BYTES = {"F32": 4, "F16": 2, "I32": 4}
+ITEM_BYTES = {"F32": 4, "F16": 2, "I32": 4, "U8": 1}
 DENSE = frozenset({"F32", "F16"})
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A tensor that may come: its shape (None = any extent) and dtypes, and whether it must."""
+    """A tensor that may come: its shape (None = any extent) and dtypes, and whether it must.
+
+    What is `coded` are no numbers by themselves: whoever decodes it judges it.
+    """
 
     shape: tuple[int | None, ...]
     dtypes: Collection[str] = DENSE
     optional: bool = False
+    coded: bool = False
 
 
 Expected = Mapping[str, Slot]
@@ -43,6 +47,7 @@ class Entry:
     shape: tuple[int, ...]
     begin: int
     end: int
+    coded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +71,25 @@ def write_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: M
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def read_header(source: BinaryIO, size: int, expected: Expected) -> Header:
+def read_own_head(head: bytes) -> tuple[dict[str, tuple[int, ...]], Mapping[str, str]]:
+    """Read names and shapes, in the order of their data, and the metadata of what `write_header` wrote."""
+    raw = json.loads(head[_LENGTH_BYTES:])
+    metadata = raw.pop(_METADATA)
+    return {name: tuple(entry["shape"]) for name, entry in raw.items()}, metadata
+
+
+def read_header(source: BinaryIO, size: int, expected: Expected, coded: Expected | None = None) -> Header:
     """Read and check the header of a file of `size` bytes, positioned at its start.
+
+    A body with a tensor that only `coded` knows is held to `coded`.
 
     Raises:
         TensorHeader, TensorSchema, TensorDtype, TensorLayout: in this order of precedence.
     """
     raw, data_begin = _raw_entries(source, size)
     metadata = _metadata(raw.pop(_METADATA, {}))
+    if coded is not None and raw.keys() & (coded.keys() - expected.keys()):
+        expected = coded
     _check_names(raw, expected)
     for name, entry in raw.items():
         _check_shape(name, entry["shape"], expected[name])
@@ -81,7 +97,8 @@ def read_header(source: BinaryIO, size: int, expected: Expected) -> Header:
         if entry["dtype"] not in expected[name].dtypes or entry["dtype"] not in ITEM_BYTES:
             raise TensorDtype(f"allowed here: {', '.join(sorted(expected[name].dtypes))}")
     entries = sorted(
-        (_entry(name, entry, data_begin) for name, entry in raw.items()), key=lambda e: (e.begin, e.end)
+        (_entry(name, entry, data_begin, expected[name]) for name, entry in raw.items()),
+        key=lambda e: (e.begin, e.end),
     )
     _check_layout(entries, data_begin, size)
     return Header(tuple(entries), metadata)
@@ -143,7 +160,7 @@ def _check_shape(name: str, shape: object, slot: Slot) -> None:
         raise TensorSchema(f"{name} must have the shape {wanted}")
 
 
-def _entry(name: str, raw: Mapping[str, object], data_begin: int) -> Entry:
+def _entry(name: str, raw: Mapping[str, object], data_begin: int, slot: Slot) -> Entry:
     offsets = raw["data_offsets"]
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(o) is int for o in offsets):
         raise TensorLayout(f"{name} has malformed data_offsets")
@@ -152,7 +169,7 @@ def _entry(name: str, raw: Mapping[str, object], data_begin: int) -> Entry:
     dtype = cast("str", raw["dtype"])
     if begin < 0 or end - begin != prod(shape) * ITEM_BYTES[dtype]:
         raise TensorLayout(f"{name}: its offsets do not fit its shape")
-    return Entry(name, dtype, shape, data_begin + begin, data_begin + end)
+    return Entry(name, dtype, shape, data_begin + begin, data_begin + end, slot.coded)
 
 
 def _check_layout(entries: list[Entry], data_begin: int, size: int) -> None:

@@ -77,3 +77,33 @@ class ManifestRefused(BodyRefused):
     """The manifest is missing, malformed or of the wrong kind."""
 
     slug, title = "metadata", "The manifest is not acceptable"
+
+
+class RecipeRefused(BodyRefused):
+    """A body says another recipe than the plan's, or is not written in the one that it says."""
+
+    slug, title = "recipe", "The recipe is neither dense nor the plan's"
+
+
+class StreamLength(BodyRefused):
+    """The streams of a body have fewer or more bytes than its values take."""
+
+    slug, title = "stream-length", "A stream is too short or too long"
+
+
+class SparseIndex(BodyRefused):
+    """The places of sparse values are not written in the one way there is."""
+
+    slug, title = "sparse-index", "The places of sparse values are malformed"
+
+
+class QuantScale(BodyRefused):
+    """A scale is no ordinary positive number."""
+
+    slug, title = "quant-scale", "A scale is negative, not finite, or 0 where values are not"
+
+
+class QuantCode(BodyRefused):
+    """A code that no encoder writes."""
+
+    slug, title = "quant-code", "A quantised code is out of its range"

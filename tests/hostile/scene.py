@@ -19,6 +19,7 @@ import httpx
 from sqlalchemy import create_engine, text
 
 from coordinator.tables import Table
+from schemas.messages.recipes import Recipe
 from tests.hostile.process import ServedProcess
 from tests.served import Served, Silo, slug
 from tests.taking_part import deliver, plan, put, running, try_join, update_body, url, values, wait_for
@@ -26,6 +27,9 @@ from tests.taking_part import deliver, plan, put, running, try_join, update_body
 CPU_SECONDS = 0.25
 MEMORY_BYTES = 64 * 2**20
 CAP = 64 * 2**20
+RECIPE = Recipe(reference="own_last", density=0.5, values="int4")
+"""What updates may be written in, beside dense: all that a recipe can do."""
+
 _CPU_SECONDS_PER_MIB = 0.02  # receiving, hashing and writing down what is large is the row's own honest cost
 _A_DAY = 86400
 _VOLATILE = {"used_nonces": "*", "failed_enrolments": "*", "clients": "last_seen_at"}
@@ -141,7 +145,8 @@ def told(answer: Answer | httpx.Response) -> Answer:
 def set_up(served: ServedProcess) -> Scene:
     """Make the federation, whose round ends when its fourth client has delivered, and one beside it."""
     rounds = {"min_clients": 4, "collect_seconds": _A_DAY}  # a worker may run all other tests before the end
-    fid, silos = running(served, clients=5, **plan(rounds=rounds, limits={"max_norm": 50.0}))
+    said = plan(rounds=rounds, limits={"max_norm": 50.0}, wire={"recipe": RECIPE.model_dump()})
+    fid, silos = running(served, clients=5, **said)
     silo, other, delivered, newcomer, revoked = silos
     base = str(try_join(silo, 1).json()["weights"]["digest"])
     for one in (other, revoked):

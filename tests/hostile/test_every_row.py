@@ -12,6 +12,7 @@ from tests.hostile import (
     test_identity_rows,
     test_load_rows,
     test_message_rows,
+    test_recipe_rows,
     test_slow_peers,
     test_tensor_rows,
     test_transport_rows,
@@ -22,12 +23,11 @@ TABLES: tuple[ModuleType, ...] = (
     test_transport_rows,
     test_codec_rows,
     test_tensor_rows,
+    test_recipe_rows,
     test_message_rows,
 )
 LAST_ROW = 52
 NOT_THERE = {
-    33: "sparse updates",
-    34: "quantised updates",
     44: "Idempotency-Key",
     45: "secure aggregation",
     46: "secure aggregation",
@@ -54,5 +54,5 @@ def test_every_row_is_tested_or_about_what_does_not_exist() -> None:
 
 def test_what_does_not_exist_is_not_in_the_document() -> None:
     document = str(create_app(Settings(_env_file=None)).openapi()).lower()
-    for word in ("idempotency-key", "secure_sum", "sparse"):
+    for word in ("idempotency-key", "secure_sum"):
         assert word not in document

@@ -203,5 +203,5 @@ def _plan_of(world: World) -> dict[str, Any]:
             "max_staleness": 0,
         },
         "signature": {"dim": 4},
-        "wire": {"compression": world.scheduler.dice.choice(["none", "zstd"])},
+        "wire": {"recipe": "dense", "compression": world.scheduler.dice.choice(["none", "zstd"])},
     }

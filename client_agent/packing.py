@@ -1,0 +1,214 @@
+"""Write the body of an update by the plan's recipe, and keep what the next one has to know of it.
+
+Whatever is kept names the update that it belongs to, so that what another body left behind is never taken for
+it; and it is written before that body, so that who is killed in between writes both again, the same bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_agent.local_training import Trained
+from client_agent.model.adapter import State
+from client_agent.participant import Participant
+from client_agent.reopening import read_weights
+from client_agent.round_folder import RECEIPT, RESIDUAL, SENT, SIGNATURE, TRAINED, WEIGHTS, RoundFolder
+from client_agent.signature import Signature
+from schemas.maths.adapter import SIGNATURE as SIGNATURE_TENSOR
+from schemas.maths.adapter import Layout, in_order
+from schemas.maths.start import from_start
+from schemas.messages.recipes import SentRecipe
+from schemas.messages.rounds import RoundBrief
+from schemas.messages.strict import Digest
+from schemas.messages.updates import Manifest, Receipt, UpdateManifest
+from schemas.wire.coding import decode, encode
+from schemas.wire.digests import digest_of
+from schemas.wire.envelope import Array, pack, slots, unpack
+from schemas.wire.quantise import NotEncodable
+from schemas.wire.refusals import BodyRefused
+
+log = logging.getLogger(__name__)
+
+Arrays = dict[str, NDArray[np.float32]]
+_LARGEST_FILE = 2**33
+
+
+class _KeptManifest(Manifest):
+    """What a file beside an update says: which update it belongs to."""
+
+    kind: Literal["kept"] = "kept"
+    update: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """What an update is the difference to, and its digest; neither, where it is whole."""
+
+    values: State | None
+    digest: str | None
+
+
+def pack_update(who: Participant, brief: RoundBrief, folder: RoundFolder) -> bytes:
+    """Write the body of a round's update, dense where the recipe cannot be followed; the log says why."""
+    recipe = brief.wire.recipe
+    if recipe.is_dense:
+        return pack_dense(who, brief, folder)
+    trained = Trained.read(folder.path / TRAINED).adapter
+    layout = in_order({name: values.shape for name, values in trained.items()})
+    reference = _reference(who, brief, folder, layout)
+    if reference is None:
+        return pack_dense(who, brief, folder)
+    wanted = _difference(trained, reference.values)
+    if recipe.feeds_back:
+        wanted = _with_residual(who, brief.round, wanted, layout)
+    try:
+        coded = encode(wanted, recipe, "recipe", who.federation, who.client, brief.round)
+    except NotEncodable as why:
+        log.warning("round %d: %s, in %s: the update is sent whole", brief.round, why, recipe.values)
+        return pack_dense(who, brief, folder)
+    said = SentRecipe(**recipe.model_dump(), against=reference.digest)
+    body = _body(who, brief, folder, coded.tensors, said)
+    seen = dict(decode(coded, layout, recipe))
+    if _is_needed_later(brief):
+        _keep(folder, SENT, _sum(reference.values, seen), who, body)
+    if recipe.feeds_back:
+        _keep(folder, RESIDUAL, _difference(wanted, seen), who, body)
+    return body
+
+
+def pack_dense(who: Participant, brief: RoundBrief, folder: RoundFolder) -> bytes:
+    """Write the body of a round's update as plain tensors, which every coordinator takes."""
+    trained = Trained.read(folder.path / TRAINED).adapter
+    half = brief.wire.recipe.is_dense and brief.wire.recipe.values == "f16"
+    tensors = {name: values.astype(np.float16) if half else values for name, values in trained.items()}
+    body = _body(who, brief, folder, tensors, None)
+    if _is_needed_later(brief):
+        seen = {name: values.astype(np.float32) for name, values in tensors.items()}
+        _keep(folder, SENT, seen, who, body)
+    return body
+
+
+def own_last(who: Participant, number: int) -> tuple[State, str] | None:
+    """Give what the coordinator made of this client's last update before a round, and its digest.
+
+    None without one that it has confirmed, or where what it made of it is not known here.
+    """
+    last = who.rounds.newest_with(RECEIPT, before=number)
+    if last is None or not last.has(TRAINED):
+        return None
+    receipt = Receipt.model_validate_json(last.read(RECEIPT))
+    trained = Trained.read(last.path / TRAINED).adapter
+    layout = in_order({name: values.shape for name, values in trained.items()})
+    sent = _kept(last, SENT, receipt.digest, layout) if not receipt.clipped else None
+    return (sent, receipt.digest) if sent is not None else None
+
+
+def _is_needed_later(brief: RoundBrief) -> bool:
+    """Say whether something is the difference to this update: the next one, or the next weights."""
+    wire = brief.wire
+    return wire.recipe.reference == "own_last" or wire.weights_recipe != "dense"
+
+
+def _body(
+    who: Participant,
+    brief: RoundBrief,
+    folder: RoundFolder,
+    tensors: Mapping[str, Array],
+    recipe: SentRecipe | None,
+) -> bytes:
+    signature = Signature.from_bytes(folder.read(SIGNATURE))
+    manifest = UpdateManifest(
+        federation=who.federation,
+        recipe=recipe.model_dump(mode="json") if recipe is not None else {},
+        round=brief.round,
+        client=who.client,
+        base=folder.base,
+        pack=who.frames(brief).pack_digest,
+        examples=len(who.silo.data.train),
+        signature_reliability=signature.reliability,
+        signature_epsilon=signature.epsilon,
+    )
+    sent: dict[str, Array] = {**tensors, SIGNATURE_TENSOR: signature.vector}
+    return pack(sent, manifest, compress=brief.wire.compression == "zstd")
+
+
+def _reference(who: Participant, brief: RoundBrief, folder: RoundFolder, layout: Layout) -> _Reference | None:
+    """Give what the plan's recipe is the difference to; None where this silo does not hold it any more."""
+    kind = brief.wire.recipe.reference
+    if kind == "none":
+        return _Reference(None, None)
+    last = who.rounds.newest_with(RECEIPT, before=brief.round) if kind == "own_last" else None
+    if last is None:
+        weights = read_weights(folder.read(WEIGHTS), layout)
+        seed = brief.training.seed
+        values = {name: from_start(name, weights.__getitem__, seed) for name in layout}
+        return _Reference(values, folder.base)
+    receipt = Receipt.model_validate_json(last.read(RECEIPT))
+    sent = _kept(last, SENT, receipt.digest, layout) if not receipt.clipped else None
+    if sent is None:
+        log.warning(
+            "round %d: the coordinator has another update of round %d than this silo (%s): sent whole",
+            *(brief.round, last.number, "it was clipped" if receipt.clipped else f"no {SENT} of it here"),
+        )
+        return None
+    return _Reference(sent, receipt.digest)
+
+
+def _with_residual(who: Participant, number: int, delta: Arrays, layout: Layout) -> Arrays:
+    """Add what the update of the round directly before lost, if it was accepted (error feedback).
+
+    Karimireddy et al., arXiv 1901.09847. What an older or a refused update lost is out of date.
+    """
+    last = who.rounds.newest_with(RESIDUAL, before=number)
+    if last is None:
+        return delta
+    lost = None
+    if last.number == number - 1 and last.has(RECEIPT):
+        receipt = Receipt.model_validate_json(last.read(RECEIPT))
+        lost = _kept(last, RESIDUAL, receipt.digest, layout)
+    if lost is None:
+        log.warning("round %d: what the update of round %d lost is not made up for", number, last.number)
+        return delta
+    log.info(
+        "round %d: what was lost last is %.2f of what was learnt", number, _norm(lost) / (_norm(delta) or 1)
+    )
+    return _sum(delta, lost)
+
+
+def _keep(folder: RoundFolder, file: str, values: State, who: Participant, body: bytes) -> None:
+    said = _KeptManifest(federation=who.federation, recipe={}, update=digest_of(body))
+    folder.write(file, pack(dict(values), said))
+
+
+def _kept(folder: RoundFolder, file: str, update: str, layout: Layout) -> Arrays | None:
+    """Read what is kept of an update; None where it is another's, damaged, or of another layout."""
+    if not folder.has(file):
+        return None
+    content = folder.read(file)
+    try:
+        with unpack(content, encoding=None, expected=slots(layout), max_bytes=_LARGEST_FILE) as kept:
+            if kept.manifest(_KeptManifest).update != update:
+                return None
+            return {name: kept.read_float32(name) for name in layout}
+    except BodyRefused:
+        return None
+
+
+def _sum(one: State | None, other: State) -> Arrays:
+    """Add as the coordinator does: to the bit."""
+    return {name: values if one is None else one[name] + values for name, values in other.items()}
+
+
+def _difference(one: State, other: State | None) -> Arrays:
+    return {name: values if other is None else values - other[name] for name, values in one.items()}
+
+
+def _norm(values: State) -> float:
+    flat = (array.reshape(-1).astype(np.float64) for array in values.values())
+    return float(np.sqrt(sum(float(np.einsum("i,i->", one, one)) for one in flat)))

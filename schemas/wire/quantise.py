@@ -1,0 +1,174 @@
+"""Write float32 values in few bits and read back exactly what was meant. Knows neither tensors nor bodies.
+
+Integers are symmetric, one float16 scale per block of values, rounded stochastically without bias (Alistarh
+et al., QSGD, arXiv 1610.02132) from words that belong to the update: packing again gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.maths.draws import Key, words
+from schemas.messages.recipes import Recipe, ValueFormat
+from schemas.wire.refusals import QuantCode, QuantScale
+
+Floats = NDArray[np.float32]
+Halves = NDArray[np.float16]
+Octets = NDArray[np.uint8]
+
+LEVELS: Final[dict[ValueFormat, int]] = {"int8": 127, "int4": 7}
+"""The largest code of each integer format; the smallest is its negative, so that 0 is in the middle."""
+
+_BITS: Final[dict[ValueFormat, int]] = {"f32": 32, "f16": 16, "bf16": 16, "int8": 8, "int4": 4}
+_PIECE = 2**16  # values at a time: a whole number of blocks and of words, and what a processor keeps close
+_DRAWS_PER_WORD = 4
+_LARGEST_HALF = np.float32(65504)
+
+
+class NotEncodable(ValueError):
+    """A value is not finite, or larger than the format can say."""
+
+
+def code_bytes(count: int, values: ValueFormat) -> int:
+    """Say how many bytes the codes of so many values have."""
+    return (count * _BITS[values] + 7) // 8
+
+
+def scale_count(count: int, recipe: Recipe) -> int:
+    """Say how many scales so many values have."""
+    return -(-count // recipe.block) if recipe.values in LEVELS else 0
+
+
+def encode_values(values: Floats, recipe: Recipe, *key: Key) -> tuple[Octets, Halves]:
+    """Write values (n,) as codes and scales; the random words are those of `key`.
+
+    Raises:
+        NotEncodable: the format has no code for a value.
+    """
+    if not np.isfinite(values).all():
+        raise NotEncodable("a value is not finite")
+    if recipe.values not in LEVELS:
+        return _encode_floats(values, recipe.values), np.empty(0, np.float16)
+    levels = LEVELS[recipe.values]
+    codes = np.empty(code_bytes(values.size, recipe.values), np.uint8)
+    scales = np.empty(scale_count(values.size, recipe), np.float16)
+    for at in range(0, values.size, _PIECE):
+        piece = values[at : at + _PIECE]
+        first = at // recipe.block
+        own = _scales(piece, recipe.block, levels)
+        scales[first : first + own.size] = own
+        drawn = _draws(piece.size, at, *key)
+        integers = _rounded(piece, np.repeat(own.astype(np.float32), recipe.block), drawn, levels)
+        begin = code_bytes(at, recipe.values)
+        packed = integers.view(np.uint8) if recipe.values == "int8" else _nibbles(integers)
+        codes[begin : begin + packed.size] = packed
+    return codes, scales
+
+
+def decode_values(codes: Octets, scales: Halves, count: int, recipe: Recipe) -> Floats:
+    """Read `count` values (count,) back; codes and scales are as many as they need.
+
+    Raises:
+        QuantScale: a scale is negative, not finite, or 0 where a code is not.
+        QuantCode: the most negative code, or a last half byte that is not 0.
+    """
+    if recipe.values not in LEVELS:
+        return _decode_floats(codes, recipe.values)
+    _check_scales(scales)
+    values = np.empty(count, np.float32)
+    for at in range(0, count, _PIECE):
+        size = min(_PIECE, count - at)
+        begin = code_bytes(at, recipe.values)
+        raw = codes[begin : begin + code_bytes(size, recipe.values)]
+        integers = raw.view(np.int8) if recipe.values == "int8" else _integers(raw, size)
+        if integers.min() < -LEVELS[recipe.values]:
+            raise QuantCode(f"codes are from {-LEVELS[recipe.values]} to {LEVELS[recipe.values]}")
+        first = at // recipe.block
+        own = scales[first : first + scale_count(size, recipe)].astype(np.float32)
+        spread = np.repeat(own, recipe.block)[:size]
+        if not own.all() and integers[spread == 0].any():
+            raise QuantScale("a scale is 0, and a code of its block is not")
+        np.multiply(integers, spread, out=values[at : at + size])
+    return values
+
+
+def _scales(values: Floats, block: int, levels: int) -> Halves:
+    """Give each block the smallest float16 that brings its largest value to `levels` at most."""
+    largest = np.maximum.reduceat(np.abs(values), np.arange(0, values.size, block))
+    wanted = largest / np.float32(levels)
+    if (wanted > _LARGEST_HALF).any():
+        raise NotEncodable(f"a value is over {float(_LARGEST_HALF) * levels:g}")
+    scales = wanted.astype(np.float16)
+    below = scales.astype(np.float32) < wanted
+    scales[below] = np.nextafter(scales[below], np.float16(np.inf))
+    return scales
+
+
+def _draws(count: int, begin: int, *key: Key) -> Floats:
+    """Draw from the open interval (0, 1): the middles of 65,536 equal parts, four of a word."""
+    drawn = words(-(-count // _DRAWS_PER_WORD), *key, begin=begin // _DRAWS_PER_WORD)
+    parts = drawn.astype("<u8").view("<u2")[:count].astype(np.float32)
+    return (parts + np.float32(0.5)) * np.float32(2**-16)
+
+
+def _rounded(values: Floats, spread: Floats, drawn: Floats, levels: int) -> NDArray[np.int8]:
+    """Round values / scales to a neighbouring integer, up with the probability of what is above the lower."""
+    units = np.zeros(values.size, np.float32)
+    np.divide(values, spread[: values.size], out=units, where=spread[: values.size] > 0)
+    units += drawn
+    np.floor(units, out=units)
+    np.clip(units, -levels, levels, out=units)  # a quotient may be rounded up past `levels`
+    return units.astype(np.int8)
+
+
+def _nibbles(integers: NDArray[np.int8]) -> Octets:
+    """Put two codes into a byte, the first into its lower half; an odd last one is beside 0."""
+    raw = np.zeros(integers.size + integers.size % 2, np.uint8)
+    raw[: integers.size] = integers.view(np.uint8) & 0x0F
+    return np.asarray(raw[0::2] | raw[1::2] << 4, dtype=np.uint8)
+
+
+def _integers(raw: Octets, count: int) -> NDArray[np.int8]:
+    """Take two codes out of each byte."""
+    if count % 2 and raw[-1] & 0xF0:
+        raise QuantCode("the half byte behind the last code is not 0")
+    integers = np.empty(2 * raw.size, np.int8)
+    signed = raw.view(np.int8)
+    integers[0::2] = (signed << 4) >> 4
+    integers[1::2] = signed >> 4
+    return integers[:count]
+
+
+def _check_scales(scales: Halves) -> None:
+    if not np.isfinite(scales).all():
+        raise QuantScale("a scale is not finite")
+    if np.signbit(scales).any():
+        raise QuantScale("a scale is negative")
+
+
+def _encode_floats(values: Floats, to: ValueFormat) -> Octets:
+    if to == "f32":
+        return np.frombuffer(values.astype("<f4").tobytes(), np.uint8)
+    if to == "f16":
+        with np.errstate(over="ignore"):
+            halves = values.astype("<f2")
+        if not np.isfinite(halves).all():
+            raise NotEncodable(f"a value is over {float(_LARGEST_HALF):g}")
+        return np.frombuffer(halves.tobytes(), np.uint8)
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    upper = ((bits.astype(np.uint64) + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(
+        "<u2"
+    )  # to nearest, ties even
+    if (upper & 0x7F80 == 0x7F80).any():
+        raise NotEncodable("a value is larger than bfloat16 can say")
+    return np.frombuffer(upper.tobytes(), np.uint8)
+
+
+def _decode_floats(codes: Octets, of: ValueFormat) -> Floats:
+    raw = codes.tobytes()
+    if of == "bf16":
+        return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(raw, "<f4" if of == "f32" else "<f2").astype(np.float32)

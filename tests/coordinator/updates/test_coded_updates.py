@@ -1,0 +1,267 @@
+"""Updates as differences in few bits: the coordinator keeps exactly the state that the client meant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from sqlalchemy import create_engine, text
+
+from schemas.maths.start import first_a
+from schemas.messages.recipes import NAMED, Recipe, RecipeName
+from schemas.wire.digests import digest_of
+from schemas.wire.envelope import unpack
+from schemas.wire.header import Slot
+from tests.served import Served, Silo, slug
+from tests.taking_part import (
+    Tensors,
+    coded_body,
+    deliver,
+    join,
+    plan,
+    put,
+    running,
+    update_body,
+    values,
+    wait_for,
+)
+
+OWN_LAST = NAMED["int4_own_last"]
+CODED: list[RecipeName] = [name for name, recipe in NAMED.items() if not recipe.is_dense]
+
+
+def learnt(seed: int) -> Tensors:
+    """An adapter of PLAN's layout with values that no few bits can say."""
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(size=v.shape).astype(np.float32) for name, v in values(0).items()}
+
+
+def stored(silo: Silo, expected: Tensors | None = None) -> Tensors:
+    """Read the client's stored state back."""
+    answer = silo.http.get(f"/v1/federations/{silo.federation_id}/clients/{silo.client_id}/adapter")
+    assert answer.status_code == 200
+    slots = {name: Slot(v.shape) for name, v in (expected or values(0)).items()}
+    with unpack(answer.content, encoding=None, expected=slots, max_bytes=2**20) as envelope:
+        return {name: envelope.read_float32(name) for name in envelope.names}
+
+
+def assert_same(one: Tensors, other: Tensors) -> None:
+    assert {name: v.tobytes() for name, v in one.items()} == {name: v.tobytes() for name, v in other.items()}
+
+
+def publish(served: Served, silos: list[Silo], number: int) -> None:
+    """Let the second client deliver, and wait for the round's end."""
+    deliver(silos[1], number, values(0.5))
+    wait_for(served, silos[1].federation_id, number, "published")
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_every_recipe_means_the_same_state_to_both_sides(coordinator: Served, name: RecipeName) -> None:
+    recipe = NAMED[name]
+    _, silos = running(coordinator, **plan(wire={"recipe": name}))
+    base = join(silos[0], 1)
+    against = None if recipe.reference == "none" else base
+    body, meant = coded_body(silos[0], 1, base, learnt(1), recipe, against=against)
+    answer = put(silos[0], 1, body)
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["bytes"] == len(body)
+    assert_same(stored(silos[0]), meant)
+
+
+def test_the_next_update_is_the_difference_to_the_last(coordinator: Served) -> None:
+    _, silos = running(coordinator, **plan(wire={"recipe": "int4_own_last"}))
+    held: Tensors | None = None
+    against = join(silos[0], 1)
+    base = against
+    for number in (1, 2, 3):
+        body, held = coded_body(silos[0], number, base, learnt(7), OWN_LAST, against=against, held=held)
+        receipt = put(silos[0], number, body)
+        assert receipt.status_code == 201, receipt.text
+        assert_same(stored(silos[0]), held)
+        publish(coordinator, silos, number)
+        against = receipt.json()["digest"]
+        if number < 3:
+            base = join(silos[0], number + 1)
+    # the loop is closed: what was lost in one round was in the next one's difference
+    assert max(np.abs(held[n] - v).max() for n, v in learnt(7).items()) < 0.02  # type: ignore[index]
+
+
+def test_a_dense_update_is_taken_under_every_plan_and_the_next_may_be_the_difference_to_it(
+    coordinator: Served,
+) -> None:
+    _, silos = running(coordinator, **plan(wire={"recipe": "int4_own_last"}))
+    first = deliver(silos[0], 1, learnt(1)).json()["digest"]
+    publish(coordinator, silos, 1)
+    base = join(silos[0], 2)
+    body, meant = coded_body(silos[0], 2, base, learnt(2), OWN_LAST, against=first, held=learnt(1))
+    assert put(silos[0], 2, body).status_code == 201
+    assert_same(stored(silos[0]), meant)
+
+
+def test_a_difference_to_something_else_is_refused_and_the_answer_names_what_is_held(
+    coordinator: Served,
+) -> None:
+    _, silos = running(coordinator, **plan(wire={"recipe": "int4_own_last"}))
+    first = deliver(silos[0], 1, learnt(1)).json()["digest"]
+    publish(coordinator, silos, 1)
+    base = join(silos[0], 2)
+    for against in (base, None, "sha256:" + "0" * 64):
+        body, _ = coded_body(silos[0], 2, base, learnt(2), OWN_LAST, against=against)
+        refused = put(silos[0], 2, body)
+        assert (refused.status_code, slug(refused)) == (412, "reference-mismatch")
+        assert refused.json()["expected"] == first
+    assert put(silos[0], 2, update_body(silos[0], 2, base, learnt(2))).status_code == 201
+
+
+def test_an_update_of_an_abandoned_round_is_nobodys_reference(coordinator: Served) -> None:
+    rounds = {"collect_seconds": 0.6, "quorum": 2, "min_clients": 2}
+    fid, silos = running(coordinator, **plan(wire={"recipe": "int4_own_last"}, rounds=rounds))
+    base = join(silos[0], 1)
+    join(silos[1], 1)
+    body, _ = coded_body(silos[0], 1, base, learnt(1), OWN_LAST, against=base)
+    assert put(silos[0], 1, body).status_code == 201
+    wait_for(coordinator, fid, 1, "abandoned")
+    assert join(silos[0], 2) == base
+    again, meant = coded_body(silos[0], 2, base, learnt(1), OWN_LAST, against=digest_of(body))
+    assert put(silos[0], 2, again).json()["expected"] == base
+    again, meant = coded_body(silos[0], 2, base, learnt(1), OWN_LAST, against=base)
+    assert put(silos[0], 2, again).status_code == 201
+    assert_same(stored(silos[0]), meant)
+
+
+def test_a_difference_to_the_weights_is_to_those_of_this_round(coordinator: Served) -> None:
+    recipe = NAMED["int4_served"]
+    _, silos = running(coordinator, **plan(wire={"recipe": "int4_served"}))
+    deliver(silos[0], 1, values(1.0))
+    publish(coordinator, silos, 1)
+    base = join(silos[0], 2)
+    body, meant = coded_body(silos[0], 2, base, learnt(2), recipe, against=base, held=values(0.75))
+    assert put(silos[0], 2, body).status_code == 201
+    assert_same(stored(silos[0]), meant)
+
+
+def test_zeros_that_are_served_to_an_ordinary_lora_mean_its_start(coordinator: Served) -> None:
+    shape = {"l0.q.A": (2, 5), "l0.q.B": (3, 2)}
+    wanted = plan(wire={"recipe": "int4_own_last"}, training={"seed": 4})
+    wanted["adapter"] = {"kind": "lora", "rank": 2, "roles": ["q"], "blocks": 1}
+    fid = coordinator.federation(**wanted)
+    silos = [coordinator.enrol(fid, f"s{i}", layers=1, shapes={"q": [3, 5]}, roles=["q"]) for i in range(2)]
+    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    start = {
+        "l0.q.A": first_a("l0.q.A", (2, 5), 4).reshape(2, 5),
+        "l0.q.B": np.zeros((3, 2), np.float32),
+    }
+    base = join(silos[0], 1)
+    rng = np.random.default_rng(0)
+    after = {name: start[name] + 0.01 * rng.normal(size=s).astype(np.float32) for name, s in shape.items()}
+    body, meant = coded_body(silos[0], 1, base, after, OWN_LAST, against=base, held=start)
+    assert put(silos[0], 1, body).status_code == 201
+    assert_same(stored(silos[0], after), meant)
+
+
+def test_a_decoded_state_over_the_clip_norm_is_scaled_down_and_is_the_next_reference(
+    coordinator: Served,
+) -> None:
+    _, silos = running(coordinator, **plan(wire={"recipe": "int4_own_last"}, limits={"clip_norm": 1.0}))
+    base = join(silos[0], 1)
+    body, meant = coded_body(silos[0], 1, base, values(100.0), OWN_LAST, against=base)
+    receipt = put(silos[0], 1, body).json()
+    assert receipt["clipped"] is True
+    norm = np.sqrt(sum(float((v.astype(np.float64) ** 2).sum()) for v in meant.values()))
+    held = {name: v * np.float32(1.0 / norm) for name, v in meant.items()}
+    assert_same(stored(silos[0]), held)
+    publish(coordinator, silos, 1)
+    base = join(silos[0], 2)
+    body, meant = coded_body(silos[0], 2, base, values(0.1), OWN_LAST, against=receipt["digest"], held=held)
+    assert put(silos[0], 2, body).status_code == 201
+    assert_same(stored(silos[0]), meant)
+
+
+def test_coded_updates_are_idempotent_and_compressed_ones_too(coordinator: Served) -> None:
+    _, silos = running(coordinator, **plan(wire={"recipe": "int4_own_last"}))
+    base = join(silos[0], 1)
+    body, meant = coded_body(silos[0], 1, base, learnt(1), OWN_LAST, against=base, compress=True)
+    answers = [put(silos[0], 1, body, "zstd") for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 200]
+    assert answers[0].json() == answers[1].json()
+    assert_same(stored(silos[0]), meant)
+    other, _ = coded_body(silos[0], 1, base, learnt(2), OWN_LAST, against=base)
+    refused = put(silos[0], 1, other)
+    assert (refused.status_code, slug(refused)) == (409, "upload-conflict")
+
+
+@pytest.mark.parametrize(
+    ("of_plan", "sent"),
+    [
+        ("dense", OWN_LAST),
+        ("int4_own_last", NAMED["int8_own_last"]),
+        ("int4_own_last", Recipe(reference="own_last", values="int4", block=128)),
+        ("int4_own_last", NAMED["int4_served"]),
+        ("dense", NAMED["dense"]),
+        ("f16", NAMED["f16"]),
+    ],
+)
+def test_streams_in_another_recipe_than_the_plans_are_refused(
+    coordinator: Served, of_plan: str, sent: Recipe
+) -> None:
+    _, silos = running(coordinator, **plan(wire={"recipe": of_plan}))
+    base = join(silos[0], 1)
+    body, _ = coded_body(silos[0], 1, base, learnt(1), sent, against=base)
+    refused = put(silos[0], 1, body)
+    assert (refused.status_code, slug(refused)) == (422, "recipe")
+
+
+def brief(silo: Silo) -> dict[str, Any]:
+    answer: httpx.Response = silo.http.get(f"/v1/federations/{silo.federation_id}/rounds/current")
+    return dict(answer.json())
+
+
+def test_the_plan_keeps_the_recipe_spelt_out_and_the_default_is_four_bits(coordinator: Served) -> None:
+    fid, silos = running(coordinator)
+    spelt = {"reference": "own_last", "density": 1.0, "values": "int4", "block": 64}
+    shown = coordinator.admin.get(f"/v1/federations/{fid}").json()["plan"]["wire"]
+    assert shown == {"recipe": spelt, "compression": "zstd"} == brief(silos[0])["wire"]
+
+
+def test_a_plan_that_was_stored_before_recipes_means_dense_and_is_served_unchanged(
+    serve: Callable[..., Served], database_url: str
+) -> None:
+    served = serve(database_url)
+    fid, silos = running(served)
+    older = {"dtype": "float16", "compression": "none"}
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        kept = connection.execute(text("SELECT plan FROM federations")).scalar_one()
+        kept = kept if isinstance(kept, dict) else json.loads(kept)
+        connection.execute(
+            text("UPDATE federations SET plan = :p"), {"p": json.dumps(kept | {"wire": older})}
+        )
+    engine.dispose()
+    assert silos[0].http.get(f"/v1/federations/{fid}/plan").json()["wire"] == older
+    assert brief(silos[0])["wire"]["recipe"] == NAMED["f16"].model_dump(mode="json")
+    base = join(silos[0], 1)
+    body, _ = coded_body(silos[0], 1, base, learnt(1), OWN_LAST, against=base)
+    assert slug(put(silos[0], 1, body)) == "recipe"
+    assert put(silos[0], 1, update_body(silos[0], 1, base, learnt(1))).status_code == 201
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e-40])
+def test_a_state_that_is_no_ordinary_numbers_is_refused_as_of_a_dense_body(
+    coordinator: Served, value: float
+) -> None:
+    recipe = Recipe(reference="served")
+    _, silos = running(coordinator, **plan(wire={"recipe": recipe.model_dump()}))
+    base = join(silos[0], 1)
+    codes = np.frombuffer(np.full(6, value, "<f4").tobytes(), np.uint8)
+    body, _ = coded_body(
+        silos[0], 1, base, learnt(1), recipe, against=base, change=lambda streams: streams.update(codes=codes)
+    )
+    refused = put(silos[0], 1, body)
+    assert (refused.status_code, slug(refused)) == (422, "tensor-nonfinite")
+    body, meant = coded_body(silos[0], 1, base, learnt(1), recipe, against=base)
+    assert put(silos[0], 1, body).status_code == 201
+    assert_same(stored(silos[0]), meant)
