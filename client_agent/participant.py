@@ -10,7 +10,7 @@ from client_agent.coordinator_api import CoordinatorApi
 from client_agent.frames_in_use import FramesInUse, deliver_kept, frames_for
 from client_agent.manifests import Manifests
 from client_agent.model.adapter import Adapter
-from client_agent.model.inject import inject
+from client_agent.model.inject import inject, parts_of
 from client_agent.origin import Origin, origin_of
 from client_agent.privacy.ceiling import require_private
 from client_agent.roster import Roster
@@ -94,9 +94,15 @@ class Participant:
 
     def injected(self, brief: RoundBrief) -> Adapter:
         """Put the plan's adapter around our base model; leaving its context takes it away."""
-        gated = load_strategy(brief.strategy.name, brief.strategy.options).gated
-        frames = self.frames(brief).frames
-        return inject(self.silo.base, brief.adapter, frames, gated=gated, seed=brief.training.seed)
+        strategy = load_strategy(brief.strategy.name, brief.strategy.options)
+        return inject(
+            self.silo.base,
+            brief.adapter,
+            self.frames(brief).frames,
+            gated=strategy.gated,
+            seed=brief.training.seed,
+            parts=parts_of(strategy),
+        )
 
     def origin(self, brief: RoundBrief) -> Origin:
         """Say what `injected` puts there."""

@@ -14,7 +14,7 @@ from client_agent.errors import AdapterUnreadable, NothingTrained
 from client_agent.frames_in_use import frames_kept
 from client_agent.local_training import Trained
 from client_agent.model.adapter import Adapter
-from client_agent.model.inject import inject
+from client_agent.model.inject import inject, parts_of
 from client_agent.origin import Origin, origin_of, require_same
 from client_agent.round_folder import BRIEF, FINAL_WEIGHTS, TRAINED, WEIGHTS, RoundFolder, RoundFolders
 from client_agent.silo import Silo
@@ -59,7 +59,8 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
 
     `local` is the trained adapter of round `number`, private parts and the gated global branch included: what
     was scored. `personalised` is what the coordinator served for that round, mixed of what clients trained on
-    their own copies of the base model. None means the newest there is.
+    their own copies of the base model, beside what of an adapter stays here where the strategy says so. None
+    means the newest there is.
 
     Raises:
         NothingTrained: the folder does not hold it (any more).
@@ -78,7 +79,8 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
     if origin is not None:
         here = origin_of(silo.base, brief.adapter, frames, gated=strategy.gated, seed=seed)
         require_same(origin, here)
-    with inject(silo.base, brief.adapter, frames, gated=gated, seed=seed) as adapter:
+    parts = parts_of(strategy)
+    with inject(silo.base, brief.adapter, frames, gated=gated, seed=seed, parts=parts) as adapter:
         if what == "local" and trained is not None:
             adapter.load(trained.adapter)
             adapter.load_private(trained.private)
@@ -86,8 +88,13 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
                 adapter.load_global(read_weights(folder.read(WEIGHTS), adapter.layout))
         else:
             final = home / FINAL_WEIGHTS
-            body = final.read_bytes() if number is None and final.is_file() else folder.read(WEIGHTS)
+            is_final = number is None and final.is_file()
+            body = final.read_bytes() if is_final else folder.read(WEIGHTS)
             adapter.load(read_weights(body, adapter.layout))
+            before = folder.number + 1 if is_final else folder.number
+            last = RoundFolders(home / "rounds").newest_with(TRAINED, before=before)
+            if parts is not None and last is not None:  # what is served is half of the adapter
+                adapter.load_private(Trained.read(last.path / TRAINED).private)
         yield Reopened(adapter, origin if what == "local" else None)
 
 

@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,17 @@ class AgentStrategy(Protocol):
 
     def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
         """Give the adapter from which a round's training starts; `local` is None before the first one."""
+
+
+@runtime_checkable
+class PartTravels(Protocol):
+    """A strategy under which some tensors of an adapter never leave the client."""
+
+    def travels(self, tensor: str) -> bool:
+        """Say whether a tensor travels; the coordinator's file of the same name says the same."""
+
+    def trains(self, tensor: str) -> bool:
+        """Say whether a tensor trains; the others stay where the plan's seed put them."""
 
 
 def strategy_names() -> list[str]:

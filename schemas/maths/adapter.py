@@ -35,6 +35,11 @@ def module_of(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
+def factor_of(tensor: str) -> str:
+    """Give which factor of its module a tensor is: `l0.q.A` -> `A`."""
+    return tensor.rpartition(".")[2]
+
+
 def pq_layout(
     blocks: int, roles: Iterable[str], rank: int, *, selected: Collection[str] | None = None
 ) -> Layout:
