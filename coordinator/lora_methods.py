@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
+
+from coordinator.factors import Factors, Source
 
 
 @runtime_checkable
@@ -13,6 +16,14 @@ class PartTravels(Protocol):
         """Say whether a tensor travels; the agent's file of the same name says the same."""
 
 
+@runtime_checkable
+class Combining(Protocol):
+    """A strategy that serves something else than the weighted mean of A and of B."""
+
+    def combine(self, sources: Sequence[Source]) -> Factors:
+        """Make A and B of one module from those whom a client listens to, one at least; pure."""
+
+
 def is_of_lora(strategy: object) -> bool:
     """Say whether a strategy knows what A and B are, so that no other adapter can be used with it."""
-    return isinstance(strategy, PartTravels)
+    return isinstance(strategy, PartTravels | Combining)

@@ -37,8 +37,8 @@ _LORA: Final[Table] = {
 }
 """An ordinary LoRA of usual rank and rate, on every layer and all roles."""
 
-LORA_METHODS: Final = ("ffa_lora", "fedsa_lora")
-"""Baselines for ordinary LoRA, one strategy each: they share it inside each base model. Run when asked for."""
+LORA_METHODS: Final = ("ffa_lora", "fedsa_lora", "lora_fair")
+"""Baselines for ordinary LoRA, one strategy each: shared inside each base model. Run when asked for."""
 
 BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     # P and Q alone, in the frames that the federations use.

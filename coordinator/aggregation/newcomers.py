@@ -10,7 +10,8 @@ from threading import BoundedSemaphore
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation import store
-from coordinator.aggregation.aggregate import Made, Receiver, mix
+from coordinator.aggregation.aggregate import Made, Receiver
+from coordinator.aggregation.combine import weights_of
 from coordinator.aggregation.weighed import weighed
 from coordinator.database import Database
 from coordinator.enrolment.auth import Member
@@ -86,8 +87,9 @@ def weigh(database: Database, one: Newcomer, last_published: int) -> Made:
         settled = weighed(
             database, one.plan, cohort, states, {client}, block_bytes=_BLOCK_BYTES, between=lambda: None
         )
-        made = mix(
+        made = weights_of(
             database,
+            one.plan,
             settled.weights,
             states,
             [Receiver(client, one.layout, head(one.layout, one.manifest))],

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from coordinator.aggregation import store
-from coordinator.aggregation.aggregate import Made, Receiver, discard, mix
+from coordinator.aggregation.aggregate import Made, Receiver, discard
+from coordinator.aggregation.combine import weights_of
 from coordinator.aggregation.weighed import Weighed, weighed
 from coordinator.crash import may_crash
 from coordinator.database import Database, now
@@ -119,7 +120,9 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
         block_bytes=block_bytes,
         between=between,
     )
-    made = mix(database, settled.weights, states, receivers, block_bytes=block_bytes, between=between)
+    made = weights_of(
+        database, plan, settled.weights, states, receivers, block_bytes=block_bytes, between=between
+    )
     try:
         _publish(database, claim, settled, made)
     except BaseException:

@@ -74,3 +74,16 @@ def test_half_of_the_adapter_travels_and_the_rest_stays(run: Run, strategy: str,
     aster, birch = (trained(agent, 3).private for agent in agents)
     same = [np.array_equal(aster[name], birch[name]) for name in aster]
     assert all(same) if strategy == "ffa_lora" else not any(same)
+
+
+def test_lora_fair_serves_a_b_that_makes_up_for_the_cross_terms(run: Run) -> None:
+    agents = run("lora_fair", ridge=1e-4)
+    for agent in agents:
+        served = served_weights(agent, 3)
+        for module in {name[:-2] for name in served}:
+            sent = [trained(peer, 2).adapter for peer in agents]
+            ideal = np.mean([one[f"{module}.B"] @ one[f"{module}.A"] for one in sent], axis=0)
+            a, b = (np.mean([one[f"{module}.{side}"] for one in sent], axis=0) for side in "AB")
+            np.testing.assert_allclose(served[f"{module}.A"], a, rtol=1e-5, atol=1e-7)
+            error = np.linalg.norm(served[f"{module}.B"] @ a - ideal)
+            assert error < np.linalg.norm(b @ a - ideal)

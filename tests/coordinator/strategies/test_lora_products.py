@@ -1,0 +1,92 @@
+"""What the methods for ordinary LoRA claim of B A, the product that acts: with Hypothesis, in that space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from coordinator.factors import Factors, Source, mean
+from coordinator.lora_methods import Combining
+from coordinator.strategies.base import make
+
+Floats = NDArray[np.float64]
+
+
+def product(factors: Factors) -> Floats:
+    return factors.B.astype(np.float64) @ factors.A.astype(np.float64)
+
+
+def mean_product(sources: list[Source]) -> Floats:
+    return np.asarray(sum(one.weight * product(one.factors) for one in sources))
+
+
+@st.composite
+def sources(draw: st.DrawFn, *, equal_ranks: bool = True, fresh: bool = False) -> list[Source]:
+    """Clients of one base model: their factors, unequal weights, ages."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    d_out, d_in = draw(st.integers(1, 12)), draw(st.integers(1, 12))
+    rank, scale = draw(st.integers(1, 4)), draw(st.sampled_from([1e-3, 1.0, 30.0]))
+    count = draw(st.integers(1, 6))
+    weights = rng.dirichlet(np.full(count, draw(st.sampled_from([0.3, 5.0]))))
+    made = []
+    for weight in weights:
+        r = rank if equal_ranks else draw(st.integers(1, 4))
+        a, b = (scale * rng.standard_normal(shape) for shape in ((r, d_in), (d_out, r)))
+        factors = Factors(a.astype(np.float32), b.astype(np.float32))
+        made.append(Source(factors, float(weight), 0 if fresh else draw(st.integers(0, 2))))
+    return made
+
+
+def combining(name: str, **options: Any) -> Combining:
+    strategy = make(name, options)
+    assert isinstance(strategy, Combining)
+    return strategy
+
+
+def close(found: Floats, wanted: Floats, sources: list[Source], tolerance: float = 1e-5) -> None:
+    largest = max(float(np.linalg.norm(product(one.factors))) for one in sources)
+    assert np.linalg.norm(found - wanted) <= tolerance * max(largest, 1e-30)
+
+
+@given(sources())
+def test_with_one_frozen_a_the_mean_of_b_is_the_mean_of_what_acts(clients: list[Source]) -> None:
+    a = clients[0].factors.A
+    same = [Source(Factors(a, one.factors.B), one.weight) for one in clients]
+    close(product(Factors(a, mean(same).B)), mean_product(same), same)
+
+
+@given(sources(), st.sampled_from([1e-6, 0.01, 10.0]))
+def test_lora_fair_is_never_further_from_the_mean_product_than_fedavg(
+    clients: list[Source], ridge: float
+) -> None:
+    wanted = mean_product(clients)
+    fair = np.linalg.norm(product(combining("lora_fair", ridge=ridge).combine(clients)) - wanted)
+    plain = np.linalg.norm(product(mean(clients)) - wanted)
+    largest = max(float(np.linalg.norm(product(one.factors))) for one in clients)
+    assert fair <= plain + 1e-5 * largest
+
+
+@given(sources(), st.sampled_from([0.01, 1.0]))
+@settings(deadline=None)
+def test_lora_fair_finds_what_a_numerical_minimiser_finds(clients: list[Source], ridge: float) -> None:
+    fair = combining("lora_fair", ridge=ridge).combine(clients)
+    middle = mean(clients)
+    np.testing.assert_array_equal(fair.A, middle.A)
+    # |dW - B' A|^2 + lambda |B' - B|^2 as one least-squares problem, row by row of B'.
+    a, b = middle.A.astype(np.float64), middle.B.astype(np.float64)
+    left = np.vstack([a.T, np.sqrt(ridge) * np.eye(len(a))])
+    right = np.vstack([mean_product(clients).T, np.sqrt(ridge) * b.T])
+    solved = np.linalg.lstsq(left, right, rcond=None)[0].T
+    np.testing.assert_allclose(fair.B, solved, rtol=1e-4, atol=1e-4 * float(np.abs(solved).max()))
+
+
+@pytest.mark.parametrize("name", ["lora_fair"])
+@given(clients=sources())
+def test_whoever_is_alone_keeps_what_it_does(name: str, clients: list[Source]) -> None:
+    alone = [Source(clients[0].factors, 1.0)]
+    close(product(combining(name).combine(alone)), mean_product(alone), alone)
