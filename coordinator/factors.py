@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Values = NDArray[np.float32]
-Floats = NDArray[np.float64]
+
+_NEGLIGIBLE = 1e-7
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +50,45 @@ def mean(sources: Sequence[Source]) -> Factors:
     a = sum(one.weight * one.factors.A.astype(np.float64) for one in sources)
     b = sum(one.weight * one.factors.B.astype(np.float64) for one in sources)
     return Factors(np.asarray(a, np.float32), np.asarray(b, np.float32))
+
+
+def side_by_side(parts: Sequence[Factors]) -> Factors:
+    """Add products up exactly: [A_1; A_2; ...] and [B_1 B_2 ...]; one part at least."""
+    return Factors(np.concatenate([one.A for one in parts]), np.concatenate([one.B for one in parts], axis=1))
+
+
+def recompressed(factors: Factors, most: int | None = None) -> Factors:
+    """Give the same B A, or the nearest of rank `most` (Eckart and Young 1936), in as few ranks as it has.
+
+    By QR of both factors and SVD of what is between them; singular values below 1e-7 of the largest, which
+    float32 does not hold, are dropped. Both sides carry the root of the singular values.
+    """
+    if not factors.rank:
+        return factors
+    left, inner_b = np.linalg.qr(factors.B.astype(np.float64))  # (d_out, k), (k, r)
+    right, inner_a = np.linalg.qr(factors.A.T.astype(np.float64))  # (d_in, l), (l, r)
+    u, values, v = np.linalg.svd(inner_b @ inner_a.T)
+    kept = int(np.count_nonzero(values > _NEGLIGIBLE * values[0]))
+    kept = min(kept, most) if most is not None else kept
+    root = np.sqrt(values[:kept])
+    b, a = (left @ u[:, :kept]) * root, root[:, None] * (v[:kept] @ right.T)
+    return Factors(a.astype(np.float32), b.astype(np.float32))
+
+
+def fitted(factors: Factors) -> Factors:
+    """Recompress where there are more ranks than the product can have."""
+    return recompressed(factors) if factors.rank > min(len(factors.B), factors.A.shape[1]) else factors
+
+
+def residual(sources: Sequence[Source], middle: Factors) -> Factors:
+    """Give what the means leave out: sum p_i B_i A_i - B A, in n - 1 times the rank, exactly.
+
+    It is sum p_i (B_i - B)(A_i - A), and since the p_i (B_i - B) sum to 0 the last one is told by the others:
+    sum over i < n of p_i (B_i - B)(A_i - A_n).
+    """
+    *others, last = sources
+    parts = [
+        Factors(one.factors.A - last.factors.A, (one.weight * (one.factors.B - middle.B)).astype(np.float32))
+        for one in others
+    ]
+    return side_by_side([middle.first(0), *parts])

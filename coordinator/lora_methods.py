@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from coordinator.factors import Factors, Source
@@ -24,6 +25,27 @@ class Combining(Protocol):
         """Make A and B of one module from those whom a client listens to, one at least; pure."""
 
 
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What a round does to one module.
+
+    Attributes:
+        served: the A and B from which clients go on; None = each begins anew, B = 0.
+        residual: what every client adds to the base model for good, times `adapter.scale`.
+    """
+
+    served: Factors | None
+    residual: Factors
+
+
+@runtime_checkable
+class Folding(Protocol):
+    """A strategy under which part of what was learnt goes into the base model, which is frozen otherwise."""
+
+    def fold(self, sources: Sequence[Source]) -> Folded:
+        """Make one module of those whom its clients listen to, one at least; pure."""
+
+
 def is_of_lora(strategy: object) -> bool:
     """Say whether a strategy knows what A and B are, so that no other adapter can be used with it."""
-    return isinstance(strategy, PartTravels | Combining)
+    return isinstance(strategy, PartTravels | Combining | Folding)

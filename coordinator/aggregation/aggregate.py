@@ -99,7 +99,15 @@ def mix(
     return {client: made for body in bodies for client, made in body.made().items()}
 
 
-def discard(database: Database, made: Iterable[Made]) -> None:
+class Written(Protocol):
+    """Something that is staged."""
+
+    @property
+    def staged(self) -> Staged:
+        """What was written so far."""
+
+
+def discard(database: Database, made: Iterable[Written]) -> None:
     """Forget bodies that will not be given to anybody.
 
     A database that fails now is no error: there is often another one on its way, and what stays is collected.

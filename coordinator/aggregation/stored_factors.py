@@ -30,7 +30,7 @@ class StoredFactors:
     def sources(self, weights: Weights, module: Module, row: Floats) -> list[Source]:
         """Read a module of all who have weight in a row (N,) of W; [] when nobody has."""
         clients = weights.cohort.clients
-        heard = [(clients[place], float(row[place])) for place in np.flatnonzero(row)]
+        heard = [(clients[place], float(row[place])) for place in map(int, np.flatnonzero(row))]
         most = max((self._bytes(facts.client, module) for facts, _ in heard), default=0)
         read: list[Source] = []
         for some in portions(heard, most):
@@ -43,7 +43,7 @@ class StoredFactors:
 
     def _factors(self, session: Session, client: str, module: Module) -> Factors:
         state, found = self._states[client], self._places[client][module]
-        return read_factors(session, state.payload_id, state.begin, found)
+        return read_factors(session, state.payload_id, state.begin, found["A"], found["B"])
 
     def _bytes(self, client: str, module: Module) -> int:
         return sum(prod(shape) for _, shape in self._places[client][module].values()) * VALUE_BYTES
@@ -59,15 +59,14 @@ def places(layout: Layout) -> dict[Module, dict[str, Place]]:
     return found
 
 
-def read_factors(session: Session, payload_id: int, begin: int, found: Mapping[str, Place]) -> Factors:
-    """Read A and B of a module whose values are in a payload from byte `begin` on."""
+def read_factors(session: Session, payload_id: int, begin: int, a: Place, b: Place) -> Factors:
+    """Read A and B whose places are those in the values that a payload has from byte `begin` on."""
 
-    def read(name: str) -> Values:
-        at, shape = found[name]
-        values = np.empty(shape, "<f4")
-        if values.size:
-            first = begin + at * VALUE_BYTES
-            payloads.read_into(session, payload_id, first, memoryview(values.reshape(-1)).cast("B"))
+    def read(place: Place) -> Values:
+        at, shape = place
+        values: Values = np.empty(shape, "<f4")
+        first = begin + at * VALUE_BYTES
+        payloads.read_into(session, payload_id, first, memoryview(values).cast("B"))
         return values
 
-    return Factors(read("A"), read("B"))
+    return Factors(read(a), read(b))

@@ -10,11 +10,16 @@ import numpy as np
 from coordinator.strategies.base import Cohort, Weighing, fading, keep_own, log_examples, normalised
 
 
-def mean_of_all(cohort: Cohort, *, by_examples: bool = True) -> Weighing:
-    """w_ij = d^age_j n_j / the sum over all j that i shares something with; n_j = 1 without `by_examples`."""
+def mean_of_all(cohort: Cohort, *, by_examples: bool = True, present_only: bool = False) -> Weighing:
+    """w_ij = d^age_j n_j / the sum over all j that i shares something with.
+
+    n_j = 1 without `by_examples`; with `present_only` whoever sent nothing this round does not count.
+    """
     count = len(cohort.clients)
     scores = fading(cohort) + (log_examples(cohort) if by_examples else 0.0)
     eligible = cohort.shares_any() & cohort.sources()[None, :]
+    if present_only:
+        eligible &= np.array([facts.age == 0 for facts in cohort.clients], bool)[None, :]
     return Weighing(
         cohort=cohort,
         relevance=keep_own(normalised(np.broadcast_to(scores, (count, count)), eligible), cohort),

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coordinator.factors import Factors, Source, mean
-from coordinator.lora_methods import Combining
+from coordinator.factors import Factors, Source, mean, recompressed, side_by_side
+from coordinator.lora_methods import Combining, Folding
 from coordinator.strategies.base import make
 
 Floats = NDArray[np.float64]
@@ -90,3 +90,50 @@ def test_lora_fair_finds_what_a_numerical_minimiser_finds(clients: list[Source],
 def test_whoever_is_alone_keeps_what_it_does(name: str, clients: list[Source]) -> None:
     alone = [Source(clients[0].factors, 1.0)]
     close(product(combining(name).combine(alone)), mean_product(alone), alone)
+
+
+def folding(name: str, **options: Any) -> Folding:
+    strategy = make(name, options)
+    assert isinstance(strategy, Folding)
+    return strategy
+
+
+@given(sources())
+def test_fedex_lora_folds_exactly_what_the_means_leave_out(clients: list[Source]) -> None:
+    folded = folding("fedex_lora").fold(clients)
+    assert folded.served is not None
+    close(product(folded.served) + product(folded.residual), mean_product(clients), clients)
+    d_out, d_in = product(folded.served).shape
+    rank = clients[0].factors.rank
+    assert folded.residual.rank <= min((len(clients) - 1) * rank, d_out, d_in)
+
+
+@given(sources(), st.integers(1, 3))
+def test_a_truncated_residual_is_the_nearest_of_its_rank(clients: list[Source], most: int) -> None:
+    exact = product(folding("fedex_lora").fold(clients).residual)
+    truncated = folding("fedex_lora", truncate_rank=most).fold(clients).residual
+    assert truncated.rank <= most
+    left = np.linalg.svd(exact, compute_uv=False)[most:]
+    error = float(np.linalg.norm(product(truncated) - exact))
+    largest = max(float(np.linalg.norm(product(one.factors))) for one in clients)
+    assert error == pytest.approx(np.sqrt(np.sum(left**2)), abs=1e-5 * largest)
+
+
+@given(sources(equal_ranks=False))
+def test_flora_folds_the_mean_of_what_those_do_who_are_here(clients: list[Source]) -> None:
+    folded = folding("flora").fold(clients)
+    assert folded.served is None
+    here = [one for one in clients if one.age == 0]
+    wanted = mean_product(here) if here else 0.0 * product(clients[0].factors)
+    close(product(folded.residual), wanted, clients)
+    d_out, d_in = wanted.shape
+    assert folded.residual.rank <= min(sum(one.factors.rank for one in here), d_out, d_in)
+
+
+@given(sources(equal_ranks=False))
+def test_recompressing_keeps_the_product_in_as_few_ranks_as_it_has(clients: list[Source]) -> None:
+    twice = [one.factors for one in clients] * 2
+    small = recompressed(side_by_side(twice))
+    wanted = np.asarray(2 * sum(product(one.factors) for one in clients))
+    close(product(small), wanted, clients)
+    assert small.rank <= min(sum(one.factors.rank for one in clients), *wanted.shape)
