@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from client_agent.errors import AdapterUnreadable, Stopped
 from client_agent.model.adapter import Adapter, State
 from client_agent.origin import Origin
 from client_agent.silo import Silo
+from client_agent.strategies.base import AgentStrategy, Folding
 from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import train
 from client_agent.training.progress import TrainingProgress
@@ -121,6 +122,13 @@ def train_locally(
         Scores(before=before, after=after, examples=len(silo.data.test)),
         origin,
     )
+
+
+def continued(earlier: Trained | None, strategy: AgentStrategy) -> Trained | None:
+    """Give what training goes on from: without the moments of an adapter that is no more."""
+    if earlier is not None and isinstance(strategy, Folding) and strategy.restarts:
+        return replace(earlier, optimiser={})
+    return earlier
 
 
 def zeros_like(adapter: Adapter) -> Mapping[str, NDArray[np.float32]]:

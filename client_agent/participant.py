@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.frames_in_use import FramesInUse, deliver_kept, frames_for
 from client_agent.manifests import Manifests
@@ -16,7 +18,8 @@ from client_agent.privacy.ceiling import require_private
 from client_agent.roster import Roster
 from client_agent.round_folder import RoundFolders
 from client_agent.silo import Silo
-from client_agent.strategies.base import load_strategy
+from client_agent.strategies.base import AgentStrategy, Folding, load_strategy
+from schemas.maths.draws import words
 from schemas.messages.rounds import RoundBrief, SignedDocument
 
 
@@ -100,7 +103,7 @@ class Participant:
             brief.adapter,
             self.frames(brief).frames,
             gated=strategy.gated,
-            seed=brief.training.seed,
+            seed=_seed_of_start(strategy, brief),
             parts=parts_of(strategy),
         )
 
@@ -109,3 +112,11 @@ class Participant:
         gated = load_strategy(brief.strategy.name, brief.strategy.options).gated
         frames = self.frames(brief).frames
         return origin_of(self.silo.base, brief.adapter, frames, gated=gated, seed=brief.training.seed)
+
+
+def _seed_of_start(strategy: AgentStrategy, brief: RoundBrief) -> int:
+    """Give the seed from which A starts: the plan's, or a round's own where every round begins anew."""
+    seed = brief.training.seed
+    if isinstance(strategy, Folding) and strategy.restarts:
+        return int(words(1, "restart", seed, brief.round)[0] >> np.uint64(1))
+    return seed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_agent.errors import AdapterUnreadable, NothingTrained
+from client_agent.folds import after, fold_of, newest, read_served
 from client_agent.frames_in_use import frames_kept
 from client_agent.local_training import Trained
 from client_agent.model.adapter import Adapter
@@ -18,7 +19,7 @@ from client_agent.model.inject import inject, parts_of
 from client_agent.origin import Origin, origin_of, require_same
 from client_agent.round_folder import BRIEF, FINAL_WEIGHTS, TRAINED, WEIGHTS, RoundFolder, RoundFolders
 from client_agent.silo import Silo
-from client_agent.strategies.base import load_strategy
+from client_agent.strategies.base import AgentStrategy, Folding, load_strategy
 from schemas.maths.adapter import Layout
 from schemas.messages.rounds import RoundBrief
 from schemas.wire.compress import is_frame
@@ -53,6 +54,23 @@ def read_weights(body: bytes, layout: Layout) -> dict[str, NDArray[np.float32]]:
         ) from refusal
 
 
+def load_served(
+    adapter: Adapter, strategy: AgentStrategy, rounds: RoundFolders, folder: RoundFolder
+) -> Mapping[str, NDArray[np.float32]]:
+    """Read the weights of a round, and fold into the base model what comes with them.
+
+    Raises:
+        AdapterUnreadable: they are damaged, or of another layout.
+        FoldMissing: they add to what is not here.
+    """
+    body = folder.read(WEIGHTS)
+    if not isinstance(strategy, Folding):
+        return read_weights(body, adapter.layout)
+    served = read_served(body, adapter.layout)
+    adapter.load_fold(fold_of(rounds, folder, served).added)
+    return served.adapter
+
+
 @contextmanager
 def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> Iterator[Reopened]:
     """Put an adapter in place that a federation's folder holds; leaving the context takes it away.
@@ -68,7 +86,7 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
         TrainedUnderAnother: the base model here is not the one that it is for.
         AlignmentImpossible: the pack is not here, or is not one of this base model.
     """
-    folder = round_with(home, number, what)
+    folder, rounds = round_with(home, number, what), RoundFolders(home / "rounds")
     brief = RoundBrief.model_validate_json(folder.read(BRIEF))
     frames = frames_kept(brief, silo.base, home).frames
     strategy = load_strategy(brief.strategy.name, brief.strategy.options)
@@ -82,6 +100,8 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
     parts = parts_of(strategy)
     with inject(silo.base, brief.adapter, frames, gated=gated, seed=seed, parts=parts) as adapter:
         if what == "local" and trained is not None:
+            if isinstance(strategy, Folding):
+                load_served(adapter, strategy, rounds, folder)
             adapter.load(trained.adapter)
             adapter.load_private(trained.private)
             if gated:
@@ -89,10 +109,16 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
         else:
             final = home / FINAL_WEIGHTS
             is_final = number is None and final.is_file()
-            body = final.read_bytes() if is_final else folder.read(WEIGHTS)
-            adapter.load(read_weights(body, adapter.layout))
             before = folder.number + 1 if is_final else folder.number
-            last = RoundFolders(home / "rounds").newest_with(TRAINED, before=before)
+            if not is_final:
+                adapter.load(load_served(adapter, strategy, rounds, folder))
+            elif isinstance(strategy, Folding):
+                served = read_served(final.read_bytes(), adapter.layout)
+                adapter.load_fold(after(newest(rounds, before=before), served).added)
+                adapter.load(served.adapter)
+            else:
+                adapter.load(read_weights(final.read_bytes(), adapter.layout))
+            last = rounds.newest_with(TRAINED, before=before)
             if parts is not None and last is not None:  # what is served is half of the adapter
                 adapter.load_private(Trained.read(last.path / TRAINED).private)
         yield Reopened(adapter, origin if what == "local" else None)

@@ -21,10 +21,10 @@ from client_agent.errors import (
     DownloadDamaged,
     RequestTooSlow,
 )
-from client_agent.local_training import Trained, train_locally
+from client_agent.local_training import Trained, continued, train_locally
 from client_agent.model.adapter import State
 from client_agent.participant import Participant
-from client_agent.reopening import read_weights
+from client_agent.reopening import load_served
 from client_agent.round_folder import (
     BRIEF,
     CLOSED,
@@ -214,7 +214,7 @@ def _train(work: _Work) -> bytes:
     strategy = load_strategy(brief.strategy.name, brief.strategy.options)
     earlier = _earlier(work)
     with who.injected(brief) as adapter:
-        g = read_weights(work.folder.read(WEIGHTS), adapter.layout)
+        g = load_served(adapter, strategy, who.rounds, work.folder)
         if strategy.gated:
             adapter.load_global(g)
         local = earlier.adapter if earlier is not None else None
@@ -225,7 +225,7 @@ def _train(work: _Work) -> bytes:
             origin=who.origin(brief),
             round_number=brief.round,
             start=strategy.start(local, g, newcomer=earlier is None),
-            earlier=earlier,
+            earlier=continued(earlier, strategy),
             stop=who.stop,
             title=f"round {brief.round}",
         ).to_bytes()

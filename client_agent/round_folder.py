@@ -19,6 +19,7 @@ _ROUND = re.compile(r"^\d{6}$")
 
 BRIEF = "brief.json"
 WEIGHTS = "weights.safetensors"
+FOLD = "fold.safetensors"
 TRAINED = "trained.safetensors"
 SIGNATURE = "signature.safetensors"
 UPDATE = "update.body"

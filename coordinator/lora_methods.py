@@ -6,7 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from coordinator.factors import Factors, Source
+from schemas.maths.factors import Factors
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What one client brings into a module: its factors, their weight, and how many rounds old they are.
+
+    The weights of all sources sum to 1.
+    """
+
+    factors: Factors
+    weight: float
+    age: int = 0
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, cast, runtime_checkable
+from typing import ClassVar, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,14 @@ class PartTravels(Protocol):
 
     def trains(self, tensor: str) -> bool:
         """Say whether a tensor trains; the others stay where the plan's seed put them."""
+
+
+@runtime_checkable
+class Folding(Protocol):
+    """A strategy that adds to the base model for good what comes with the served weights."""
+
+    restarts: ClassVar[bool]
+    """Whether every round begins from a new draw of A, B = 0, with a new optimiser."""
 
 
 def strategy_names() -> list[str]:

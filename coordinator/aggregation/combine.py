@@ -14,10 +14,10 @@ from coordinator.aggregation.aggregate import Made, Receiver, Weights, alike, ap
 from coordinator.aggregation.reading import StoredState, Values
 from coordinator.aggregation.stored_factors import StoredFactors
 from coordinator.database import Database
-from coordinator.factors import Factors
 from coordinator.lora_methods import Combining
 from coordinator.strategies.base import make, modules_of
 from schemas.maths.adapter import Shape, factor_of
+from schemas.maths.factors import Factors
 from schemas.messages.federations import FederationPlan
 
 

@@ -12,9 +12,10 @@ from coordinator import payloads
 from coordinator.aggregation.aggregate import Weights
 from coordinator.aggregation.reading import VALUE_BYTES, StoredState, Values, portions
 from coordinator.database import Database
-from coordinator.factors import Factors, Source
+from coordinator.lora_methods import Source
 from coordinator.strategies.base import Floats, Module
 from schemas.maths.adapter import Layout, Shape, factor_of, module_of
+from schemas.maths.factors import Factors
 
 Place = tuple[int, Shape]
 
@@ -66,7 +67,7 @@ def read_factors(session: Session, payload_id: int, begin: int, a: Place, b: Pla
         at, shape = place
         values: Values = np.empty(shape, "<f4")
         first = begin + at * VALUE_BYTES
-        payloads.read_into(session, payload_id, first, memoryview(values).cast("B"))
+        payloads.read_into(session, payload_id, first, values.data.cast("B"))
         return values
 
     return Factors(read(a), read(b))

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from coordinator.factors import Source, fitted, mean, recompressed, residual
-from coordinator.lora_methods import Folded
-from coordinator.strategies.averaging import mean_of_all
+from coordinator.lora_methods import Folded, Source
+from coordinator.strategies.averaging import mean, mean_of_all
 from coordinator.strategies.base import Caps, Cohort, Weighing
+from schemas.maths.factors import Factors, fitted, recompressed, side_by_side
 
 
 class Options(BaseModel):
@@ -51,8 +52,22 @@ class Strategy:
     def fold(self, sources: Sequence[Source]) -> Folded:
         """Serve the means A and B; fold R = sum p_i B_i A_i - B A."""
         middle = mean(sources)
-        left_out = residual(sources, middle)
+        left_out = _left_out(sources, middle)
         most = self.options.truncate_rank
         if most is not None and left_out.rank > most:
             return Folded(middle, recompressed(left_out, most))
         return Folded(middle, fitted(left_out))
+
+
+def _left_out(sources: Sequence[Source], middle: Factors) -> Factors:
+    """Give what the means leave out: sum p_i B_i A_i - B A, in n - 1 times the rank, exactly.
+
+    It is sum p_i (B_i - B)(A_i - A), and since the p_i (B_i - B) sum to 0 the last one is told by the others:
+    sum over i < n of p_i (B_i - B)(A_i - A_n).
+    """
+    *others, last = sources
+    parts = [
+        Factors(one.factors.A - last.factors.A, (one.weight * (one.factors.B - middle.B)).astype(np.float32))
+        for one in others
+    ]
+    return side_by_side([middle.first(0), *parts])

@@ -13,10 +13,10 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from coordinator.factors import Factors, Source, fitted, side_by_side
-from coordinator.lora_methods import Folded
+from coordinator.lora_methods import Folded, Source
 from coordinator.strategies.averaging import mean_of_all
 from coordinator.strategies.base import Caps, Cohort, Weighing
+from schemas.maths.factors import Factors, fitted, side_by_side
 
 
 class Options(BaseModel):

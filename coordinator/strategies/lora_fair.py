@@ -14,9 +14,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from coordinator.factors import Factors, Source, mean
-from coordinator.strategies.averaging import mean_of_all
+from coordinator.lora_methods import Source
+from coordinator.strategies.averaging import mean, mean_of_all
 from coordinator.strategies.base import Caps, Cohort, Weighing
+from schemas.maths.factors import Factors
 
 
 class Options(BaseModel):

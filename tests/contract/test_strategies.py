@@ -9,7 +9,7 @@ import pytest
 from pydantic import JsonValue
 
 from client_agent.strategies import base as agent_side
-from coordinator.lora_methods import PartTravels
+from coordinator.lora_methods import Folding, PartTravels
 from coordinator.strategies import base as coordinator_side
 from schemas.maths.adapter import lora_layout
 
@@ -49,3 +49,9 @@ def test_both_sides_mean_the_same_tensors_to_travel(name: str) -> None:
         travelling = {tensor for tensor in tensors if here.travels(tensor)}
         assert travelling == {tensor for tensor in tensors if there.travels(tensor)}
         assert 0 < len(travelling) < len(tensors)
+
+
+@pytest.mark.parametrize("name", coordinator_side.names())
+def test_both_sides_say_whether_weights_come_with_something_to_fold(name: str) -> None:
+    here, there = agent_side.load_strategy(name), coordinator_side.make(name, {})
+    assert isinstance(here, agent_side.Folding) == isinstance(there, Folding)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from client_agent.folds import Fold, read_served
 from client_agent.local_training import Trained
-from client_agent.reopening import read_weights
+from client_agent.reopening import adapter_of_round, read_weights
+from client_agent.settings import read_settings
+from client_agent.silo import open_silo
 from schemas.maths.adapter import Layout, factor_of
 from tests.integration.agents import AgentProcess, prepare_agent
 from tests.served import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+SCALE = 2.0
 Run = Callable[..., list[AgentProcess]]
 
 
@@ -31,7 +37,7 @@ def run(fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_
             rounds={"total": 3, "min_clients": 2, "collect_seconds": 300},
             training={"steps": 3, "max_length": 64, "seed": 5},
             signature={"probe_examples": 4},
-            adapter={"kind": "lora", "rank": 4, "roles": ["v", "down"]},
+            adapter={"kind": "lora", "rank": 4, "scale": SCALE, "roles": ["v", "down"]},
         )
         assert served.admin.post(f"/v1/federations/{fid}/start").is_success
         agents = [
@@ -87,3 +93,63 @@ def test_lora_fair_serves_a_b_that_makes_up_for_the_cross_terms(run: Run) -> Non
             np.testing.assert_allclose(served[f"{module}.A"], a, rtol=1e-5, atol=1e-7)
             error = np.linalg.norm(served[f"{module}.B"] @ a - ideal)
             assert error < np.linalg.norm(b @ a - ideal)
+
+
+def what_acts(agent: AgentProcess, number: int) -> dict[str, np.ndarray]:
+    """Give what a round's weights have made of the base model: B A and the fold, by module."""
+    fold = agent.file(number, "fold.safetensors")
+    assert fold is not None, agent.log
+    served, added = served_adapter(agent, number), Fold.from_bytes(fold.read_bytes()).added
+    return {
+        module: product(served, module) + (added[module].B @ added[module].A if module in added else 0.0)
+        for module in modules(agent)
+    }
+
+
+def served_adapter(agent: AgentProcess, number: int) -> dict[str, np.ndarray]:
+    body = agent.file(number, "weights.safetensors")
+    assert body is not None, agent.log
+    return read_served(body.read_bytes(), layout(agent)).adapter
+
+
+def modules(agent: AgentProcess) -> list[str]:
+    return sorted({name[:-2] for name in layout(agent)})
+
+
+def product(adapter: dict[str, np.ndarray], module: str) -> np.ndarray:
+    return np.asarray(adapter[f"{module}.B"] @ adapter[f"{module}.A"])
+
+
+def logits(agent: AgentProcess, weight: dict[str, np.ndarray] | None) -> np.ndarray:
+    """Run the agent's model: with what was added written into its weights, or as the agent reopens it."""
+    silo = open_silo(read_settings(agent.folder / "silo.toml"))
+    model: Any = silo.base.model
+    with ExitStack() as stack, torch.no_grad():
+        if weight is None:
+            home = next((agent.folder / "state").glob("fed_*"))
+            stack.enter_context(adapter_of_round(silo, home, 3, "personalised"))
+        for module, values in (weight or {}).items():
+            layer, role = module[1:].split(".")
+            linear: Any = silo.base.parts.linear(model, int(layer), role)  # type: ignore[arg-type]
+            linear.weight += SCALE * torch.from_numpy(values)
+        return np.asarray(model(input_ids=torch.tensor([[1, 5, 9, 14, 7, 22, 30, 6, 11]])).logits)
+
+
+@pytest.mark.parametrize("strategy", ["fedex_lora", "flora"])
+def test_every_model_becomes_the_mean_of_what_all_have_learnt(run: Run, strategy: str) -> None:
+    agents = run(strategy)
+    one = agents[0]
+    before, served = what_acts(one, 2), served_adapter(one, 2)
+    sent = [trained(agent, 2).adapter for agent in agents]
+    wanted = {
+        module: before[module]
+        - product(served, module)  # it is part of what is sent
+        + np.mean([product(each, module) for each in sent], axis=0)
+        for module in modules(one)
+    }
+    expected = logits(one, wanted)
+    assert np.abs(expected - logits(one, {})).max() > 1e-3
+    for agent in agents:
+        for module, values in what_acts(agent, 3).items():
+            np.testing.assert_allclose(values, wanted[module], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(logits(agent, None), expected, rtol=1e-4, atol=1e-5)

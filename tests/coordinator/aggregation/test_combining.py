@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from coordinator.database import Database
-from coordinator.factors import Factors, Source
-from coordinator.lora_methods import Combining
+from coordinator.lora_methods import Combining, Source
 from coordinator.strategies.base import make
 from coordinator.tables import PayloadRow, WeightsRow
 from schemas.maths.adapter import Layout, lora_layout
+from schemas.maths.factors import Factors
 from tests.coordinator.aggregation.closed_round import Closed, Sent, close_round, count, plan, publish, served
 
 LAYOUT: Layout = lora_layout(2, {"q": (5, 6), "down": (3, 4)}, 2)

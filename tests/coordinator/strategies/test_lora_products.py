@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coordinator.factors import Factors, Source, mean, recompressed, side_by_side
-from coordinator.lora_methods import Combining, Folding
+from coordinator.lora_methods import Combining, Folding, Source
+from coordinator.strategies.averaging import mean
 from coordinator.strategies.base import make
+from schemas.maths.factors import Factors, recompressed, side_by_side
 
 Floats = NDArray[np.float64]
 

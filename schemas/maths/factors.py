@@ -1,4 +1,4 @@
-"""Low-rank algebra on B A without ever forming it: means, sums, exact recompression. Pure NumPy.
+"""Low-rank algebra on B A without ever forming it: exact sums, exact recompression. Both sides add up folds.
 
 A is (r, d_in), B is (d_out, r). Everything is computed in float64 and given in float32.
 """
@@ -33,25 +33,6 @@ class Factors:
         return Factors(self.A[:rank], self.B[:, :rank])
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What one client brings into a module: its factors, their weight, and how many rounds old they are.
-
-    The weights of all sources sum to 1.
-    """
-
-    factors: Factors
-    weight: float
-    age: int = 0
-
-
-def mean(sources: Sequence[Source]) -> Factors:
-    """A = sum p_i A_i, B = sum p_i B_i: FedAvg of the factors, whose product is not the mean product."""
-    a = sum(one.weight * one.factors.A.astype(np.float64) for one in sources)
-    b = sum(one.weight * one.factors.B.astype(np.float64) for one in sources)
-    return Factors(np.asarray(a, np.float32), np.asarray(b, np.float32))
-
-
 def side_by_side(parts: Sequence[Factors]) -> Factors:
     """Add products up exactly: [A_1; A_2; ...] and [B_1 B_2 ...]; one part at least."""
     return Factors(np.concatenate([one.A for one in parts]), np.concatenate([one.B for one in parts], axis=1))
@@ -78,17 +59,3 @@ def recompressed(factors: Factors, most: int | None = None) -> Factors:
 def fitted(factors: Factors) -> Factors:
     """Recompress where there are more ranks than the product can have."""
     return recompressed(factors) if factors.rank > min(len(factors.B), factors.A.shape[1]) else factors
-
-
-def residual(sources: Sequence[Source], middle: Factors) -> Factors:
-    """Give what the means leave out: sum p_i B_i A_i - B A, in n - 1 times the rank, exactly.
-
-    It is sum p_i (B_i - B)(A_i - A), and since the p_i (B_i - B) sum to 0 the last one is told by the others:
-    sum over i < n of p_i (B_i - B)(A_i - A_n).
-    """
-    *others, last = sources
-    parts = [
-        Factors(one.factors.A - last.factors.A, (one.weight * (one.factors.B - middle.B)).astype(np.float32))
-        for one in others
-    ]
-    return side_by_side([middle.first(0), *parts])
