@@ -17,13 +17,15 @@ from client_agent.local_training import Trained
 from client_agent.model.adapter import Adapter
 from client_agent.model.inject import inject, parts_of
 from client_agent.origin import Origin, origin_of, require_same
+from client_agent.pruning import of_rank, rank_of
 from client_agent.round_folder import BRIEF, FINAL_WEIGHTS, TRAINED, WEIGHTS, RoundFolder, RoundFolders
 from client_agent.silo import Silo
-from client_agent.strategies.base import AgentStrategy, Folding, load_strategy
+from client_agent.strategies.base import AgentStrategy, Folding, RanksDiffer, load_strategy
 from schemas.maths.adapter import Layout
 from schemas.messages.rounds import RoundBrief
 from schemas.wire.compress import is_frame
 from schemas.wire.envelope import Encoding, slots, unpack
+from schemas.wire.ranks import any_rank
 from schemas.wire.refusals import BodyRefused
 
 What = Literal["local", "personalised"]
@@ -37,16 +39,20 @@ class Reopened(NamedTuple):
     origin: Origin | None
 
 
-def read_weights(body: bytes, layout: Layout) -> dict[str, NDArray[np.float32]]:
-    """Read the body of served weights.
+def read_weights(
+    body: bytes, layout: Layout, *, ranks_differ: bool = False
+) -> dict[str, NDArray[np.float32]]:
+    """Read the body of served weights; with `ranks_differ` in any rank, cut or padded to the layout's.
 
     Raises:
         AdapterUnreadable: it is none, or one of another layout.
     """
     encoding: Encoding | None = "zstd" if is_frame(body) else None
     try:
-        with unpack(body, encoding=encoding, expected=slots(layout), max_bytes=_LARGEST_BODY) as weights:
-            return {name: weights.read_float32(name) for name in layout}
+        wanted = any_rank(layout) if ranks_differ else slots(layout)
+        with unpack(body, encoding=encoding, expected=wanted, max_bytes=_LARGEST_BODY) as weights:
+            read = {name: weights.read_float32(name) for name in layout}
+            return of_rank(read, next(iter(layout.values()))[0]) if ranks_differ else read
     except BodyRefused as refusal:
         raise AdapterUnreadable(
             f"the stored weights are damaged, or not of this plan ({refusal}); "
@@ -65,7 +71,7 @@ def load_served(
     """
     body = folder.read(WEIGHTS)
     if not isinstance(strategy, Folding):
-        return read_weights(body, adapter.layout)
+        return read_weights(body, adapter.layout, ranks_differ=isinstance(strategy, RanksDiffer))
     served = read_served(body, adapter.layout)
     adapter.load_fold(fold_of(rounds, folder, served).added)
     return served.adapter
@@ -98,7 +104,10 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
         here = origin_of(silo.base, brief.adapter, frames, gated=strategy.gated, seed=seed)
         require_same(origin, here)
     parts = parts_of(strategy)
-    with inject(silo.base, brief.adapter, frames, gated=gated, seed=seed, parts=parts) as adapter:
+    plan = brief.adapter
+    if isinstance(strategy, RanksDiffer) and trained is not None:
+        plan = plan.model_copy(update={"rank": rank_of(trained.adapter)})
+    with inject(silo.base, plan, frames, gated=gated, seed=seed, parts=parts) as adapter:
         if what == "local" and trained is not None:
             if isinstance(strategy, Folding):
                 load_served(adapter, strategy, rounds, folder)
@@ -117,7 +126,8 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
                 adapter.load_fold(after(newest(rounds, before=before), served).added)
                 adapter.load(served.adapter)
             else:
-                adapter.load(read_weights(final.read_bytes(), adapter.layout))
+                differ = isinstance(strategy, RanksDiffer)
+                adapter.load(read_weights(final.read_bytes(), adapter.layout, ranks_differ=differ))
             last = rounds.newest_with(TRAINED, before=before)
             if parts is not None and last is not None:  # what is served is half of the adapter
                 adapter.load_private(Trained.read(last.path / TRAINED).private)

@@ -21,7 +21,7 @@ from client_agent.errors import (
     DownloadDamaged,
     RequestTooSlow,
 )
-from client_agent.local_training import Trained, continued, train_locally
+from client_agent.local_training import Trained, train_locally
 from client_agent.model.adapter import State
 from client_agent.participant import Participant
 from client_agent.reopening import load_served
@@ -217,15 +217,15 @@ def _train(work: _Work) -> bytes:
         g = load_served(adapter, strategy, who.rounds, work.folder)
         if strategy.gated:
             adapter.load_global(g)
-        local = earlier.adapter if earlier is not None else None
         return train_locally(
             who.silo,
             adapter,
             brief.training,
             origin=who.origin(brief),
             round_number=brief.round,
-            start=strategy.start(local, g, newcomer=earlier is None),
-            earlier=continued(earlier, strategy),
+            start=strategy.start(earlier.adapter if earlier else None, g, newcomer=earlier is None),
+            earlier=earlier,
+            strategy=strategy,
             stop=who.stop,
             title=f"round {brief.round}",
         ).to_bytes()

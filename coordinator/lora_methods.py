@@ -37,6 +37,15 @@ class Combining(Protocol):
         """Make A and B of one module from those whom a client listens to, one at least; pure."""
 
 
+@runtime_checkable
+class RanksDiffer(Protocol):
+    """A strategy under which clients of one base model may have adapters of different ranks."""
+
+    @property
+    def least_rank(self) -> int:
+        """The fewest ranks of an adapter; the most are the plan's `adapter.rank`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Folded:
     """What a round does to one module.
@@ -60,4 +69,4 @@ class Folding(Protocol):
 
 def is_of_lora(strategy: object) -> bool:
     """Say whether a strategy knows what A and B are, so that no other adapter can be used with it."""
-    return isinstance(strategy, PartTravels | Combining | Folding)
+    return isinstance(strategy, PartTravels | Combining | Folding | RanksDiffer)

@@ -106,7 +106,7 @@ class LoraAdapter(Removable):
         return copy_out(self._tensors)
 
     def load(self, state: State) -> None:
-        """Set A and B. A pair that is zero altogether gets the A of the start."""
+        """Set A and B. A rank that is zero altogether gets the A of the start."""
         copy_in(self._tensors, revived(state, self._start))
 
     def load_global(self, state: State) -> None:
@@ -182,17 +182,17 @@ class LoraAdapter(Removable):
 
 
 def revived(state: State, start: State) -> Arrays:
-    """Give pairs A, B that are zero altogether the A of `start`; leave the others as they are.
+    """Give ranks whose A and B are zero altogether the A of `start`; leave the others as they are.
 
     The function is the same, since B = 0; but from A = B = 0 no gradient would ever arise, and zeros are
-    what the first round serves.
+    what the first round serves, and what pads an adapter of fewer ranks.
     """
-    dead = {
-        name
-        for name in start.keys() & state.keys()
-        if not state[name].any() and not state.get(f"{name[:-1]}B", state[name]).any()
-    }
-    return {**state, **{name: start[name] for name in dead}}
+    made = {**state}
+    for name in start.keys() & state.keys():
+        if name.endswith(".A"):
+            alive = np.logical_or(state[name].any(axis=1), state[f"{name[:-1]}B"].any(axis=0))  # (r,)
+            made[name] = np.where(np.expand_dims(alive, 1), state[name], start[name])
+    return made
 
 
 @torch.no_grad()

@@ -37,7 +37,7 @@ _LORA: Final[Table] = {
 }
 """An ordinary LoRA of usual rank and rate, on every layer and all roles."""
 
-LORA_METHODS: Final = ("ffa_lora", "fedsa_lora", "lora_fair", "fedex_lora", "flora")
+LORA_METHODS: Final = ("ffa_lora", "fedsa_lora", "lora_fair", "fedex_lora", "flora", "het_lora")
 """Baselines for ordinary LoRA, one strategy each: shared inside each base model. Run when asked for."""
 
 BUILT_IN: Final[Mapping[str, StudyMethod]] = {

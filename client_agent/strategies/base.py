@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol, cast, runtime_checkable
 
@@ -49,6 +50,31 @@ class Folding(Protocol):
 
     restarts: ClassVar[bool]
     """Whether every round begins from a new draw of A, B = 0, with a new optimiser."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """How a client gives up ranks: those from `decay` times its rank on, but never below `least`.
+
+    They are drawn towards zero by `strength` times their size, and go once they became smaller in a round.
+    """
+
+    least: int
+    decay: float
+    strength: float
+
+    def kept(self, rank: int) -> int:
+        """Say how many of its ranks a client keeps if it prunes."""
+        return min(rank, max(self.least, int(self.decay * rank)))
+
+
+@runtime_checkable
+class RanksDiffer(Protocol):
+    """A strategy under which clients choose their own rank, up to the plan's, and prune it."""
+
+    @property
+    def pruning(self) -> Pruning:
+        """How ranks go."""
 
 
 def strategy_names() -> list[str]:

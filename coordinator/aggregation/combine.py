@@ -67,7 +67,8 @@ def combine(
                         sources = stored.sources(weights, module, row)
                         made = strategy.combine(sources) if sources else zeros(dict(form[module]))
                         combined[row.tobytes()] = made
-                    append(database, [body], in_a_row(made)[None])
+                    rank = dict(form[module])[f"{module}.A"][0]
+                    append(database, [body], in_a_row(made.of_rank(rank))[None])
             between()
     except BaseException:
         discard(database, [made for body in bodies for made in body.made().values()])

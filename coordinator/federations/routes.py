@@ -14,7 +14,7 @@ from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, N
 from coordinator.federations import store
 from coordinator.json_body import json_body, parse, takes
 from coordinator.logs import logger
-from coordinator.lora_methods import is_of_lora
+from coordinator.lora_methods import RanksDiffer, is_of_lora
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit
 from coordinator.problems import answers
 from coordinator.sessions import Reading, Writing
@@ -98,4 +98,9 @@ def _check_lora(plan: FederationPlan, strategy: Strategy) -> None:
             f"adapter.kind: {plan.strategy.name} speaks of the A and B of an ordinary LoRA; make it lora, "
             "without an alignment",
             field="adapter.kind",
+        )
+    if isinstance(strategy, RanksDiffer) and strategy.least_rank > plan.adapter.rank:
+        raise Invalid(
+            f"strategy.options: the least rank is {strategy.least_rank}, and adapter.rank is the largest",
+            field="adapter.rank",
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from tempfile import SpooledTemporaryFile
 from typing import BinaryIO, cast
@@ -23,6 +23,7 @@ from coordinator.errors import NotJoined, RoundClosed, UploadConflict
 from coordinator.federations import store as federations
 from coordinator.limits.uploads import decoder
 from coordinator.locks import lock_federation
+from coordinator.lora_methods import RanksDiffer
 from coordinator.rounds import bases, control, parts
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import TAKING_PART
@@ -31,9 +32,12 @@ from coordinator.strategies.base import make
 from coordinator.tables import RoundRow
 from coordinator.updates import store
 from coordinator.updates.intake import Address, Terms, Verdict, expected, judge, state
+from coordinator.updates.ranks import sent_layout
+from schemas.maths.adapter import Layout
 from schemas.messages.updates import Receipt
 from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import Envelope, unpack
+from schemas.wire.ranks import any_rank
 
 _SPOOL_BYTES = 4 * 2**20
 
@@ -43,6 +47,7 @@ class _Decoded:
     """A judged update and its state: a decoded copy, or where it begins in the received bytes."""
 
     verdict: Verdict
+    layout: Layout
     state: store.Content | int
 
 
@@ -96,6 +101,7 @@ def _terms(session: Session, row: Seen, member: Member, *, delivered: bool) -> T
     if part is None:
         raise NotJoined
     plan = federations.plan(session, member.federation_id)
+    strategy = make(plan.strategy.name, plan.strategy.options)
     return Terms(
         address=Address(
             federation=member.federation_id,
@@ -106,8 +112,9 @@ def _terms(session: Session, row: Seen, member: Member, *, delivered: bool) -> T
         base=part.base_digest,
         layout=bases.layout(session, member.federation_id, plan, member.base_model, member.profile),
         signature=plan.signature,
-        needs_signature=make(plan.strategy.name, plan.strategy.options).needs_signature,
+        needs_signature=strategy.needs_signature,
         limits=plan.limits,
+        least_rank=strategy.least_rank if isinstance(strategy, RanksDiffer) else None,
     )
 
 
@@ -116,19 +123,21 @@ def _decoded(body: ReceivedBody, terms: Terms) -> Iterator[_Decoded]:
     """Decode and judge an update; what was sent as plain float32 in order is not copied."""
     file = cast("BinaryIO", body.file)
     file.seek(0)
+    wanted = expected(terms.layout, needs_signature=terms.needs_signature)
+    if terms.least_rank is not None:
+        wanted = {**wanted, **any_rank(terms.layout)}
     with unpack(
-        file,
-        encoding=body.encoding,
-        expected=expected(terms.layout, needs_signature=terms.needs_signature),
-        max_bytes=terms.limits.max_update_bytes,
+        file, encoding=body.encoding, expected=wanted, max_bytes=terms.limits.max_update_bytes
     ) as envelope:
+        if terms.least_rank is not None:
+            terms = replace(terms, layout=sent_layout(envelope, terms.layout, terms.least_rank))
         verdict = judge(envelope, terms)
         run = envelope.float32_run(list(terms.layout))
         if body.encoding is None and run is not None and not verdict.clipped:
-            yield _Decoded(verdict, run[0])
+            yield _Decoded(verdict, terms.layout, run[0])
             return
         with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as copy:
-            yield _Decoded(verdict, _copied(envelope, terms, verdict, cast("BinaryIO", copy)))
+            yield _Decoded(verdict, terms.layout, _copied(envelope, terms, verdict, cast("BinaryIO", copy)))
 
 
 def _copied(envelope: Envelope, terms: Terms, verdict: Verdict, copy: BinaryIO) -> store.Content:
@@ -168,7 +177,7 @@ def _keep(
             received=received,
             kept=kept,
             verdict=decoded.verdict,
-            layout=terms.layout,
+            layout=decoded.layout,
             pack=terms.address.pack,
             moment=moment,
         )

@@ -39,6 +39,7 @@ class Terms:
 
     Attributes:
         base: the digest of the weights that the client was served for the round.
+        least_rank: how few ranks it may have; None = it has those of the layout.
         signature: how the plan wants signatures.
     """
 
@@ -48,6 +49,7 @@ class Terms:
     signature: SignaturePlan
     needs_signature: bool
     limits: LimitsPlan
+    least_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,14 @@ def lora_layout(layers: int, shapes: Mapping[str, tuple[int, int]], rank: int) -
     return in_order(tensors)
 
 
+def at_rank(layout: Layout, rank: int) -> Layout:
+    """Give the layout that A and B of another rank have."""
+    return {
+        name: (rank, shape[1]) if factor_of(name) == "A" else (shape[0], rank)
+        for name, shape in layout.items()
+    }
+
+
 def in_order(shapes: Mapping[str, Shape]) -> Layout:
     """Sort a layout by tensor name: the order in which safetensors writes tensors of one dtype."""
     return {name: shapes[name] for name in sorted(shapes)}

@@ -32,6 +32,12 @@ class Factors:
         """Give the first `rank` ranks."""
         return Factors(self.A[:rank], self.B[:, :rank])
 
+    def of_rank(self, rank: int) -> Factors:
+        """Give the first `rank` ranks, or as many with zeros behind them."""
+        missing = max(0, rank - self.rank)
+        cut = self.first(rank)
+        return Factors(np.pad(cut.A, ((0, missing), (0, 0))), np.pad(cut.B, ((0, 0), (0, missing))))
+
 
 def side_by_side(parts: Sequence[Factors]) -> Factors:
     """Add products up exactly: [A_1; A_2; ...] and [B_1 B_2 ...]; one part at least."""

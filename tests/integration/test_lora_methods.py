@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ Run = Callable[..., list[AgentProcess]]
 def run(fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_path: Path) -> Run:
     """Let two agents take part in three rounds of a federation under a strategy."""
 
-    def take_part(strategy: str, **options: Any) -> list[AgentProcess]:
+    def take_part(strategy: str, ranks: Mapping[str, int] = {}, **options: Any) -> list[AgentProcess]:
         served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.2)
         fid = served.federation(
             strategy={"name": strategy, "options": options},
@@ -45,6 +45,9 @@ def run(fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_
             for name in ("aster", "birch")
         ]
         for agent in agents:
+            if agent.name in ranks:
+                with (agent.folder / "silo.toml").open("a") as settings:
+                    settings.write(f"lora_rank = {ranks[agent.name]}\n")
             agent.start()
         for agent in agents:
             agent.wait(250)
@@ -153,3 +156,12 @@ def test_every_model_becomes_the_mean_of_what_all_have_learnt(run: Run, strategy
         for module, values in what_acts(agent, 3).items():
             np.testing.assert_allclose(values, wanted[module], rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(logits(agent, None), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_agents_of_different_ranks_take_part_and_prune_by_themselves(run: Run) -> None:
+    aster, birch = run("het_lora", ranks={"birch": 3}, r_min=2, decay=0.75, pruning=10.0)
+    ranks = [[len(trained(agent, n).adapter["l0.v.A"]) for n in (1, 2, 3)] for agent in (aster, birch)]
+    for of_agent, first in zip(ranks, (4, 3), strict=True):
+        assert of_agent == sorted(of_agent, reverse=True)
+        assert 2 <= of_agent[-1] < first
+    assert set(trained(aster, 3).adapter) == set(trained(birch, 3).adapter)

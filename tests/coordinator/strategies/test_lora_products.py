@@ -86,7 +86,7 @@ def test_lora_fair_finds_what_a_numerical_minimiser_finds(clients: list[Source],
     np.testing.assert_allclose(fair.B, solved, rtol=1e-4, atol=1e-4 * float(np.abs(solved).max()))
 
 
-@pytest.mark.parametrize("name", ["lora_fair"])
+@pytest.mark.parametrize("name", ["lora_fair", "het_lora"])
 @given(clients=sources())
 def test_whoever_is_alone_keeps_what_it_does(name: str, clients: list[Source]) -> None:
     alone = [Source(clients[0].factors, 1.0)]
@@ -138,3 +138,34 @@ def test_recompressing_keeps_the_product_in_as_few_ranks_as_it_has(clients: list
     wanted = np.asarray(2 * sum(product(one.factors) for one in clients))
     close(product(small), wanted, clients)
     assert small.rank <= min(sum(one.factors.rank for one in clients), *wanted.shape)
+
+
+@given(sources(equal_ranks=False))
+def test_het_lora_weighs_by_what_adapters_do_and_pads_to_the_largest_rank(clients: list[Source]) -> None:
+    combined = combining("het_lora").combine(clients)
+    rank = max(one.factors.rank for one in clients)
+    assert combined.rank == rank
+    sizes = np.array([one.weight * np.linalg.norm(product(one.factors)) for one in clients])
+    shares = sizes / sizes.sum()
+    a = np.zeros((rank, combined.A.shape[1]))
+    for one, share in zip(clients, shares, strict=True):
+        a[: one.factors.rank] += share * one.factors.A
+    np.testing.assert_allclose(combined.A, a, rtol=1e-4, atol=1e-4 * float(np.abs(a).max()))
+
+
+@given(sources(equal_ranks=False), st.integers(1, 6))
+def test_another_rank_is_the_first_ranks_or_zeros_behind_them(clients: list[Source], rank: int) -> None:
+    one = clients[0].factors
+    other = one.of_rank(rank)
+    assert other.rank == rank
+    kept = min(rank, one.rank)
+    np.testing.assert_array_equal(other.A[:kept], one.A[:kept])
+    np.testing.assert_array_equal(other.B[:, :kept], one.B[:, :kept])
+    assert not other.A[kept:].any()
+    assert not other.B[:, kept:].any()
+
+
+def test_adapters_that_have_learnt_nothing_count_by_their_weight_alone() -> None:
+    a = np.eye(2, 3, dtype=np.float32)
+    clients = [Source(Factors(k * a, np.zeros((4, 2), np.float32)), 0.5) for k in (1, 3)]
+    np.testing.assert_array_equal(combining("het_lora").combine(clients).A, 2 * a)
