@@ -20,6 +20,7 @@ from client_agent.model.adapter import (
     copy_out,
     replace_module,
     require_bare,
+    require_fit,
     side_by_side,
 )
 from client_agent.model.folded_layer import FoldedLinear
@@ -107,6 +108,7 @@ class LoraAdapter(Removable):
 
     def load(self, state: State) -> None:
         """Set A and B. A rank that is zero altogether gets the A of the start."""
+        require_fit(self.layout, state)
         copy_in(self._tensors, revived(state, self._start))
 
     def load_global(self, state: State) -> None:

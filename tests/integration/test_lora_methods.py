@@ -160,7 +160,7 @@ def test_every_model_becomes_the_mean_of_what_all_have_learnt(run: Run, strategy
 
 def test_agents_of_different_ranks_take_part_and_prune_by_themselves(run: Run) -> None:
     aster, birch = run("het_lora", ranks={"birch": 3}, r_min=2, decay=0.75, pruning=10.0)
-    ranks = [[len(trained(agent, n).adapter["l0.v.A"]) for n in (1, 2, 3)] for agent in (aster, birch)]
+    ranks = [[len(trained(agent, n).adapter["l0.v.A"]) for n in (2, 3)] for agent in (aster, birch)]
     for of_agent, first in zip(ranks, (4, 3), strict=True):
         assert of_agent == sorted(of_agent, reverse=True)
         assert 2 <= of_agent[-1] < first
