@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from client_agent.folds import Fold, read_served
 from client_agent.local_training import Trained
 from client_agent.reopening import adapter_of_round, read_weights
 from client_agent.settings import read_settings
-from client_agent.silo import open_silo
+from client_agent.silo import Silo, open_silo
 from schemas.maths.adapter import Layout, factor_of
 from tests.integration.agents import AgentProcess, prepare_agent
 from tests.served import Served
@@ -123,39 +123,54 @@ def product(adapter: dict[str, np.ndarray], module: str) -> np.ndarray:
     return np.asarray(adapter[f"{module}.B"] @ adapter[f"{module}.A"])
 
 
-def logits(agent: AgentProcess, weight: dict[str, np.ndarray] | None) -> np.ndarray:
-    """Run the agent's model: with what was added written into its weights, or as the agent reopens it."""
+def logits(agent: AgentProcess, around: Callable[[Silo], AbstractContextManager[object]]) -> np.ndarray:
+    """Run the agent's model with something around it."""
     silo = open_silo(read_settings(agent.folder / "silo.toml"))
     model: Any = silo.base.model
-    with ExitStack() as stack, torch.no_grad():
-        if weight is None:
-            home = next((agent.folder / "state").glob("fed_*"))
-            stack.enter_context(adapter_of_round(silo, home, 3, "personalised"))
-        for module, values in (weight or {}).items():
-            layer, role = module[1:].split(".")
-            linear: Any = silo.base.parts.linear(model, int(layer), role)  # type: ignore[arg-type]
-            linear.weight += SCALE * torch.from_numpy(values)
+    with around(silo), torch.no_grad():
         return np.asarray(model(input_ids=torch.tensor([[1, 5, 9, 14, 7, 22, 30, 6, 11]])).logits)
+
+
+def reopened(agent: AgentProcess, number: int | None) -> Callable[[Silo], AbstractContextManager[object]]:
+    """Put around a model what the agent was served for a round, or at the end."""
+    home = next((agent.folder / "state").glob("fed_*"))
+    return lambda silo: adapter_of_round(silo, home, number, "personalised")
+
+
+def written(weight: dict[str, np.ndarray]) -> Callable[[Silo], AbstractContextManager[object]]:
+    """Write into the model's own weights what was added to them."""
+
+    def write(silo: Silo) -> AbstractContextManager[object]:
+        for module, values in weight.items():
+            layer, role = module[1:].split(".")
+            linear: Any = silo.base.parts.linear(silo.base.model, int(layer), role)  # type: ignore[arg-type]
+            with torch.no_grad():
+                linear.weight += SCALE * torch.from_numpy(values)
+        return nullcontext()
+
+    return write
 
 
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora"])
 def test_every_model_becomes_the_mean_of_what_all_have_learnt(run: Run, strategy: str) -> None:
     agents = run(strategy)
     one = agents[0]
-    before, served = what_acts(one, 2), served_adapter(one, 2)
-    sent = [trained(agent, 2).adapter for agent in agents]
-    wanted = {
-        module: before[module]
-        - product(served, module)  # it is part of what is sent
-        + np.mean([product(each, module) for each in sent], axis=0)
-        for module in modules(one)
-    }
-    expected = logits(one, wanted)
-    assert np.abs(expected - logits(one, {})).max() > 1e-3
-    for agent in agents:
-        for module, values in what_acts(agent, 3).items():
-            np.testing.assert_allclose(values, wanted[module], rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(logits(agent, None), expected, rtol=1e-4, atol=1e-5)
+    bare = logits(one, written({}))
+    for trained_in, served_for in ((2, 3), (3, None)):
+        before, served = what_acts(one, trained_in), served_adapter(one, trained_in)
+        sent = [trained(agent, trained_in).adapter for agent in agents]
+        wanted = {
+            module: before[module]
+            - product(served, module)  # it is part of what is sent
+            + np.mean([product(each, module) for each in sent], axis=0)
+            for module in modules(one)
+        }
+        expected = logits(one, written(wanted))
+        assert np.abs(expected - bare).max() > 1e-3
+        for agent in agents:
+            np.testing.assert_allclose(
+                logits(agent, reopened(agent, served_for)), expected, rtol=1e-4, atol=1e-5
+            )
 
 
 def test_agents_of_different_ranks_take_part_and_prune_by_themselves(run: Run) -> None:
