@@ -190,8 +190,8 @@ def test_only_the_newest_fold_of_a_base_model_is_kept(coordinator: Served) -> No
         while retention.thin_out(database, 1):
             pass
         with database.read() as session:
-            kept = select(FoldRow.payload_id.is_(None)).order_by(FoldRow.round_number)
-            assert list(session.scalars(kept)) == [True, True, False]
+            forgotten = select(FoldRow.payload_id.is_(None)).where(FoldRow.federation_id == fid)
+            assert list(session.scalars(forgotten.order_by(FoldRow.round_number))) == [True, True, False]
     new = enrol(coordinator, fid, "new")
     for client in (*clients, new):
         client.pull(4)
