@@ -70,7 +70,7 @@ PUBLISHED: Final = {
     "Llama-3.2-3B": (("CA-PFL, published", 7.19), ("FedEx-LoRA, published", 41.29)),
     "Mistral-7B": (("CA-PFL, published", 21.4), ("FedEx-LoRA, published", 95.6)),
 }
-"""MB, of one client, up only, at 12 bytes for each value that is not 0; that of Mistral is a doubled adapter."""
+"""MB, of one client, up only, at 12 bytes for each value that is not 0; Mistral with a doubled adapter."""
 
 
 @dataclass(frozen=True, slots=True)

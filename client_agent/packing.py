@@ -20,6 +20,7 @@ from client_agent.participant import Participant
 from client_agent.reopening import read_weights
 from client_agent.round_folder import RECEIPT, RESIDUAL, SENT, SIGNATURE, TRAINED, WEIGHTS, RoundFolder
 from client_agent.signature import Signature
+from client_agent.strategies.base import Folding, RanksDiffer, load_strategy
 from schemas.maths.adapter import SIGNATURE as SIGNATURE_TENSOR
 from schemas.maths.adapter import Layout, in_order
 from schemas.maths.start import from_start
@@ -57,7 +58,7 @@ class _Reference:
 def pack_update(who: Participant, brief: RoundBrief, folder: RoundFolder) -> bytes:
     """Write the body of a round's update, dense where the recipe cannot be followed; the log says why."""
     recipe = brief.wire.recipe
-    if recipe.is_dense:
+    if recipe.is_dense or _has_no_reference(brief):
         return pack_dense(who, brief, folder)
     trained = Trained.read(folder.path / TRAINED).adapter
     layout = in_order({name: values.shape for name, values in trained.items()})
@@ -115,6 +116,12 @@ def _is_needed_later(brief: RoundBrief) -> bool:
     return wire.recipe.reference == "own_last" or wire.weights_recipe != "dense"
 
 
+def _has_no_reference(brief: RoundBrief) -> bool:
+    """Say whether neither weights nor last update are of this update's kind: other ranks, or begun anew."""
+    strategy = load_strategy(brief.strategy.name, brief.strategy.options)
+    return isinstance(strategy, Folding | RanksDiffer)
+
+
 def _body(
     who: Participant,
     brief: RoundBrief,
@@ -147,7 +154,7 @@ def _reference(who: Participant, brief: RoundBrief, folder: RoundFolder, layout:
     if last is None:
         weights = read_weights(folder.read(WEIGHTS), layout)
         seed = brief.training.seed
-        values = {name: from_start(name, weights.__getitem__, seed) for name in layout}
+        values = {name: from_start(name, weights.__getitem__, seed, layout) for name in layout}
         return _Reference(values, folder.base)
     receipt = Receipt.model_validate_json(last.read(RECEIPT))
     sent = _kept(last, SENT, receipt.digest, layout) if not receipt.clipped else None

@@ -17,7 +17,7 @@ from client_agent.local_training import Trained, train_locally
 from client_agent.model.adapter import State
 from client_agent.packing import pack_dense, pack_update
 from client_agent.participant import Participant
-from client_agent.reopening import read_weights
+from client_agent.reopening import load_served
 from client_agent.round_folder import (
     BRIEF,
     CLOSED,
@@ -169,18 +169,18 @@ def _train(work: _Work) -> bytes:
     strategy = load_strategy(brief.strategy.name, brief.strategy.options)
     earlier = _earlier(work)
     with who.injected(brief) as adapter:
-        g = read_weights(work.folder.read(WEIGHTS), adapter.layout)
+        g = load_served(adapter, strategy, who.rounds, work.folder)
         if strategy.gated:
             adapter.load_global(g)
-        local = earlier.adapter if earlier is not None else None
         return train_locally(
             who.silo,
             adapter,
             brief.training,
             origin=who.origin(brief),
             round_number=brief.round,
-            start=strategy.start(local, g, newcomer=earlier is None),
+            start=strategy.start(earlier.adapter if earlier else None, g, newcomer=earlier is None),
             earlier=earlier,
+            strategy=strategy,
             stop=who.stop,
             title=f"round {brief.round}",
         ).to_bytes()

@@ -22,6 +22,7 @@ _ROUND = re.compile(r"^\d{6}$")
 BRIEF = "brief.json"
 WEIGHTS = "weights.safetensors"
 BASE = "base.txt"
+FOLD = "fold.safetensors"
 TRAINED = "trained.safetensors"
 SIGNATURE = "signature.safetensors"
 SENT = "sent.safetensors"

@@ -31,18 +31,19 @@ _SET_BY: Final[Mapping[str, str]] = {
 _BOTH: Final[Table] = {"adapter": {"same_architecture_rank": 8}}
 """P and Q for everybody, beside a LoRA for those of the identical base model (docs/decisions/0017)."""
 
+_LORA: Final[Table] = {
+    "adapter": {"kind": "lora", "rank": 16, "roles": list(ALL_ROLES)},
+    "training": {"learning_rate": 0.003},
+}
+"""An ordinary LoRA of usual rank and rate, on every layer and all roles."""
+
+LORA_METHODS: Final = ("ffa_lora", "fedsa_lora", "lora_fair", "fedex_lora", "flora", "het_lora")
+"""Baselines for ordinary LoRA, one strategy each: shared inside each base model. Run when asked for."""
+
 BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     # P and Q alone, in the frames that the federations use.
     LOCAL: StudyMethod(alone=True, plan={"strategy": {"name": "fedavg"}}),
-    # An ordinary LoRA of usual rank and rate, on every layer and all roles.
-    LOCAL_LORA: StudyMethod(
-        alone=True,
-        plan={
-            "strategy": {"name": "fedavg"},
-            "adapter": {"kind": "lora", "rank": 16, "roles": list(ALL_ROLES)},
-            "training": {"learning_rate": 0.003},
-        },
-    ),
+    LOCAL_LORA: StudyMethod(alone=True, plan={"strategy": {"name": "fedavg"}, **_LORA}),
     # What a client of `fedmosaic` trains, by itself.
     LOCAL_BOTH: StudyMethod(alone=True, like=LOCAL, plan=_BOTH),
     "fedavg": StudyMethod(alone=False, plan={"strategy": {"name": "fedavg"}, **_BOTH}),
@@ -50,6 +51,7 @@ BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     # A fifth of the bytes.
     "fedmosaic_pq": StudyMethod(like="fedmosaic", plan={"adapter": {"same_architecture_rank": 0}}),
     "fedmosaic": StudyMethod(alone=False, plan={"strategy": {"name": "fedmosaic"}, **_BOTH}),
+    **{name: StudyMethod(alone=False, plan={"strategy": {"name": name}, **_LORA}) for name in LORA_METHODS},
 }
 
 
@@ -63,12 +65,12 @@ class Method:
 
 
 def methods_of(study: Study, wanted: list[str] | None = None) -> list[Method]:
-    """Give the methods to compare: those `wanted`, else those the study lists, else all there are.
+    """Give the methods to compare: those `wanted`, else those the study lists, else all but LORA_METHODS.
 
     Raises:
         StudyUnusable: a method is unknown, or is like itself.
     """
-    everything = list(dict.fromkeys([*BUILT_IN, *study.method]))
+    everything = [name for name in dict.fromkeys([*BUILT_IN, *study.method]) if name not in LORA_METHODS]
     names = next((names for names in (wanted, study.methods) if names is not None), everything)
     return [Method(name, *_laid_together(study, name, ())) for name in dict.fromkeys(names)]
 

@@ -14,10 +14,11 @@ from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, N
 from coordinator.federations import store
 from coordinator.json_body import json_body, parse, takes
 from coordinator.logs import logger
+from coordinator.lora_methods import RanksDiffer, is_of_lora
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit
 from coordinator.problems import answers
 from coordinator.sessions import Reading, Writing
-from coordinator.strategies.base import UnknownStrategy, load, names
+from coordinator.strategies.base import Strategy, UnknownStrategy, load, names
 from schemas.messages.federations import Federation, FederationPage, FederationPlan, StrategyPlan
 
 router = APIRouter(prefix="/v1/federations", tags=["federations"])
@@ -86,5 +87,20 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
             "leave it out, or let the strategy mix in another way",
             field=field,
         )
+    _check_lora(plan, file.Strategy(options))
     resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
     return plan.model_copy(update={"strategy": resolved})
+
+
+def _check_lora(plan: FederationPlan, strategy: Strategy) -> None:
+    if is_of_lora(strategy) and plan.adapter.kind != "lora":
+        raise Invalid(
+            f"adapter.kind: {plan.strategy.name} speaks of the A and B of an ordinary LoRA; make it lora, "
+            "without an alignment",
+            field="adapter.kind",
+        )
+    if isinstance(strategy, RanksDiffer) and strategy.least_rank > plan.adapter.rank:
+        raise Invalid(
+            f"strategy.options: the least rank is {strategy.least_rank}, and adapter.rank is the largest",
+            field="adapter.rank",
+        )

@@ -98,7 +98,7 @@ def reader(database: Database, reference: Reference, layout: Layout) -> Callable
     seed = reference.seed
     if seed is None:
         return stored
-    return lambda name: from_start(name, stored, seed)
+    return lambda name: from_start(name, stored, seed, layout)
 
 
 def _counted_before(session: Session, client_id: str, number: int) -> UpdateRow | None:

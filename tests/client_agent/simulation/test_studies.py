@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from client_agent.errors import StudyUnusable
-from client_agent.simulation.methods import BUILT_IN, methods_of, plan_of, require_equal_training
+from client_agent.simulation.methods import (
+    BUILT_IN,
+    LORA_METHODS,
+    methods_of,
+    plan_of,
+    require_equal_training,
+)
 from client_agent.simulation.results import Cell, cells_of
 from client_agent.simulation.study import read_study
 from schemas.messages.federations import ALL_ROLES, FederationPlan
@@ -87,6 +93,18 @@ def test_the_ordinary_lora_is_not_held_to_the_roles_and_rate_of_p_and_q(tmp_path
     assert (lora.adapter.kind, lora.adapter.rank, lora.adapter.roles) == ("lora", 16, ALL_ROLES)
     assert lora.training.learning_rate == 0.003
     assert lora.alignment is None
+
+
+def test_the_baselines_share_the_ordinary_lora_that_is_trained_alone_beside_them(tmp_path: Path) -> None:
+    read = study(tmp_path)
+    local = plans(tmp_path)["local_lora"]
+    for method in methods_of(read, [*LORA_METHODS]):
+        plan = plan_of(read, method, 0, PIVOT)
+        assert (plan.adapter, plan.training, plan.strategy.name) == (
+            local.adapter,
+            local.training,
+            method.name,
+        )
 
 
 def test_what_is_compared_with_fedmosaic_has_its_adapters_but_for_p_and_q_alone(tmp_path: Path) -> None:
