@@ -38,6 +38,7 @@ def run(fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_
             training={"steps": 3, "max_length": 64, "seed": 5},
             signature={"probe_examples": 4},
             adapter={"kind": "lora", "rank": 4, "scale": SCALE, "roles": ["v", "down"]},
+            wire={"recipe": "dense"},  # what was sent is what was learnt, to the bit
         )
         assert served.admin.post(f"/v1/federations/{fid}/start").is_success
         agents = [
