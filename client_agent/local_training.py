@@ -19,6 +19,7 @@ from client_agent.silo import Silo
 from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import train
 from client_agent.training.progress import TrainingProgress
+from client_agent.variational.adapter import VariationalAdapter
 from schemas.messages.federations import TrainingPlan
 from schemas.messages.rounds import Metrics, Scores
 
@@ -98,6 +99,7 @@ def train_locally(
     adapter.load(start)
     if earlier is not None:
         adapter.load_private(earlier.private)
+    learns = adapter if isinstance(adapter, VariationalAdapter) else None
     before = _score(silo, plan)
     with TrainingProgress(title) as progress:
         outcome = train(
@@ -110,9 +112,12 @@ def train_locally(
             optimiser_state=earlier.optimiser if earlier is not None else None,
             on_step=progress,
             stop=stop,
+            penalty=learns.penalty(silo.data.train, plan.max_length, round_number) if learns else None,
         )
     if len(outcome.losses) < plan.steps:
         raise Stopped
+    if learns:
+        learns.move_prior()
     after = _score(silo, plan)
     return Trained(
         adapter.state(),

@@ -17,6 +17,7 @@ from client_agent.roster import Roster
 from client_agent.round_folder import RoundFolders
 from client_agent.silo import Silo
 from client_agent.strategies.base import load_strategy
+from client_agent.variational.adapter import with_importance
 from schemas.messages.rounds import RoundBrief, SignedDocument
 
 
@@ -94,9 +95,10 @@ class Participant:
 
     def injected(self, brief: RoundBrief) -> Adapter:
         """Put the plan's adapter around our base model; leaving its context takes it away."""
-        gated = load_strategy(brief.strategy.name, brief.strategy.options).gated
-        frames = self.frames(brief).frames
-        return inject(self.silo.base, brief.adapter, frames, gated=gated, seed=brief.training.seed)
+        strategy = load_strategy(brief.strategy.name, brief.strategy.options)
+        base, seed, frames = self.silo.base, brief.training.seed, self.frames(brief).frames
+        adapter = inject(base, brief.adapter, frames, gated=strategy.gated, seed=seed)
+        return with_importance(adapter, base, strategy, seed=seed)
 
     def origin(self, brief: RoundBrief) -> Origin:
         """Say what `injected` puts there."""

@@ -19,6 +19,7 @@ from client_agent.origin import Origin, origin_of, require_same
 from client_agent.round_folder import BRIEF, FINAL_WEIGHTS, TRAINED, WEIGHTS, RoundFolder, RoundFolders
 from client_agent.silo import Silo
 from client_agent.strategies.base import load_strategy
+from client_agent.variational.adapter import with_importance
 from schemas.maths.adapter import Layout
 from schemas.messages.rounds import RoundBrief
 from schemas.wire.compress import is_frame
@@ -78,7 +79,8 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
     if origin is not None:
         here = origin_of(silo.base, brief.adapter, frames, gated=strategy.gated, seed=seed)
         require_same(origin, here)
-    with inject(silo.base, brief.adapter, frames, gated=gated, seed=seed) as adapter:
+    injected = inject(silo.base, brief.adapter, frames, gated=gated, seed=seed)
+    with with_importance(injected, silo.base, strategy, seed=seed) as adapter:
         if what == "local" and trained is not None:
             adapter.load(trained.adapter)
             adapter.load_private(trained.private)

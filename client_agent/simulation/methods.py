@@ -31,6 +31,17 @@ _SET_BY: Final[Mapping[str, str]] = {
 _BOTH: Final[Table] = {"adapter": {"same_architecture_rank": 8}}
 """P and Q for everybody, beside a LoRA for those of the identical base model (docs/decisions/0017)."""
 
+_CA_PFL: Final[Table] = {
+    "strategy": {"name": "ca_pfl"},
+    "adapter": {"kind": "lora", "rank": 8, "scale": 16.0, "roles": ["q", "v"]},
+    "training": {"learning_rate": 0.001},
+    "wire": {"recipe": {"reference": "served", "density": 0.9, "values": "int8"}},
+}
+"""The published adapter; the recipe's density is the most that a round of the warm-up sends."""
+
+ON_REQUEST: Final = ("ca_pfl", "ca_pfl_unmodulated")
+"""Methods that a study compares only where it, or --methods, names them."""
+
 BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     # P and Q alone, in the frames that the federations use.
     LOCAL: StudyMethod(alone=True, plan={"strategy": {"name": "fedavg"}}),
@@ -50,6 +61,8 @@ BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     # A fifth of the bytes.
     "fedmosaic_pq": StudyMethod(like="fedmosaic", plan={"adapter": {"same_architecture_rank": 0}}),
     "fedmosaic": StudyMethod(alone=False, plan={"strategy": {"name": "fedmosaic"}, **_BOTH}),
+    "ca_pfl": StudyMethod(alone=False, plan=_CA_PFL),
+    "ca_pfl_unmodulated": StudyMethod(like="ca_pfl", plan={"strategy": {"options": {"modulator": False}}}),
 }
 
 
@@ -63,12 +76,12 @@ class Method:
 
 
 def methods_of(study: Study, wanted: list[str] | None = None) -> list[Method]:
-    """Give the methods to compare: those `wanted`, else those the study lists, else all there are.
+    """Give the methods to compare: those `wanted`, else those the study lists, else all but ON_REQUEST.
 
     Raises:
         StudyUnusable: a method is unknown, or is like itself.
     """
-    everything = list(dict.fromkeys([*BUILT_IN, *study.method]))
+    everything = [name for name in dict.fromkeys([*BUILT_IN, *study.method]) if name not in ON_REQUEST]
     names = next((names for names in (wanted, study.methods) if names is not None), everything)
     return [Method(name, *_laid_together(study, name, ())) for name in dict.fromkeys(names)]
 

@@ -10,13 +10,14 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue, ValidationError
 
 from client_agent.errors import StrategyOptionsInvalid, UnknownStrategy
+from schemas.messages.importance import ImportancePlan
 
 State = Mapping[str, NDArray[np.float32]]
 
@@ -30,6 +31,15 @@ class AgentStrategy(Protocol):
 
     def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
         """Give the adapter from which a round's training starts; `local` is None before the first one."""
+
+
+@runtime_checkable
+class LearnsImportance(Protocol):
+    """A strategy whose clients learn how much each rank of A and B matters, and send by it."""
+
+    @property
+    def importance(self) -> ImportancePlan:
+        """How it is learnt, and what is sent by it."""
 
 
 def strategy_names() -> list[str]:

@@ -61,11 +61,13 @@ def train(
     optimiser_state: Mapping[str, NDArray[np.float32]] | None = None,
     on_step: Callable[[Step], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    penalty: Callable[[Mapping[str, nn.Parameter]], Tensor] | None = None,
 ) -> TrainingOutcome:
     """Train the adapter in place for `plan.steps` steps of AdamW on the answers' tokens.
 
     `seed` and `round_number` alone decide the order of examples. `optimiser_state` is an earlier outcome's:
-    training goes on as if it had never paused. `stop` is asked before each step.
+    training goes on as if it had never paused. `stop` is asked before each step. `penalty` is added to
+    the loss of each step, not to the losses that are told.
 
     Raises:
         MissingGradient: a trainable parameter had no gradient after the first backward pass, or one that
@@ -91,6 +93,8 @@ def train(
             step = [_on_device(base, next(batches)) for _ in range(plan.accumulation)]
             with _without_gaps():
                 loss = _backward(base, step)
+            if penalty is not None:
+                torch.autograd.backward(penalty(parameters))
             _check_gradients(parameters, loss, first=not losses)
             norm = nn.utils.clip_grad_norm_(parameters.values(), plan.max_grad_norm or inf)
             if not isfinite(norm.item()):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from coordinator.strategies.base import make
+from coordinator.strategy_needs import MoreTravels
 from schemas.maths.adapter import Layout, in_order, lora_layout, pq_layout
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan, Role
@@ -17,6 +19,7 @@ def roles_of(plan: FederationPlan, profile: Profile) -> tuple[Role, ...]:
 def layout_of(plan: FederationPlan, profile: Profile, pack_selected: Collection[str] | None) -> Layout:
     """Lay out a client's adapter: the plan's roles that it has, minus what its alignment pack deselects.
 
+    Beside its tensors stands what the strategy lets travel with them.
     A pack speaks of P and Q alone: LoRA tensors that travel are those of every layer, whatever it selects.
     `pack_selected` are the (block, role)s that the client's pack shares, None while there is no pack; in a
     federation with alignment a client without a pack has no layout yet: {}.
@@ -32,4 +35,7 @@ def layout_of(plan: FederationPlan, profile: Profile, pack_selected: Collection[
         tensors |= lora_layout(
             profile.layers, {role: shapes[role] for role in roles}, adapter.travelling_lora_rank
         )
+    strategy = make(plan.strategy.name, plan.strategy.options)
+    if isinstance(strategy, MoreTravels):
+        tensors |= strategy.beside(tensors)
     return in_order(tensors)

@@ -17,7 +17,8 @@ from coordinator.logs import logger
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit
 from coordinator.problems import answers
 from coordinator.sessions import Reading, Writing
-from coordinator.strategies.base import UnknownStrategy, load, names
+from coordinator.strategies.base import Strategy, UnknownStrategy, load, names
+from coordinator.strategy_needs import Particular
 from schemas.messages.federations import Federation, FederationPage, FederationPlan, StrategyPlan
 
 router = APIRouter(prefix="/v1/federations", tags=["federations"])
@@ -86,5 +87,12 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
             "leave it out, or let the strategy mix in another way",
             field=field,
         )
+    _check_fit(plan, file.Strategy(options))
     resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
     return plan.model_copy(update={"strategy": resolved})
+
+
+def _check_fit(plan: FederationPlan, strategy: Strategy) -> None:
+    unfit = strategy.unfit(plan) if isinstance(strategy, Particular) else None
+    if unfit is not None:
+        raise Invalid(f"{unfit.field}: {plan.strategy.name} needs {unfit.fact}", field=unfit.field)
