@@ -10,6 +10,8 @@ from pydantic import JsonValue
 
 from client_agent.strategies import base as agent_side
 from coordinator.strategies import base as coordinator_side
+from coordinator.strategy_needs import MoreTravels
+from schemas.maths.adapter import lora_layout, prior_layout
 
 
 def test_both_sides_have_the_same_strategies() -> None:
@@ -36,3 +38,12 @@ def test_the_agent_understands_what_a_plan_says(name: str) -> None:
     for options in _choices(name):
         understood = agent_side.load_strategy(name, options)
         assert understood.gated == coordinator_side.make(name, options).gated
+
+
+@pytest.mark.parametrize("name", coordinator_side.names())
+def test_both_sides_say_whether_a_prior_travels_beside_the_adapter(name: str) -> None:
+    here, there = agent_side.load_strategy(name), coordinator_side.make(name, {})
+    assert isinstance(here, agent_side.LearnsImportance) == isinstance(there, MoreTravels)
+    if isinstance(there, MoreTravels):
+        layout = lora_layout(2, {"q": (4, 4), "down": (4, 8)}, 2)
+        assert there.beside(layout) == prior_layout(layout) != {}
