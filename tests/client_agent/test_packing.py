@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from client_agent import round_folder
 from client_agent.coordinator_api import NothingYet
 from client_agent.local_training import Trained
+from client_agent.packing import pack_update
 from client_agent.participant import Participant
 from client_agent.round import take_part
 from client_agent.round_folder import (
@@ -122,10 +124,6 @@ def kept(folder: RoundFolder, name: str) -> Arrays:
     layout = layout_of(folder)
     with unpack(folder.read(name), encoding=None, expected=slots(layout), max_bytes=2**24) as envelope:
         return {tensor: envelope.read_float32(tensor) for tensor in layout}
-
-
-def weights(folder: RoundFolder) -> Arrays:
-    return kept(folder, WEIGHTS)
 
 
 def receipt(folder: RoundFolder) -> Receipt:
@@ -248,34 +246,18 @@ def test_after_an_update_was_clipped_all_of_it_is_sent(
     assert "it was clipped): sent whole" in caplog.text
 
 
-def test_what_was_lost_in_one_round_is_sent_in_the_next(
+def test_values_that_the_format_cannot_say_are_sent_whole(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene = Scene(served, participant, wire={"recipe": SERVED})
-    one, two = scene.play(), scene.play()
-    learnt, before, lost = trained(two), weights(two), kept(one, RESIDUAL)
-    assert any(values.any() for values in lost.values())
-    said, still = difference(two), kept(two, RESIDUAL)
-    for name, values in learnt.items():
-        wanted = values - before[name] + lost[name]
-        assert (still[name] == wanted - said[name]).all()
-        assert np.count_nonzero(said[name]) <= np.ceil(0.2 * values.size)
-        assert (scene.stored(layout_of(two))[name] == before[name] + said[name]).all()
-    assert "round 2: what was lost last is" in caplog.text
-
-
-@pytest.mark.parametrize("lost", [RECEIPT, RESIDUAL])
-def test_what_an_older_or_an_unaccepted_update_lost_is_not_made_up_for(
-    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture, lost: str
-) -> None:
-    scene = Scene(served, participant, wire={"recipe": SERVED})
-    scene.play(2).forget(lost)
-    three = scene.play()
-    learnt, before, still, said = trained(three), weights(three), kept(three, RESIDUAL), difference(three)
-    for name, values in learnt.items():
-        assert (still[name] == values - before[name] - said[name]).all()
-    older = 2 if lost == RECEIPT else 1
-    assert f"round 3: what the update of round {older} lost is not made up for" in caplog.text
+    scene = Scene(served, participant)
+    folder = scene.play()
+    learnt = Trained.read(folder.path / TRAINED)
+    huge = {name: values + np.float32(1e6) for name, values in learnt.adapter.items()}
+    folder.write(TRAINED, replace(learnt, adapter=huge).to_bytes())
+    folder.write(UPDATE, pack_update(scene.who, RoundBrief.model_validate_json(folder.read(BRIEF)), folder))
+    assert against(folder) is None
+    assert_same(kept(folder, SENT), huge)
+    assert "in int4: the update is sent whole" in caplog.text
 
 
 def test_the_update_of_another_body_is_never_taken_for_the_last(

@@ -81,7 +81,7 @@ def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
     run_until_killed(who, monkeypatch, signing, "release")
     assert not who.rounds.open(1).has(SIGNATURE)
     (paid,) = Ledger(who.folder).read().releases
-    run_until_killed(who, monkeypatch, rounds, "pack")  # signed and kept, but not yet sent
+    run_until_killed(who, monkeypatch, rounds, "pack_update")  # signed and kept, but not yet sent
     first, second = Ledger(who.folder).read().releases
     assert (first, second.round) == (paid, 1)
     assert second.epsilon > first.epsilon

@@ -128,32 +128,6 @@ def test_a_silo_accepts_a_restored_coordinator_and_goes_on_with_its_own_adapter(
         scene.look()
 
 
-@pytest.mark.parametrize("at", ["/rounds/2/weights", "/rounds/2/update"])
-def test_a_round_whose_join_the_backup_does_not_have_is_not_left_out_but_refused_until_accepted(
-    scene: Scene, at: str
-) -> None:
-    """Nobody else delivers here: if this silo left the round out, it would stay open for ever."""
-
-    class RestoredMeanwhile(httpx.HTTPTransport):
-        def handle_request(self, request: httpx.Request) -> httpx.Response:
-            if request.url.path.endswith(at) and not restored_already:
-                restored_already.append(True)
-                scene.exchange()
-            return super().handle_request(request)
-
-    restored_already: list[bool] = []
-    scene.begin(RestoredMeanwhile())
-    scene.play()
-    scene.back_up()
-    for _ in range(2):
-        with pytest.raises(ManifestRefused, match=r"round 2(.|\n)*accept-restored"):
-            run(scene.who, naps(500))
-    assert not scene.who.rounds.open(2).has(CLOSED)
-    scene.accept()
-    run(scene.who, naps(500))
-    assert [r["counts"]["arrived"] for r in views(scene.served, scene.fid)] == [1] * 4
-
-
 def test_a_backup_from_before_the_first_round_is_accepted_too(scene: Scene) -> None:
     scene.begin()
     scene.back_up()

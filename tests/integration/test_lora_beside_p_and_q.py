@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from client_agent.local_training import Trained
 from client_agent.model.loading import base_model_slug
@@ -34,6 +35,13 @@ def trained(agent: AgentProcess) -> Trained:
     file = agent.file(1, "trained.safetensors")
     assert file is not None, agent.log
     return Trained.from_bytes(file.read_bytes())
+
+
+def sent(agent: AgentProcess) -> dict[str, np.ndarray]:
+    """What the coordinator holds of an agent after round 1: what was trained, in the recipe's few bits."""
+    file = agent.file(1, "sent.safetensors")
+    assert file is not None, agent.log
+    return safetensors.numpy.load(file.read_bytes())
 
 
 def served_after(agent: AgentProcess) -> dict[str, np.ndarray]:
@@ -75,10 +83,8 @@ def test_two_base_models_share_what_means_the_same_in_both(
         )
         for name, values in served_after(agent).items():
             if name.startswith("l"):
-                expected = trained(own[agent.name]).adapter[name]
+                expected = sent(own[agent.name])[name]
             else:
-                expected = sum(
-                    weights[agent.name][peer.name] * trained(peer).adapter[name] for peer in agents
-                )
+                expected = sum(weights[agent.name][peer.name] * sent(peer)[name] for peer in agents)
             np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-7, err_msg=f"{agent.name} {name}")
     assert 0 < weights["cedar"]["aster"] < 1

@@ -7,7 +7,7 @@ import pytest
 
 from schemas.maths.adapter import in_order, lora_layout, pq_layout, size
 from schemas.maths.draws import uniform, words
-from schemas.maths.start import first_a, start_values
+from schemas.maths.start import first_a, from_start, start_values
 
 LAYOUT = in_order({**pq_layout(1, ["q"], 3), **lora_layout(2, {"q": (5, 7)}, 3)})
 
@@ -41,3 +41,20 @@ def test_pieces_of_the_start_are_pieces_of_the_whole() -> None:
 def test_the_first_rows_of_a_larger_rank_are_those_of_a_smaller_one() -> None:
     small, large = (first_a("l0.q.A", (rank, 7), 9).reshape(rank, 7) for rank in (2, 5))
     np.testing.assert_array_equal(large[:2], small)
+
+
+def test_served_zeros_of_a_pair_mean_its_start_and_nothing_else_does() -> None:
+    served = {
+        "b0.q.P": np.zeros((2, 2), np.float32),
+        "l0.q.A": np.zeros((2, 5), np.float32),
+        "l0.q.B": np.zeros((3, 2), np.float32),
+    }
+    start = first_a("l0.q.A", (2, 5), 7).reshape(2, 5)
+    seen = {name: from_start(name, served.__getitem__, 7) for name in served}
+    assert (seen["l0.q.A"] == start).all()
+    assert not seen["b0.q.P"].any()
+    assert not seen["l0.q.B"].any()
+    served["l0.q.B"][0, 0] = 1
+    assert not from_start("l0.q.A", served.__getitem__, 7).any()
+    served["l0.q.A"][0, 0] = 2
+    assert from_start("l0.q.A", served.__getitem__, 7)[0].tolist() == [2, 0, 0, 0, 0]

@@ -21,7 +21,9 @@ import atheris
 with atheris.instrument_imports(include=["schemas"]):
     from schemas.identity import enrolment_token, signed_requests
     from schemas.maths.adapter import pq_layout
+    from schemas.messages.recipes import Recipe
     from schemas.messages.updates import UpdateManifest
+    from schemas.wire.coding import decode, encode, stream_slots
     from schemas.wire.digests import digest_of, from_field, to_field
     from schemas.wire.envelope import pack, slots, unpack
     from schemas.wire.refusals import BodyRefused
@@ -34,6 +36,7 @@ _FOUND = Path("runs/fuzz")
 _FUZZER_MIB = 64  # its own tables and corpus
 _LAYOUT = pq_layout(2, ["q", "v"], 3)
 _SLOTS = slots(_LAYOUT)
+_RECIPE = Recipe(reference="served", density=0.5, values="int4")
 
 
 def _body(data: bytes) -> None:
@@ -50,6 +53,15 @@ def _decode(data: bytes, encoding: Literal["zstd"] | None) -> None:
             envelope.manifest(UpdateManifest)
             for name in envelope.names:
                 envelope.read_float32(name)
+    except BodyRefused:
+        return
+
+
+def _recipe(data: bytes) -> None:
+    try:
+        with unpack(data, encoding=None, expected=_SLOTS, coded=stream_slots(), max_bytes=_LIMIT) as envelope:
+            for _ in decode(envelope, _LAYOUT, _RECIPE):
+                pass
     except BodyRefused:
         return
 
@@ -77,6 +89,7 @@ def _digest(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "body": _body,
     "frame": _frame,
+    "recipe": _recipe,
     "signature": _signature,
     "token": _token,
     "digest": _digest,
@@ -93,6 +106,8 @@ def _seeds(target: str) -> list[bytes]:
             return [pack(tensors, manifest)]
         case "frame":
             return [pack(tensors, manifest, compress=True)]
+        case "recipe":
+            return [pack(dict(encode(tensors, _RECIPE, "seed").tensors), manifest)]
         case "signature":
             key = Ed25519PrivateKey.from_private_bytes(bytes(32))
             request = signed_requests.Target("PUT", "localhost", "/v1/me", "", "sha-256=:AA==:")

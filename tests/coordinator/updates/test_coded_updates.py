@@ -247,3 +247,21 @@ def test_a_plan_that_was_stored_before_recipes_means_dense_and_is_served_unchang
     body, _ = coded_body(silos[0], 1, base, learnt(1), OWN_LAST, against=base)
     assert slug(put(silos[0], 1, body)) == "recipe"
     assert put(silos[0], 1, update_body(silos[0], 1, base, learnt(1))).status_code == 201
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e-40])
+def test_a_state_that_is_no_ordinary_numbers_is_refused_as_of_a_dense_body(
+    coordinator: Served, value: float
+) -> None:
+    recipe = Recipe(reference="served")
+    _, silos = running(coordinator, **plan(wire={"recipe": recipe.model_dump()}))
+    base = join(silos[0], 1)
+    codes = np.frombuffer(np.full(6, value, "<f4").tobytes(), np.uint8)
+    body, _ = coded_body(
+        silos[0], 1, base, learnt(1), recipe, against=base, change=lambda streams: streams.update(codes=codes)
+    )
+    refused = put(silos[0], 1, body)
+    assert (refused.status_code, slug(refused)) == (422, "tensor-nonfinite")
+    body, meant = coded_body(silos[0], 1, base, learnt(1), recipe, against=base)
+    assert put(silos[0], 1, body).status_code == 201
+    assert_same(stored(silos[0]), meant)

@@ -1,0 +1,45 @@
+"""What a lossy update loses is in the next one, if that is the next and the lossy one was accepted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from client_agent.round_folder import RECEIPT, RESIDUAL, WEIGHTS
+from tests.client_agent.test_packing import SERVED, Enrolled, Scene, difference, kept, layout_of, trained
+from tests.served import Served
+
+
+def test_what_was_lost_in_one_round_is_sent_in_the_next(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(served, participant, wire={"recipe": SERVED})
+    one, two = scene.play(), scene.play()
+    learnt, before, lost = trained(two), kept(two, WEIGHTS), kept(one, RESIDUAL)
+    assert any(values.any() for values in lost.values())
+    said, still = difference(two), kept(two, RESIDUAL)
+    for name, values in learnt.items():
+        wanted = values - before[name] + lost[name]
+        assert (still[name] == wanted - said[name]).all()
+        assert np.count_nonzero(said[name]) <= np.ceil(0.2 * values.size)
+        assert (scene.stored(layout_of(two))[name] == before[name] + said[name]).all()
+    assert "round 2: what was lost last is" in caplog.text
+
+
+@pytest.mark.parametrize("lost", [RECEIPT, RESIDUAL])
+def test_what_an_older_or_an_unaccepted_update_lost_is_not_made_up_for(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture, lost: str
+) -> None:
+    scene = Scene(served, participant, wire={"recipe": SERVED})
+    scene.play(2).forget(lost)
+    three = scene.play()
+    learnt, before, still, said = (
+        trained(three),
+        kept(three, WEIGHTS),
+        kept(three, RESIDUAL),
+        difference(three),
+    )
+    for name, values in learnt.items():
+        assert (still[name] == values - before[name] - said[name]).all()
+    older = 2 if lost == RECEIPT else 1
+    assert f"round 3: what the update of round {older} lost is not made up for" in caplog.text
