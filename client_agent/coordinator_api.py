@@ -24,6 +24,7 @@ from client_agent.trying import RANGE_UNSATISFIABLE, Send, persist, unless_stopp
 from schemas.messages.alignment import Acceptance, Anchors
 from schemas.messages.enrolment import Enrolment, EnrolmentRequest, KeyInUse, KeyRotation, Me, RosterPage
 from schemas.messages.people import Hello
+from schemas.messages.recipes import WeightsRecipeName
 from schemas.messages.rounds import FinishedBrief, Joined, RoundBrief, RoundView, Scores, SignedDocument
 from schemas.messages.updates import Receipt
 from schemas.wire.compress import is_frame
@@ -45,10 +46,11 @@ class NothingYet:
 
 @dataclass(frozen=True, slots=True)
 class TensorBody:
-    """A downloaded tensor body as it was sent, and its digest."""
+    """A downloaded tensor body as it was sent, and its digest; `proof` comes with coded weights."""
 
     body: bytes
     digest: str
+    proof: str = ""
 
 
 class CoordinatorApi:
@@ -168,9 +170,10 @@ class CoordinatorApi:
         headers = _upload_headers(signature) if signature is not None else None
         return read(Joined, self._call("POST", path, content=signature, headers=headers))
 
-    def weights(self, federation: str, number: int) -> TensorBody:
-        """Download my personalised weights of a round."""
-        return self._download(f"/v1/federations/{federation}/rounds/{number}/weights")
+    def weights(self, federation: str, number: int, recipe: WeightsRecipeName | None = None) -> TensorBody:
+        """Download my personalised weights of a round, by a recipe if the coordinator can, else dense."""
+        accept = f"{MEDIA_TYPE};recipe={recipe}, {MEDIA_TYPE}" if recipe is not None else MEDIA_TYPE
+        return self._download(f"/v1/federations/{federation}/rounds/{number}/weights", accept)
 
     def push_update(self, federation: str, number: int, body: bytes) -> Receipt:
         """Deliver my update; the same bytes may be sent any number of times."""
@@ -230,7 +233,7 @@ class CoordinatorApi:
         url, seconds = str(self._client.base_url), self._deadline_seconds
         return persist(send, url=url, deadline_seconds=seconds, sleep=self._sleep, size=size)
 
-    def _download(self, path: str) -> TensorBody:
+    def _download(self, path: str, accept: str = MEDIA_TYPE) -> TensorBody:
         """Fetch a body, going on where a broken connection left off, and check it against its digest."""
         received = bytearray()
         tag: str | None = None
@@ -238,7 +241,7 @@ class CoordinatorApi:
         def fetch(by: dict[str, Any]) -> httpx.Response:
             nonlocal tag
             resume = {"Range": f"bytes={len(received)}-", "If-Range": tag} if received and tag else {}
-            headers = {"Accept": MEDIA_TYPE, **resume}
+            headers = {"Accept": accept, **resume}
             with self._client.stream("GET", path, headers=headers, extensions=by) as answer:
                 if answer.status_code == httpx.codes.OK or answer.status_code == RANGE_UNSATISFIABLE:
                     received.clear()  # the whole body comes, or must be asked for
@@ -254,7 +257,7 @@ class CoordinatorApi:
         digest = digest_of(bytes(received))
         if from_field(answer.headers.get("Repr-Digest", "")) != digest:
             raise DownloadDamaged(path)
-        return TensorBody(bytes(received), digest)
+        return TensorBody(bytes(received), digest, answer.headers.get("Tessera-Weights", ""))
 
 
 def _upload_headers(body: bytes) -> dict[str, str]:

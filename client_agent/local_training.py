@@ -15,7 +15,9 @@ from safetensors import SafetensorError
 from client_agent.errors import AdapterUnreadable, Stopped
 from client_agent.model.adapter import Adapter, State
 from client_agent.origin import Origin
+from client_agent.pruning import Pruner
 from client_agent.silo import Silo
+from client_agent.strategies.base import AgentStrategy, Folding, RanksDiffer
 from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import train
 from client_agent.training.progress import TrainingProgress
@@ -86,12 +88,13 @@ def train_locally(
     round_number: int,
     start: State,
     earlier: Trained | None,
+    strategy: AgentStrategy | None = None,
     stop: Callable[[], bool],
     title: str,
 ) -> Trained:
     """Train the injected adapter from `start`, going on with the gates and the optimiser of `earlier`.
 
-    `origin` says what the adapter was injected with.
+    `origin` says what the adapter was injected with; `strategy` may begin anew each round, or prune ranks.
 
     Raises:
         Stopped: `stop` said so; nothing is kept of the round's training.
@@ -100,6 +103,10 @@ def train_locally(
     if earlier is not None:
         adapter.load_private(earlier.private)
     learns = adapter if isinstance(adapter, VariationalAdapter) else None
+    pruner = Pruner(adapter, strategy.pruning) if isinstance(strategy, RanksDiffer) else None
+    penalty = pruner.penalty if pruner is not None else None
+    if learns:
+        penalty = learns.penalty(silo.data.train, plan.max_length, round_number)
     before = _score(silo, plan)
     with TrainingProgress(title) as progress:
         outcome = train(
@@ -109,23 +116,36 @@ def train_locally(
             plan,
             seed=plan.seed,
             round_number=round_number,
-            optimiser_state=earlier.optimiser if earlier is not None else None,
+            optimiser_state=going_on_from(earlier, adapter, strategy),
             on_step=progress,
             stop=stop,
-            penalty=learns.penalty(silo.data.train, plan.max_length, round_number) if learns else None,
+            penalty=penalty,
         )
     if len(outcome.losses) < plan.steps:
         raise Stopped
     if learns:
         learns.move_prior()
+    state = pruner.pruned() if pruner is not None else adapter.state()
     after = _score(silo, plan)
     return Trained(
-        adapter.state(),
+        state,
         adapter.private_state(),
         outcome.optimiser_state,
         Scores(before=before, after=after, examples=len(silo.data.test)),
         origin,
     )
+
+
+def going_on_from(earlier: Trained | None, adapter: Adapter, strategy: AgentStrategy | None) -> Arrays | None:
+    """Give the optimiser's state that goes on: not that of an adapter that is no more, or had more ranks."""
+    if earlier is None or (isinstance(strategy, Folding) and strategy.restarts):
+        return None
+    pruned = isinstance(strategy, RanksDiffer) and any(
+        earlier.optimiser[f"{name}.exp_avg"].shape != tensor.shape
+        for name, tensor in adapter.named_parameters().items()
+        if f"{name}.exp_avg" in earlier.optimiser
+    )
+    return None if pruned else earlier.optimiser
 
 
 def zeros_like(adapter: Adapter) -> Mapping[str, NDArray[np.float32]]:

@@ -280,4 +280,5 @@ def _key(folder: Path, name: str) -> Ed25519PrivateKey:
     if not file.exists():
         key = Ed25519PrivateKey.from_private_bytes(secrets.token_bytes(_KEY_BYTES))  # RFC 8032, section 5.1.5
         write_durably(file, pem_of(key), mode=_OWNER_ONLY)
+    fsync_folder(folder)  # who made it may have been killed before this, and nobody may hear of it until then
     return read_key(folder, name)

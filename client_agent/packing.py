@@ -29,7 +29,7 @@ from client_agent.round_folder import (
     RoundFolder,
 )
 from client_agent.signature import Signature
-from client_agent.strategies.base import LearnsImportance, load_strategy
+from client_agent.strategies.base import Folding, LearnsImportance, RanksDiffer, load_strategy
 from client_agent.variational.adapter import posterior_of
 from client_agent.variational.measures import Measures, nonzero_share, posterior_measures, with_round
 from client_agent.variational.posterior import importance
@@ -72,7 +72,7 @@ class _Reference:
 def pack_update(who: Participant, brief: RoundBrief, folder: RoundFolder) -> bytes:
     """Write the body of a round's update, dense where the recipe cannot be followed; the log says why."""
     recipe = brief.wire.recipe
-    if recipe.is_dense:
+    if recipe.is_dense or _has_no_reference(brief):
         return pack_dense(who, brief, folder)
     made = Trained.read(folder.path / TRAINED)
     trained = made.adapter
@@ -91,7 +91,7 @@ def pack_update(who: Participant, brief: RoundBrief, folder: RoundFolder) -> byt
     said = SentRecipe(**recipe.model_dump(), against=reference.digest)
     body = _body(who, brief, folder, coded.tensors, said)
     seen = dict(decode(coded, layout, recipe))
-    if recipe.reference == "own_last":
+    if _is_needed_later(brief):
         _keep(folder, SENT, _sum(reference.values, seen), who, body)
     if recipe.feeds_back:
         _keep(folder, RESIDUAL, _difference(wanted, seen), who, body)
@@ -107,9 +107,37 @@ def pack_dense(who: Participant, brief: RoundBrief, folder: RoundFolder) -> byte
     half = brief.wire.recipe.is_dense and brief.wire.recipe.values == "f16"
     tensors = {name: values.astype(np.float16) if half else values for name, values in trained.items()}
     body = _body(who, brief, folder, tensors, None)
-    if brief.wire.recipe.reference == "own_last":
-        _keep(folder, SENT, trained, who, body)
+    if _is_needed_later(brief):
+        seen = {name: values.astype(np.float32) for name, values in tensors.items()}
+        _keep(folder, SENT, seen, who, body)
     return body
+
+
+def own_last(who: Participant, number: int) -> tuple[State, str] | None:
+    """Give what the coordinator made of this client's last update before a round, and its digest.
+
+    None without one that it has confirmed, or where what it made of it is not known here.
+    """
+    last = who.rounds.newest_with(RECEIPT, before=number)
+    if last is None or not last.has(TRAINED):
+        return None
+    receipt = Receipt.model_validate_json(last.read(RECEIPT))
+    trained = Trained.read(last.path / TRAINED).adapter
+    layout = in_order({name: values.shape for name, values in trained.items()})
+    sent = _kept(last, SENT, receipt.digest, layout) if not receipt.clipped else None
+    return (sent, receipt.digest) if sent is not None else None
+
+
+def _is_needed_later(brief: RoundBrief) -> bool:
+    """Say whether something is the difference to this update: the next one, or the next weights."""
+    wire = brief.wire
+    return wire.recipe.reference == "own_last" or wire.weights_recipe != "dense"
+
+
+def _has_no_reference(brief: RoundBrief) -> bool:
+    """Say whether neither weights nor last update are of this update's kind: other ranks, or begun anew."""
+    strategy = load_strategy(brief.strategy.name, brief.strategy.options)
+    return isinstance(strategy, Folding | RanksDiffer)
 
 
 def _body(
@@ -125,7 +153,7 @@ def _body(
         recipe=recipe.model_dump(mode="json") if recipe is not None else {},
         round=brief.round,
         client=who.client,
-        base=digest_of(folder.read(WEIGHTS)),
+        base=folder.base,
         pack=who.frames(brief).pack_digest,
         examples=len(who.silo.data.train),
         signature_reliability=signature.reliability,
@@ -142,11 +170,10 @@ def _reference(who: Participant, brief: RoundBrief, folder: RoundFolder, layout:
         return _Reference(None, None)
     last = who.rounds.newest_with(RECEIPT, before=brief.round) if kind == "own_last" else None
     if last is None:
-        served = folder.read(WEIGHTS)
-        weights = read_weights(served, layout)
+        weights = read_weights(folder.read(WEIGHTS), layout)
         seed = brief.training.seed
-        values = {name: from_start(name, weights.__getitem__, seed) for name in layout}
-        return _Reference(values, digest_of(served))
+        values = {name: from_start(name, weights.__getitem__, seed, layout) for name in layout}
+        return _Reference(values, folder.base)
     receipt = Receipt.model_validate_json(last.read(RECEIPT))
     sent = _kept(last, SENT, receipt.digest, layout) if not receipt.clipped else None
     if sent is None:

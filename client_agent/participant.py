@@ -6,18 +6,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.frames_in_use import FramesInUse, deliver_kept, frames_for
+from client_agent.local_training import Trained
 from client_agent.manifests import Manifests
 from client_agent.model.adapter import Adapter
-from client_agent.model.inject import inject
+from client_agent.model.inject import inject, parts_of
 from client_agent.origin import Origin, origin_of
 from client_agent.privacy.ceiling import require_private
+from client_agent.pruning import rank_of
 from client_agent.roster import Roster
-from client_agent.round_folder import RoundFolders
+from client_agent.round_folder import TRAINED, RoundFolders
 from client_agent.silo import Silo
-from client_agent.strategies.base import load_strategy
+from client_agent.strategies.base import AgentStrategy, Folding, RanksDiffer, load_strategy
 from client_agent.variational.adapter import with_importance
+from schemas.maths.draws import words
+from schemas.messages.federations import AdapterPlan
 from schemas.messages.rounds import RoundBrief, SignedDocument
 
 
@@ -35,6 +41,7 @@ class Participant:
     server_key: str
     pins: Mapping[str, str] = field(default_factory=dict)
     max_epsilon: float | None = None
+    lora_rank: int | None = None
     _frames: FramesInUse | None = None
 
     @property
@@ -96,12 +103,36 @@ class Participant:
     def injected(self, brief: RoundBrief) -> Adapter:
         """Put the plan's adapter around our base model; leaving its context takes it away."""
         strategy = load_strategy(brief.strategy.name, brief.strategy.options)
-        base, seed, frames = self.silo.base, brief.training.seed, self.frames(brief).frames
-        adapter = inject(base, brief.adapter, frames, gated=strategy.gated, seed=seed)
-        return with_importance(adapter, base, strategy, seed=seed)
+        adapter = inject(
+            self.silo.base,
+            self._adapter(strategy, brief),
+            self.frames(brief).frames,
+            gated=strategy.gated,
+            seed=_seed_of_start(strategy, brief),
+            parts=parts_of(strategy),
+        )
+        return with_importance(adapter, self.silo.base, strategy, seed=brief.training.seed)
+
+    def _adapter(self, strategy: AgentStrategy, brief: RoundBrief) -> AdapterPlan:
+        """Give the plan's adapter, of our own rank where a strategy lets ranks differ."""
+        if not isinstance(strategy, RanksDiffer):
+            return brief.adapter
+        most = brief.adapter.rank
+        wanted = min(most, max(strategy.pruning.least, self.lora_rank or most))
+        last = self.rounds.newest_with(TRAINED, before=brief.round)
+        rank = rank_of(Trained.read(last.path / TRAINED).adapter) if last is not None else wanted
+        return brief.adapter.model_copy(update={"rank": rank})
 
     def origin(self, brief: RoundBrief) -> Origin:
         """Say what `injected` puts there."""
         gated = load_strategy(brief.strategy.name, brief.strategy.options).gated
         frames = self.frames(brief).frames
         return origin_of(self.silo.base, brief.adapter, frames, gated=gated, seed=brief.training.seed)
+
+
+def _seed_of_start(strategy: AgentStrategy, brief: RoundBrief) -> int:
+    """Give the seed from which A starts: the plan's, or a round's own where every round begins anew."""
+    seed = brief.training.seed
+    if isinstance(strategy, Folding) and strategy.restarts:
+        return int(words(1, "restart", seed, brief.round)[0] >> np.uint64(1))
+    return seed

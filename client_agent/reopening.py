@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -11,19 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_agent.errors import AdapterUnreadable, NothingTrained
+from client_agent.folds import after, fold_of, newest, read_served
 from client_agent.frames_in_use import frames_kept
 from client_agent.local_training import Trained
 from client_agent.model.adapter import Adapter
-from client_agent.model.inject import inject
+from client_agent.model.inject import inject, parts_of
 from client_agent.origin import Origin, origin_of, require_same
+from client_agent.pruning import of_rank, rank_of
 from client_agent.round_folder import BRIEF, FINAL_WEIGHTS, TRAINED, WEIGHTS, RoundFolder, RoundFolders
 from client_agent.silo import Silo
-from client_agent.strategies.base import load_strategy
+from client_agent.strategies.base import AgentStrategy, Folding, RanksDiffer, load_strategy
 from client_agent.variational.adapter import with_importance
 from schemas.maths.adapter import Layout
 from schemas.messages.rounds import RoundBrief
 from schemas.wire.compress import is_frame
 from schemas.wire.envelope import Encoding, slots, unpack
+from schemas.wire.ranks import any_rank
 from schemas.wire.refusals import BodyRefused
 
 What = Literal["local", "personalised"]
@@ -37,21 +40,42 @@ class Reopened(NamedTuple):
     origin: Origin | None
 
 
-def read_weights(body: bytes, layout: Layout) -> dict[str, NDArray[np.float32]]:
-    """Read the body of served weights.
+def read_weights(
+    body: bytes, layout: Layout, *, ranks_differ: bool = False
+) -> dict[str, NDArray[np.float32]]:
+    """Read the body of served weights; with `ranks_differ` in any rank, cut or padded to the layout's.
 
     Raises:
         AdapterUnreadable: it is none, or one of another layout.
     """
     encoding: Encoding | None = "zstd" if is_frame(body) else None
     try:
-        with unpack(body, encoding=encoding, expected=slots(layout), max_bytes=_LARGEST_BODY) as weights:
-            return {name: weights.read_float32(name) for name in layout}
+        wanted = any_rank(layout) if ranks_differ else slots(layout)
+        with unpack(body, encoding=encoding, expected=wanted, max_bytes=_LARGEST_BODY) as weights:
+            read = {name: weights.read_float32(name) for name in layout}
+            return of_rank(read, next(iter(layout.values()))[0]) if ranks_differ else read
     except BodyRefused as refusal:
         raise AdapterUnreadable(
             f"the stored weights are damaged, or not of this plan ({refusal}); "
             "`--round` chooses another round"
         ) from refusal
+
+
+def load_served(
+    adapter: Adapter, strategy: AgentStrategy, rounds: RoundFolders, folder: RoundFolder
+) -> Mapping[str, NDArray[np.float32]]:
+    """Read the weights of a round, and fold into the base model what comes with them.
+
+    Raises:
+        AdapterUnreadable: they are damaged, or of another layout.
+        FoldMissing: they add to what is not here.
+    """
+    body = folder.read(WEIGHTS)
+    if not isinstance(strategy, Folding):
+        return read_weights(body, adapter.layout, ranks_differ=isinstance(strategy, RanksDiffer))
+    served = read_served(body, adapter.layout)
+    adapter.load_fold(fold_of(rounds, folder, served).added)
+    return served.adapter
 
 
 @contextmanager
@@ -60,7 +84,8 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
 
     `local` is the trained adapter of round `number`, private parts and the gated global branch included: what
     was scored. `personalised` is what the coordinator served for that round, mixed of what clients trained on
-    their own copies of the base model. None means the newest there is.
+    their own copies of the base model, beside what of an adapter stays here where the strategy says so. None
+    means the newest there is.
 
     Raises:
         NothingTrained: the folder does not hold it (any more).
@@ -68,7 +93,7 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
         TrainedUnderAnother: the base model here is not the one that it is for.
         AlignmentImpossible: the pack is not here, or is not one of this base model.
     """
-    folder = round_with(home, number, what)
+    folder, rounds = round_with(home, number, what), RoundFolders(home / "rounds")
     brief = RoundBrief.model_validate_json(folder.read(BRIEF))
     frames = frames_kept(brief, silo.base, home).frames
     strategy = load_strategy(brief.strategy.name, brief.strategy.options)
@@ -79,17 +104,35 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
     if origin is not None:
         here = origin_of(silo.base, brief.adapter, frames, gated=strategy.gated, seed=seed)
         require_same(origin, here)
-    injected = inject(silo.base, brief.adapter, frames, gated=gated, seed=seed)
+    parts = parts_of(strategy)
+    plan = brief.adapter
+    if isinstance(strategy, RanksDiffer) and trained is not None:
+        plan = plan.model_copy(update={"rank": rank_of(trained.adapter)})
+    injected = inject(silo.base, plan, frames, gated=gated, seed=seed, parts=parts)
     with with_importance(injected, silo.base, strategy, seed=seed) as adapter:
         if what == "local" and trained is not None:
+            if isinstance(strategy, Folding):
+                load_served(adapter, strategy, rounds, folder)
             adapter.load(trained.adapter)
             adapter.load_private(trained.private)
             if gated:
                 adapter.load_global(read_weights(folder.read(WEIGHTS), adapter.layout))
         else:
             final = home / FINAL_WEIGHTS
-            body = final.read_bytes() if number is None and final.is_file() else folder.read(WEIGHTS)
-            adapter.load(read_weights(body, adapter.layout))
+            is_final = number is None and final.is_file()
+            before = folder.number + 1 if is_final else folder.number
+            if not is_final:
+                adapter.load(load_served(adapter, strategy, rounds, folder))
+            elif isinstance(strategy, Folding):
+                served = read_served(final.read_bytes(), adapter.layout)
+                adapter.load_fold(after(newest(rounds, before=before), served).added)
+                adapter.load(served.adapter)
+            else:
+                differ = isinstance(strategy, RanksDiffer)
+                adapter.load(read_weights(final.read_bytes(), adapter.layout, ranks_differ=differ))
+            last = rounds.newest_with(TRAINED, before=before)
+            if parts is not None and last is not None:  # what is served is half of the adapter
+                adapter.load_private(Trained.read(last.path / TRAINED).private)
         yield Reopened(adapter, origin if what == "local" else None)
 
 

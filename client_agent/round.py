@@ -17,7 +17,7 @@ from client_agent.local_training import Trained, train_locally
 from client_agent.model.adapter import State
 from client_agent.packing import pack_dense, pack_update
 from client_agent.participant import Participant
-from client_agent.reopening import read_weights
+from client_agent.reopening import load_served
 from client_agent.round_folder import (
     BRIEF,
     CLOSED,
@@ -31,6 +31,7 @@ from client_agent.round_folder import (
     RoundFolder,
     write_durably,
 )
+from client_agent.served_weights import fetch
 from client_agent.signature import Signature
 from client_agent.signing import join_signature, sign
 from client_agent.strategies.base import load_strategy
@@ -150,10 +151,7 @@ def _pull(work: _Work) -> bytes:
         who.deliver_pack_again()
         joined = who.api.join(who.federation, brief.round, body_of_join)
     who.believe(joined.manifest, number=brief.round, weights=joined.weights.digest, brief=brief)
-    body = who.api.weights(who.federation, brief.round)
-    if body.digest != joined.weights.digest:
-        raise DownloadDamaged(f"round {brief.round}'s weights")
-    return body.body
+    return fetch(who, brief, work.folder, joined.weights)
 
 
 def _join_signature(work: _Work) -> bytes:
@@ -171,18 +169,18 @@ def _train(work: _Work) -> bytes:
     strategy = load_strategy(brief.strategy.name, brief.strategy.options)
     earlier = _earlier(work)
     with who.injected(brief) as adapter:
-        g = read_weights(work.folder.read(WEIGHTS), adapter.layout)
+        g = load_served(adapter, strategy, who.rounds, work.folder)
         if strategy.gated:
             adapter.load_global(g)
-        local = earlier.adapter if earlier is not None else None
         return train_locally(
             who.silo,
             adapter,
             brief.training,
             origin=who.origin(brief),
             round_number=brief.round,
-            start=strategy.start(local, g, newcomer=earlier is None),
+            start=strategy.start(earlier.adapter if earlier else None, g, newcomer=earlier is None),
             earlier=earlier,
+            strategy=strategy,
             stop=who.stop,
             title=f"round {brief.round}",
         ).to_bytes()

@@ -15,10 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from schemas.wire.digests import digest_of
+
 _ROUND = re.compile(r"^\d{6}$")
 
 BRIEF = "brief.json"
 WEIGHTS = "weights.safetensors"
+BASE = "base.txt"
+FOLD = "fold.safetensors"
 TRAINED = "trained.safetensors"
 SIGNATURE = "signature.safetensors"
 SENT = "sent.safetensors"
@@ -59,6 +63,11 @@ class RoundFolder:
         fsync_folder(self.path)
 
     @property
+    def base(self) -> str:
+        """What the coordinator calls the weights that training began from, in whatever form they came."""
+        return self.read(BASE).decode() if self.has(BASE) else digest_of(self.read(WEIGHTS))
+
+    @property
     def finished(self) -> bool:
         """Whether nothing is left to do in this round."""
         return self.has(SCORES_SENT) or self.has(CLOSED)
@@ -71,9 +80,14 @@ class RoundFolders:
         self._path = path
 
     def open(self, number: int) -> RoundFolder:
-        """Give a round's folder, making it if needed."""
+        """Give a round's folder, making it if needed.
+
+        Who was killed may have left files whose names are not on disk yet; now they are.
+        """
         path = self._path / f"{number:06d}"
         path.mkdir(parents=True, exist_ok=True)
+        for folder in (path, self._path):
+            fsync_folder(folder)
         return RoundFolder(path, number)
 
     def newest_first(self) -> Iterator[RoundFolder]:

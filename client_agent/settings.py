@@ -50,6 +50,8 @@ class AgentSettings(BaseSettings):
     """How long a request is retried before the agent reports it and polls later; large bodies have more."""
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """What signatures may cost in privacy at most, whatever a plan allows; without it the plan alone says."""
+    lora_rank: Annotated[int, Field(ge=1)] | None = None
+    """The rank that this silo begins with where a strategy lets ranks differ; without it the plan's."""
     keep_rounds: Annotated[int, Field(ge=1)] = 2
     """How many finished rounds stay on disk."""
 

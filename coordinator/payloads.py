@@ -24,6 +24,7 @@ from coordinator.database import Database, driver_of, now, run, sqlite_of
 from coordinator.tables import (
     CHUNK_BYTES,
     ChunkRow,
+    FoldRow,
     PayloadRow,
     RoundRow,
     UpdateRow,
@@ -46,6 +47,7 @@ _REFERENCES = (
     UpdateRow.payload_id,
     UpdateRow.state_payload_id,
     WeightsRow.payload_id,
+    FoldRow.payload_id,
     AnchorsRow.payload_id,
     PackRow.payload_id,
 )

@@ -247,6 +247,25 @@ class WeightsRow(Table):
     created_at: Mapped[datetime]
 
 
+class FoldRow(Table):
+    """What is added to a base model after a round beside A and B, for clients of one `form` of adapter.
+
+    The payload is float32 values in the order of `layout` (of [tensor, shape]): A and B, if such are served,
+    and the factors RA, RB of all that was folded so far. A newer row supersedes it; it is forgotten then.
+    """
+
+    __tablename__ = "folds"
+    __table_args__ = (UniqueConstraint("federation_id", "base_model", "form", "round_number"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"))
+    round_number: Mapped[int]
+    base_model: Mapped[str]
+    form: Mapped[str]
+    layout: Mapped[list[Any]]
+    payload_id: Mapped[int | None] = mapped_column(ForeignKey("payloads.id"), index=True)
+
+
 class ScoresRow(Table):
     """How good a client's model was before and after the local steps of a round."""
 

@@ -140,6 +140,7 @@ def participant(
                     server_key=membership.server_key,
                     pins=pins,
                     max_epsilon=settings.max_epsilon,
+                    lora_rank=settings.lora_rank,
                 ),
                 stop,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from client_agent.errors import AdapterInPlace, LayoutMismatch
+from client_agent.model.folded_layer import FoldedLinear
 from client_agent.model.loading import BaseModel
 from client_agent.model.lora_layer import FusedLora
 from client_agent.model.pq_layer import PQLinear
 from schemas.maths.adapter import Layout
+from schemas.maths.factors import Factors
 
 State = Mapping[str, NDArray[np.float32]]
 
@@ -56,6 +58,9 @@ class Adapter(Protocol):
     def load_global(self, state: State) -> None:
         """Set the frozen global branch of a gated adapter; `AdapterInPlace` when there is none."""
 
+    def load_fold(self, fold: Mapping[str, Factors]) -> None:
+        """Set what was added to the base model for good, by module; `AdapterInPlace` where that cannot be."""
+
     def private_state(self) -> dict[str, NDArray[np.float32]]:
         """Copy the tensors that never leave the client: gates, private LoRA ranks."""
 
@@ -79,11 +84,15 @@ class Adapter(Protocol):
 
 
 class Removable(ABC):
-    """A context whose end is `remove`."""
+    """A context whose end is `remove`, around a base model that stays as it was."""
 
     @abstractmethod
     def remove(self) -> None:
         """Put the original modules back."""
+
+    def load_fold(self, fold: Mapping[str, Factors]) -> None:
+        """Refuse: only an ordinary LoRA by itself says what it adds by (layer, role)."""
+        raise AdapterInPlace("only an ordinary LoRA that travels whole can be folded into a base model")
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +109,7 @@ def require_bare(base: BaseModel) -> None:
     Raises:
         AdapterInPlace: one is.
     """
-    own = (PQLinear, FusedLora)
+    own = (PQLinear, FusedLora, FoldedLinear)
     if hasattr(base.model, "peft_config") or any(isinstance(m, own) for m in base.model.modules()):
         raise AdapterInPlace(
             f"{base.slug} carries an adapter where the bare model is needed; leave that adapter first"
@@ -148,3 +157,14 @@ def require_fit(layout: Layout, state: State) -> None:
 def copy_out(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[np.float32]]:
     """Copy tensors to arrays, by name in order."""
     return {name: np.array(tensors[name].detach().float().cpu().numpy()) for name in sorted(tensors)}
+
+
+def side_by_side(parts: Iterable[LoraFactors]) -> LoraFactors:
+    """Add LoRA up: A stacked (r1 + r2, d_in), B joined (d_out, r1 + r2), biases summed."""
+    listed = list(parts)
+    biases = [part.bias for part in listed if part.bias is not None]
+    return LoraFactors(
+        A=np.concatenate([part.A for part in listed]),
+        B=np.concatenate([part.B for part in listed], axis=1),
+        bias=np.sum(biases, axis=0) if biases else None,
+    )

@@ -6,7 +6,7 @@ first ranks are the shared ones, the others private, and P, Q wrap what is there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from client_agent.errors import AdapterInPlace
-from client_agent.model.adapter import Adapter, LoraFactors, Removable, State, require_fit
+from client_agent.model.adapter import Adapter, LoraFactors, Removable, State, require_fit, side_by_side
 from client_agent.model.loading import BaseModel
 from client_agent.model.lora_adapter import LoraAdapter, revived
 from schemas.maths.adapter import Layout, in_order
@@ -139,17 +139,6 @@ class ComposedAdapter(Removable):
                 for name in self._start
             }
         )
-
-
-def side_by_side(parts: Iterable[LoraFactors]) -> LoraFactors:
-    """Add LoRA up: A stacked (r1 + r2, d_in), B joined (d_out, r1 + r2), biases summed."""
-    listed = list(parts)
-    biases = [part.bias for part in listed if part.bias is not None]
-    return LoraFactors(
-        A=np.concatenate([part.A for part in listed]),
-        B=np.concatenate([part.B for part in listed], axis=1),
-        bias=np.sum(biases, axis=0) if biases else None,
-    )
 
 
 def _rank_axis(name: str) -> int:

@@ -7,18 +7,25 @@ from client_agent.model.composed import ComposedAdapter
 from client_agent.model.frames import Frames
 from client_agent.model.loading import BaseModel
 from client_agent.model.lora_adapter import LoraAdapter
+from client_agent.model.part_lora import PartLora, Parts
 from client_agent.model.pq_adapter import PQAdapter
+from client_agent.strategies.base import AgentStrategy, PartTravels
 from schemas.messages.federations import AdapterPlan
 
 
-def inject(base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool, seed: int) -> Adapter:
-    """Put what `plan.kind` says around the base model; `frames` and `gated` are of PQ-LoRA alone.
+def inject(
+    base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool, seed: int, parts: Parts | None = None
+) -> Adapter:
+    """Put what `plan.kind` says around the base model.
+
+    `frames` and `gated` are of PQ-LoRA alone, `parts` of ordinary LoRA: None = all of it trains and travels.
 
     Raises:
         AdapterInPlace, LayoutMismatch: as `inject_pq` and `inject_lora` say.
     """
     if plan.kind == "lora":
-        return inject_lora(base, plan, seed=seed)
+        lora = inject_lora(base, plan, seed=seed)
+        return PartLora(lora, parts) if parts is not None else lora
     return inject_pq(base, plan, frames, gated=gated, seed=seed)
 
 
@@ -39,10 +46,15 @@ def inject_pq(base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool
     return ComposedAdapter(base, plan, seed=seed, around=around)
 
 
-def inject_lora(base: BaseModel, plan: AdapterPlan, *, seed: int = 0) -> Adapter:
+def inject_lora(base: BaseModel, plan: AdapterPlan, *, seed: int = 0) -> LoraAdapter:
     """Wrap every layer's linear layers of the plan's roles in ordinary LoRA, B = 0, A from the seed.
 
     Raises:
         AdapterInPlace: the base model carries an adapter already.
     """
     return LoraAdapter(base, plan, seed=seed)
+
+
+def parts_of(strategy: AgentStrategy) -> Parts | None:
+    """Say what of an ordinary LoRA a strategy lets travel and train; None = all."""
+    return Parts(strategy.travels, strategy.trains) if isinstance(strategy, PartTravels) else None

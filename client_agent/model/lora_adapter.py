@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from client_agent.errors import AdapterInPlace
+from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.adapter import (
     LoraFactors,
     Removable,
@@ -19,11 +20,16 @@ from client_agent.model.adapter import (
     copy_out,
     replace_module,
     require_bare,
+    require_fit,
+    side_by_side,
 )
+from client_agent.model.folded_layer import FoldedLinear
 from client_agent.model.frames import present_roles
 from client_agent.model.loading import BaseModel
 from client_agent.model.lora_layer import FusedLora
+from client_agent.model.roles import in_own_rows, linear_shape
 from schemas.maths.adapter import Layout, layer_module_name, lora_layout
+from schemas.maths.factors import Factors
 from schemas.maths.start import first_a
 from schemas.messages.federations import AdapterPlan, Role
 
@@ -42,13 +48,17 @@ class LoraAdapter(Removable):
         for layer in range(base.layers):
             for role in roles:
                 served.setdefault(base.parts.path(layer, role), {})[layer_module_name(layer, role)] = role
+        self._served = served
         self._inner = {path: self._model.get_submodule(path) for path in served}
+        self._folded: dict[str, LoraFactors] = {}
         self._fused: dict[str, FusedLora] = {}
         self._single: dict[str, str] = {}
+        self._rows: dict[str, torch.Tensor] = {}
         for path, members in served.items():
             if any(base.parts.is_fused(role) for role in members.values()):
                 rows = [base.parts.rows(self._model, role) for role in members.values()]
                 self._fused[path] = FusedLora(self._inner[path], rows, plan.rank, plan.scale)
+                self._rows |= dict(zip(members, rows, strict=True))
             else:
                 (self._single[path],) = members
         self._tensors = self._inject_single(plan) if self._single else {}
@@ -97,12 +107,44 @@ class LoraAdapter(Removable):
         return copy_out(self._tensors)
 
     def load(self, state: State) -> None:
-        """Set A and B. A pair that is zero altogether gets the A of the start."""
+        """Set A and B. A rank that is zero altogether gets the A of the start."""
+        require_fit(self.layout, state)
         copy_in(self._tensors, revived(state, self._start))
 
     def load_global(self, state: State) -> None:
         """Refuse: ordinary LoRA has no frozen factors that two branches could share."""
         raise AdapterInPlace("an ordinary LoRA has no global branch; use adapter.kind pq with mix gate")
+
+    @torch.no_grad()
+    def load_fold(self, fold: Mapping[str, Factors]) -> None:
+        """Put what was added to each (layer, role) for good beside A and B, times the scale; frozen.
+
+        Raises:
+            LayoutMismatch: a module is not adapted here, or has other widths.
+        """
+        widths = {name: (self.layout[f"{name}.B"][0], self.layout[f"{name}.A"][1]) for name in self._names()}
+        for name, one in fold.items():
+            if widths.get(name) != (len(one.B), one.A.shape[1]):
+                raise LayoutMismatch(f"what is folded into {name} does not fit this base model and plan")
+        for path, members in self._served.items():
+            added = [name for name in members if name in fold]
+            layer = self._model.get_submodule(path)
+            if isinstance(layer, FoldedLinear):
+                layer = layer.base_layer
+                replace_module(self._model, path, layer)
+                del self._folded[path]
+            if not added:
+                continue
+            a = torch.from_numpy(np.concatenate([fold[name].A for name in added]))
+            parts = [self._scale * torch.from_numpy(fold[name].B) for name in added]
+            d_out = linear_shape(self._inner[path])[0]
+            rows = [self._rows.get(name, torch.arange(d_out)) for name in added]
+            b = in_own_rows(parts, rows, d_out)
+            replace_module(self._model, path, FoldedLinear(layer, a, b))
+            self._folded[path] = LoraFactors(a.numpy(), b.numpy(), None)
+
+    def _names(self) -> list[str]:
+        return [name for members in self._served.values() for name in members]
 
     def private_state(self) -> Arrays:
         """Give nothing: all of it travels."""
@@ -117,13 +159,20 @@ class LoraAdapter(Removable):
         return self.state()
 
     def as_lora(self) -> dict[str, LoraFactors]:
-        """Give A and scale * B of every module, without bias; of rank n r where it serves n roles."""
+        """Give A and scale * B of every module, without bias, and what was folded into it beside them.
+
+        They have n r ranks where a module serves n roles.
+        """
         state, scale = self.state(), np.float32(self._scale)
         single = {
             path: LoraFactors(state[f"{name}.A"], scale * state[f"{name}.B"], None)
             for path, name in self._single.items()
         }
-        return single | {path: _factors(wrapper) for path, wrapper in self._fused.items()}
+        own = single | {path: _factors(wrapper) for path, wrapper in self._fused.items()}
+        return {
+            path: side_by_side([one, self._folded[path]]) if path in self._folded else one
+            for path, one in own.items()
+        }
 
     def remove(self) -> None:
         """Put the original linear layers back."""
@@ -135,17 +184,17 @@ class LoraAdapter(Removable):
 
 
 def revived(state: State, start: State) -> Arrays:
-    """Give pairs A, B that are zero altogether the A of `start`; leave the others as they are.
+    """Give ranks whose A and B are zero altogether the A of `start`; leave the others as they are.
 
     The function is the same, since B = 0; but from A = B = 0 no gradient would ever arise, and zeros are
-    what the first round serves.
+    what the first round serves, and what pads an adapter of fewer ranks.
     """
-    dead = {
-        name
-        for name in start.keys() & state.keys()
-        if not state[name].any() and not state.get(f"{name[:-1]}B", state[name]).any()
-    }
-    return {**state, **{name: start[name] for name in dead}}
+    made = {**state}
+    for name in start.keys() & state.keys():
+        if name.endswith(".A"):
+            alive = np.logical_or(state[name].any(axis=1), state[f"{name[:-1]}B"].any(axis=0))  # (r,)
+            made[name] = np.where(np.expand_dims(alive, 1), state[name], start[name])
+    return made
 
 
 @torch.no_grad()

@@ -59,6 +59,7 @@ def draw(report: Report) -> dict[str, str]:
             pictures["late"] = svg(_late(report.methods, looks))
         if any(method.bytes_up for method in report.methods):
             pictures["bytes"] = svg(_bytes(report.methods))
+            pictures["quality"] = svg(_quality(report.methods, looks))
     return pictures
 
 
@@ -149,7 +150,22 @@ def _bytes(methods: Sequence[MethodSummary]) -> Figure:
     return figure
 
 
-def _curve(axes: Axes, steps: Sequence[int], values: Sequence[Estimate], look: _Look, label: str) -> None:
+def _quality(methods: Sequence[MethodSummary], looks: Mapping[str, _Look]) -> Figure:
+    """Mean accuracy of the founders over all bytes that one of them has sent and been sent."""
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for method in methods:
+        if method.bytes_up:
+            travelled = [count / 1000 for count in method.bytes_by_step[1:]]
+            _curve(axes, travelled, method.accuracy_by_step[1:], looks[method.method], method.method)
+    axes.set(
+        xlabel="kB of a client so far, up and down", ylabel="mean exact match", ylim=(0, 1), xscale="log"
+    )
+    axes.legend(frameon=False, fontsize=9, handlelength=4)
+    return figure
+
+
+def _curve(axes: Axes, steps: Sequence[float], values: Sequence[Estimate], look: _Look, label: str) -> None:
     mean = [value.mean for value in values]
     error = [value.error or 0.0 for value in values]
     axes.plot(

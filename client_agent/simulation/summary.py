@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from client_agent.simulation.estimates import Estimate, Pairing, estimate, pairing
 from client_agent.simulation.methods import LOCAL, LOCAL_BOTH, LOCAL_LORA
@@ -45,7 +46,8 @@ class Lone(Strict):
 class MethodSummary(Strict):
     """One method over the seeds it has results of. Bytes are those of one client in one round, encoded.
 
-    `against` takes the seeds that all methods of the report have. `steps` begins with 0, before training.
+    `against` takes the seeds that all methods of the report have. `steps` begins with 0, before training;
+    `bytes_by_step` is what a founder has sent and been sent until then, both together.
     """
 
     method: str
@@ -64,6 +66,7 @@ class MethodSummary(Strict):
     lone: list[Lone]
     steps: list[int]
     accuracy_by_step: list[Estimate]
+    bytes_by_step: list[float]
     bytes_up: float
     bytes_down: float
     wall_seconds: float
@@ -166,6 +169,7 @@ def _summary(method: str, runs: _Runs, baselines: dict[str, _Runs]) -> MethodSum
             estimate([_mean([_curve(c)[index] for c in r.clients if c.name in founders]) for r in results])
             for index in range(plan.rounds.total + 1)
         ],
+        bytes_by_step=_bytes_so_far([c for r in results for c in r.clients if c.name in founders]),
         bytes_up=_mean([entry.bytes_up for entry in rounds]),
         bytes_down=_mean([entry.bytes_down for entry in rounds]),
         wall_seconds=_mean([result.wall_seconds for result in results]),
@@ -250,6 +254,15 @@ def _curve(client: ClientResult) -> list[float]:
     """Give accuracies before the client's first training, and after each of its rounds."""
     before = client.rounds[0].scores.before.exact_match
     return [before, *(entry.scores.after.exact_match for entry in client.rounds)]
+
+
+def _bytes_so_far(clients: Sequence[ClientResult]) -> list[float]:
+    """Give what a client has sent and been sent on average, at first and after each round."""
+    each = [
+        _mean([client.rounds[i].bytes_up + client.rounds[i].bytes_down for client in clients])
+        for i in range(len(clients[0].rounds))
+    ]
+    return [0.0, *accumulate(each)]
 
 
 def _end(client: ClientResult) -> float:

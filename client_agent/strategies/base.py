@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast, runtime_checkable
+from typing import ClassVar, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,50 @@ class AgentStrategy(Protocol):
 
     def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
         """Give the adapter from which a round's training starts; `local` is None before the first one."""
+
+
+@runtime_checkable
+class PartTravels(Protocol):
+    """A strategy under which some tensors of an adapter never leave the client."""
+
+    def travels(self, tensor: str) -> bool:
+        """Say whether a tensor travels; the coordinator's file of the same name says the same."""
+
+    def trains(self, tensor: str) -> bool:
+        """Say whether a tensor trains; the others stay where the plan's seed put them."""
+
+
+@runtime_checkable
+class Folding(Protocol):
+    """A strategy that adds to the base model for good what comes with the served weights."""
+
+    restarts: ClassVar[bool]
+    """Whether every round begins from a new draw of A, B = 0, with a new optimiser."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """How a client gives up ranks: those from `decay` times its rank on, but never below `least`.
+
+    They are drawn towards zero by `strength` times their size, and go once they became smaller in a round.
+    """
+
+    least: int
+    decay: float
+    strength: float
+
+    def kept(self, rank: int) -> int:
+        """Say how many of its ranks a client keeps if it prunes."""
+        return min(rank, max(self.least, int(self.decay * rank)))
+
+
+@runtime_checkable
+class RanksDiffer(Protocol):
+    """A strategy under which clients choose their own rank, up to the plan's, and prune it."""
+
+    @property
+    def pruning(self) -> Pruning:
+        """How ranks go."""
 
 
 @runtime_checkable

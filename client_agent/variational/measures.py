@@ -1,7 +1,7 @@
 """Say in numbers what a round learnt of importance and what its update sent. Pure.
 
-A round's file lists all rounds so far, so that the newest one is enough to draw them, and writing it again
-changes nothing.
+A round's file lists all rounds so far, so that the newest one is enough to draw them. Six digits are told:
+the last bits of a long sum hang on where its numbers lie in memory, and a file written again must be the same.
 """
 
 from __future__ import annotations
@@ -57,4 +57,11 @@ def nonzero_share(update: Mapping[str, NDArray[np.float32]]) -> float:
 def with_round(before: bytes | None, measures: Measures) -> bytes:
     """Write the file of a round: those before it, of the last round's file, and this one."""
     rounds = json.loads(before)["rounds"] if before is not None else []
-    return json.dumps({"rounds": [*rounds, asdict(measures)]}, indent=1).encode()
+    told = {name: _in_short(value) for name, value in asdict(measures).items()}
+    return json.dumps({"rounds": [*rounds, told]}, indent=1).encode()
+
+
+def _in_short(value: float | tuple[float, ...]) -> float | list[float]:
+    if isinstance(value, tuple):
+        return [float(f"{one:.6g}") for one in value]
+    return value if isinstance(value, int) else float(f"{value:.6g}")

@@ -81,25 +81,33 @@ def mix(
 
     `between` is called after every block; what it raises ends the work and what was staged is discarded.
     """
-    bodies = _begin(database, _alike(weights, receivers))
+    bodies = begin(database, alike(weights, receivers))
     firsts = [body.receivers[0] for body in bodies]
     try:
         with ThreadPoolExecutor(1, "aggregation-writer") as writer:
             # Reading waits for nobody's writing: SQLite's rollback journal shuts readers out meanwhile.
-            product: tuple[list[_Body], Values] = [], np.empty((0, 0), np.float32)
+            product: tuple[list[Body], Values] = [], np.empty((0, 0), np.float32)
             for columns in in_blocks(database, weights, states, firsts, block_bytes=block_bytes):
-                written = writer.submit(_append, database, *product)
+                written = writer.submit(append, database, *product)
                 product = [bodies[place] for place in columns.places], columns.product()
                 written.result()
                 between()
-            _append(database, *product)
+            append(database, *product)
     except BaseException:
         discard(database, [made for body in bodies for made in body.made().values()])
         raise
     return {client: made for body in bodies for client, made in body.made().items()}
 
 
-def discard(database: Database, made: Iterable[Made]) -> None:
+class Written(Protocol):
+    """Something that is staged."""
+
+    @property
+    def staged(self) -> Staged:
+        """What was written so far."""
+
+
+def discard(database: Database, made: Iterable[Written]) -> None:
     """Forget bodies that will not be given to anybody.
 
     A database that fails now is no error: there is often another one on its way, and what stays is collected.
@@ -162,7 +170,7 @@ def in_blocks(
         yield Columns([rows[row] for row in here], given[:, used], values)
 
 
-class _Body:
+class Body:
     """What receivers of equal values get: one payload, beginning with the first one's head."""
 
     def __init__(self, staged: Staged, receivers: Sequence[Receiver]) -> None:
@@ -189,7 +197,7 @@ class _Body:
         return made
 
 
-def _alike(weights: Weights, receivers: Sequence[Receiver]) -> list[list[Receiver]]:
+def alike(weights: Weights, receivers: Sequence[Receiver]) -> list[list[Receiver]]:
     """Put receivers together whose rows of G are equal: same layout, same weights in every module of it."""
     rows = {facts.client: row for row, facts in enumerate(weights.cohort.clients)}
     modules = sorted({module for one in receivers for module in modules_of(one.layout)})
@@ -204,17 +212,19 @@ def _alike(weights: Weights, receivers: Sequence[Receiver]) -> list[list[Receive
     return list(groups.values())
 
 
-def _begin(database: Database, groups: Sequence[Sequence[Receiver]]) -> list[_Body]:
+def begin(database: Database, groups: Sequence[Sequence[Receiver]]) -> list[Body]:
+    """Stage a body for each group of receivers of equal values, with the first one's head."""
     bodies = []
     with database.write() as session:
         for receivers in groups:
             staged = payloads.stage(session)
             staged.append(session, receivers[0].head)
-            bodies.append(_Body(staged, receivers))
+            bodies.append(Body(staged, receivers))
     return bodies
 
 
-def _append(database: Database, bodies: Sequence[_Body], values: Values) -> None:
+def append(database: Database, bodies: Sequence[Body], values: Values) -> None:
+    """Write a row of values (bodies, block) to each body."""
     for some in portions(list(zip(bodies, values, strict=True)), values.shape[1] * VALUE_BYTES):
         views = [(body, memoryview(row.astype("<f4", copy=False)).cast("B")) for body, row in some]
         for body, view in views:

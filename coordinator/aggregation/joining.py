@@ -59,14 +59,13 @@ def join(
         _check(session, seen, member, federations.plan(session, seen.federation_id))
         newest = bases.newest(session, member.client_id, number)
         last_published = _weighed_as_of(session, member, newest)
-    made: Made | None = None
+    made: Made | Stored | None = None
     zeros: tuple[WeightsReference, Zeros] | None = None
     if last_published is not None or newest is None:
         sent = signature.signature if signature is not None else None
         one = newcomers.newcomer(database, member, number, sent)
-        if last_published is not None:
-            made = newcomers.weigh(database, one, last_published)
-        else:
+        made = newcomers.begin(database, one, last_published)
+        if made is None:
             zeros = bases.zeros(one.layout, one.manifest)
     try:
         with database.write() as session:
@@ -86,7 +85,7 @@ def join(
         may_crash("join-committed")
         return joined, True
     finally:
-        if made is not None:  # another request of this client was faster, or the round has closed
+        if isinstance(made, Made):  # another request of this client was faster, or the round has closed
             discard(database, [made])
 
 
@@ -125,11 +124,13 @@ def _weighed_as_of(session: Session, member: Member, newest: Given | None) -> in
 
 
 def _stored(
-    session: Session, made: Made | None, zeros: tuple[WeightsReference, Zeros] | None
+    session: Session, made: Made | Stored | None, zeros: tuple[WeightsReference, Zeros] | None
 ) -> Stored | None:
     """Put down what a client is to start from; None = it has weights. Nobody refers to it yet."""
-    if made is not None:
+    if isinstance(made, Made):
         return made.adopted(made.staged.adopt(session))
+    if made is not None:
+        return made
     if zeros is not None:
         named, body = zeros
         payload_id = payloads.store(session, body.digest, body.size, body.pieces())

@@ -9,15 +9,18 @@ from threading import BoundedSemaphore
 
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation import store
-from coordinator.aggregation.aggregate import Made, Receiver, mix
+from coordinator.aggregation import folds, store
+from coordinator.aggregation.aggregate import Made, Receiver
+from coordinator.aggregation.combine import weights_of
 from coordinator.aggregation.weighed import weighed
 from coordinator.database import Database
+from coordinator.downloads import Stored
 from coordinator.enrolment.auth import Member
 from coordinator.errors import Busy
 from coordinator.federations.store import federation, plan_of
+from coordinator.lora_methods import Folding
 from coordinator.rounds import bases
-from coordinator.strategies.base import ClientFacts, Cohort, Signature, modules_of
+from coordinator.strategies.base import ClientFacts, Cohort, Signature, make, modules_of
 from schemas.maths.adapter import Layout
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import WeightsManifest
@@ -68,6 +71,22 @@ def newcomer(database: Database, member: Member, number: int, signature: Signatu
         )
 
 
+def begin(database: Database, one: Newcomer, last_published: int | None) -> Made | Stored | None:
+    """Give what a newcomer starts from as of the last published round; None = zeros, there is nothing yet.
+
+    Where a strategy folds, the coordinator has it ready: what everybody of its base model goes on from.
+
+    Raises:
+        Busy: too many newcomers at once.
+    """
+    if last_published is None:
+        return None
+    if isinstance(make(one.plan.strategy.name, one.plan.strategy.options), Folding):
+        kin = folds.kin_of(one.member.base_model, one.layout)
+        return folds.start(database, one.member.federation_id, last_published, kin, one.manifest)
+    return weigh(database, one, last_published)
+
+
 def weigh(database: Database, one: Newcomer, last_published: int) -> Made:
     """Make a newcomer's weights from everybody's states as of the last published round.
 
@@ -86,8 +105,9 @@ def weigh(database: Database, one: Newcomer, last_published: int) -> Made:
         settled = weighed(
             database, one.plan, cohort, states, {client}, block_bytes=_BLOCK_BYTES, between=lambda: None
         )
-        made = mix(
+        made = weights_of(
             database,
+            one.plan,
             settled.weights,
             states,
             [Receiver(client, one.layout, head(one.layout, one.manifest))],

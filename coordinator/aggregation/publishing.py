@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from coordinator.aggregation import store
-from coordinator.aggregation.aggregate import Made, Receiver, discard, mix
+from coordinator.aggregation import folds, store
+from coordinator.aggregation.aggregate import Receiver, Written, discard
+from coordinator.aggregation.combine import weights_of
+from coordinator.aggregation.folding import Folds, Member, fold
+from coordinator.aggregation.folds import Kin
+from coordinator.aggregation.reading import StoredState
 from coordinator.aggregation.weighed import Weighed, weighed
 from coordinator.crash import may_crash
 from coordinator.database import Database, now
 from coordinator.federations.store import plan_of
 from coordinator.locks import lock_federation
-from coordinator.rounds import control
+from coordinator.lora_methods import Folding
+from coordinator.rounds import bases, control
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import AGGREGATION_FAILED, next_state
-from coordinator.strategies.base import Cohort
+from coordinator.strategies.base import Cohort, make
 from coordinator.weights.store import give
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import WeightsManifest
@@ -119,11 +124,20 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
         block_bytes=block_bytes,
         between=between,
     )
-    made = mix(database, settled.weights, states, receivers, block_bytes=block_bytes, between=between)
+    strategy = make(plan.strategy.name, plan.strategy.options)
+    if isinstance(strategy, Folding):
+        members, earlier = _folded(database, claim, everyone)
+        done = fold(database, strategy, settled.weights, states, members, earlier, between=between)
+    else:
+        done = Folds(
+            weights_of(
+                database, plan, settled.weights, states, receivers, block_bytes=block_bytes, between=between
+            )
+        )
     try:
-        _publish(database, claim, settled, made)
+        _publish(database, claim, settled, done)
     except BaseException:
-        discard(database, made.values())
+        discard(database, [*done.made.values(), *done.folds])
         raise
     return int(sum(row[place] == 1.0 for place, row in enumerate(settled.asked.relevance)))
 
@@ -137,11 +151,38 @@ def abandon(database: Database, claim: Claim) -> None:
             control.abandon(session, locked, row, AGGREGATION_FAILED)
 
 
-def _publish(database: Database, claim: Claim, settled: Weighed, made: dict[str, Made]) -> None:
+def _folded(
+    database: Database, claim: Claim, everyone: Sequence[store.Established]
+) -> tuple[list[Member], dict[Kin, StoredState]]:
+    """Say into whose base models a round is folded, and what was folded there before."""
+    with database.read() as session:
+        trained_from = {
+            one.facts.client: bases.newest(session, one.facts.client, claim.number)
+            for one in everyone
+            if one.facts.age == 0
+        }
+        earlier = folds.newest(session, claim.federation_id, claim.number)
+    members = [
+        Member(
+            one.facts.client,
+            one.facts.base_model,
+            one.state.layout,
+            _manifest(claim, one),
+            given.round_number if (given := trained_from.get(one.facts.client)) is not None else None,
+            one.is_enrolled,
+        )
+        for one in everyone
+    ]
+    return members, earlier
+
+
+def _publish(database: Database, claim: Claim, settled: Weighed, done: Folds) -> None:
+    made = done.made
     with database.write() as session:
         adopted: dict[int, int] = {}
-        for _, body in sorted(made.items()):  # before the federation is locked, as whoever delivers does it
-            staged = body.staged
+        written: list[Written] = [*dict(sorted(made.items())).values(), *done.folds]
+        for one in written:  # before the federation is locked, as whoever delivers does it
+            staged = one.staged
             if staged.payload_id not in adopted:
                 adopted[staged.payload_id] = staged.adopt(session)
         locked = lock_federation(session, claim.federation_id)
@@ -152,6 +193,8 @@ def _publish(database: Database, claim: Claim, settled: Weighed, made: dict[str,
         for client, body in sorted(made.items()):
             stored = body.adopted(adopted[body.staged.payload_id])
             give(session, claim.federation_id, client, claim.number + 1, stored, moment)
+        kept = [(one, adopted[one.staged.payload_id]) for one in done.folds]
+        folds.keep(session, claim.federation_id, claim.number, kept)
         store.keep_relevance(session, row.id, settled)
         control.publish(session, locked, row)
         may_crash("publication-written")

@@ -11,8 +11,10 @@ from sqlalchemy.orm import Session
 from coordinator.aggregation.reading import StoredState
 from coordinator.aggregation.weighed import Weighed
 from coordinator.alignment_tables import PackRow
-from coordinator.strategies.base import ClientFacts, Signature, modules_of
+from coordinator.lora_methods import RanksDiffer
+from coordinator.strategies.base import ClientFacts, Signature, make, modules_of
 from coordinator.tables import ClientRow, RelevanceRow, SignatureRow, UpdateRow
+from schemas.maths.adapter import Layout, at_rank
 from schemas.messages.federations import FederationPlan
 
 
@@ -123,6 +125,12 @@ def _set_in_use(pack: PackRow | None) -> str | None:
     return pack.alignment_set
 
 
+def _compared(layout: Layout, plan: FederationPlan) -> Layout:
+    """Say which shapes decide who shares a module: with ranks that differ, those of the largest rank."""
+    strategy = make(plan.strategy.name, plan.strategy.options)
+    return at_rank(layout, plan.adapter.rank) if isinstance(strategy, RanksDiffer) else layout
+
+
 def _signature(row: SignatureRow | None) -> Signature | None:
     if row is None:
         return None
@@ -146,7 +154,7 @@ def _established(
             client=client.id,
             base_model=client.base_model,
             alignment_set=aligned if plan.alignment is not None else None,
-            modules=modules_of(layout),
+            modules=modules_of(_compared(layout, plan)),
             age=age,
             examples=update.examples,
             signature=_signature(signature),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coordinator.errors import FederationStateConflict, Forbidden, Invalid
+from coordinator.lora_methods import Folding
 from coordinator.strategies.base import make
 from coordinator.strategy_needs import MoreTravels
 from schemas.maths.adapter import SIGNATURE, Layout, in_order, lora_layout, pq_layout, size
@@ -45,7 +46,8 @@ def admit(plan: FederationPlan, state: str, profile: Profile, *, with_key: bool)
             raise Invalid(f"LoRA tensors need the shapes of {', '.join(missing)}", field="profile.shapes")
         known = profile.shapes or {}
         shapes: dict[str, tuple[int, int]] = {role: known[role] for role in roles}
-        _check_number(2 * profile.layers * len(roles), field="profile.shapes")
+        folds = isinstance(make(plan.strategy.name, plan.strategy.options), Folding)
+        _check_number((4 if folds else 2) * profile.layers * len(roles), field="profile.shapes")
         layout = lora_layout(profile.layers, shapes, plan.adapter.travelling_lora_rank)
         if plan.adapter.kind == "pq":
             layout |= pq_layout(plan.adapter.blocks, roles, plan.adapter.rank)

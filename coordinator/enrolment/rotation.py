@@ -6,7 +6,7 @@ all that came before it.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -41,6 +41,9 @@ KEYS_A_DAY = 10
 """How many keys a client may get within a day: each is kept for ever, in the roster and the audit log too."""
 
 _DAY = timedelta(days=1)
+_BEFORE_ALL = datetime(1970, 1, 1, tzinfo=UTC)
+"""When a key ended that may be in wrong hands: it stays over, though the database's clock be set back."""
+
 _EXAMPLE = {
     "public_key": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo",
     "proof": "...",
@@ -114,8 +117,8 @@ def _replace(session: Session, member: Member, old: str, request: KeyRotation) -
         raise KeyRevoked("this key was replaced before, and cannot name another successor")
     # A repeated request may ask for less overlap, never for more.
     over = moment + timedelta(seconds=request.overlap_seconds)
-    store.end_keys(session, replaced, over, but=request.public_key)
-    ends = store.key(session, old).expires_at or over
+    store.end_keys(session, replaced, over if over > moment else _BEFORE_ALL, but=request.public_key)
+    ends = max(moment, store.key(session, old).expires_at or over)
     if is_new:
         audit.append(session, "client-key-replaced", actor=member.client_id, subject=member.client_id)
         log.info("key-replaced", federation=member.federation_id)

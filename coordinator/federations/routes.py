@@ -14,6 +14,7 @@ from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, N
 from coordinator.federations import store
 from coordinator.json_body import json_body, parse, takes
 from coordinator.logs import logger
+from coordinator.lora_methods import RanksDiffer, is_of_lora
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit
 from coordinator.problems import answers
 from coordinator.sessions import Reading, Writing
@@ -87,6 +88,7 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
             "leave it out, or let the strategy mix in another way",
             field=field,
         )
+    _check_lora(plan, file.Strategy(options))
     _check_fit(plan, file.Strategy(options))
     resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
     return plan.model_copy(update={"strategy": resolved})
@@ -96,3 +98,17 @@ def _check_fit(plan: FederationPlan, strategy: Strategy) -> None:
     unfit = strategy.unfit(plan) if isinstance(strategy, Particular) else None
     if unfit is not None:
         raise Invalid(f"{unfit.field}: {plan.strategy.name} needs {unfit.fact}", field=unfit.field)
+
+
+def _check_lora(plan: FederationPlan, strategy: Strategy) -> None:
+    if is_of_lora(strategy) and plan.adapter.kind != "lora":
+        raise Invalid(
+            f"adapter.kind: {plan.strategy.name} speaks of the A and B of an ordinary LoRA; make it lora, "
+            "without an alignment",
+            field="adapter.kind",
+        )
+    if isinstance(strategy, RanksDiffer) and strategy.least_rank > plan.adapter.rank:
+        raise Invalid(
+            f"strategy.options: the least rank is {strategy.least_rank}, and adapter.rank is the largest",
+            field="adapter.rank",
+        )

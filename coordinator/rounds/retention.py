@@ -1,7 +1,8 @@
 """Thin out what old rounds keep: their tensors go, everything that was said about them stays.
 
-Refuses to touch what a round may still need: each client's last counted update, and the weights it was
-given last. The bytes themselves go when nobody refers to them any more (`payloads.collect`).
+Refuses to touch what a round may still need: each client's last counted update, the weights it was given
+last, and what is folded into each base model. The bytes themselves go when nobody refers to them any more
+(`payloads.collect`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from sqlalchemy.orm import Session, aliased
 from coordinator import payloads
 from coordinator.database import Database
 from coordinator.locks import lock_federation
-from coordinator.tables import FederationRow, RoundRow, UpdateRow, WeightsRow
+from coordinator.tables import FederationRow, FoldRow, RoundRow, UpdateRow, WeightsRow
 
 
 def thin_out(database: Database, keep_rounds: int, *, most: int = 200) -> int:
-    """Forget updates and weights of all but the last `keep_rounds` published rounds of each federation.
+    """Forget updates, weights and folds of all but each federation's last `keep_rounds` published rounds.
 
-    At most `most` of either at a time, lest anybody wait for long; gives how many, 0 when all are forgotten.
+    At most `most` of each at a time, lest anybody wait for long; gives how many, 0 when all are forgotten.
     """
     with database.read() as session:
         federations = list(session.scalars(select(FederationRow.id).order_by(FederationRow.id)))
@@ -39,14 +40,17 @@ def _thin_out(session: Session, fid: str, keep_rounds: int, most: int) -> int:
         return 0
     updates = list(session.scalars(_old_updates(fid, oldest_kept, last or 0).limit(most)))
     weights = list(session.scalars(_old_weights(fid, oldest_kept).limit(most)))
+    folds = list(session.scalars(_old_folds(fid, oldest_kept).limit(most)))
     referred = {row.payload_id for row in updates} | {row.state_payload_id for row in updates}
-    referred |= {given.payload_id for given in weights}
+    referred |= {given.payload_id for given in weights} | {fold.payload_id for fold in folds}
     payloads.let_go(session, *(one for one in referred if one is not None))
     for row in updates:
         row.payload_id = row.state_payload_id = None
     for given in weights:
         given.payload_id = given.head = None
-    return len(updates) + len(weights)
+    for fold in folds:
+        fold.payload_id = None
+    return len(updates) + len(weights) + len(folds)
 
 
 def _old_updates(fid: str, oldest_kept: int, published: int) -> Select[UpdateRow]:
@@ -78,5 +82,21 @@ def _old_weights(fid: str, oldest_kept: int) -> Select[WeightsRow]:
         WeightsRow.federation_id == fid,
         WeightsRow.round_number < oldest_kept,
         WeightsRow.payload_id.is_not(None),
+        superseded,
+    )
+
+
+def _old_folds(fid: str, oldest_kept: int) -> Select[FoldRow]:
+    newer = aliased(FoldRow)
+    superseded = exists().where(
+        newer.federation_id == FoldRow.federation_id,
+        newer.base_model == FoldRow.base_model,
+        newer.form == FoldRow.form,
+        newer.round_number > FoldRow.round_number,
+    )
+    return select(FoldRow).where(
+        FoldRow.federation_id == fid,
+        FoldRow.round_number < oldest_kept,
+        FoldRow.payload_id.is_not(None),
         superseded,
     )

@@ -225,7 +225,7 @@ class StrategyFile(Protocol):
 def names() -> list[str]:
     """List the strategies there are: the files beside this one."""
     found = pkgutil.iter_modules([str(Path(__file__).parent)])
-    return sorted(module.name for module in found if module.name != "base")
+    return sorted(module.name for module in found if module.name not in ("base", "averaging"))
 
 
 def load(name: str) -> StrategyFile:

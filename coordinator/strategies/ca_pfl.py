@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 from pydantic import ConfigDict
 
-from coordinator.strategies.base import Caps, Cohort, Weighing, keep_own, log_examples, normalised
+from coordinator.strategies.averaging import mean_of_all
+from coordinator.strategies.base import Caps, Cohort, Weighing
 from coordinator.strategy_needs import Unfit
 from schemas.maths.adapter import Layout, prior_layout
 from schemas.messages.federations import FederationPlan
@@ -67,12 +67,4 @@ class Strategy:
 
         Whoever is absent counts for nothing: its state is that of an older common one.
         """
-        count = len(cohort.clients)
-        present = np.array([facts.age == 0 for facts in cohort.clients], bool)
-        eligible = cohort.shares_any() & (cohort.sources() & present)[None, :]
-        scores = np.broadcast_to(log_examples(cohort), (count, count))
-        return Weighing(
-            cohort=cohort,
-            relevance=keep_own(normalised(scores, eligible), cohort),
-            similarity=np.full((count, count), np.nan),
-        )
+        return mean_of_all(cohort, present_only=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from coordinator.strategies.base import Caps, Cohort, Weighing, fading, keep_own, log_examples, normalised
+from coordinator.strategies.averaging import mean_of_all
+from coordinator.strategies.base import Caps, Cohort, Weighing
 
 
 class Options(BaseModel):
@@ -39,12 +39,5 @@ class Strategy:
         return None
 
     def weigh(self, cohort: Cohort) -> Weighing:
-        """w_ij = d^age_j n_j / the sum over all j that i shares something with."""
-        count = len(cohort.clients)
-        scores = np.broadcast_to(fading(cohort) + log_examples(cohort), (count, count))
-        eligible = cohort.shares_any() & cohort.sources()[None, :]
-        return Weighing(
-            cohort=cohort,
-            relevance=keep_own(normalised(scores, eligible), cohort),
-            similarity=np.full((count, count), np.nan),
-        )
+        """Average by examples, the same for all."""
+        return mean_of_all(cohort)

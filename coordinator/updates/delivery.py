@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from tempfile import SpooledTemporaryFile
 from typing import BinaryIO, cast
@@ -23,13 +23,14 @@ from coordinator.errors import NotJoined, RoundClosed, UploadConflict
 from coordinator.federations import store as federations
 from coordinator.limits.uploads import decoder
 from coordinator.locks import lock_federation
-from coordinator.rounds import bases, control, parts
+from coordinator.lora_methods import RanksDiffer
+from coordinator.rounds import bases, control, parts, references
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import TAKING_PART
 from coordinator.rounds.store import Seen
 from coordinator.strategies.base import make
 from coordinator.tables import RoundRow
-from coordinator.updates import references, store
+from coordinator.updates import store
 from coordinator.updates.decoding import DecodedState
 from coordinator.updates.intake import (
     Address,
@@ -42,10 +43,12 @@ from coordinator.updates.intake import (
     judge,
     state,
 )
-from coordinator.updates.references import reader
+from coordinator.updates.ranks import sent_layout
+from schemas.maths.adapter import Layout
 from schemas.messages.updates import Receipt
 from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import Envelope, unpack
+from schemas.wire.ranks import any_rank
 
 _SPOOL_BYTES = 4 * 2**20
 
@@ -55,6 +58,7 @@ class _Decoded:
     """A judged update and its state: a decoded copy, or where it begins in the received bytes."""
 
     verdict: Verdict
+    layout: Layout
     state: store.Content | int
 
 
@@ -108,6 +112,7 @@ def _terms(session: Session, row: Seen, member: Member, *, delivered: bool) -> T
     if part is None:
         raise NotJoined
     plan = federations.plan(session, member.federation_id)
+    strategy = make(plan.strategy.name, plan.strategy.options)
     return Terms(
         address=Address(
             federation=member.federation_id,
@@ -118,10 +123,11 @@ def _terms(session: Session, row: Seen, member: Member, *, delivered: bool) -> T
         base=part.base_digest,
         layout=bases.layout(session, member.federation_id, plan, member.base_model, member.profile),
         signature=plan.signature,
-        needs_signature=make(plan.strategy.name, plan.strategy.options).needs_signature,
+        needs_signature=strategy.needs_signature,
         limits=plan.limits,
         recipe=plan.wire.recipe,
         seed=plan.training.seed,
+        least_rank=strategy.least_rank if isinstance(strategy, RanksDiffer) else None,
     )
 
 
@@ -130,10 +136,13 @@ def _decoded(database: Database, body: ReceivedBody, terms: Terms) -> Iterator[_
     """Decode and judge an update; what was sent as plain float32 in order is not copied."""
     file = cast("BinaryIO", body.file)
     file.seek(0)
+    wanted = expected(terms.layout, needs_signature=terms.needs_signature)
+    if terms.least_rank is not None:
+        wanted = {**wanted, **any_rank(terms.layout)}
     with unpack(
         file,
         encoding=body.encoding,
-        expected=expected(terms.layout, needs_signature=terms.needs_signature),
+        expected=wanted,
         max_bytes=terms.limits.max_update_bytes,
         coded=expected_streams(needs_signature=terms.needs_signature),
     ) as envelope:
@@ -141,31 +150,36 @@ def _decoded(database: Database, body: ReceivedBody, terms: Terms) -> Iterator[_
             with _from_streams(database, envelope, terms) as decoded:
                 yield decoded
             return
+        if terms.least_rank is not None:
+            terms = replace(terms, layout=sent_layout(envelope, terms.layout, terms.least_rank))
         verdict = judge(envelope, envelope.norm(terms.layout), terms)
         run = envelope.float32_run(list(terms.layout))
         if body.encoding is None and run is not None and not verdict.clipped:
-            yield _Decoded(verdict, run[0])
+            yield _Decoded(verdict, terms.layout, run[0])
             return
         with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as copy:
             pieces = state(envelope, terms.layout, verdict.scale)
-            yield _Decoded(verdict, _copied(pieces, cast("BinaryIO", copy)))
+            yield _Decoded(verdict, terms.layout, _copied(pieces, cast("BinaryIO", copy)))
 
 
 @contextmanager
 def _from_streams(database: Database, envelope: Envelope, terms: Terms) -> Iterator[_Decoded]:
     """Decode and judge an update that is written in the plan's recipe."""
     with database.read() as session:
-        reference = references.find(session, terms)
+        whom, kind = terms.address, terms.recipe.reference
+        reference = references.find(session, whom.client, whom.round, kind, terms.layout, terms.seed)
     check_recipe(envelope, terms, reference.digest if reference is not None else None)
-    read = reader(database, reference, terms.layout) if reference is not None else None
+    read = references.reader(database, reference, terms.layout) if reference is not None else None
     with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as spool:
         made = DecodedState(envelope, terms.layout, terms.recipe, read, cast("BinaryIO", spool))
         verdict = judge(envelope, made.norm, terms)
         if not verdict.clipped:
-            yield _Decoded(verdict, store.Content(made.digest, made.size, made.pieces(1.0)))
+            content = store.Content(made.digest, made.size, made.pieces(1.0))
+            yield _Decoded(verdict, terms.layout, content)
             return
         with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as copy:
-            yield _Decoded(verdict, _copied(made.pieces(verdict.scale), cast("BinaryIO", copy)))
+            content = _copied(made.pieces(verdict.scale), cast("BinaryIO", copy))
+            yield _Decoded(verdict, terms.layout, content)
 
 
 def _copied(state: Iterator[bytes], copy: BinaryIO) -> store.Content:
@@ -205,7 +219,7 @@ def _keep(
             received=received,
             kept=kept,
             verdict=decoded.verdict,
-            layout=terms.layout,
+            layout=decoded.layout,
             pack=terms.address.pack,
             moment=moment,
         )

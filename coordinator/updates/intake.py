@@ -50,6 +50,7 @@ class Terms:
 
     Attributes:
         base: the digest of the weights that the client was served for the round.
+        least_rank: how few ranks it may have; None = it has those of the layout.
         signature: how the plan wants signatures.
         recipe: the plan's; dense bodies are taken whatever it says.
         seed: the plan's, from which the start of an ordinary LoRA is drawn.
@@ -63,6 +64,7 @@ class Terms:
     limits: LimitsPlan
     recipe: Recipe
     seed: int
+    least_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

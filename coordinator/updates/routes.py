@@ -40,6 +40,7 @@ from coordinator.logs import bind, logger
 from coordinator.paths import ClientId, FederationId, RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds import store as rounds
+from coordinator.rounds.references import layout_of
 from coordinator.rounds.traffic import sent_to
 from coordinator.rounds.waking import Wake
 from coordinator.sessions import TheDatabase, TheMetrics
@@ -146,7 +147,7 @@ def get_adapter(
         if row is None or row.federation_id != fid or row.state_payload_id is None:
             raise NotFound
         payload_id = row.state_payload_id
-    layout = store.layout_of(row)
+    layout = layout_of(row)
     manifest = AdapterStateManifest(
         federation=fid, recipe={}, round=row.round_number, client=cid, pack=row.pack_digest
     )

@@ -67,17 +67,6 @@ def newest(session: Session, client_id: str, number: int | None) -> UpdateRow | 
     return session.scalar(query.order_by(UpdateRow.round_number.desc()).limit(1))
 
 
-def counted_before(session: Session, client_id: str, number: int) -> UpdateRow | None:
-    """Which is a client's last update that counts of a round before this one?"""
-    return session.scalar(
-        select(UpdateRow)
-        .where(UpdateRow.client_id == client_id, UpdateRow.reject_reason.is_(None))
-        .where(UpdateRow.round_number < number)
-        .order_by(UpdateRow.round_number.desc())
-        .limit(1)
-    )
-
-
 def keep(
     session: Session,
     row: RoundRow,
@@ -132,8 +121,3 @@ def keep_payloads(session: Session, received: Content, state: Content | int) -> 
     if isinstance(state, int):
         return Kept(payload_id, payload_id, state)
     return Kept(payload_id, payloads.store(session, state.digest, state.size, state.pieces), 0)
-
-
-def layout_of(row: UpdateRow) -> Layout:
-    """Read the layout that an update's state was stored in."""
-    return {str(name): tuple(int(extent) for extent in shape) for name, shape in row.layout}

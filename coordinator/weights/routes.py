@@ -1,4 +1,4 @@
-"""The route of weights: stored bytes as they are, whole or a range of them."""
+"""The route of weights: stored bytes as they are, or in fewer bits, whole or a range of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from fastapi import APIRouter, Request, Response
 
 from coordinator.downloads import Stored, reply, wanted
 from coordinator.enrolment.auth import AsMember
-from coordinator.errors import AuthMissing, NotFound, NotJoined, RangeUnsatisfiable
+from coordinator.errors import AuthMissing, Busy, NotFound, NotJoined, RangeUnsatisfiable
+from coordinator.limits.uploads import decoder
 from coordinator.paths import RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds.traffic import sent_to
-from coordinator.sessions import TheDatabase, TheMetrics
+from coordinator.sessions import TheDatabase, TheMetrics, TheServerKey
 from coordinator.weights import store
+from coordinator.weights.coded import Asked, coded, recipe_wanted
 from schemas.wire.envelope import MEDIA_TYPE
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["weights"])
@@ -24,15 +26,22 @@ router = APIRouter(prefix="/v1/federations/{fid}", tags=["weights"])
         200: {"content": {MEDIA_TYPE: {}}, "description": "The stored bytes"},
         206: {"content": {MEDIA_TYPE: {}}, "description": "The range that was asked for"},
         304: {"description": "You have them"},
-        **answers(AuthMissing, NotFound, NotJoined, RangeUnsatisfiable),
+        **answers(AuthMissing, NotFound, NotJoined, RangeUnsatisfiable, Busy),
     },
 )
 def get_weights(
-    member: AsMember, n: RoundNumber, request: Request, database: TheDatabase, metrics: TheMetrics
+    member: AsMember,
+    n: RoundNumber,
+    request: Request,
+    database: TheDatabase,
+    metrics: TheMetrics,
+    key: TheServerKey,
 ) -> Response:
     """Serve a client its weights of a round it has joined, or its final ones after the last round.
 
-    Rounds that were thinned out (TESSERA_KEEP_ROUNDS) have none.
+    They are dense unless it says `Accept: application/vnd.tessera.adapter+safetensors;recipe=<name>`
+    (docs/wire-format.md) and has an update that counts; `Tessera-Weights` then proves which dense bytes they
+    stand for. Rounds that were thinned out (TESSERA_KEEP_ROUNDS) have none.
     """
     with database.read() as session:
         served = store.served(session, member.federation_id, member.client_id, n)
@@ -47,6 +56,15 @@ def get_weights(
         head=weights.head or b"",
         begin=weights.begin,
     )
+    recipe, proof = recipe_wanted(request.headers.get("accept", "")), None
+    if recipe is not None:
+        with decoder():
+            made = coded(database, Asked(member, n, weights, weights.payload_id, recipe), key)
+        stored, proof = made if made is not None else (stored, None)
     part = wanted(request.headers, stored)
     sent_to(database, metrics, member.client_id, part.size, round_id=served.round_id)
-    return reply(database, stored, part)
+    answer = reply(database, stored, part)
+    answer.headers["Vary"] = "Accept"
+    if proof is not None:
+        answer.headers["Tessera-Weights"] = proof
+    return answer

@@ -15,7 +15,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from schemas.identity.keys import decode, encode, is_signed_by
 
-Purpose = Literal["tessera-hello-v1", "tessera-enrolment-v1", "tessera-round-v1", "tessera-rotation-v1"]
+Purpose = Literal[
+    "tessera-hello-v1",
+    "tessera-enrolment-v1",
+    "tessera-round-v1",
+    "tessera-rotation-v1",
+    "tessera-weights-v1",
+]
 Document = Mapping[str, object]
 
 

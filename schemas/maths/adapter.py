@@ -35,6 +35,11 @@ def module_of(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
+def factor_of(tensor: str) -> str:
+    """Give which factor of its module a tensor is: `l0.q.A` -> `A`."""
+    return tensor.rpartition(".")[2]
+
+
 def pq_layout(
     blocks: int, roles: Iterable[str], rank: int, *, selected: Collection[str] | None = None
 ) -> Layout:
@@ -57,6 +62,14 @@ def lora_layout(layers: int, shapes: Mapping[str, tuple[int, int]], rank: int) -
             tensors[f"{module}.A"] = (rank, d_in)
             tensors[f"{module}.B"] = (d_out, rank)
     return in_order(tensors)
+
+
+def at_rank(layout: Layout, rank: int) -> Layout:
+    """Give the layout that A and B of another rank have."""
+    return {
+        name: (rank, shape[1]) if factor_of(name) == "A" else (shape[0], rank)
+        for name, shape in layout.items()
+    }
 
 
 def lora_modules(names: Iterable[str]) -> tuple[str, ...]:

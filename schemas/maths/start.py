@@ -43,14 +43,18 @@ def start_values(layout: Layout, seed: int, begin: int, count: int) -> NDArray[n
     return values
 
 
-def from_start(tensor: str, read: Callable[[str], NDArray[np.float32]], seed: int) -> NDArray[np.float32]:
+def from_start(
+    tensor: str, read: Callable[[str], NDArray[np.float32]], seed: int, layout: Layout
+) -> NDArray[np.float32]:
     """Give a tensor of served weights as who trains on it has it, in its shape: zeros may mean the start.
 
-    `read` gives the tensors as they are served. A pair A, B that is zero altogether has the A of the start.
+    `read` gives the tensors of the layout as they are served. A pair A, B that is zero altogether has the A
+    of the start; so has A alone, where B does not travel.
     """
     values = read(tensor)
     if not is_of_one_base_model(module_of(tensor)) or not tensor.endswith(".A") or values.any():
         return values
-    if read(f"{module_of(tensor)}.B").any():
+    other = f"{module_of(tensor)}.B"
+    if other in layout and read(other).any():
         return values
     return first_a(tensor, values.shape, seed).reshape(values.shape)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from schemas.messages.recipes import NAMED, NamedRecipe, RecipeName
+from schemas.messages.recipes import NAMED, NamedRecipe, RecipeName, WeightsRecipeName
 from schemas.messages.strict import BaseModelSlug, Name, Strict, UtcTime, wrong
 
 Role = Literal["q", "k", "v", "o", "gate", "up", "down"]
@@ -173,10 +173,13 @@ _DENSE_IN: dict[object, RecipeName] = {"float32": "dense", "float16": "f16"}
 class WirePlan(Strict):
     """How updates travel: by a recipe, by its name or spelt out, compressed with zstd or not.
 
-    A plan may say `dtype` instead, float32 or float16, as those do that are older than recipes: dense bodies.
+    `weights_recipe` is how agents ask for their weights, where they can: differences to weights, which some
+    recipes of updates are, need these to the bit. A plan may say `dtype` instead, float32 or float16, as
+    those do that are older than recipes: dense bodies both ways.
     """
 
     recipe: NamedRecipe = NAMED["int4_own_last"]
+    weights_recipe: WeightsRecipeName = "int8_own_last"
     compression: Literal["zstd", "none"] = "zstd"
 
     @model_validator(mode="before")
@@ -185,7 +188,7 @@ class WirePlan(Strict):
         if not isinstance(said, dict) or "recipe" in said or said.get("dtype") not in _DENSE_IN:
             return said
         rest = {name: value for name, value in said.items() if name != "dtype"}
-        return rest | {"recipe": _DENSE_IN[said["dtype"]]}
+        return rest | {"recipe": _DENSE_IN[said["dtype"]], "weights_recipe": "dense"}
 
 
 class PrivacyPlan(Strict):

@@ -21,6 +21,9 @@ RecipeName = Literal[
     "top10_int8_served",
 ]
 
+WeightsRecipeName = Literal["dense", "int8_own_last", "int4_own_last"]
+"""How an agent asks for its weights: whole, or as the difference to its last update that counts."""
+
 
 class Recipe(Strict):
     """How an update's values travel.
@@ -81,6 +84,11 @@ NAMED: Final[dict[RecipeName, Recipe]] = {
 def _resolved(named: object) -> object:
     return NAMED.get(named, named) if isinstance(named, str) else named  # type: ignore[call-overload]
 
+
+ON_REQUEST: Final = {
+    name: made for name, made in NAMED.items() if made.reference != "served" and not made.is_dense
+}
+"""What weights may be asked for in: they are what `served` refers to, and dense is how they are stored."""
 
 NamedRecipe = Annotated[Recipe, BeforeValidator(_resolved, json_schema_input_type=RecipeName | Recipe)]
 """A recipe, or the name of one; kept spelt out, so that no later table changes what it means."""

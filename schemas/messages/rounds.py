@@ -75,6 +75,20 @@ class RoundManifest(Lenient):
     signature: str
 
 
+class CodedWeights(Lenient):
+    """What the coordinator signs for weights that it serves in a recipe: which stored bytes they stand for.
+
+    `weights` is the digest that the round's manifest names, `digest` that of the body as it is sent.
+    """
+
+    federation: str
+    client: str
+    round: int
+    weights: Digest
+    digest: Digest
+    signature: str
+
+
 class FinishedBrief(Strict):
     """The federation is over; `weights` are this client's final ones, or null if it never took part.
 

@@ -62,6 +62,16 @@ class WeightsManifest(Manifest):
     pack: Digest | None
 
 
+class FoldedWeightsManifest(WeightsManifest):
+    """Weights that come with an addition to the base model, by a strategy that folds.
+
+    It is to be added to what weights of round `fold_from` had made of the base model; 1 = to nothing: it is
+    all that was folded so far. None = nothing was.
+    """
+
+    fold_from: Count | None = None
+
+
 class AdapterStateManifest(Manifest):
     """A client's stored adapter state after `round`."""
 

@@ -77,6 +77,8 @@ def encode(
 ) -> Coded:
     """Write tensors, in the order of their names; the same values and key give the same streams.
 
+    Each is asked for once, so that a mapping may read them one at a time.
+
     Of each tensor as many values are kept as the density says: those of the largest absolute value, or of the
     largest `importance`. `keep` marks them instead, and may prefer some tensors to others.
 
@@ -85,9 +87,10 @@ def encode(
         ValueError: `keep` marks more values than the density lets travel.
     """
     parts: dict[str, list[Stream]] = {name: [] for name in _DTYPES}
-    allowed = _kept((array.size for array in values.values()), recipe)
+    allowed = 0
     for name in sorted(values):
         flat = np.ascontiguousarray(values[name], np.float32).reshape(-1)
+        allowed += kept_count(flat.size, recipe.density)
         if recipe.density < 1:
             scores = np.abs(flat) if importance is None else importance[name].reshape(-1)
             mask = largest(scores, kept_count(flat.size, recipe.density)) if keep is None else keep[name]

@@ -71,6 +71,13 @@ def write_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: M
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
+def read_own_head(head: bytes) -> tuple[dict[str, tuple[int, ...]], Mapping[str, str]]:
+    """Read names and shapes, in the order of their data, and the metadata of what `write_header` wrote."""
+    raw = json.loads(head[_LENGTH_BYTES:])
+    metadata = raw.pop(_METADATA)
+    return {name: tuple(entry["shape"]) for name, entry in raw.items()}, metadata
+
+
 def read_header(source: BinaryIO, size: int, expected: Expected, coded: Expected | None = None) -> Header:
     """Read and check the header of a file of `size` bytes, positioned at its start.
 

@@ -37,7 +37,7 @@ from client_agent.training.data import SiloData
 from schemas.maths.start import from_start
 from schemas.messages.rounds import RoundBrief
 from tests.client_agent.test_daemon import QUICK, naps
-from tests.client_agent.test_packing import Killed, difference, kept, layout_of, trained, weights
+from tests.client_agent.test_packing import Killed, difference, kept, layout_of, trained
 from tests.served import Served
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -99,10 +99,14 @@ def pair(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable[..., P
         yield lambda **plan: Pair(served, silo, tmp_path, stack, **plan)
 
 
+def weights(folder: RoundFolder) -> Arrays:
+    return kept(folder, WEIGHTS)
+
+
 def beginning(folder: RoundFolder) -> Arrays:
     """What a client started a round from: the weights it was served, A of the seed in the first round."""
     served = weights(folder)
-    return {name: from_start(name, served.__getitem__, 0) for name in served}
+    return {name: from_start(name, served.__getitem__, 0, layout_of(folder)) for name in served}
 
 
 def minus(one: Arrays, other: Arrays) -> Arrays:

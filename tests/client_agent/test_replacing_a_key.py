@@ -83,8 +83,30 @@ def _before_the_files_are_changed(scene: Scene, patch: pytest.MonkeyPatch) -> Co
 
 
 def _before_the_change_is_on_the_disk(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
-    patch.setattr(membership, "fsync_folder", _stop)
+    def stop(folder: Path) -> None:
+        if not (folder / "next.key").exists():
+            raise Stopped
+
+    patch.setattr(membership, "fsync_folder", stop)
     return scene.connect
+
+
+def test_a_new_key_is_on_the_disk_before_anybody_hears_of_it(scene: Scene) -> None:
+    """Who made its file may have been killed just before; then a loss of power would take it away."""
+    synced: list[str] = []
+    sent: list[list[str]] = []
+
+    def connect(key: Ed25519PrivateKey) -> Any:
+        sent.append(list(synced))
+        return scene.connect(key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(membership, "fsync_folder", lambda folder: synced.append(folder.name))
+        with pytest.raises(Stopped):
+            replace_key(_before_it_is_sent(scene, patch), scene.folder)
+        synced.clear()
+        replace_key(connect, scene.folder)
+    assert sent[0] == [scene.folder.name], "the file was there already"
 
 
 STOPS = {

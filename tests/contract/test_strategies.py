@@ -9,6 +9,7 @@ import pytest
 from pydantic import JsonValue
 
 from client_agent.strategies import base as agent_side
+from coordinator.lora_methods import Folding, PartTravels
 from coordinator.strategies import base as coordinator_side
 from coordinator.strategy_needs import MoreTravels
 from schemas.maths.adapter import lora_layout, prior_layout
@@ -38,6 +39,23 @@ def test_the_agent_understands_what_a_plan_says(name: str) -> None:
     for options in _choices(name):
         understood = agent_side.load_strategy(name, options)
         assert understood.gated == coordinator_side.make(name, options).gated
+
+
+@pytest.mark.parametrize("name", coordinator_side.names())
+def test_both_sides_mean_the_same_tensors_to_travel(name: str) -> None:
+    here, there = agent_side.load_strategy(name), coordinator_side.make(name, {})
+    assert isinstance(here, agent_side.PartTravels) == isinstance(there, PartTravels)
+    if isinstance(here, agent_side.PartTravels) and isinstance(there, PartTravels):
+        tensors = lora_layout(2, {"q": (4, 4), "down": (4, 8)}, 2)
+        travelling = {tensor for tensor in tensors if here.travels(tensor)}
+        assert travelling == {tensor for tensor in tensors if there.travels(tensor)}
+        assert 0 < len(travelling) < len(tensors)
+
+
+@pytest.mark.parametrize("name", coordinator_side.names())
+def test_both_sides_say_whether_weights_come_with_something_to_fold(name: str) -> None:
+    here, there = agent_side.load_strategy(name), coordinator_side.make(name, {})
+    assert isinstance(here, agent_side.Folding) == isinstance(there, Folding)
 
 
 @pytest.mark.parametrize("name", coordinator_side.names())

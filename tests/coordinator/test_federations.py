@@ -75,6 +75,7 @@ def test_a_plan_gets_every_default_and_the_resolved_plan_is_kept(coordinator: Se
             },
             "adapter.kind",
         ),
+        ({"name": "x", "strategy": {"name": "ffa_lora"}}, "adapter.kind"),
         ([], ""),
     ],
 )

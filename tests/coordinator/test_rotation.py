@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sqlalchemy import text
 
 from coordinator.database import Database
 from coordinator.enrolment.rotation import KEYS_A_DAY
+from coordinator.identity_tables import ClientKeyRow
 from schemas.identity.documents import is_signed, sign
 from schemas.identity.keys import name_of, public_key
 from schemas.messages.enrolment import rotation_statement
@@ -67,6 +69,18 @@ def test_without_an_overlap_the_old_key_is_over_at_once(coordinator: Served, sil
     assert silo.http.put("/v1/me/key", json=request).status_code == 200
     assert slug(silo.http.get("/v1/me")) == "key-revoked"
     assert coordinator.signing(new).get("/v1/me").status_code == 200
+
+
+def test_a_key_that_is_over_at_once_stays_over_though_the_clock_be_set_back(
+    coordinator: Served, silo: Silo
+) -> None:
+    request = rotation(silo, Ed25519PrivateKey.generate(), overlap_seconds=0)
+    answer = silo.http.put("/v1/me/key", json=request)
+    assert answer.json()["old_key_expires_at"] > "2026", "people are told when it ended"
+    with closing(Database(coordinator.database_url)) as database, database.read() as session:
+        old = session.get_one(ClientKeyRow, name_of(silo.key))
+        assert old.expires_at is not None
+        assert old.expires_at < old.created_at - timedelta(days=365)
 
 
 def test_an_overlap_is_cut_short_by_asking_again_and_never_made_longer(

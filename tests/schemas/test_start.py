@@ -50,11 +50,18 @@ def test_served_zeros_of_a_pair_mean_its_start_and_nothing_else_does() -> None:
         "l0.q.B": np.zeros((3, 2), np.float32),
     }
     start = first_a("l0.q.A", (2, 5), 7).reshape(2, 5)
-    seen = {name: from_start(name, served.__getitem__, 7) for name in served}
+    seen = {
+        name: from_start(name, served.__getitem__, 7, {name: values.shape for name, values in served.items()})
+        for name in served
+    }
     assert (seen["l0.q.A"] == start).all()
     assert not seen["b0.q.P"].any()
     assert not seen["l0.q.B"].any()
     served["l0.q.B"][0, 0] = 1
-    assert not from_start("l0.q.A", served.__getitem__, 7).any()
+    assert not from_start(
+        "l0.q.A", served.__getitem__, 7, {name: values.shape for name, values in served.items()}
+    ).any()
     served["l0.q.A"][0, 0] = 2
-    assert from_start("l0.q.A", served.__getitem__, 7)[0].tolist() == [2, 0, 0, 0, 0]
+    assert from_start(
+        "l0.q.A", served.__getitem__, 7, {name: values.shape for name, values in served.items()}
+    )[0].tolist() == [2, 0, 0, 0, 0]

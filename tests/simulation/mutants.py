@@ -96,14 +96,14 @@ def _nothing(*_: object, **__: object) -> None:
 def publishes_in_two_transactions() -> Iterator[None]:
     publish = publishing._publish
 
-    def twice(database: Any, claim: Any, weighing: Any, made: Any) -> None:
+    def twice(database: Any, claim: Any, weighing: Any, done: Any) -> None:
         with database.write() as session:
-            for client, body in sorted(made.items()):
+            for client, body in sorted(done.made.items()):
                 stored = body.adopted(body.staged.adopt(session))
                 weights.give(
                     session, claim.federation_id, client, claim.number + 1, stored, publishing.now(session)
                 )
-        publish(database, claim, weighing, {})
+        publish(database, claim, weighing, replace(done, made={}))
 
     with patch.object(publishing, "_publish", twice):
         yield

@@ -21,6 +21,7 @@ from client_agent.model.export import CONFIG, TENSORS, checkpoint_in_place, writ
 from client_agent.model.frames import random_frames
 from client_agent.model.inject import inject
 from client_agent.model.loading import BaseModel, load_base_model
+from schemas.maths.factors import Factors
 from schemas.messages.federations import AdapterPlan
 from tests.client_agent.conftest import ARCHITECTURES
 
@@ -31,11 +32,14 @@ PLANS = {
     "gated": AdapterPlan(rank=6, blocks=2),
     "gated, private lora": AdapterPlan(rank=6, blocks=2, private_rank=2),
     "lora": AdapterPlan(kind="lora", rank=3, scale=0.5),
+    "folded lora": AdapterPlan(kind="lora", rank=3, scale=0.5),
     "deep": AdapterPlan(rank=6, blocks=3, same_architecture_rank=2),
 }
 CASES = [(architecture, EVERYTHING) for architecture in ARCHITECTURES]
 CASES += [("llama", name) for name in PLANS if name != EVERYTHING]
-CASES += [(architecture, name) for architecture in ("phi3", "gpt2") for name in ("gated", "lora")]
+CASES += [
+    (architecture, name) for architecture in ("phi3", "gpt2") for name in ("gated", "lora", "folded lora")
+]
 PEFT_ALONE = """
 import json, sys
 import numpy as np, torch
@@ -82,6 +86,10 @@ def trained(base: BaseModel, name: str) -> Adapter:
     adapter = inject(base, plan, frames, gated=gated, seed=0)
     adapter.load(noise(adapter.state(), 0))
     adapter.load_private(noise(adapter.private_state(), 1))
+    if name == "folded lora":
+        (d_out, d_in), rng = base.shapes["v"], np.random.default_rng(3)
+        factors = (0.5 * rng.standard_normal(shape) for shape in ((4, d_in), (d_out, 4)))
+        adapter.load_fold({"l1.v": Factors(*(values.astype(np.float32) for values in factors))})
     if gated:
         adapter.load_global(noise(adapter.state(), 2))
     return adapter

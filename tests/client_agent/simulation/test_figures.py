@@ -158,6 +158,10 @@ def test_a_lone_client_s_loss_is_shown(tmp_path: Path) -> None:
     assert lone.against["local"].seeds.values == pytest.approx([0.0, -0.1])
 
 
+def test_bytes_add_up_over_rounds_in_both_directions(tmp_path: Path) -> None:
+    assert report(tmp_path).methods[1].bytes_by_step == [0, 3000, 6000]
+
+
 def test_tables_and_page_carry_the_figures(tmp_path: Path) -> None:
     made = report(tmp_path)
     printed = StringIO()
@@ -166,7 +170,8 @@ def test_tables_and_page_carry_the_figures(tmp_path: Path) -> None:
         assert text in printed.getvalue()
     write_page(made, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 5
+    assert page.count("<svg") == 6
+    assert "Quality against bytes" in page
     for text in ("0.683 ± 0.017", "+0.133 ± 0.033", "10, not within 10 steps (0.70)", "+0.000 ± 0.100"):
         assert text in page
     for text in (

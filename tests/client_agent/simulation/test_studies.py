@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from client_agent.errors import StudyUnusable
-from client_agent.simulation.methods import BUILT_IN, ON_REQUEST, methods_of, plan_of, require_equal_training
+from client_agent.simulation.methods import (
+    BUILT_IN,
+    LORA_METHODS,
+    ON_REQUEST,
+    methods_of,
+    plan_of,
+    require_equal_training,
+)
 from client_agent.simulation.results import Cell, cells_of
 from client_agent.simulation.study import read_study
 from coordinator.strategies.base import make
@@ -91,6 +98,18 @@ def test_the_ordinary_lora_is_not_held_to_the_roles_and_rate_of_p_and_q(tmp_path
     assert lora.alignment is None
 
 
+def test_the_baselines_share_the_ordinary_lora_that_is_trained_alone_beside_them(tmp_path: Path) -> None:
+    read = study(tmp_path)
+    local = plans(tmp_path)["local_lora"]
+    for method in methods_of(read, [*LORA_METHODS]):
+        plan = plan_of(read, method, 0, PIVOT)
+        assert (plan.adapter, plan.training, plan.strategy.name) == (
+            local.adapter,
+            local.training,
+            method.name,
+        )
+
+
 def test_what_is_compared_with_fedmosaic_has_its_adapters_but_for_p_and_q_alone(tmp_path: Path) -> None:
     made = plans(tmp_path)
     adapter = made["fedmosaic"].adapter
@@ -104,7 +123,9 @@ def test_what_is_compared_with_fedmosaic_has_its_adapters_but_for_p_and_q_alone(
 def test_ca_pfl_is_compared_when_it_is_asked_for_under_a_plan_that_suits_it(tmp_path: Path) -> None:
     assert not plans(tmp_path).keys() & set(ON_REQUEST)
     read = study(tmp_path)
-    with_it, without = (plan_of(read, method, 0, PIVOT) for method in methods_of(read, [*ON_REQUEST]))
+    with_it, without = (
+        plan_of(read, method, 0, PIVOT) for method in methods_of(read, ["ca_pfl", "ca_pfl_unmodulated"])
+    )
     for plan in (with_it, without):
         strategy = make(plan.strategy.name, plan.strategy.options)
         assert isinstance(strategy, Particular)

@@ -59,7 +59,7 @@ def test_fedmosaic_goes_on_from_its_own_with_init_and_gate() -> None:
 
 
 def test_an_unknown_strategy_is_answered_with_those_there_are() -> None:
-    with pytest.raises(UnknownStrategy, match="fedavg, fedmosaic"):
+    with pytest.raises(UnknownStrategy, match="fedavg, fedex_lora, fedmosaic"):
         load_strategy("base")
     with pytest.raises(UnknownStrategy, match="update the agent"):
         load_strategy("../errors")

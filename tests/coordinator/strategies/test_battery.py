@@ -32,8 +32,6 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"mix": "init", "top_k": 2, "weight_by_examples": True, "temperature": 1e-6},
     ]
 }
-PRESENT_ONLY = {"ca_pfl"}
-"""What these add up is what clients learnt this round: an absent one counts for nothing at all."""
 EVERY = [(name, options) for name in names() for options in VARIANTS.get(name, [{}])]
 every_strategy = pytest.mark.parametrize(("name", "options"), EVERY)
 
@@ -173,6 +171,10 @@ def test_other_names_change_only_the_names(name: str, options: dict[str, Any], c
     np.testing.assert_allclose(once, again, atol=1e-9)
 
 
+PRESENT_ONLY = {"flora", "ca_pfl"}
+"""What these fold or add up is never counted again: an absent client counts for nothing at all."""
+
+
 @every_strategy
 def test_an_absent_client_fades_round_by_round(name: str, options: dict[str, Any]) -> None:
     def weight_of_absent(age: int, *, is_source: bool = True) -> float:
@@ -286,7 +288,7 @@ def test_options_have_defaults_and_forbid_strangers(name: str) -> None:
 
 
 def test_an_unknown_strategy_is_told_which_there_are() -> None:
-    with pytest.raises(UnknownStrategy, match="fedavg, fedmosaic"):
+    with pytest.raises(UnknownStrategy, match="fedavg, fedex_lora, fedmosaic"):
         load("base")
     with pytest.raises(UnknownStrategy, match="'no'"):
         make("no", {})

@@ -1,6 +1,7 @@
-"""What a client's update is the difference to: its last update that counts, or the weights it was served.
+"""What differences are taken to: a client's last update that counts, or the weights it was served.
 
-Refuses to decode: it names the reference of a recipe, and reads it tensor by tensor.
+Both ways: of the updates that it sends, and of the weights that it asks for. Refuses to decode: it names the
+reference of a recipe, and reads it tensor by tensor.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator import payloads
 from coordinator.database import Database
 from coordinator.rounds import bases
-from coordinator.updates import store
-from coordinator.updates.intake import Terms
+from coordinator.tables import UpdateRow
 from schemas.maths.adapter import Layout
 from schemas.maths.start import from_start
+from schemas.messages import recipes
 from schemas.wire.envelope import slots
 from schemas.wire.header import read_header
 from schemas.wire.refusals import BodyRefused
@@ -44,20 +46,37 @@ class Reference:
     seed: int | None
 
 
-def find(session: Session, terms: Terms) -> Reference | None:
-    """Which reference has the plan's recipe for a client in a round it has joined? None = it has none.
+def find(
+    session: Session, client_id: str, number: int, kind: recipes.Reference, layout: Layout, seed: int
+) -> Reference | None:
+    """Which reference of this kind has a client in a round that it has joined? None = it has none.
 
     Without an update that counts, `own_last` means the weights. What was stored in another layout is none.
     """
-    kind, whom = terms.recipe.reference, terms.address
     if kind == "none":
         return None
-    last = store.counted_before(session, whom.client, whom.round) if kind == "own_last" else None
+    last = _counted_before(session, client_id, number) if kind == "own_last" else None
     if last is None:
-        return _weights(session, terms)
-    if last.state_payload_id is None or store.layout_of(last) != terms.layout:
+        return _weights(session, client_id, number, layout, seed)
+    return _own(last, layout)
+
+
+def own_last(session: Session, client_id: str, number: int, layout: Layout) -> Reference | None:
+    """Which was a client's last update that counts before a round? None = none in this layout is kept."""
+    last = _counted_before(session, client_id, number)
+    return _own(last, layout) if last is not None else None
+
+
+def _own(last: UpdateRow, layout: Layout) -> Reference | None:
+    """Refer to an update's state; None where it is not kept, or of another layout."""
+    if last.state_payload_id is None or layout_of(last) != layout:
         return None
     return Reference(last.digest, last.state_payload_id, last.state_begin, None)
+
+
+def layout_of(row: UpdateRow) -> Layout:
+    """Read the layout that an update's state was stored in."""
+    return {str(name): tuple(int(extent) for extent in shape) for name, shape in row.layout}
 
 
 def reader(database: Database, reference: Reference, layout: Layout) -> Callable[[str], NDArray[np.float32]]:
@@ -79,15 +98,25 @@ def reader(database: Database, reference: Reference, layout: Layout) -> Callable
     seed = reference.seed
     if seed is None:
         return stored
-    return lambda name: from_start(name, stored, seed)
+    return lambda name: from_start(name, stored, seed, layout)
 
 
-def _weights(session: Session, terms: Terms) -> Reference | None:
-    given = bases.newest(session, terms.address.client, terms.address.round)
+def _counted_before(session: Session, client_id: str, number: int) -> UpdateRow | None:
+    return session.scalar(
+        select(UpdateRow)
+        .where(UpdateRow.client_id == client_id, UpdateRow.reject_reason.is_(None))
+        .where(UpdateRow.round_number < number)
+        .order_by(UpdateRow.round_number.desc())
+        .limit(1)
+    )
+
+
+def _weights(session: Session, client_id: str, number: int, layout: Layout, seed: int) -> Reference | None:
+    given = bases.newest(session, client_id, number)
     if given is None or given.payload_id is None or given.head is None:
         return None
     try:
-        read_header(io.BytesIO(given.head), given.size, slots(terms.layout))
+        read_header(io.BytesIO(given.head), given.size, slots(layout))
     except BodyRefused:
         return None
-    return Reference(given.digest, given.payload_id, given.begin, terms.seed)
+    return Reference(given.digest, given.payload_id, given.begin, seed)

@@ -1,0 +1,112 @@
+"""Fetch the weights of a round, in fewer bits where both sides can, and give them as plain tensors.
+
+A coded body is believed only with the coordinator's signature that it stands for the weights that the round's
+manifest names. Knows no model.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from base64 import urlsafe_b64decode
+from binascii import Error as NotBase64
+
+from pydantic import ValidationError
+
+from client_agent.coordinator_api import TensorBody
+from client_agent.errors import DownloadDamaged
+from client_agent.model.adapter import State
+from client_agent.packing import own_last
+from client_agent.participant import Participant
+from client_agent.round_folder import BASE, RoundFolder
+from schemas.identity.documents import is_signed
+from schemas.identity.keys import public_key
+from schemas.maths.adapter import in_order
+from schemas.messages.recipes import NAMED, SentRecipe
+from schemas.messages.rounds import CodedWeights, RoundBrief, WeightsReference
+from schemas.messages.updates import WeightsManifest
+from schemas.wire.coding import decode, stream_slots
+from schemas.wire.envelope import pack, unpack
+from schemas.wire.refusals import BodyRefused
+
+log = logging.getLogger(__name__)
+
+_LARGEST_BODY = 2**33
+
+
+def fetch(who: Participant, brief: RoundBrief, folder: RoundFolder, named: WeightsReference) -> bytes:
+    """Give the dense body of the weights that a manifest names; the folder keeps what they are called.
+
+    Raises:
+        DownloadDamaged: what came are not these weights.
+    """
+    content = _by_recipe(who, brief, named) if _may_be_coded(brief) else None
+    if content is None:
+        came = who.api.weights(who.federation, brief.round)
+        if came.digest != named.digest:
+            raise DownloadDamaged(_what(brief))
+        content = came.body
+    folder.write(BASE, named.digest.encode())
+    return content
+
+
+def _by_recipe(who: Participant, brief: RoundBrief, named: WeightsReference) -> bytes | None:
+    """Ask for the difference to our last update; None where both sides do not know the same one."""
+    own = own_last(who, brief.round)
+    if own is None:
+        return None
+    came = who.api.weights(who.federation, brief.round, brief.wire.weights_recipe)
+    if came.digest == named.digest:  # the coordinator has no such update, or is older than recipes
+        return came.body
+    _require_proof(who, brief, came, named.digest)
+    return _decoded(came, brief, *own)
+
+
+def _may_be_coded(brief: RoundBrief) -> bool:
+    """Say whether weights may be known but roughly; an update that is the difference to them needs all."""
+    return brief.wire.weights_recipe != "dense" and brief.wire.recipe.reference != "served"
+
+
+def _require_proof(who: Participant, brief: RoundBrief, came: TensorBody, weights: str) -> None:
+    """Make sure that the coordinator has signed for a body that it stands for these weights.
+
+    Raises:
+        DownloadDamaged: it has not.
+    """
+    try:
+        document = json.loads(urlsafe_b64decode(came.proof))
+        said = CodedWeights.model_validate(document)
+    except (NotBase64, ValueError, ValidationError) as error:
+        raise DownloadDamaged(_what(brief)) from error
+    wanted = (who.federation, who.client, brief.round, weights, came.digest)
+    meant = (said.federation, said.client, said.round, said.weights, said.digest) == wanted
+    key = public_key(who.server_key)
+    if not meant or not is_signed("tessera-weights-v1", document, said.signature, key):
+        raise DownloadDamaged(_what(brief))
+
+
+def _decoded(came: TensorBody, brief: RoundBrief, own: State, digest: str) -> bytes | None:
+    """Write a coded body, the difference to `own`, as a dense one; None if it is that to another update.
+
+    Raises:
+        DownloadDamaged: it is malformed.
+    """
+    layout = in_order({name: values.shape for name, values in own.items()})
+    recipe = NAMED[brief.wire.weights_recipe]
+    try:
+        with unpack(
+            came.body, encoding="zstd", expected={}, max_bytes=_LARGEST_BODY, coded=stream_slots()
+        ) as body:
+            manifest = body.manifest(WeightsManifest)
+            sent = SentRecipe.model_validate(manifest.recipe)
+            if sent.recipe != recipe or sent.against != digest:
+                log.warning("round %d: the weights differ from another update: asked for whole", brief.round)
+                return None
+            made = {name: own[name] + values for name, values in decode(body, layout, recipe)}
+    except (BodyRefused, ValidationError) as error:
+        raise DownloadDamaged(_what(brief)) from error
+    return pack(made, manifest.model_copy(update={"recipe": {}}))
+
+
+def _what(brief: RoundBrief) -> str:
+    return f"round {brief.round}'s weights"

@@ -1,0 +1,87 @@
+"""Make weights module by module where a strategy wants more than G = W U: it sees A and B of its sources.
+
+Memory is bounded by one module of every source. Everything else, how receivers of equal values share one
+payload included, is as in `aggregate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from coordinator.aggregation.aggregate import Made, Receiver, Weights, alike, append, begin, discard, mix
+from coordinator.aggregation.reading import StoredState, Values
+from coordinator.aggregation.stored_factors import StoredFactors
+from coordinator.database import Database
+from coordinator.lora_methods import Combining
+from coordinator.strategies.base import make, modules_of
+from schemas.maths.adapter import Shape, factor_of
+from schemas.maths.factors import Factors
+from schemas.messages.federations import FederationPlan
+
+
+def weights_of(
+    database: Database,
+    plan: FederationPlan,
+    weights: Weights,
+    states: Mapping[str, StoredState],
+    receivers: Sequence[Receiver],
+    *,
+    block_bytes: int,
+    between: Callable[[], None],
+) -> dict[str, Made]:
+    """Write the receivers' weights as staged payloads, as the plan's strategy makes them.
+
+    `between` is called again and again; what it raises ends the work and what was staged is discarded.
+    """
+    strategy = make(plan.strategy.name, plan.strategy.options)
+    if isinstance(strategy, Combining):
+        return combine(database, strategy, weights, states, receivers, between=between)
+    return mix(database, weights, states, receivers, block_bytes=block_bytes, between=between)
+
+
+def combine(
+    database: Database,
+    strategy: Combining,
+    weights: Weights,
+    states: Mapping[str, StoredState],
+    receivers: Sequence[Receiver],
+    *,
+    between: Callable[[], None],
+) -> dict[str, Made]:
+    """Write what a strategy combines for each receiver; give each one's body by client."""
+    stored = StoredFactors(database, states)
+    rows = {facts.client: row for row, facts in enumerate(weights.cohort.clients)}
+    bodies = begin(database, alike(weights, receivers))
+    forms = [modules_of(body.receivers[0].layout) for body in bodies]
+    try:
+        for module in sorted({module for form in forms for module in form}):
+            given = weights.of_module(module)
+            combined: dict[bytes, Factors] = {}
+            for body, form in zip(bodies, forms, strict=True):
+                if module in form:
+                    row = given[rows[body.receivers[0].client]]
+                    made = combined.get(row.tobytes())
+                    if made is None:
+                        sources = stored.sources(weights, module, row)
+                        made = strategy.combine(sources) if sources else zeros(dict(form[module]))
+                        combined[row.tobytes()] = made
+                    rank = dict(form[module])[f"{module}.A"][0]
+                    append(database, [body], in_a_row(made.of_rank(rank))[None])
+            between()
+    except BaseException:
+        discard(database, [made for body in bodies for made in body.made().values()])
+        raise
+    return {client: made for body in bodies for client, made in body.made().items()}
+
+
+def in_a_row(factors: Factors) -> Values:
+    """Give A and then B, as a layout has them, (n,)."""
+    return np.concatenate([factors.A.ravel(), factors.B.ravel()])
+
+
+def zeros(shapes: Mapping[str, Shape]) -> Factors:
+    """Give a module's A and B as they are before anybody has learnt anything."""
+    by_factor = {factor_of(tensor): np.zeros(shape, np.float32) for tensor, shape in shapes.items()}
+    return Factors(by_factor["A"], by_factor["B"])

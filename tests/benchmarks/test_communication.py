@@ -1,0 +1,25 @@
+"""What an adapter costs on the wire, told from real bodies."""
+
+from __future__ import annotations
+
+from benchmarks.communication import MB, Model, measure
+from schemas.maths.adapter import size
+
+TINY = Model("tiny", 2, {role: (64, 64) for role in ("q", "k", "v", "o", "gate", "up", "down")})
+
+
+def test_bytes_are_those_of_whole_bodies_and_fewer_bits_are_fewer_bytes() -> None:
+    rows = {row.what: row for row in measure(TINY)}
+    dense = rows["LoRA r=8 on q, v, dense float32"]
+    assert dense.values == size(TINY.lora(("q", "v"), 8)) == 4096
+    assert dense.down > 4 * dense.values
+    assert dense.down < 4 * dense.values + 2048, "values, and a header"
+    few = rows["LoRA r=8 on q, v, int4 / int8 (default)"]
+    assert few.up < dense.up / 4
+    assert few.down < dense.down / 2
+
+
+def test_p_and_q_cost_the_same_for_any_base_model() -> None:
+    row = next(row for row in measure(TINY) if row.what == "P, Q r=16, int4 / int8 (default)")
+    assert row.values == 7616
+    assert row.up / MB < 0.0065

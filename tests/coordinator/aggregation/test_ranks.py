@@ -1,0 +1,102 @@
+"""Clients of different ranks, over HTTP: what they may send, and that each is served its own rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from coordinator.lora_methods import Combining, Source
+from coordinator.strategies.base import make
+from schemas.maths.adapter import Layout, lora_layout
+from schemas.maths.factors import Factors
+from schemas.wire.envelope import slots, unpack
+from tests.served import Served, Silo, slug
+from tests.taking_part import join, put, update_body, url, wait_for
+
+SHAPES = {"q": [5, 6], "down": [4, 5]}
+PLAN: dict[str, Any] = {
+    "strategy": {"name": "het_lora", "options": {"r_min": 2}},
+    "adapter": {"kind": "lora", "rank": 4, "blocks": 1, "roles": ["q", "down"]},
+    "rounds": {"total": 3, "min_clients": 3, "collect_seconds": 600},
+    "signature": {"dim": 4},
+}
+Tensors = dict[str, NDArray[np.float32]]
+
+
+def layout(rank: int) -> Layout:
+    return lora_layout(2, {"q": (5, 6), "down": (4, 5)}, rank)
+
+
+def adapter(rank: int, seed: int) -> Tensors:
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in layout(rank).items()}
+
+
+def running(served: Served, models: list[str]) -> tuple[str, list[Silo]]:
+    fid = served.federation(**PLAN)
+    silos = [
+        served.enrol(fid, f"c{i}", base_model=model, layers=2, shapes=SHAPES)
+        for i, model in enumerate(models)
+    ]
+    assert served.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    return fid, silos
+
+
+def weights(silo: Silo, number: int, rank: int) -> Tensors:
+    join(silo, number)
+    body = silo.http.get(url(silo, number, "/weights")).content
+    with unpack(body, encoding=None, expected=slots(layout(rank)), max_bytes=2**20) as envelope:
+        return {name: envelope.read_float32(name) for name in envelope.names}
+
+
+def expected(sent: list[Tensors], rank: int) -> Tensors:
+    strategy = make("het_lora", {})
+    assert isinstance(strategy, Combining)
+    made: Tensors = {}
+    for module in {name[:-2] for name in sent[0]}:
+        factors = [Factors(one[f"{module}.A"], one[f"{module}.B"]) for one in sent]
+        combined = strategy.combine([Source(one, 1 / len(sent)) for one in factors]).of_rank(rank)
+        made |= {f"{module}.A": combined.A, f"{module}.B": combined.B}
+    return made
+
+
+def test_everybody_is_served_the_mean_of_its_base_model_in_its_own_rank(coordinator: Served) -> None:
+    fid, silos = running(coordinator, ["tiny-s-aaaaaaaaaaaa"] * 2 + ["tiny-l-bbbbbbbbbbbb"])
+    ranks = [2, 3, 2]
+    sent = [adapter(rank, i) for i, rank in enumerate(ranks)]
+    for silo, tensors in zip(silos, sent, strict=True):
+        assert set(weights(silo, 1, 4)) == set(layout(4))  # nobody's rank is known yet
+        answer = put(silo, 1, update_body(silo, 1, join(silo, 1), tensors))
+        assert answer.status_code == 201, answer.text
+    wait_for(coordinator, fid, 1, "published")
+    for place, (silo, rank) in enumerate(zip(silos, ranks, strict=True)):
+        wanted = expected(sent[:2] if place < 2 else sent[2:], rank)
+        for name, values in weights(silo, 2, rank).items():
+            np.testing.assert_allclose(values, wanted[name], rtol=1e-5, atol=1e-6)
+    newcomer = coordinator.enrol(fid, "new", base_model="tiny-s-aaaaaaaaaaaa", layers=2, shapes=SHAPES)
+    for name, values in weights(newcomer, 2, 4).items():
+        np.testing.assert_allclose(values, expected(sent[:2], 4)[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rank", [1, 5])
+def test_a_rank_outside_the_plan_s_is_refused(coordinator: Served, rank: int) -> None:
+    _, (silo,) = running(coordinator, ["tiny-s-aaaaaaaaaaaa"])
+    answer = put(silo, 1, update_body(silo, 1, join(silo, 1), adapter(rank, 0)))
+    assert (answer.status_code, slug(answer)) == (422, "tensor-schema")
+
+
+def test_an_update_of_two_ranks_is_refused(coordinator: Served) -> None:
+    _, (silo,) = running(coordinator, ["tiny-s-aaaaaaaaaaaa"])
+    mixed = {n: (adapter(2, 0) if n.startswith("l0") else adapter(3, 0))[n] for n in layout(2)}
+    answer = put(silo, 1, update_body(silo, 1, join(silo, 1), mixed))
+    assert (answer.status_code, slug(answer)) == (422, "tensor-schema")
+    assert put(silo, 1, update_body(silo, 1, join(silo, 1), adapter(4, 0))).status_code == 201
+
+
+def test_the_least_rank_is_no_larger_than_the_largest(coordinator: Served) -> None:
+    plan = PLAN | {"name": "x", "strategy": {"name": "het_lora", "options": {"r_min": 5}}}
+    refused = coordinator.admin.post("/v1/federations", json=plan)
+    assert (refused.status_code, refused.json()["field"]) == (422, "adapter.rank")

@@ -1,0 +1,171 @@
+"""What the methods for ordinary LoRA claim of B A, the product that acts: with Hypothesis, in that space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from coordinator.lora_methods import Combining, Folding, Source
+from coordinator.strategies.averaging import mean
+from coordinator.strategies.base import make
+from schemas.maths.factors import Factors, recompressed, side_by_side
+
+Floats = NDArray[np.float64]
+
+
+def product(factors: Factors) -> Floats:
+    return factors.B.astype(np.float64) @ factors.A.astype(np.float64)
+
+
+def mean_product(sources: list[Source]) -> Floats:
+    return np.asarray(sum(one.weight * product(one.factors) for one in sources))
+
+
+@st.composite
+def sources(draw: st.DrawFn, *, equal_ranks: bool = True, fresh: bool = False) -> list[Source]:
+    """Clients of one base model: their factors, unequal weights, ages."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    d_out, d_in = draw(st.integers(1, 12)), draw(st.integers(1, 12))
+    rank, scale = draw(st.integers(1, 4)), draw(st.sampled_from([1e-3, 1.0, 30.0]))
+    count = draw(st.integers(1, 6))
+    weights = rng.dirichlet(np.full(count, draw(st.sampled_from([0.3, 5.0]))))
+    made = []
+    for weight in weights:
+        r = rank if equal_ranks else draw(st.integers(1, 4))
+        a, b = (scale * rng.standard_normal(shape) for shape in ((r, d_in), (d_out, r)))
+        factors = Factors(a.astype(np.float32), b.astype(np.float32))
+        made.append(Source(factors, float(weight), 0 if fresh else draw(st.integers(0, 2))))
+    return made
+
+
+def combining(name: str, **options: Any) -> Combining:
+    strategy = make(name, options)
+    assert isinstance(strategy, Combining)
+    return strategy
+
+
+def close(found: Floats, wanted: Floats, sources: list[Source], tolerance: float = 1e-5) -> None:
+    largest = max(float(np.linalg.norm(product(one.factors))) for one in sources)
+    assert np.linalg.norm(found - wanted) <= tolerance * max(largest, 1e-30)
+
+
+@given(sources())
+def test_with_one_frozen_a_the_mean_of_b_is_the_mean_of_what_acts(clients: list[Source]) -> None:
+    a = clients[0].factors.A
+    same = [Source(Factors(a, one.factors.B), one.weight) for one in clients]
+    close(product(Factors(a, mean(same).B)), mean_product(same), same)
+
+
+@given(sources(), st.sampled_from([1e-6, 0.01, 10.0]))
+def test_lora_fair_is_never_further_from_the_mean_product_than_fedavg(
+    clients: list[Source], ridge: float
+) -> None:
+    wanted = mean_product(clients)
+    fair = np.linalg.norm(product(combining("lora_fair", ridge=ridge).combine(clients)) - wanted)
+    plain = np.linalg.norm(product(mean(clients)) - wanted)
+    largest = max(float(np.linalg.norm(product(one.factors))) for one in clients)
+    assert fair <= plain + 1e-5 * largest
+
+
+@given(sources(), st.sampled_from([0.01, 1.0]))
+@settings(deadline=None)
+def test_lora_fair_finds_what_a_numerical_minimiser_finds(clients: list[Source], ridge: float) -> None:
+    fair = combining("lora_fair", ridge=ridge).combine(clients)
+    middle = mean(clients)
+    np.testing.assert_array_equal(fair.A, middle.A)
+    # |dW - B' A|^2 + lambda |B' - B|^2 as one least-squares problem, row by row of B'.
+    a, b = middle.A.astype(np.float64), middle.B.astype(np.float64)
+    left = np.vstack([a.T, np.sqrt(ridge) * np.eye(len(a))])
+    right = np.vstack([mean_product(clients).T, np.sqrt(ridge) * b.T])
+    solved = np.linalg.lstsq(left, right, rcond=None)[0].T
+    np.testing.assert_allclose(fair.B, solved, rtol=1e-4, atol=1e-4 * float(np.abs(solved).max()))
+
+
+@pytest.mark.parametrize("name", ["lora_fair", "het_lora"])
+@given(clients=sources())
+def test_whoever_is_alone_keeps_what_it_does(name: str, clients: list[Source]) -> None:
+    alone = [Source(clients[0].factors, 1.0)]
+    close(product(combining(name).combine(alone)), mean_product(alone), alone)
+
+
+def folding(name: str, **options: Any) -> Folding:
+    strategy = make(name, options)
+    assert isinstance(strategy, Folding)
+    return strategy
+
+
+@given(sources())
+def test_fedex_lora_folds_exactly_what_the_means_leave_out(clients: list[Source]) -> None:
+    folded = folding("fedex_lora").fold(clients)
+    assert folded.served is not None
+    close(product(folded.served) + product(folded.residual), mean_product(clients), clients)
+    d_out, d_in = product(folded.served).shape
+    rank = clients[0].factors.rank
+    assert folded.residual.rank <= min((len(clients) - 1) * rank, d_out, d_in)
+
+
+@given(sources(), st.integers(1, 3))
+def test_a_truncated_residual_is_the_nearest_of_its_rank(clients: list[Source], most: int) -> None:
+    exact = product(folding("fedex_lora").fold(clients).residual)
+    truncated = folding("fedex_lora", truncate_rank=most).fold(clients).residual
+    assert truncated.rank <= most
+    left = np.linalg.svd(exact, compute_uv=False)[most:]
+    error = float(np.linalg.norm(product(truncated) - exact))
+    largest = max(float(np.linalg.norm(product(one.factors))) for one in clients)
+    assert error == pytest.approx(np.sqrt(np.sum(left**2)), abs=1e-5 * largest)
+
+
+@given(sources(equal_ranks=False))
+def test_flora_folds_the_mean_of_what_those_do_who_are_here(clients: list[Source]) -> None:
+    folded = folding("flora").fold(clients)
+    assert folded.served is None
+    here = [one for one in clients if one.age == 0]
+    wanted = mean_product(here) if here else 0.0 * product(clients[0].factors)
+    close(product(folded.residual), wanted, clients)
+    d_out, d_in = wanted.shape
+    assert folded.residual.rank <= min(sum(one.factors.rank for one in here), d_out, d_in)
+
+
+@given(sources(equal_ranks=False))
+def test_recompressing_keeps_the_product_in_as_few_ranks_as_it_has(clients: list[Source]) -> None:
+    twice = [one.factors for one in clients] * 2
+    small = recompressed(side_by_side(twice))
+    wanted = np.asarray(2 * sum(product(one.factors) for one in clients))
+    close(product(small), wanted, clients)
+    assert small.rank <= min(sum(one.factors.rank for one in clients), *wanted.shape)
+
+
+@given(sources(equal_ranks=False))
+def test_het_lora_weighs_by_what_adapters_do_and_pads_to_the_largest_rank(clients: list[Source]) -> None:
+    combined = combining("het_lora").combine(clients)
+    rank = max(one.factors.rank for one in clients)
+    assert combined.rank == rank
+    sizes = np.array([one.weight * np.linalg.norm(product(one.factors)) for one in clients])
+    shares = sizes / sizes.sum()
+    a = np.zeros((rank, combined.A.shape[1]))
+    for one, share in zip(clients, shares, strict=True):
+        a[: one.factors.rank] += share * one.factors.A
+    np.testing.assert_allclose(combined.A, a, rtol=1e-4, atol=1e-4 * float(np.abs(a).max()))
+
+
+@given(sources(equal_ranks=False), st.integers(1, 6))
+def test_another_rank_is_the_first_ranks_or_zeros_behind_them(clients: list[Source], rank: int) -> None:
+    one = clients[0].factors
+    other = one.of_rank(rank)
+    assert other.rank == rank
+    kept = min(rank, one.rank)
+    np.testing.assert_array_equal(other.A[:kept], one.A[:kept])
+    np.testing.assert_array_equal(other.B[:, :kept], one.B[:, :kept])
+    assert not other.A[kept:].any()
+    assert not other.B[:, kept:].any()
+
+
+def test_adapters_that_have_learnt_nothing_count_by_their_weight_alone() -> None:
+    a = np.eye(2, 3, dtype=np.float32)
+    clients = [Source(Factors(k * a, np.zeros((4, 2), np.float32)), 0.5) for k in (1, 3)]
+    np.testing.assert_array_equal(combining("het_lora").combine(clients).A, 2 * a)
