@@ -1,7 +1,7 @@
 """Say in numbers what a round learnt of importance and what its update sent. Pure.
 
 A round's file lists all rounds so far, so that the newest one is enough to draw them. Six digits are told:
-the last bits of a long sum hang on where its numbers lie in memory, and a file written again must be the same.
+the last bits of a long sum hang on where its numbers lie in memory, and a file written anew must be the same.
 """
 
 from __future__ import annotations
