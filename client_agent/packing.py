@@ -131,7 +131,7 @@ def own_last(who: Participant, number: int) -> tuple[State, str] | None:
 def _is_needed_later(brief: RoundBrief) -> bool:
     """Say whether something is the difference to this update: the next one, or the next weights."""
     wire = brief.wire
-    return wire.recipe.reference == "own_last" or wire.weights_recipe != "dense"
+    return wire.recipe.reference == "own_last" or wire.asked_for != "dense"
 
 
 def _has_no_reference(brief: RoundBrief) -> bool:

@@ -40,7 +40,7 @@ def fetch(who: Participant, brief: RoundBrief, folder: RoundFolder, named: Weigh
     Raises:
         DownloadDamaged: what came are not these weights.
     """
-    content = _by_recipe(who, brief, named) if _may_be_coded(brief) else None
+    content = _by_recipe(who, brief, named) if brief.wire.asked_for != "dense" else None
     if content is None:
         came = who.api.weights(who.federation, brief.round)
         if came.digest != named.digest:
@@ -55,16 +55,11 @@ def _by_recipe(who: Participant, brief: RoundBrief, named: WeightsReference) -> 
     own = own_last(who, brief.round)
     if own is None:
         return None
-    came = who.api.weights(who.federation, brief.round, brief.wire.weights_recipe)
+    came = who.api.weights(who.federation, brief.round, brief.wire.asked_for)
     if came.digest == named.digest:  # the coordinator has no such update, or is older than recipes
         return came.body
     _require_proof(who, brief, came, named.digest)
     return _decoded(came, brief, *own)
-
-
-def _may_be_coded(brief: RoundBrief) -> bool:
-    """Say whether weights may be known but roughly; an update that is the difference to them needs all."""
-    return brief.wire.weights_recipe != "dense" and brief.wire.recipe.reference != "served"
 
 
 def _require_proof(who: Participant, brief: RoundBrief, came: TensorBody, weights: str) -> None:
@@ -92,7 +87,7 @@ def _decoded(came: TensorBody, brief: RoundBrief, own: State, digest: str) -> by
         DownloadDamaged: it is malformed.
     """
     layout = in_order({name: values.shape for name, values in own.items()})
-    recipe = NAMED[brief.wire.weights_recipe]
+    recipe = NAMED[brief.wire.asked_for]
     try:
         with unpack(
             came.body, encoding="zstd", expected={}, max_bytes=_LARGEST_BODY, coded=stream_slots()

@@ -154,7 +154,7 @@ def test_by_default_an_update_is_the_difference_to_the_last_and_both_sides_hold_
 
 @pytest.mark.parametrize("recipe", ["dense", "f16", "bf16", "int8"])
 def test_a_recipe_without_reference_keeps_nothing(served: Served, participant: Enrolled, recipe: str) -> None:
-    scene = Scene(served, participant, wire={"recipe": recipe})
+    scene = Scene(served, participant, wire={"recipe": recipe, "weights_recipe": "dense"})
     folder = scene.play(2)
     stored, learnt = scene.stored(layout_of(folder)), trained(folder)
     for name, values in learnt.items():

@@ -41,3 +41,12 @@ def test_a_plan_that_is_older_than_recipes_goes_on_to_mean_dense() -> None:
     for wrong in ({"dtype": "float64"}, {"dtype": "float32", "recipe": "dense"}):
         with pytest.raises(ValidationError):
             WirePlan.model_validate(wrong)
+
+
+def test_weights_are_asked_for_whole_where_updates_are_whole_or_differences_to_them() -> None:
+    asked = {name: WirePlan(recipe=recipe).weights_recipe for name, recipe in NAMED.items()}
+    coded = {name for name, how in asked.items() if how == "int8_own_last"}
+    assert coded == {"bf16", "int8", "int8_own_last", "int4_own_last"}
+    assert WirePlan(recipe=NAMED["dense"], weights_recipe="int4_own_last").asked_for == "int4_own_last"
+    with pytest.raises(ValidationError, match="must be dense"):
+        WirePlan(recipe=NAMED["int4_served"], weights_recipe="int8_own_last")

@@ -49,11 +49,9 @@ def test_served_zeros_of_a_pair_mean_its_start_and_nothing_else_does() -> None:
         "l0.q.A": np.zeros((2, 5), np.float32),
         "l0.q.B": np.zeros((3, 2), np.float32),
     }
+    layout = {name: values.shape for name, values in served.items()}
     start = first_a("l0.q.A", (2, 5), 7).reshape(2, 5)
-    seen = {
-        name: from_start(name, served.__getitem__, 7, {name: values.shape for name, values in served.items()})
-        for name in served
-    }
+    seen = {name: from_start(name, served.__getitem__, 7, layout) for name in served}
     assert (seen["l0.q.A"] == start).all()
     assert not seen["b0.q.P"].any()
     assert not seen["l0.q.B"].any()
@@ -65,3 +63,9 @@ def test_served_zeros_of_a_pair_mean_its_start_and_nothing_else_does() -> None:
     assert from_start(
         "l0.q.A", served.__getitem__, 7, {name: values.shape for name, values in served.items()}
     )[0].tolist() == [2, 0, 0, 0, 0]
+
+
+def test_zeros_of_a_whose_b_does_not_travel_mean_the_start_too() -> None:
+    served = {"l0.q.A": np.zeros((2, 5), np.float32)}
+    seen = from_start("l0.q.A", served.__getitem__, 7, {"l0.q.A": (2, 5)})
+    assert (seen == first_a("l0.q.A", (2, 5), 7).reshape(2, 5)).all()

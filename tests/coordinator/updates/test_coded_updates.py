@@ -224,7 +224,8 @@ def test_the_plan_keeps_the_recipe_spelt_out_and_the_default_is_four_bits(coordi
     fid, silos = running(coordinator)
     spelt = {"reference": "own_last", "density": 1.0, "values": "int4", "block": 64}
     shown = coordinator.admin.get(f"/v1/federations/{fid}").json()["plan"]["wire"]
-    assert shown == {"recipe": spelt, "compression": "zstd"} == brief(silos[0])["wire"]
+    both = {"recipe": spelt, "weights_recipe": "int8_own_last", "compression": "zstd"}
+    assert shown == both == brief(silos[0])["wire"]
 
 
 def test_a_plan_that_was_stored_before_recipes_means_dense_and_is_served_unchanged(
