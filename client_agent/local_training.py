@@ -21,6 +21,7 @@ from client_agent.strategies.base import AgentStrategy, Folding, RanksDiffer
 from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import train
 from client_agent.training.progress import TrainingProgress
+from client_agent.variational.adapter import VariationalAdapter
 from schemas.messages.federations import TrainingPlan
 from schemas.messages.rounds import Metrics, Scores
 
@@ -101,7 +102,11 @@ def train_locally(
     adapter.load(start)
     if earlier is not None:
         adapter.load_private(earlier.private)
+    learns = adapter if isinstance(adapter, VariationalAdapter) else None
     pruner = Pruner(adapter, strategy.pruning) if isinstance(strategy, RanksDiffer) else None
+    penalty = pruner.penalty if pruner is not None else None
+    if learns:
+        penalty = learns.penalty(silo.data.train, plan.max_length, round_number)
     before = _score(silo, plan)
     with TrainingProgress(title) as progress:
         outcome = train(
@@ -114,10 +119,12 @@ def train_locally(
             optimiser_state=going_on_from(earlier, adapter, strategy),
             on_step=progress,
             stop=stop,
-            penalty=pruner.penalty if pruner is not None else None,
+            penalty=penalty,
         )
     if len(outcome.losses) < plan.steps:
         raise Stopped
+    if learns:
+        learns.move_prior()
     state = pruner.pruned() if pruner is not None else adapter.state()
     after = _score(silo, plan)
     return Trained(

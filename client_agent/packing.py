@@ -18,21 +18,35 @@ from client_agent.local_training import Trained
 from client_agent.model.adapter import State
 from client_agent.participant import Participant
 from client_agent.reopening import read_weights
-from client_agent.round_folder import RECEIPT, RESIDUAL, SENT, SIGNATURE, TRAINED, WEIGHTS, RoundFolder
+from client_agent.round_folder import (
+    MEASURES,
+    RECEIPT,
+    RESIDUAL,
+    SENT,
+    SIGNATURE,
+    TRAINED,
+    WEIGHTS,
+    RoundFolder,
+)
 from client_agent.signature import Signature
-from client_agent.strategies.base import Folding, RanksDiffer, load_strategy
+from client_agent.strategies.base import Folding, LearnsImportance, RanksDiffer, load_strategy
+from client_agent.variational.adapter import posterior_of
+from client_agent.variational.measures import Measures, nonzero_share, posterior_measures, with_round
+from client_agent.variational.posterior import importance
+from client_agent.variational.sparsity import marked
 from schemas.maths.adapter import SIGNATURE as SIGNATURE_TENSOR
-from schemas.maths.adapter import Layout, in_order
+from schemas.maths.adapter import Layout, in_order, lora_modules
 from schemas.maths.start import from_start
 from schemas.messages.recipes import SentRecipe
 from schemas.messages.rounds import RoundBrief
 from schemas.messages.strict import Digest
 from schemas.messages.updates import Manifest, Receipt, UpdateManifest
-from schemas.wire.coding import decode, encode
+from schemas.wire.coding import Coded, decode, encode
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import Array, pack, slots, unpack
 from schemas.wire.quantise import NotEncodable
 from schemas.wire.refusals import BodyRefused
+from schemas.wire.sparse import Mask
 
 log = logging.getLogger(__name__)
 
@@ -60,16 +74,17 @@ def pack_update(who: Participant, brief: RoundBrief, folder: RoundFolder) -> byt
     recipe = brief.wire.recipe
     if recipe.is_dense or _has_no_reference(brief):
         return pack_dense(who, brief, folder)
-    trained = Trained.read(folder.path / TRAINED).adapter
+    made = Trained.read(folder.path / TRAINED)
+    trained = made.adapter
     layout = in_order({name: values.shape for name, values in trained.items()})
     reference = _reference(who, brief, folder, layout)
     if reference is None:
         return pack_dense(who, brief, folder)
-    wanted = _difference(trained, reference.values)
-    if recipe.feeds_back:
-        wanted = _with_residual(who, brief.round, wanted, layout)
+    delta = _difference(trained, reference.values)
+    wanted = _with_residual(who, brief.round, delta, layout) if recipe.feeds_back else delta
+    keep = _marked(brief, made.private, wanted)
     try:
-        coded = encode(wanted, recipe, "recipe", who.federation, who.client, brief.round)
+        coded = encode(wanted, recipe, "recipe", who.federation, who.client, brief.round, keep=keep)
     except NotEncodable as why:
         log.warning("round %d: %s, in %s: the update is sent whole", brief.round, why, recipe.values)
         return pack_dense(who, brief, folder)
@@ -80,6 +95,9 @@ def pack_update(who: Participant, brief: RoundBrief, folder: RoundFolder) -> byt
         _keep(folder, SENT, _sum(reference.values, seen), who, body)
     if recipe.feeds_back:
         _keep(folder, RESIDUAL, _difference(wanted, seen), who, body)
+    if keep is not None and reference.values is not None:
+        left = _norm(_difference(wanted, seen)) / (_norm(delta) or 1)
+        _measure(who, folder, made.private, reference.values, seen, left, _bytes(coded))
     return body
 
 
@@ -186,6 +204,38 @@ def _with_residual(who: Participant, number: int, delta: Arrays, layout: Layout)
         "round %d: what was lost last is %.2f of what was learnt", number, _norm(lost) / (_norm(delta) or 1)
     )
     return _sum(delta, lost)
+
+
+def _marked(brief: RoundBrief, private: State, wanted: Arrays) -> dict[str, Mask] | None:
+    """Mark what travels by what was learnt of importance, None where nothing was: the largest values do."""
+    strategy = load_strategy(brief.strategy.name, brief.strategy.options)
+    if not isinstance(strategy, LearnsImportance) or brief.wire.recipe.density == 1:
+        return None
+    modules, learnt = lora_modules(wanted), importance(posterior_of(private)).double().numpy()
+    return marked(wanted, modules, learnt, brief.wire.recipe, strategy.importance, brief.round)
+
+
+def _measure(
+    who: Participant,
+    folder: RoundFolder,
+    private: State,
+    served: State,
+    seen: Arrays,
+    left: float,
+    octets: int,
+) -> None:
+    kl, spread = posterior_measures(posterior_of(private), served)
+    made = Measures(folder.number, nonzero_share(seen), left, kl, spread, octets)
+    log.info(
+        "round %d: density %.3f, residual %.2f of what was learnt, KL %.4f, importance %.3f to %.3f",
+        *(made.round, made.density, made.residual, made.kl, spread[0], spread[2]),
+    )
+    last = who.rounds.newest_with(MEASURES, before=folder.number)
+    folder.write(MEASURES, with_round(last.read(MEASURES) if last is not None else None, made))
+
+
+def _bytes(coded: Coded) -> int:
+    return sum(stream.nbytes for stream in coded.tensors.values())
 
 
 def _keep(folder: RoundFolder, file: str, values: State, who: Participant, body: bytes) -> None:

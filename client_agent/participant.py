@@ -21,6 +21,7 @@ from client_agent.roster import Roster
 from client_agent.round_folder import TRAINED, RoundFolders
 from client_agent.silo import Silo
 from client_agent.strategies.base import AgentStrategy, Folding, RanksDiffer, load_strategy
+from client_agent.variational.adapter import with_importance
 from schemas.maths.draws import words
 from schemas.messages.federations import AdapterPlan
 from schemas.messages.rounds import RoundBrief, SignedDocument
@@ -102,7 +103,7 @@ class Participant:
     def injected(self, brief: RoundBrief) -> Adapter:
         """Put the plan's adapter around our base model; leaving its context takes it away."""
         strategy = load_strategy(brief.strategy.name, brief.strategy.options)
-        return inject(
+        adapter = inject(
             self.silo.base,
             self._adapter(strategy, brief),
             self.frames(brief).frames,
@@ -110,6 +111,7 @@ class Participant:
             seed=_seed_of_start(strategy, brief),
             parts=parts_of(strategy),
         )
+        return with_importance(adapter, self.silo.base, strategy, seed=brief.training.seed)
 
     def _adapter(self, strategy: AgentStrategy, brief: RoundBrief) -> AdapterPlan:
         """Give the plan's adapter, of our own rank where a strategy lets ranks differ."""

@@ -21,6 +21,7 @@ from client_agent.pruning import of_rank, rank_of
 from client_agent.round_folder import BRIEF, FINAL_WEIGHTS, TRAINED, WEIGHTS, RoundFolder, RoundFolders
 from client_agent.silo import Silo
 from client_agent.strategies.base import AgentStrategy, Folding, RanksDiffer, load_strategy
+from client_agent.variational.adapter import with_importance
 from schemas.maths.adapter import Layout
 from schemas.messages.rounds import RoundBrief
 from schemas.wire.compress import is_frame
@@ -107,7 +108,8 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
     plan = brief.adapter
     if isinstance(strategy, RanksDiffer) and trained is not None:
         plan = plan.model_copy(update={"rank": rank_of(trained.adapter)})
-    with inject(silo.base, plan, frames, gated=gated, seed=seed, parts=parts) as adapter:
+    injected = inject(silo.base, plan, frames, gated=gated, seed=seed, parts=parts)
+    with with_importance(injected, silo.base, strategy, seed=seed) as adapter:
         if what == "local" and trained is not None:
             if isinstance(strategy, Folding):
                 load_served(adapter, strategy, rounds, folder)

@@ -38,7 +38,18 @@ _LORA: Final[Table] = {
 """An ordinary LoRA of usual rank and rate, on every layer and all roles."""
 
 LORA_METHODS: Final = ("ffa_lora", "fedsa_lora", "lora_fair", "fedex_lora", "flora", "het_lora")
-"""Baselines for ordinary LoRA, one strategy each: shared inside each base model. Run when asked for."""
+"""Baselines for ordinary LoRA, one strategy each: shared inside each base model."""
+
+_CA_PFL: Final[Table] = {
+    "strategy": {"name": "ca_pfl"},
+    "adapter": {"kind": "lora", "rank": 8, "scale": 16.0, "roles": ["q", "v"]},
+    "training": {"learning_rate": 0.001},
+    "wire": {"recipe": {"reference": "served", "density": 0.9, "values": "int8"}},
+}
+"""The published adapter; the recipe's density is the most that a round of the warm-up sends."""
+
+ON_REQUEST: Final = (*LORA_METHODS, "ca_pfl", "ca_pfl_unmodulated")
+"""Methods that a study compares only where it, or --methods, names them."""
 
 BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     # P and Q alone, in the frames that the federations use.
@@ -52,6 +63,8 @@ BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     "fedmosaic_pq": StudyMethod(like="fedmosaic", plan={"adapter": {"same_architecture_rank": 0}}),
     "fedmosaic": StudyMethod(alone=False, plan={"strategy": {"name": "fedmosaic"}, **_BOTH}),
     **{name: StudyMethod(alone=False, plan={"strategy": {"name": name}, **_LORA}) for name in LORA_METHODS},
+    "ca_pfl": StudyMethod(alone=False, plan=_CA_PFL),
+    "ca_pfl_unmodulated": StudyMethod(like="ca_pfl", plan={"strategy": {"options": {"modulator": False}}}),
 }
 
 
@@ -65,12 +78,12 @@ class Method:
 
 
 def methods_of(study: Study, wanted: list[str] | None = None) -> list[Method]:
-    """Give the methods to compare: those `wanted`, else those the study lists, else all but LORA_METHODS.
+    """Give the methods to compare: those `wanted`, else those the study lists, else all but ON_REQUEST.
 
     Raises:
         StudyUnusable: a method is unknown, or is like itself.
     """
-    everything = [name for name in dict.fromkeys([*BUILT_IN, *study.method]) if name not in LORA_METHODS]
+    everything = [name for name in dict.fromkeys([*BUILT_IN, *study.method]) if name not in ON_REQUEST]
     names = next((names for names in (wanted, study.methods) if names is not None), everything)
     return [Method(name, *_laid_together(study, name, ())) for name in dict.fromkeys(names)]
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue, ValidationError
 
 from client_agent.errors import StrategyOptionsInvalid, UnknownStrategy
+from schemas.messages.importance import ImportancePlan
 
 State = Mapping[str, NDArray[np.float32]]
 
@@ -75,6 +76,15 @@ class RanksDiffer(Protocol):
     @property
     def pruning(self) -> Pruning:
         """How ranks go."""
+
+
+@runtime_checkable
+class LearnsImportance(Protocol):
+    """A strategy whose clients learn how much each rank of A and B matters, and send by it."""
+
+    @property
+    def importance(self) -> ImportancePlan:
+        """How it is learnt, and what is sent by it."""
 
 
 def strategy_names() -> list[str]:

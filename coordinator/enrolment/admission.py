@@ -5,6 +5,7 @@ from __future__ import annotations
 from coordinator.errors import FederationStateConflict, Forbidden, Invalid
 from coordinator.lora_methods import Folding
 from coordinator.strategies.base import make
+from coordinator.strategy_needs import MoreTravels
 from schemas.maths.adapter import SIGNATURE, Layout, in_order, lora_layout, pq_layout, size
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
@@ -50,6 +51,9 @@ def admit(plan: FederationPlan, state: str, profile: Profile, *, with_key: bool)
         layout = lora_layout(profile.layers, shapes, plan.adapter.travelling_lora_rank)
         if plan.adapter.kind == "pq":
             layout |= pq_layout(plan.adapter.blocks, roles, plan.adapter.rank)
+        strategy = make(plan.strategy.name, plan.strategy.options)
+        if isinstance(strategy, MoreTravels):
+            layout |= strategy.beside(layout)
         _check_size(plan, in_order(layout), field="profile.shapes")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from coordinator.lora_methods import PartTravels
 from coordinator.strategies.base import make
+from coordinator.strategy_needs import MoreTravels
 from schemas.maths.adapter import Layout, in_order, lora_layout, pq_layout
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan, Role
@@ -20,7 +21,7 @@ def layout_of(plan: FederationPlan, profile: Profile, pack_selected: Collection[
     """Lay out a client's adapter: the plan's roles that it has, minus what its alignment pack deselects.
 
     A pack speaks of P and Q alone: LoRA tensors that travel are those of every layer, whatever it selects;
-    of these the strategy may leave some at home.
+    of these the strategy may leave some at home, or let more travel beside them.
     `pack_selected` are the (block, role)s that the client's pack shares, None while there is no pack; in a
     federation with alignment a client without a pack has no layout yet: {}.
     """
@@ -38,4 +39,6 @@ def layout_of(plan: FederationPlan, profile: Profile, pack_selected: Collection[
     strategy = make(plan.strategy.name, plan.strategy.options)
     if isinstance(strategy, PartTravels):
         tensors = {name: shape for name, shape in tensors.items() if strategy.travels(name)}
+    if isinstance(strategy, MoreTravels):
+        tensors |= strategy.beside(tensors)
     return in_order(tensors)

@@ -19,6 +19,7 @@ from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit
 from coordinator.problems import answers
 from coordinator.sessions import Reading, Writing
 from coordinator.strategies.base import Strategy, UnknownStrategy, load, names
+from coordinator.strategy_needs import Particular
 from schemas.messages.federations import Federation, FederationPage, FederationPlan, StrategyPlan
 
 router = APIRouter(prefix="/v1/federations", tags=["federations"])
@@ -88,8 +89,15 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
             field=field,
         )
     _check_lora(plan, file.Strategy(options))
+    _check_fit(plan, file.Strategy(options))
     resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
     return plan.model_copy(update={"strategy": resolved})
+
+
+def _check_fit(plan: FederationPlan, strategy: Strategy) -> None:
+    unfit = strategy.unfit(plan) if isinstance(strategy, Particular) else None
+    if unfit is not None:
+        raise Invalid(f"{unfit.field}: {plan.strategy.name} needs {unfit.fact}", field=unfit.field)
 
 
 def _check_lora(plan: FederationPlan, strategy: Strategy) -> None:

@@ -72,6 +72,21 @@ def at_rank(layout: Layout, rank: int) -> Layout:
     }
 
 
+def lora_modules(names: Iterable[str]) -> tuple[str, ...]:
+    """List the (layer, role)s that have an A among these tensors, in order: row i belongs to the i-th."""
+    return tuple(sorted(module_of(name) for name in names if name.endswith(".A")))
+
+
+def prior_name(module: str) -> str:
+    """Name the tensor of a module's prior: `l0.q.prior`."""
+    return f"{module}.prior"
+
+
+def prior_layout(layout: Mapping[str, Shape]) -> Layout:
+    """Lay out the prior (2, r) of every (layer, role) that has an A (r, d_in), as strategy `ca_pfl` adds."""
+    return {prior_name(module): (2, layout[f"{module}.A"][0]) for module in lora_modules(layout)}
+
+
 def in_order(shapes: Mapping[str, Shape]) -> Layout:
     """Sort a layout by tensor name: the order in which safetensors writes tensors of one dtype."""
     return {name: shapes[name] for name in sorted(shapes)}

@@ -11,7 +11,8 @@ from pydantic import JsonValue
 from client_agent.strategies import base as agent_side
 from coordinator.lora_methods import Folding, PartTravels
 from coordinator.strategies import base as coordinator_side
-from schemas.maths.adapter import lora_layout
+from coordinator.strategy_needs import MoreTravels
+from schemas.maths.adapter import lora_layout, prior_layout
 
 
 def test_both_sides_have_the_same_strategies() -> None:
@@ -55,3 +56,12 @@ def test_both_sides_mean_the_same_tensors_to_travel(name: str) -> None:
 def test_both_sides_say_whether_weights_come_with_something_to_fold(name: str) -> None:
     here, there = agent_side.load_strategy(name), coordinator_side.make(name, {})
     assert isinstance(here, agent_side.Folding) == isinstance(there, Folding)
+
+
+@pytest.mark.parametrize("name", coordinator_side.names())
+def test_both_sides_say_whether_a_prior_travels_beside_the_adapter(name: str) -> None:
+    here, there = agent_side.load_strategy(name), coordinator_side.make(name, {})
+    assert isinstance(here, agent_side.LearnsImportance) == isinstance(there, MoreTravels)
+    if isinstance(there, MoreTravels):
+        layout = lora_layout(2, {"q": (4, 4), "down": (4, 8)}, 2)
+        assert there.beside(layout) == prior_layout(layout) != {}

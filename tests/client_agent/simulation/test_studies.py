@@ -11,12 +11,15 @@ from client_agent.errors import StudyUnusable
 from client_agent.simulation.methods import (
     BUILT_IN,
     LORA_METHODS,
+    ON_REQUEST,
     methods_of,
     plan_of,
     require_equal_training,
 )
 from client_agent.simulation.results import Cell, cells_of
 from client_agent.simulation.study import read_study
+from coordinator.strategies.base import make
+from coordinator.strategy_needs import Particular
 from schemas.messages.federations import ALL_ROLES, FederationPlan
 from tests.client_agent.simulation.studies import silo_table, study, write_study
 from tests.integration.agents import EXAMPLES, MODELS
@@ -115,6 +118,23 @@ def test_what_is_compared_with_fedmosaic_has_its_adapters_but_for_p_and_q_alone(
         assert made[method].adapter == adapter
     for method in ("local", "fedmosaic_pq"):
         assert made[method].adapter == adapter.model_copy(update={"same_architecture_rank": 0})
+
+
+def test_ca_pfl_is_compared_when_it_is_asked_for_under_a_plan_that_suits_it(tmp_path: Path) -> None:
+    assert not plans(tmp_path).keys() & set(ON_REQUEST)
+    read = study(tmp_path)
+    with_it, without = (
+        plan_of(read, method, 0, PIVOT) for method in methods_of(read, ["ca_pfl", "ca_pfl_unmodulated"])
+    )
+    for plan in (with_it, without):
+        strategy = make(plan.strategy.name, plan.strategy.options)
+        assert isinstance(strategy, Particular)
+        assert strategy.unfit(plan) is None
+        assert (plan.adapter.kind, plan.adapter.rank, plan.adapter.scale) == ("lora", 8, 16.0)
+    assert without.strategy.options == {"modulator": False}
+    assert with_it.model_copy(update={"name": "", "strategy": None}) == without.model_copy(
+        update={"name": "", "strategy": None}
+    )
 
 
 def test_the_control_differs_from_the_method_in_its_frames_alone(tmp_path: Path) -> None:
