@@ -86,6 +86,7 @@ def taken_part(
             rounds={"total": 2, "min_clients": 1},
             training=STEPS,
             adapter=adapter,
+            wire={"recipe": "dense"},
         )
         file = config(tmp_path)
         folder = read_settings(file).folder
