@@ -51,12 +51,13 @@ def given_up(who: Participant, folder: RoundFolder, file: str, trouble: AgentErr
 def _is_denied(who: Participant, number: int, refusal: CoordinatorRefused) -> bool:
     """Say whether a refusal comes from a coordinator set back to before we joined a round.
 
-    Weights of long ago are not found either, where old rounds are thinned out; the round itself is.
+    Weights of long ago are not found either, where old rounds are thinned out; that we took part is.
     """
     if refusal.slug != _NOT_FOUND:
         return refusal.slug == _NOT_JOINED
     try:
-        who.api.round_view(who.federation, number)
+        seen = who.api.round_view(who.federation, number)
+        return all(one.client_id != who.client for one in seen.clients)
     except CoordinatorRefused as unknown:
         return unknown.slug == _NOT_FOUND
     except (CoordinatorUnreachable, AnswerUnreadable, RequestTooSlow):

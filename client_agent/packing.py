@@ -81,7 +81,7 @@ def pack_update(who: Participant, brief: RoundBrief, folder: RoundFolder) -> byt
     if reference is None:
         return pack_dense(who, brief, folder)
     delta = _difference(trained, reference.values)
-    wanted = _with_residual(who, brief.round, delta, layout) if recipe.feeds_back else delta
+    wanted = _with_residual(who, folder, delta, layout) if recipe.feeds_back else delta
     keep = _marked(brief, made.private, wanted)
     try:
         coded = encode(wanted, recipe, "recipe", who.federation, who.client, brief.round, keep=keep)
@@ -137,7 +137,8 @@ def _is_needed_later(brief: RoundBrief) -> bool:
 def _has_no_reference(brief: RoundBrief) -> bool:
     """Say whether neither weights nor last update are of this update's kind: other ranks, or begun anew."""
     strategy = load_strategy(brief.strategy.name, brief.strategy.options)
-    return isinstance(strategy, Folding | RanksDiffer)
+    begins_anew = isinstance(strategy, Folding) and brief.wire.recipe.reference != "none"
+    return begins_anew or isinstance(strategy, RanksDiffer)
 
 
 def _body(
@@ -185,16 +186,18 @@ def _reference(who: Participant, brief: RoundBrief, folder: RoundFolder, layout:
     return _Reference(sent, receipt.digest)
 
 
-def _with_residual(who: Participant, number: int, delta: Arrays, layout: Layout) -> Arrays:
-    """Add what the update of the round directly before lost, if it was accepted (error feedback).
+def _with_residual(who: Participant, folder: RoundFolder, delta: Arrays, layout: Layout) -> Arrays:
+    """Add what the update of the round directly before lost, if it was counted (error feedback).
 
-    Karimireddy et al., arXiv 1901.09847. What an older or a refused update lost is out of date.
+    Karimireddy et al., arXiv 1901.09847. What an older or a refused update lost is out of date; and a round
+    that came to nothing is followed by the same weights, from which all of it is learnt again.
     """
+    number = folder.number
     last = who.rounds.newest_with(RESIDUAL, before=number)
     if last is None:
         return delta
     lost = None
-    if last.number == number - 1 and last.has(RECEIPT):
+    if last.number == number - 1 and last.has(RECEIPT) and last.base != folder.base:
         receipt = Receipt.model_validate_json(last.read(RECEIPT))
         lost = _kept(last, RESIDUAL, receipt.digest, layout)
     if lost is None:

@@ -44,64 +44,57 @@ def fetch(who: Participant, brief: RoundBrief, folder: RoundFolder, named: Weigh
     if content is None:
         came = who.api.weights(who.federation, brief.round)
         if came.digest != named.digest:
-            raise DownloadDamaged(_what(brief))
+            raise DownloadDamaged(f"round {brief.round}'s weights")
         content = came.body
     folder.write(BASE, named.digest.encode())
     return content
 
 
 def _by_recipe(who: Participant, brief: RoundBrief, named: WeightsReference) -> bytes | None:
-    """Ask for the difference to our last update; None where both sides do not know the same one."""
+    """Ask for the difference to our last update; None where what comes cannot be used as that."""
     own = own_last(who, brief.round)
     if own is None:
         return None
     came = who.api.weights(who.federation, brief.round, brief.wire.asked_for)
     if came.digest == named.digest:  # the coordinator has no such update, or is older than recipes
         return came.body
-    _require_proof(who, brief, came, named.digest)
-    return _decoded(came, brief, *own)
+    if not _is_proved(who, brief, came, named.digest):
+        log.warning("round %d: nobody has signed for the weights that came: asked for whole", brief.round)
+        return None
+    try:
+        return _decoded(came, brief, *own)
+    except (BodyRefused, ValidationError) as error:
+        log.warning("round %d: the weights do not decode (%s): asked for whole", brief.round, error)
+        return None
 
 
-def _require_proof(who: Participant, brief: RoundBrief, came: TensorBody, weights: str) -> None:
-    """Make sure that the coordinator has signed for a body that it stands for these weights.
-
-    Raises:
-        DownloadDamaged: it has not.
-    """
+def _is_proved(who: Participant, brief: RoundBrief, came: TensorBody, weights: str) -> bool:
+    """Say whether the coordinator has signed for a body that it stands for these weights."""
     try:
         document = json.loads(urlsafe_b64decode(came.proof))
         said = CodedWeights.model_validate(document)
-    except (NotBase64, ValueError, ValidationError) as error:
-        raise DownloadDamaged(_what(brief)) from error
+    except (NotBase64, ValueError, ValidationError, RecursionError):
+        return False
     wanted = (who.federation, who.client, brief.round, weights, came.digest)
     meant = (said.federation, said.client, said.round, said.weights, said.digest) == wanted
-    key = public_key(who.server_key)
-    if not meant or not is_signed("tessera-weights-v1", document, said.signature, key):
-        raise DownloadDamaged(_what(brief))
+    return meant and is_signed("tessera-weights-v1", document, said.signature, public_key(who.server_key))
 
 
 def _decoded(came: TensorBody, brief: RoundBrief, own: State, digest: str) -> bytes | None:
     """Write a coded body, the difference to `own`, as a dense one; None if it is that to another update.
 
     Raises:
-        DownloadDamaged: it is malformed.
+        BodyRefused, ValidationError: it is malformed.
     """
     layout = in_order({name: values.shape for name, values in own.items()})
     recipe = NAMED[brief.wire.asked_for]
-    try:
-        with unpack(
-            came.body, encoding="zstd", expected={}, max_bytes=_LARGEST_BODY, coded=stream_slots()
-        ) as body:
-            manifest = body.manifest(WeightsManifest)
-            sent = SentRecipe.model_validate(manifest.recipe)
-            if sent.recipe != recipe or sent.against != digest:
-                log.warning("round %d: the weights differ from another update: asked for whole", brief.round)
-                return None
-            made = {name: own[name] + values for name, values in decode(body, layout, recipe)}
-    except (BodyRefused, ValidationError) as error:
-        raise DownloadDamaged(_what(brief)) from error
+    with unpack(
+        came.body, encoding="zstd", expected={}, max_bytes=_LARGEST_BODY, coded=stream_slots()
+    ) as body:
+        manifest = body.manifest(WeightsManifest)
+        sent = SentRecipe.model_validate(manifest.recipe)
+        if sent.recipe != recipe or sent.against != digest:
+            log.warning("round %d: the weights differ from another update: asked for whole", brief.round)
+            return None
+        made = {name: own[name] + values for name, values in decode(body, layout, recipe)}
     return pack(made, manifest.model_copy(update={"recipe": {}}))
-
-
-def _what(brief: RoundBrief) -> str:
-    return f"round {brief.round}'s weights"

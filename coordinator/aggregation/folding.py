@@ -125,7 +125,8 @@ class _Work:
 
     def fold(self, one: Member, earlier: StoredState | None, new: _Growing, everything: _Growing) -> None:
         """Go through the modules of the kin of which `one` is."""
-        clients = [facts.client for facts in self.weights.cohort.clients]
+        everybody = self.weights.cohort.clients
+        clients = [facts.client for facts in everybody]
         before = places(earlier.layout) if earlier is not None else {}
         for module, form in sorted(modules_of(one.layout).items()):
             row = self.weights.of_module(module)[clients.index(one.client)]
@@ -140,8 +141,8 @@ class _Work:
                         for a, b in (("A", "B"), ("RA", "RB"))
                     ]
                 served, so_far = read[0], read[1] or so_far
-            heard = self.weights.cohort.sources()[row > 0]
-            if earlier is not None and not heard.all():  # everybody has been away for too long
+            heard = (facts for facts, weight in zip(everybody, row, strict=True) if weight > 0)
+            if earlier is not None and all(facts.age != 0 for facts in heard):  # nobody of them is here
                 folded, together = Folded(served, _nothing(dict(form), module)), so_far
             else:
                 folded = self.strategy.fold(self.stored.sources(self.weights, module, row))

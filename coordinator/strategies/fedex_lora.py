@@ -46,8 +46,8 @@ class Strategy:
         return None
 
     def weigh(self, cohort: Cohort) -> Weighing:
-        """Average uniformly, the same for all."""
-        return mean_of_all(cohort, by_examples=False)
+        """Average uniformly those who delivered this round: what the others left out is folded already."""
+        return mean_of_all(cohort, by_examples=False, present_only=True)
 
     def fold(self, sources: Sequence[Source]) -> Folded:
         """Serve the means A and B; fold R = sum p_i B_i A_i - B A."""

@@ -26,6 +26,8 @@ from coordinator.strategies.base import (
     normalised,
     same,
 )
+from coordinator.strategy_needs import Unfit
+from schemas.messages.federations import FederationPlan
 
 _SMALLEST_CENTRED = 3
 """With two clients the centred signatures always point away from each other."""
@@ -95,6 +97,16 @@ class Strategy:
         strict = self.options.guard == "strict"
         length = 1.0 if strict else _MOST_OF_ALL / reaching / others
         return Caps(other=_MOST_OF_ONE / reaching / length, others=others, length=length, strict=strict)
+
+    def unfit(self, plan: FederationPlan) -> Unfit | None:
+        """Refuse error feedback: clients go on from what is theirs too, which has what was not sent."""
+        if not plan.wire.recipe.feeds_back:
+            return None
+        return Unfit(
+            "wire.recipe",
+            "one that feeds nothing back, such as int4_own_last: clients go on from their own adapters, "
+            "which have what was not sent, and it would be counted twice",
+        )
 
     def weigh(self, cohort: Cohort) -> Weighing:
         """w_ij = d^age_j n_j^e exp(S_ij / temperature) / the sum over the eligible j.

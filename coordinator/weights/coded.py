@@ -23,7 +23,7 @@ from coordinator.server_key import ServerKey
 from schemas.maths.adapter import Layout
 from schemas.messages.recipes import ON_REQUEST, Recipe, SentRecipe
 from schemas.messages.rounds import CodedWeights
-from schemas.messages.updates import WeightsManifest
+from schemas.messages.updates import FoldedWeightsManifest, WeightsManifest
 from schemas.wire.coding import encode
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import MANIFEST_KEY, MEDIA_TYPE, pack
@@ -65,12 +65,14 @@ def coded(database: Database, wanted: Asked, key: ServerKey) -> tuple[Stored, st
     """Give the body and what is signed for it; None where the recipe cannot be followed: dense it is, then.
 
     That is so while the client has no update that counts to take the difference to, or one in another layout,
-    and where a value is too large for the recipe.
+    where a value is too large for the recipe, and where the weights add to the base model.
     """
     head = wanted.given.head
     if head is None:
         return None
     layout, metadata = read_own_head(head)
+    if FoldedWeightsManifest.model_validate_json(metadata[MANIFEST_KEY]).fold_from is not None:
+        return None  # what they add to the base model has to be known to the bit
     member, recipe = wanted.member, wanted.recipe
     reference: Reference | None = None
     if recipe.reference == "own_last":

@@ -59,6 +59,7 @@ class Scene:
 
     def __init__(self, served: Served, enrol: Enrolled, **plan: Any) -> None:
         rounds = {"total": 9, "min_clients": 1}
+        plan = {"strategy": {"name": "fedavg"}} | plan
         self.served = served
         self.fid = served.federation(**alone_plan(**({"rounds": rounds, "adapter": PQ} | plan)))
         self.who = enrol(self.fid)

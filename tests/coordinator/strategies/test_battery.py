@@ -171,7 +171,7 @@ def test_other_names_change_only_the_names(name: str, options: dict[str, Any], c
     np.testing.assert_allclose(once, again, atol=1e-9)
 
 
-PRESENT_ONLY = {"flora", "ca_pfl"}
+PRESENT_ONLY = {"flora", "fedex_lora", "ca_pfl"}
 """What these fold or add up is never counted again: an absent client counts for nothing at all."""
 
 
