@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Literal
 
 import numpy as np
@@ -84,7 +85,7 @@ def pack_update(who: Participant, brief: RoundBrief, folder: RoundFolder) -> byt
     wanted = _with_residual(who, folder, delta, layout) if recipe.feeds_back else delta
     keep = _marked(brief, made.private, wanted)
     try:
-        coded = encode(wanted, recipe, "recipe", who.federation, who.client, brief.round, keep=keep)
+        coded = encode(wanted, recipe, "recipe", _name_of(wanted), keep=keep)
     except NotEncodable as why:
         log.warning("round %d: %s, in %s: the update is sent whole", brief.round, why, recipe.values)
         return pack_dense(who, brief, folder)
@@ -132,6 +133,14 @@ def _is_needed_later(brief: RoundBrief) -> bool:
     """Say whether something is the difference to this update: the next one, or the next weights."""
     wire = brief.wire
     return wire.recipe.reference == "own_last" or wire.asked_for != "dense"
+
+
+def _name_of(values: State) -> str:
+    """Name values, for what is drawn to round them: clients draw apart, who packs again draws alike."""
+    seen = sha256()
+    for name in sorted(values):
+        seen.update(values[name].astype("<f4", copy=False).tobytes())
+    return seen.hexdigest()
 
 
 def _has_no_reference(brief: RoundBrief) -> bool:

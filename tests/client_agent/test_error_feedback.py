@@ -8,6 +8,7 @@ import pytest
 from client_agent.round_folder import RECEIPT, RESIDUAL, WEIGHTS
 from tests.client_agent.test_packing import SERVED, Enrolled, Scene, difference, kept, layout_of, trained
 from tests.served import Served
+from tests.taking_part import join, wait_for
 
 
 def test_what_was_lost_in_one_round_is_sent_in_the_next(
@@ -43,3 +44,22 @@ def test_what_an_older_or_an_unaccepted_update_lost_is_not_made_up_for(
         assert (still[name] == values - before[name] - said[name]).all()
     older = 2 if lost == RECEIPT else 1
     assert f"round 3: what the update of round {older} lost is not made up for" in caplog.text
+
+
+def test_what_the_update_of_an_abandoned_round_lost_is_learnt_again_and_not_added(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds = {"total": 9, "min_clients": 2, "collect_seconds": 3}
+    scene = Scene(served, participant, wire={"recipe": SERVED}, rounds=rounds)
+    other = served.enrol(scene.fid, "joins and delivers nothing")
+    join(other, 1)
+    one = scene.play()
+    assert one.has(RECEIPT)
+    wait_for(served, scene.fid, 1, "abandoned")
+    join(other, 2)
+    two = scene.play()
+    assert two.base == one.base, "the same weights again"
+    before, still, said = kept(two, WEIGHTS), kept(two, RESIDUAL), difference(two)
+    for name, values in trained(two).items():
+        assert (still[name] == values - before[name] - said[name]).all()
+    assert "round 2: what the update of round 1 lost is not made up for" in caplog.text

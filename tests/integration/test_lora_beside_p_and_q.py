@@ -24,6 +24,7 @@ PLAN = {
         "options": {"sources": "all", "min_relevance": None, "guard": "off"},
     },
     "rounds": {"total": 2, "min_clients": 3, "collect_seconds": 300},
+    "wire": {"weights_recipe": "dense"},  # what is served is what was made, to the bit
     "training": {"steps": 3, "max_length": 64},
     "signature": {"probe_examples": 12},
     "adapter": {"rank": 8, "roles": ["v", "down"], "same_architecture_rank": 4, "private_rank": 2},
