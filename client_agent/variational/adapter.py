@@ -1,7 +1,8 @@
 """An ordinary LoRA with what learns which of its ranks matter: posterior and modulator, and a common prior.
 
-The prior travels, as what it is more than 1, since zeros are where everybody starts; posterior and modulator
-never do. Knows no round's file and no wire.
+The prior travels, as what it is more than 1, since zeros are where everybody starts. A tenth of what a client
+sends is its posterior, so that the coordinator can tell it; the modulator never travels. Knows no round's
+file and no wire.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class VariationalAdapter(Removable):
         self._lora.load_global(state)
 
     def private_state(self) -> Arrays:
-        """Copy the raw posterior (2, M, r) and the modulator's weights, which never leave the client."""
+        """Copy the raw posterior (2, M, r) and the modulator's weights; no body has them as they are."""
         return copy_out(self._own)
 
     def load_private(self, state: State) -> None:
