@@ -61,8 +61,8 @@ class DecodedState:
         self.size = file.tell()
         self.digest = digest_from_hash(seen.hexdigest())
 
-    def pieces(self, scale: float) -> Iterator[bytes]:
-        """Give the state times `scale`, in pieces of a mebibyte at most."""
+    def pieces(self) -> Iterator[NDArray[np.float32]]:
+        """Give the state, in pieces of a mebibyte at most."""
         self._file.seek(0)
         while raw := self._file.read(_PIECE_VALUES * 4):
-            yield raw if scale == 1.0 else (np.frombuffer(raw, "<f4") * np.float32(scale)).tobytes()
+            yield np.frombuffer(raw, "<f4")

@@ -31,6 +31,7 @@ from coordinator.rounds.store import Seen
 from coordinator.strategies.base import make
 from coordinator.tables import RoundRow
 from coordinator.updates import store
+from coordinator.updates.clipping import Pieces, scale_to, scaled
 from coordinator.updates.decoding import DecodedState
 from coordinator.updates.intake import (
     Address,
@@ -153,12 +154,13 @@ def _decoded(database: Database, body: ReceivedBody, terms: Terms) -> Iterator[_
         if terms.least_rank is not None:
             terms = replace(terms, layout=sent_layout(envelope, terms.layout, terms.least_rank))
         verdict = judge(envelope, envelope.norm(terms.layout), terms)
+        verdict = _clipped(verdict, terms, state(envelope, terms.layout))
         run = envelope.float32_run(list(terms.layout))
         if body.encoding is None and run is not None and not verdict.clipped:
             yield _Decoded(verdict, terms.layout, run[0])
             return
         with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as copy:
-            pieces = state(envelope, terms.layout, verdict.scale)
+            pieces = scaled(state(envelope, terms.layout), terms.layout, terms.seed, verdict.scale)
             yield _Decoded(verdict, terms.layout, _copied(pieces, cast("BinaryIO", copy)))
 
 
@@ -172,14 +174,20 @@ def _from_streams(database: Database, envelope: Envelope, terms: Terms) -> Itera
     read = references.reader(database, reference, terms.layout) if reference is not None else None
     with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as spool:
         made = DecodedState(envelope, terms.layout, terms.recipe, read, cast("BinaryIO", spool))
-        verdict = judge(envelope, made.norm, terms)
+        verdict = _clipped(judge(envelope, made.norm, terms), terms, made.pieces())
         if not verdict.clipped:
-            content = store.Content(made.digest, made.size, made.pieces(1.0))
+            same = scaled(made.pieces(), terms.layout, terms.seed, 1.0)
+            content = store.Content(made.digest, made.size, same)
             yield _Decoded(verdict, terms.layout, content)
             return
         with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as copy:
-            content = _copied(made.pieces(verdict.scale), cast("BinaryIO", copy))
+            pieces = scaled(made.pieces(), terms.layout, terms.seed, verdict.scale)
+            content = _copied(pieces, cast("BinaryIO", copy))
             yield _Decoded(verdict, terms.layout, content)
+
+
+def _clipped(verdict: Verdict, terms: Terms, pieces: Pieces) -> Verdict:
+    return replace(verdict, scale=scale_to(terms.limits.clip_norm, pieces, terms.layout, terms.seed))
 
 
 def _copied(state: Iterator[bytes], copy: BinaryIO) -> store.Content:

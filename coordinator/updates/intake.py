@@ -69,11 +69,11 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found; the adapter state is the sent one times `scale`.
+    """What was found.
 
     Attributes:
         norm: L2 over the adapter tensors together, as sent.
-        scale: 1, or what brings the norm down to `limits.clip_norm`.
+        scale: what the state has learnt counts so often: 1, or what brings it down to `limits.clip_norm`.
         signature: None = there is none.
     """
 
@@ -129,7 +129,7 @@ def check_recipe(envelope: Envelope, terms: Terms, against: str | None) -> None:
 
 
 def judge(envelope: Envelope, norm: float, terms: Terms) -> Verdict:
-    """Take a decoded update apart, whose adapter state has this L2 norm.
+    """Take a decoded update apart, whose adapter state has this L2 norm; nothing is scaled yet.
 
     Raises:
         NormExceeded, SignatureRefused, ManifestRefused, MetadataRefused, BaseMismatch: in this order.
@@ -141,12 +141,10 @@ def judge(envelope: Envelope, norm: float, terms: Terms) -> Verdict:
     check_address(manifest, terms.address, dense=is_dense(envelope, terms.layout))
     if manifest.base != terms.base:
         raise BaseMismatch(expected=terms.base)
-    clip = terms.limits.clip_norm
-    scale = clip / norm if clip is not None and norm > clip else 1.0
     signature = None
     if vector is not None:
         signature = Signature(vector, manifest.signature_reliability, manifest.signature_epsilon)
-    return Verdict(norm=norm, scale=scale, signature=signature, examples=manifest.examples)
+    return Verdict(norm=norm, scale=1.0, signature=signature, examples=manifest.examples)
 
 
 def signature_of(envelope: Envelope, plan: SignaturePlan) -> NDArray[np.float32] | None:
@@ -191,10 +189,9 @@ def check_address(
             raise MetadataRefused(f"the manifest's {field} is not that of this request", field=field)
 
 
-def state(envelope: Envelope, layout: Layout, scale: float) -> Iterator[bytes]:
+def state(envelope: Envelope, layout: Layout) -> Iterator[NDArray[np.float32]]:
     """Give the adapter state, float32 in the order of the layout, in pieces of a mebibyte at most."""
     for name in layout:
         values = envelope.read_float32(name).reshape(-1)
         for at in range(0, values.size, _PIECE_VALUES):
-            piece = values[at : at + _PIECE_VALUES]
-            yield (piece if scale == 1.0 else piece * np.float32(scale)).astype("<f4").tobytes()
+            yield values[at : at + _PIECE_VALUES]

@@ -217,7 +217,7 @@ class PrivacyPlan(Strict):
 
 
 class LimitsPlan(Strict):
-    """What an update may cost and contain; norms are L2 over the adapter tensors together."""
+    """What an update may cost and contain; L2 over all adapter tensors, `clip_norm` of what was learnt."""
 
     max_update_bytes: Annotated[int, Field(ge=1024, le=2**40)] = 64 * 2**20
     max_norm: Positive = 1e4

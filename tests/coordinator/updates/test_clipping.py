@@ -1,0 +1,74 @@
+"""A clip norm speaks of what was learnt: an ordinary LoRA's drawn A is not scaled down with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from schemas.maths.start import first_a
+from schemas.messages.recipes import NAMED, RecipeName
+from schemas.wire.envelope import unpack
+from schemas.wire.header import Slot
+from tests.served import Served, Silo
+from tests.taking_part import Tensors, coded_body, join, plan, put, update_body
+
+SEED = 4
+START: Tensors = {
+    "l0.q.A": first_a("l0.q.A", (2, 5), SEED).reshape(2, 5),
+    "l0.q.B": np.zeros((3, 2), np.float32),
+}
+
+
+def lora_silo(coordinator: Served, recipe: RecipeName, clip_norm: float) -> Silo:
+    """Start a federation of ordinary LoRA on one module, and give one of its two silos."""
+    wanted = plan(wire={"recipe": recipe}, training={"seed": SEED}, limits={"clip_norm": clip_norm})
+    wanted["adapter"] = {"kind": "lora", "rank": 2, "roles": ["q"], "blocks": 1}
+    fid = coordinator.federation(**wanted)
+    silos = [coordinator.enrol(fid, f"s{i}", layers=1, shapes={"q": [3, 5]}, roles=["q"]) for i in range(2)]
+    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    return silos[0]
+
+
+def learnt(length: float) -> Tensors:
+    """Make what is to be added to the start, of this L2 norm altogether."""
+    rng = np.random.default_rng(1)
+    drawn = {name: rng.normal(size=v.shape).astype(np.float32) for name, v in START.items()}
+    norm = np.sqrt(sum(float((v.astype(np.float64) ** 2).sum()) for v in drawn.values()))
+    return {name: np.float32(length / norm) * v for name, v in drawn.items()}
+
+
+def stored(silo: Silo) -> Tensors:
+    """Read back what the coordinator keeps of a client's update."""
+    answer = silo.http.get(f"/v1/federations/{silo.federation_id}/clients/{silo.client_id}/adapter")
+    slots = {name: Slot(v.shape) for name, v in START.items()}
+    with unpack(answer.content, encoding=None, expected=slots, max_bytes=2**20) as envelope:
+        return {name: envelope.read_float32(name) for name in envelope.names}
+
+
+@pytest.mark.parametrize("recipe", ["dense", "int8_own_last"])
+def test_what_was_learnt_is_scaled_to_the_clip_norm_and_the_start_stays(
+    coordinator: Served, recipe: RecipeName
+) -> None:
+    silo = lora_silo(coordinator, recipe, clip_norm=0.5)
+    base = join(silo, 1)
+    state = {name: START[name] + values for name, values in learnt(2.0).items()}
+    if recipe == "dense":
+        body, meant = update_body(silo, 1, base, state), state
+    else:
+        body, meant = coded_body(silo, 1, base, state, NAMED[recipe], against=base, held=START)
+    assert put(silo, 1, body).json()["clipped"] is True
+    kept = stored(silo)
+    moved = {name: kept[name] - START[name] for name in START}
+    assert np.sqrt(sum(float((v**2).sum()) for v in moved.values())) == pytest.approx(0.5, rel=1e-4)
+    for name, values in moved.items():
+        np.testing.assert_allclose(values, (meant[name] - START[name]) / 4, atol=2e-3)
+
+
+def test_an_update_that_is_long_only_by_its_drawn_a_is_not_clipped(coordinator: Served) -> None:
+    silo = lora_silo(coordinator, "dense", clip_norm=0.5)
+    assert np.linalg.norm(START["l0.q.A"]) > 0.5
+    state = {name: START[name] + values for name, values in learnt(0.4).items()}
+    receipt = put(silo, 1, update_body(silo, 1, join(silo, 1), state)).json()
+    assert receipt["clipped"] is False
+    for name, values in stored(silo).items():
+        assert values.tobytes() == state[name].tobytes()
