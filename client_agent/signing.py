@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from client_agent.errors import BudgetSpent, SignatureUnusable, TooFewRecords
+from client_agent.errors import SignatureUnusable
 from client_agent.model.adapter import State
 from client_agent.model.examples import Example, probe_set
 from client_agent.model.loading import BaseModel
 from client_agent.participant import Participant
 from client_agent.privacy.accountant import noise_for
 from client_agent.privacy.ceiling import require_private
+from client_agent.privacy.errors import BudgetSpent, TooFewRecords
 from client_agent.privacy.ledger import Ledger
 from client_agent.privacy.release import Averaged, Mechanism, averaged, drawn, release
 from client_agent.record_sketches import record_sketches

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from client_agent.errors import NotPrivateEnough
+from client_agent.privacy.errors import NotPrivateEnough
 from schemas.messages.federations import SignaturePlan
 
 

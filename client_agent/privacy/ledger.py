@@ -14,8 +14,8 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from client_agent.errors import BudgetSpent, LedgerDamaged
 from client_agent.privacy.accountant import epsilon_of
+from client_agent.privacy.errors import BudgetSpent, LedgerDamaged
 from client_agent.privacy.release import Averaged, Mechanism
 from client_agent.round_folder import write_durably
 from schemas.messages.federations import SignatureDpPlan

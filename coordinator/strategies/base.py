@@ -8,7 +8,6 @@ listens to; it never sees an adapter.
 from __future__ import annotations
 
 import importlib
-import math
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -269,32 +268,3 @@ def same(values: Sequence[object]) -> NDArray[np.bool_]:
     numbers = np.array(numbered(values), int)
     equal: NDArray[np.bool_] = (numbers[:, None] == numbers[None, :]) & (numbers >= 0)[:, None]
     return equal
-
-
-def normalised(scores: Floats, eligible: NDArray[np.bool_]) -> Floats:
-    """Turn log weights (N, N) into rows that sum to 1 over the eligible; a row without any is zero."""
-    logits = np.where(eligible, scores, -np.inf)
-    top = logits.max(axis=1, keepdims=True, initial=-np.inf)
-    weights = np.exp(logits - np.where(np.isfinite(top), top, 0.0))
-    total = weights.sum(axis=1, keepdims=True)
-    rows: Floats = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
-    return rows
-
-
-def keep_own(relevance: Floats, cohort: Cohort) -> Floats:
-    """Let a client without any source listen to itself, if it has something of its own."""
-    alone = relevance.sum(axis=1) == 0
-    for i, facts in enumerate(cohort.clients):
-        if alone[i] and facts.age is not None:
-            relevance[i, i] = 1.0
-    return relevance
-
-
-def fading(cohort: Cohort) -> Floats:
-    """Give the log of d^age per client, (N,): how much an absent client still counts."""
-    return np.array([facts.age or 0 for facts in cohort.clients], np.float64) * math.log(cohort.decay)
-
-
-def log_examples(cohort: Cohort) -> Floats:
-    """Give the log of the number of examples per client, (N,)."""
-    return np.array([math.log(max(1, facts.examples)) for facts in cohort.clients], np.float64)

@@ -14,18 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from coordinator.strategies.base import (
-    Caps,
-    Cohort,
-    Floats,
-    Signature,
-    Weighing,
-    fading,
-    keep_own,
-    log_examples,
-    normalised,
-    same,
-)
+from coordinator.strategies.averaging import fading, keep_own, log_examples, normalised
+from coordinator.strategies.base import Caps, Cohort, Floats, Signature, Weighing, same
 from coordinator.strategy_needs import Unfit
 from schemas.messages.federations import FederationPlan
 

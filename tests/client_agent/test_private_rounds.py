@@ -14,8 +14,9 @@ from client_agent import round as rounds
 from client_agent import signing
 from client_agent.check import findings
 from client_agent.daemon import run
-from client_agent.errors import BudgetSpent, ManifestRefused, NotPrivateEnough, TooFewRecords
+from client_agent.errors import ManifestRefused
 from client_agent.participant import Participant
+from client_agent.privacy.errors import BudgetSpent, NotPrivateEnough, TooFewRecords
 from client_agent.privacy.ledger import Ledger
 from client_agent.round import take_part
 from client_agent.round_folder import SIGNATURE, WEIGHTS

@@ -1,0 +1,54 @@
+"""What is wrong with a silo's privacy budget, and what its people can do."""
+
+from __future__ import annotations
+
+from client_agent.errors import AgentError
+
+
+class TooFewRecords(AgentError):
+    """A silo has fewer records than the plan's differential privacy can hide one among."""
+
+
+class LedgerDamaged(AgentError):
+    """What this silo's signatures have cost can no longer be told."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"{found}: restore the newest copy of it; without it nobody knows how much of the privacy budget "
+            "is spent, and no signature is released"
+        )
+
+
+class BudgetSpent(AgentError):
+    """One more release would take a silo over the plan's privacy budget; `again`: the last one is here."""
+
+    def __init__(self, spent: float, after: float, budget: float, *, again: bool) -> None:
+        lost = (
+            "There is none to send again: a crash after it was paid for lost it, its files are gone, or "
+            "another federation spent the budget. It stays spent: ask the operator for a federation plan "
+            "with a larger signature.dp.epsilon, and with releases of 2 or more: a crash then costs only one"
+        )
+        super().__init__(
+            f"the privacy budget is spent: epsilon {spent:.3g} of {budget:.3g}, and one more signature would "
+            f"make it {after:.3g}. {'The last one is sent again' if again else lost}"
+        )
+
+
+class NotPrivateEnough(AgentError):
+    """The plan's signatures would tell more than the silo allows."""
+
+    def __init__(self, plan: str, most: float) -> None:
+        super().__init__(
+            f"the plan {plan}, and this silo's max_epsilon is {most:g}: no signature is made. Ask the "
+            f"operator for a plan with a signature.dp.epsilon of {most:g} or less, or raise max_epsilon here"
+        )
+
+
+class AccountantsDisagree(AgentError):
+    """The two privacy accountants contradict each other: one of them is wrong."""
+
+    def __init__(self, tight: float, loose: float) -> None:
+        super().__init__(
+            f"privacy loss distributions say epsilon {tight:.4g} and Renyi divergences {loose:.4g}, which "
+            "cannot be; report this with the versions of dp-accounting and scipy"
+        )
