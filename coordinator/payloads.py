@@ -30,6 +30,7 @@ from coordinator.tables import (
     UpdateRow,
     WeightsRow,
 )
+from coordinator.weights_tables import CodedWeightsRow
 from schemas.wire.digests import digest_from_hash, digest_of
 
 _COLLECTED_AT_ONCE = 200
@@ -47,6 +48,7 @@ _REFERENCES = (
     UpdateRow.payload_id,
     UpdateRow.state_payload_id,
     WeightsRow.payload_id,
+    CodedWeightsRow.payload_id,
     FoldRow.payload_id,
     AnchorsRow.payload_id,
     PackRow.payload_id,

@@ -1,5 +1,5 @@
 """The tables of federations, and nothing that reads or writes one; `identity_tables` has those of keys,
-`alignment_tables` those of alignment packs.
+`alignment_tables` those of alignment packs, `weights_tables` what weights are in recipes.
 
 Tensors are payloads: content-addressed bytes in chunk rows of at most CHUNK_BYTES that say where they begin.
 """

@@ -6,7 +6,8 @@ from alembic import context
 from sqlalchemy import Connection, text
 
 import coordinator.alignment_tables
-import coordinator.identity_tables  # noqa: F401 - a table has to be imported to be known
+import coordinator.identity_tables
+import coordinator.weights_tables  # noqa: F401 - a table has to be imported to be known
 from coordinator.database import Database
 from coordinator.migrate import changing_tables
 from coordinator.settings import Settings

@@ -1,4 +1,4 @@
-"""What one process takes on: one upload of a thing, two bodies being decoded at a time, room to keep them.
+"""What one process takes on: one at a time of what is slow, two bodies being coded at once, room for them.
 
 Knows neither clients nor rounds: what there may be one of is the caller's to name.
 """
@@ -16,11 +16,14 @@ from typing import Annotated
 import anyio
 from fastapi import Depends, Request
 
+from coordinator.database import Database
 from coordinator.errors import Busy, RateLimited, StorageFull
 from coordinator.logs import logger
 from coordinator.sessions import TheDatabase, TheSettings
+from coordinator.settings import Settings
 
-# Decoding is what costs memory and processor time; beyond two at a time the others wait, then are sent away.
+# Decoding costs memory and processor time, and so does encoding; beyond two at a time the others wait, then
+# are sent away.
 _DECODERS = BoundedSemaphore(2)
 _PATIENCE_SECONDS = 5.0
 
@@ -29,7 +32,7 @@ log = logger(__name__)
 
 @contextmanager
 def decoder() -> Iterator[None]:
-    """Hold one of the slots for decoding.
+    """Hold one of the slots for decoding and encoding.
 
     Raises:
         Busy: none became free for some seconds.
@@ -49,17 +52,17 @@ class _Turn:
 
 
 class Turns:
-    """Who is uploading in this process. Belongs to the event loop."""
+    """Whose turn it is in this process. Belongs to the event loop: who waits holds no thread."""
 
     def __init__(self) -> None:
         self._turns: dict[Hashable, _Turn] = {}
 
     @asynccontextmanager
     async def one_of(self, name: Hashable) -> AsyncIterator[None]:
-        """Be the only one to upload this; an earlier connection may take a moment to be noticed as broken.
+        """Be the only one to do this; an earlier connection may take a moment to be noticed as broken.
 
         Raises:
-            RateLimited: another upload of the same goes on.
+            RateLimited: somebody else is at it.
         """
         turn = self._turns.setdefault(name, _Turn())
         turn.users += 1
@@ -68,7 +71,7 @@ class Turns:
                 with anyio.fail_after(_PATIENCE_SECONDS):
                     await turn.lock.acquire()
             except TimeoutError:
-                raise RateLimited(_PATIENCE_SECONDS, "an upload of this is under way already") from None
+                raise RateLimited(_PATIENCE_SECONDS, "the same is under way already") from None
             try:
                 yield
             finally:
@@ -85,19 +88,25 @@ async def _turns(request: Request) -> Turns:
 
 
 TheTurns = Annotated[Turns, Depends(_turns)]
-"""Who is uploading."""
+"""Whose turn it is."""
 
 
-async def _has_space(database: TheDatabase, settings: TheSettings) -> None:
-    """Refuse an upload while the disk is nearly full: what is left is for what was accepted before.
+def has_space(database: Database, settings: Settings) -> bool:
+    """Say whether more may be kept; when the disk is nearly full, the rest is for what was accepted before.
 
     A PostgreSQL server's disk is elsewhere, and says so itself.
     """
     if not database.is_sqlite or database.url.database is None:
-        return
+        return True
     free = shutil.disk_usage(Path(database.url.database).absolute().parent).free
     if free < settings.storage_reserve_mib * 2**20:
         log.error("storage-full", free_mib=free >> 20)
+        return False
+    return True
+
+
+async def _has_space(database: TheDatabase, settings: TheSettings) -> None:
+    if not has_space(database, settings):
         raise StorageFull
 
 

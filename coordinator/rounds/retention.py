@@ -1,7 +1,8 @@
 """Thin out what old rounds keep: their tensors go, everything that was said about them stays.
 
 Refuses to touch what a round may still need: each client's last counted update, the weights it was given
-last, and what is folded into each base model. The bytes themselves go when nobody refers to them any more
+last, and what is folded into each base model. What weights are in recipes goes whole: it can be made again
+of weights that stay. The bytes themselves go when nobody refers to them any more
 (`payloads.collect`).
 """
 
@@ -14,10 +15,11 @@ from coordinator import payloads
 from coordinator.database import Database
 from coordinator.locks import lock_federation
 from coordinator.tables import FederationRow, FoldRow, RoundRow, UpdateRow, WeightsRow
+from coordinator.weights_tables import CodedWeightsRow
 
 
 def thin_out(database: Database, keep_rounds: int, *, most: int = 200) -> int:
-    """Forget updates, weights and folds of all but each federation's last `keep_rounds` published rounds.
+    """Forget what all but each federation's last `keep_rounds` published rounds have in tensors.
 
     At most `most` of each at a time, lest anybody wait for long; gives how many, 0 when all are forgotten.
     """
@@ -41,8 +43,9 @@ def _thin_out(session: Session, fid: str, keep_rounds: int, most: int) -> int:
     updates = list(session.scalars(_old_updates(fid, oldest_kept, last or 0).limit(most)))
     weights = list(session.scalars(_old_weights(fid, oldest_kept).limit(most)))
     folds = list(session.scalars(_old_folds(fid, oldest_kept).limit(most)))
+    coded = list(session.scalars(_old_coded(fid, oldest_kept).limit(most)))
     referred = {row.payload_id for row in updates} | {row.state_payload_id for row in updates}
-    referred |= {given.payload_id for given in weights} | {fold.payload_id for fold in folds}
+    referred |= {one.payload_id for rows in (weights, folds, coded) for one in rows}
     payloads.let_go(session, *(one for one in referred if one is not None))
     for row in updates:
         row.payload_id = row.state_payload_id = None
@@ -50,7 +53,9 @@ def _thin_out(session: Session, fid: str, keep_rounds: int, most: int) -> int:
         given.payload_id = given.head = None
     for fold in folds:
         fold.payload_id = None
-    return len(updates) + len(weights) + len(folds)
+    for made in coded:
+        session.delete(made)
+    return len(updates) + len(weights) + len(folds) + len(coded)
 
 
 def _old_updates(fid: str, oldest_kept: int, published: int) -> Select[UpdateRow]:
@@ -83,6 +88,12 @@ def _old_weights(fid: str, oldest_kept: int) -> Select[WeightsRow]:
         WeightsRow.round_number < oldest_kept,
         WeightsRow.payload_id.is_not(None),
         superseded,
+    )
+
+
+def _old_coded(fid: str, oldest_kept: int) -> Select[CodedWeightsRow]:
+    return select(CodedWeightsRow).where(
+        CodedWeightsRow.federation_id == fid, CodedWeightsRow.round_number < oldest_kept
     )
 
 

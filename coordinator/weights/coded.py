@@ -1,6 +1,6 @@
 """Write the weights of a client in the recipe that it asks for, and sign which stored bytes they stand for.
 
-Nothing of it is kept: the same request gives the same bytes. Refuses to know who may ask.
+They are written once and kept: who asks again costs a look at the database. Refuses to know who may ask.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlalchemy.orm import Session
 
 from coordinator.database import Database
 from coordinator.downloads import Stored
 from coordinator.enrolment.auth import Member
+from coordinator.limits.uploads import decoder, has_space
 from coordinator.rounds import references
 from coordinator.rounds.bases import Given
 from coordinator.rounds.references import Reference
 from coordinator.server_key import ServerKey
+from coordinator.settings import Settings
+from coordinator.weights import store
+from coordinator.weights.store import InRecipe
 from schemas.maths.adapter import Layout
-from schemas.messages.recipes import ON_REQUEST, Recipe, SentRecipe
+from schemas.messages.recipes import ON_REQUEST, Recipe, RecipeName, SentRecipe
 from schemas.messages.rounds import CodedWeights
 from schemas.messages.updates import FoldedWeightsManifest, WeightsManifest
 from schemas.wire.coding import encode
-from schemas.wire.digests import digest_of
 from schemas.wire.envelope import MANIFEST_KEY, MEDIA_TYPE, pack
 from schemas.wire.header import read_own_head
 from schemas.wire.quantise import NotEncodable
@@ -41,10 +45,20 @@ class Asked:
     number: int
     given: Given
     payload_id: int
-    recipe: Recipe
+    name: RecipeName
+
+    @property
+    def recipe(self) -> Recipe:
+        """What the name stands for."""
+        return ON_REQUEST[self.name]
+
+    @property
+    def key(self) -> InRecipe:
+        """What they are kept under."""
+        return InRecipe(self.member.federation_id, self.member.client_id, self.number, self.name)
 
 
-def recipe_wanted(accept: str) -> Recipe | None:
+def recipe_wanted(accept: str) -> RecipeName | None:
     """Read which recipe an Accept field asks for; None = dense, as for anything that is not on offer.
 
     `application/vnd.tessera.adapter+safetensors;recipe=int8_own_last`; the first that is known counts.
@@ -55,46 +69,35 @@ def recipe_wanted(accept: str) -> Recipe | None:
             continue
         for parameter in parameters:
             name, _, value = parameter.partition("=")
-            for known, recipe in ON_REQUEST.items():
+            for known in ON_REQUEST:
                 if (name.strip().lower(), value.strip().strip('"')) == ("recipe", known):
-                    return recipe
+                    return known
     return None
 
 
-def coded(database: Database, wanted: Asked, key: ServerKey) -> tuple[Stored, str] | None:
-    """Give the body and what is signed for it; None where the recipe cannot be followed: dense it is, then.
+def coded(database: Database, settings: Settings, wanted: Asked) -> Stored | None:
+    """Give the weights in the recipe, written now if nobody has asked before; None: dense it is, then.
 
     That is so while the client has no update that counts to take the difference to, or one in another layout,
-    where a value is too large for the recipe, and where the weights add to the base model.
+    where a value is too large for the recipe, where the weights add to the base model, and where nothing was
+    written yet and there is no space for it.
+
+    Raises:
+        Busy: it would have to be written, and others are at it.
     """
-    head = wanted.given.head
-    if head is None:
-        return None
-    layout, metadata = read_own_head(head)
-    if FoldedWeightsManifest.model_validate_json(metadata[MANIFEST_KEY]).fold_from is not None:
-        return None  # what they add to the base model has to be known to the bit
-    member, recipe = wanted.member, wanted.recipe
-    reference: Reference | None = None
-    if recipe.reference == "own_last":
-        with database.read() as session:
-            reference = references.own_last(session, member.client_id, wanted.number, layout)
-        if reference is None:
-            return None
-    values = _Differences(layout, _weights(database, wanted, layout), _own(database, reference, layout))
-    try:
-        streams = encode(values, recipe, "weights", wanted.number)  # nobody adds these up: all may draw alike
-    except NotEncodable:
-        return None
-    against = reference.digest if reference is not None else None
-    sent = SentRecipe(**recipe.model_dump(), against=against).model_dump(mode="json")
-    manifest = WeightsManifest.model_validate_json(metadata[MANIFEST_KEY]).model_copy(update={"recipe": sent})
-    body = pack(streams.tensors, manifest, compress=True)
-    digest = digest_of(body)
-    stored = Stored(wanted.payload_id, digest, len(body), MEDIA_TYPE, encoding="zstd", head=body)
-    return stored, _signed(wanted, digest, key)
+    with database.read() as session:
+        made = store.coded(session, wanted.key)
+        terms = _terms(session, wanted) if made is None else None
+    if terms is not None and has_space(database, settings):
+        with decoder():
+            body = _written(database, wanted, terms)
+            with database.write() as session:
+                made = store.keep_coded(session, wanted.key, body)
+    return made.stored if made is not None else None
 
 
-def _signed(wanted: Asked, digest: str, key: ServerKey) -> str:
+def proof(wanted: Asked, digest: str, key: ServerKey) -> str:
+    """Sign that the body with this digest stands for the weights; the same each time."""
     said = CodedWeights(
         federation=wanted.member.federation_id,
         client=wanted.member.client_id,
@@ -107,13 +110,46 @@ def _signed(wanted: Asked, digest: str, key: ServerKey) -> str:
     return urlsafe_b64encode(json.dumps(document).encode()).decode()
 
 
-def _weights(database: Database, wanted: Asked, layout: Layout) -> Read:
-    given = wanted.given
-    return references.reader(database, Reference(given.digest, wanted.payload_id, given.begin, None), layout)
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What a body is written by: which tensors there are, what is said of them, what they differ from."""
+
+    layout: Layout
+    manifest: WeightsManifest
+    reference: Reference | None
 
 
-def _own(database: Database, reference: Reference | None, layout: Layout) -> Read | None:
-    return references.reader(database, reference, layout) if reference is not None else None
+def _terms(session: Session, wanted: Asked) -> _Terms | None:
+    """Look what a body would be written by; None where the recipe cannot be followed."""
+    head = wanted.given.head
+    if head is None:
+        return None
+    layout, metadata = read_own_head(head)
+    said = metadata[MANIFEST_KEY]
+    if FoldedWeightsManifest.model_validate_json(said).fold_from is not None:
+        return None  # what they add to the base model has to be known to the bit
+    reference: Reference | None = None
+    if wanted.recipe.reference == "own_last":
+        reference = references.own_last(session, wanted.member.client_id, wanted.number, layout)
+        if reference is None:
+            return None
+    return _Terms(layout, WeightsManifest.model_validate_json(said), reference)
+
+
+def _written(database: Database, wanted: Asked, terms: _Terms) -> bytes | None:
+    """Write the body; None where a value is too large. The same terms give the same bytes everywhere."""
+    given, reference, layout = wanted.given, terms.reference, terms.layout
+    dense = Reference(given.digest, wanted.payload_id, given.begin, None)
+    weights = references.reader(database, dense, layout)
+    own = references.reader(database, reference, layout) if reference is not None else None
+    recipe = wanted.recipe
+    try:  # nobody adds these up: all may draw alike
+        streams = encode(_Differences(layout, weights, own), recipe, "weights", wanted.number)
+    except NotEncodable:
+        return None
+    against = reference.digest if reference is not None else None
+    sent = SentRecipe(**recipe.model_dump(), against=against).model_dump(mode="json")
+    return pack(streams.tensors, terms.manifest.model_copy(update={"recipe": sent}), compress=True)
 
 
 @dataclass(frozen=True, slots=True)

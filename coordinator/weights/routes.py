@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
 
 from coordinator.downloads import Stored, reply, wanted
 from coordinator.enrolment.auth import AsMember
-from coordinator.errors import AuthMissing, Busy, NotFound, NotJoined, RangeUnsatisfiable
-from coordinator.limits.uploads import decoder
+from coordinator.errors import AuthMissing, Busy, NotFound, NotJoined, RangeUnsatisfiable, RateLimited
+from coordinator.limits.uploads import TheTurns
 from coordinator.paths import RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds.traffic import sent_to
-from coordinator.sessions import TheDatabase, TheMetrics, TheServerKey
+from coordinator.sessions import TheDatabase, TheMetrics, TheServerKey, TheSettings
 from coordinator.weights import store
-from coordinator.weights.coded import Asked, coded, recipe_wanted
+from coordinator.weights.coded import Asked, coded, proof, recipe_wanted
+from schemas.messages.recipes import RecipeName
 from schemas.wire.envelope import MEDIA_TYPE
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["weights"])
+
+
+async def _recipe(request: Request, member: AsMember, turns: TheTurns) -> AsyncIterator[RecipeName | None]:
+    """Read which recipe is asked for. One such request of a client is answered at a time: the first of them
+    writes what the others find, and who asks for much keeps one slot for it at most."""
+    wanted = recipe_wanted(request.headers.get("accept", ""))
+    if wanted is None:
+        yield None
+        return
+    async with turns.one_of(("weights", member.client_id)):
+        yield wanted
 
 
 @router.get(
@@ -26,14 +41,16 @@ router = APIRouter(prefix="/v1/federations/{fid}", tags=["weights"])
         200: {"content": {MEDIA_TYPE: {}}, "description": "The stored bytes"},
         206: {"content": {MEDIA_TYPE: {}}, "description": "The range that was asked for"},
         304: {"description": "You have them"},
-        **answers(AuthMissing, NotFound, NotJoined, RangeUnsatisfiable, Busy),
+        **answers(AuthMissing, NotFound, NotJoined, RangeUnsatisfiable, Busy, RateLimited),
     },
 )
 def get_weights(
     member: AsMember,
     n: RoundNumber,
     request: Request,
+    recipe: Annotated[RecipeName | None, Depends(_recipe, scope="function")],
     database: TheDatabase,
+    settings: TheSettings,
     metrics: TheMetrics,
     key: TheServerKey,
 ) -> Response:
@@ -56,15 +73,14 @@ def get_weights(
         head=weights.head or b"",
         begin=weights.begin,
     )
-    recipe, proof = recipe_wanted(request.headers.get("accept", "")), None
+    headers = {"Vary": "Accept"}
     if recipe is not None:
-        with decoder():
-            made = coded(database, Asked(member, n, weights, weights.payload_id, recipe), key)
-        stored, proof = made if made is not None else (stored, None)
+        asked = Asked(member, n, weights, weights.payload_id, recipe)
+        made = coded(database, settings, asked)
+        if made is not None:
+            stored, headers["Tessera-Weights"] = made, proof(asked, made.digest, key)
     part = wanted(request.headers, stored)
     sent_to(database, metrics, member.client_id, part.size, round_id=served.round_id)
     answer = reply(database, stored, part)
-    answer.headers["Vary"] = "Accept"
-    if proof is not None:
-        answer.headers["Tessera-Weights"] = proof
+    answer.headers.update(headers)
     return answer

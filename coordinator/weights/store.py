@@ -1,20 +1,25 @@
-"""Which stored bytes a client is served in a round."""
+"""Which stored bytes a client is served in a round, as they are or in a recipe."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from sqlalchemy import bindparam, insert, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from coordinator import payloads
 from coordinator.database import run
 from coordinator.downloads import Stored
 from coordinator.errors import NotFound, NotJoined
 from coordinator.rounds import bases
 from coordinator.rounds import store as rounds
 from coordinator.rounds.bases import Given
-from coordinator.tables import FederationRow, ParticipationRow, RoundRow, WeightsRow
+from coordinator.tables import FederationRow, ParticipationRow, PayloadRow, RoundRow, WeightsRow
+from coordinator.weights_tables import CodedWeightsRow
+from schemas.messages.recipes import RecipeName
+from schemas.wire.envelope import MEDIA_TYPE
 
 _PLACE = (
     select(FederationRow.state, RoundRow.id, ParticipationRow.client_id)
@@ -28,6 +33,21 @@ _PLACE = (
     .where(FederationRow.id == bindparam("fid"))
 )
 _GIVE = insert(WeightsRow)
+_CODED = (
+    select(PayloadRow.id, PayloadRow.digest, PayloadRow.bytes)
+    .select_from(CodedWeightsRow)
+    .outerjoin(PayloadRow, PayloadRow.id == CodedWeightsRow.payload_id)
+    .where(
+        CodedWeightsRow.federation_id == bindparam("federation_id"),
+        CodedWeightsRow.client_id == bindparam("client_id"),
+        CodedWeightsRow.round_number == bindparam("round_number"),
+        CodedWeightsRow.recipe == bindparam("recipe"),
+    )
+)
+_KEEP = {
+    kind: make(CodedWeightsRow).on_conflict_do_nothing()
+    for kind, make in (("sqlite", sqlite.insert), ("postgresql", postgresql.insert))
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +95,47 @@ def give(session: Session, fid: str, client_id: str, number: int, stored: Stored
             "created_at": moment,
         },
     )
+
+
+@dataclass(frozen=True, slots=True)
+class InRecipe:
+    """Which of a client's weights are meant: those of a round, in a recipe."""
+
+    federation_id: str
+    client_id: str
+    round_number: int
+    recipe: RecipeName
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What weights are in a recipe: bytes that are kept; None = they cannot be written in it."""
+
+    stored: Stored | None
+
+
+def coded(session: Session, which: InRecipe) -> Made | None:
+    """What are weights in a recipe? None = nobody has asked yet."""
+    found = run(session, _CODED, asdict(which)).first()
+    if found is None:
+        return None
+    payload_id, digest, size = found
+    return Made(_coded(payload_id, digest, size) if digest is not None else None)
+
+
+def keep_coded(session: Session, which: InRecipe, body: bytes | None) -> Made:
+    """Keep what weights are in a recipe; a replica that was first has kept the same."""
+    stored = None
+    if body is not None:
+        payload_id, digest = payloads.store_bytes(session, body)
+        stored = _coded(payload_id, digest, len(body))
+    kept = asdict(which) | {"payload_id": stored.payload_id if stored is not None else None}
+    run(session, _KEEP[session.get_bind().dialect.name], kept)
+    return Made(stored)
+
+
+def _coded(payload_id: int, digest: str, size: int) -> Stored:
+    return Stored(payload_id, digest, size, MEDIA_TYPE, encoding="zstd")
 
 
 def _or_not_found(given: Given | None) -> Given:

@@ -19,6 +19,7 @@ AT_ONCE = timedelta(days=-1)
 _REFERENCES = (
     "SELECT payload_id FROM updates UNION SELECT state_payload_id FROM updates"
     " UNION SELECT payload_id FROM weights"
+    " UNION SELECT payload_id FROM coded_weights WHERE payload_id IS NOT NULL"
 )
 
 
