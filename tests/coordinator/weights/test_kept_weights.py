@@ -1,0 +1,175 @@
+"""Weights in a recipe are written once: who asks again, or at the same time, finds what was kept."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from sqlalchemy import delete, text
+
+from coordinator import payloads
+from coordinator.database import Database
+from coordinator.limits import uploads
+from coordinator.limits.uploads import decoder
+from coordinator.rounds import retention
+from coordinator.weights_tables import CodedWeightsRow
+from tests.coordinator.weights.test_coded_weights import PLAN, ask, drawn
+from tests.served import Served, Silo, slug
+from tests.taking_part import deliver, join, plan, put, running, update_body, url, wait_for
+
+Rows = Callable[[str, str], list[tuple[Any, ...]]]
+KEPT = "SELECT round_number, recipe FROM coded_weights ORDER BY round_number, recipe"
+
+
+def rounds_later(served: Served, number: int) -> tuple[str, list[Silo]]:
+    """Let two clients deliver until they can ask for weights of this round."""
+    fid, silos = running(served, **plan(rounds={"total": 9}, adapter=PLAN["adapter"]))
+    for done in range(1, number):
+        for seed, silo in enumerate(silos):
+            deliver(silo, done, drawn(10 * done + seed))
+        wait_for(served, fid, done, "published")
+    for silo in silos:
+        join(silo, number)
+    return fid, silos
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served], database_url: str) -> Served:
+    return serve(database_url, tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
+
+
+@contextmanager
+def nothing_is_kept_yet(served: Served) -> Iterator[None]:
+    """Keep everybody from writing down what weights are in a recipe."""
+    with closing(Database(served.database_url)) as database, database.write() as session:
+        lock = "SELECT 1" if database.is_sqlite else "LOCK TABLE coded_weights IN SHARE MODE"
+        session.execute(text(lock))  # SQLite's lock comes with the transaction, which begins now
+        yield
+
+
+def asked_by(served: Served, silo: Silo, recipe: str) -> httpx.Response:
+    """Ask on a line of its own."""
+    return ask(Silo(silo.client_id, silo.federation_id, silo.key, served.signing(silo.key)), 2, recipe)
+
+
+def test_who_asks_again_needs_no_slot_for_the_same_bytes_a_range_or_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "_PATIENCE_SECONDS", 0.2)
+    _, (silo, _) = rounds_later(served, 2)
+    first = ask(silo, 2, "int8_own_last")
+    tag, proof = first.headers["etag"], first.headers["tessera-weights"]
+    with decoder(), decoder():
+        again = ask(silo, 2, "int8_own_last")
+        rest = ask(silo, 2, "int8_own_last", **{"Range": "bytes=0-"})
+        known = ask(silo, 2, "int8_own_last", **{"If-None-Match": tag})
+        assert slug(ask(silo, 2, "int4_own_last")) == "busy"
+    assert [one.status_code for one in (first, again, rest, known)] == [200, 200, 206, 304]
+    assert again.content == first.content
+    assert {one.headers["tessera-weights"] for one in (again, rest, known)} == {proof}
+    assert {one.headers["etag"] for one in (again, rest, known)} == {tag}
+
+
+def test_that_weights_do_not_fit_a_recipe_is_found_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "_PATIENCE_SECONDS", 0.2)
+    fid, silos = running(served, **plan(limits={"max_norm": 1e30}))
+    for silo, fill in zip(silos, (1e20, -1e20), strict=True):
+        tensors = {"b0.q.P": np.full((2, 2), fill, np.float32), "b0.q.Q": np.full(2, fill, np.float32)}
+        assert put(silo, 1, update_body(silo, 1, join(silo, 1), tensors)).status_code == 201
+    wait_for(served, fid, 1, "published")
+    named = join(silos[0], 2)
+    assert ask(silos[0], 2, "int8_own_last").headers["etag"] == f'"{named}"'
+    with decoder(), decoder():
+        assert ask(silos[0], 2, "int8_own_last").headers["etag"] == f'"{named}"'
+
+
+def test_a_client_that_asks_for_much_at_once_leaves_a_slot_to_others(
+    served: Served, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (silo, _) = rounds_later(served, 2)
+    with ThreadPoolExecutor(3) as pool:
+        with nothing_is_kept_yet(served):
+            asked = [pool.submit(asked_by, served, silo, recipe) for recipe in ("bf16", "bf16", "int8")]
+            time.sleep(0.5)
+            with monkeypatch.context() as impatient:
+                impatient.setattr(uploads, "_PATIENCE_SECONDS", 0.1)
+                with decoder():
+                    assert [one.result().text for one in asked if one.done()] == []
+        one, same, other = (future.result() for future in asked)
+    assert one.content == same.content != other.content
+    assert all("tessera-weights" in answer.headers for answer in (one, same, other))
+    assert rows(served.database_url, KEPT) == [(2, "bf16"), (2, "int8")]
+
+
+def test_two_replicas_that_are_asked_at_once_answer_alike(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str], rows: Rows
+) -> None:
+    place = fresh_database("postgres")
+    replicas = [serve(place, tick_seconds=0.05, retry_seconds=0.1) for _ in range(2)]
+    _, (silo, _) = rounds_later(replicas[0], 2)
+    with ThreadPoolExecutor(2) as pool:
+        with nothing_is_kept_yet(replicas[0]):
+            asked = [pool.submit(asked_by, replica, silo, "int4_own_last") for replica in replicas]
+            time.sleep(0.5)
+            assert not any(one.done() for one in asked)
+        one, other = (future.result() for future in asked)
+    assert (one.status_code, one.content) == (other.status_code, other.content)
+    assert one.headers["tessera-weights"] == other.headers["tessera-weights"]
+    assert rows(place, KEPT) == [(2, "int4_own_last")]
+
+
+def test_what_is_kept_goes_with_the_rounds_weights_and_what_stays_is_whole(
+    served: Served, rows: Rows
+) -> None:
+    _, (silo, _) = rounds_later(served, 5)
+    named = {number: ask(silo, number, "int8").headers["etag"] for number in range(1, 6)}
+    with closing(Database(served.database_url)) as database:
+        assert retention.thin_out(database, 2) > 0
+        assert rows(served.database_url, KEPT) == [(number, "int8") for number in (3, 4, 5)]
+        payloads.collect(database, grace=timedelta(0))
+        for number in (3, 4, 5):
+            assert ask(silo, number, "int8").headers["etag"] == named[number]
+        assert slug(ask(silo, 2, "int8")) == "not-found"
+        assert rows(served.database_url, KEPT) == [(number, "int8") for number in (3, 4, 5)]
+        digests = {f'"{digest}"' for (digest,) in rows(served.database_url, "SELECT digest FROM payloads")}
+        assert [number for number in named if named[number] in digests] == [3, 4, 5]
+
+
+def test_what_was_kept_follows_from_the_weights_alone(served: Served) -> None:
+    _, (silo, _) = rounds_later(served, 2)
+    before = ask(silo, 2, "int4_own_last")
+    with closing(Database(served.database_url)) as database:
+        with database.write() as session:
+            session.execute(delete(CodedWeightsRow))
+        assert payloads.collect(database, grace=timedelta(0)) == 1
+    after = ask(silo, 2, "int4_own_last")
+    assert after.content == before.content
+    assert after.headers["tessera-weights"] == before.headers["tessera-weights"]
+
+
+def test_nothing_is_written_for_who_asks_while_the_disk_is_nearly_full(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str], rows: Rows, tmp_path: Path
+) -> None:
+    place = fresh_database("sqlite")
+    empty = serve(place, tick_seconds=0.05, retry_seconds=0.1)
+    _, (silo, _) = rounds_later(empty, 2)
+    kept = ask(silo, 2, "int8").content
+    empty.stop()
+    full = serve(place, storage_reserve_mib=2 * shutil.disk_usage(tmp_path).free // 2**20)
+    assert asked_by(full, silo, "int8").content == kept
+    dense = asked_by(full, silo, "bf16")
+    assert dense.status_code == 200
+    assert "tessera-weights" not in dense.headers
+    assert dense.content == full.signing(silo.key).get(url(silo, 2, "/weights")).content
+    assert rows(place, KEPT) == [(2, "int8")]
