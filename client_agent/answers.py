@@ -48,8 +48,9 @@ def accepted(answer: httpx.Response) -> httpx.Response:
         raise CoordinatorRefused(
             answer.status_code, "", answer.reason_phrase, answer.request.url.path
         ) from None
-    detail = problem.detail or problem.title
-    raise CoordinatorRefused(answer.status_code, problem.slug, detail, answer.request.url.path)
+    detail, expected = problem.detail or problem.title, (problem.model_extra or {}).get("expected")
+    named = expected if isinstance(expected, str) else None
+    raise CoordinatorRefused(answer.status_code, problem.slug, detail, answer.request.url.path, named)
 
 
 def is_refusal(answer: httpx.Response, slug: str) -> bool:

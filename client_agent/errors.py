@@ -197,12 +197,11 @@ class CoordinatorUnreachable(AgentError):
 
 
 class CoordinatorRefused(AgentError):
-    """The coordinator answered with a problem; `slug` is the last part of its type, or empty."""
+    """The coordinator answered with a problem: its slug or "", and what was `expected`, if it says so."""
 
-    def __init__(self, status: int, slug: str, detail: str, path: str) -> None:
+    def __init__(self, status: int, slug: str, detail: str, path: str, expected: str | None = None) -> None:
         super().__init__(f"the coordinator refused {path}: {detail} ({status} {slug})".replace(" )", ")"))
-        self.status = status
-        self.slug = slug
+        self.status, self.slug, self.expected = status, slug, expected
 
 
 class RequestTooSlow(AgentError):

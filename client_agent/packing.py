@@ -1,7 +1,6 @@
 """Write the body of an update by the plan's recipe, and keep what the next one has to know of it.
 
-Whatever is kept names the update that it belongs to, so that what another body left behind is never taken for
-it; and it is written before that body, so that who is killed in between writes both again, the same bytes.
+What is kept is written before the body, so that who is killed in between writes both again, the same bytes.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from client_agent import sent_updates
 from client_agent.local_training import Trained
 from client_agent.model.adapter import State
 from client_agent.participant import Participant
@@ -40,26 +39,16 @@ from schemas.maths.adapter import Layout, in_order, lora_modules
 from schemas.maths.start import from_start
 from schemas.messages.recipes import SentRecipe
 from schemas.messages.rounds import RoundBrief
-from schemas.messages.strict import Digest
-from schemas.messages.updates import Manifest, Receipt, UpdateManifest
+from schemas.messages.updates import Receipt, UpdateManifest
 from schemas.wire.coding import Coded, decode, encode
 from schemas.wire.digests import digest_of
-from schemas.wire.envelope import Array, pack, slots, unpack
+from schemas.wire.envelope import Array, pack
 from schemas.wire.quantise import NotEncodable
-from schemas.wire.refusals import BodyRefused
 from schemas.wire.sparse import Mask
 
 log = logging.getLogger(__name__)
 
 Arrays = dict[str, NDArray[np.float32]]
-_LARGEST_FILE = 2**33
-
-
-class _KeptManifest(Manifest):
-    """What a file beside an update says: which update it belongs to."""
-
-    kind: Literal["kept"] = "kept"
-    update: Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +59,21 @@ class _Reference:
     digest: str | None
 
 
-def pack_update(who: Participant, brief: RoundBrief, folder: RoundFolder) -> bytes:
-    """Write the body of a round's update, dense where the recipe cannot be followed; the log says why."""
+def pack_update(
+    who: Participant, brief: RoundBrief, folder: RoundFolder, *, held: str | None = None
+) -> bytes:
+    """Write the body of a round's update, dense where the recipe cannot be followed; the log says why.
+
+    Args:
+        held: the digest of what the coordinator says it has; by default what this silo takes for that.
+    """
     recipe = brief.wire.recipe
     if recipe.is_dense or _has_no_reference(brief):
         return pack_dense(who, brief, folder)
     made = Trained.read(folder.path / TRAINED)
     trained = made.adapter
     layout = in_order({name: values.shape for name, values in trained.items()})
-    reference = _reference(who, brief, folder, layout)
+    reference = _reference(who, brief, folder, layout, held)
     if reference is None:
         return pack_dense(who, brief, folder)
     delta = _difference(trained, reference.values)
@@ -93,9 +88,9 @@ def pack_update(who: Participant, brief: RoundBrief, folder: RoundFolder) -> byt
     body = _body(who, brief, folder, coded.tensors, said)
     seen = dict(decode(coded, layout, recipe))
     if _is_needed_later(brief):
-        _keep(folder, SENT, _sum(reference.values, seen), who, body)
+        sent_updates.keep(folder, SENT, _sum(reference.values, seen), who, body)
     if recipe.feeds_back:
-        _keep(folder, RESIDUAL, _difference(wanted, seen), who, body)
+        sent_updates.keep(folder, RESIDUAL, _difference(wanted, seen), who, body)
     if keep is not None and reference.values is not None:
         left = _norm(_difference(wanted, seen)) / (_norm(delta) or 1)
         _measure(who, folder, made.private, reference.values, seen, left, _bytes(coded))
@@ -110,23 +105,8 @@ def pack_dense(who: Participant, brief: RoundBrief, folder: RoundFolder) -> byte
     body = _body(who, brief, folder, tensors, None)
     if _is_needed_later(brief):
         seen = {name: values.astype(np.float32) for name, values in tensors.items()}
-        _keep(folder, SENT, seen, who, body)
+        sent_updates.keep(folder, SENT, seen, who, body)
     return body
-
-
-def own_last(who: Participant, number: int) -> tuple[State, str] | None:
-    """Give what the coordinator made of this client's last update before a round, and its digest.
-
-    None without one that it has confirmed, or where what it made of it is not known here.
-    """
-    last = who.rounds.newest_with(RECEIPT, before=number)
-    if last is None or not last.has(TRAINED):
-        return None
-    receipt = Receipt.model_validate_json(last.read(RECEIPT))
-    trained = Trained.read(last.path / TRAINED).adapter
-    layout = in_order({name: values.shape for name, values in trained.items()})
-    sent = _kept(last, SENT, receipt.digest, layout) if not receipt.clipped else None
-    return (sent, receipt.digest) if sent is not None else None
 
 
 def _is_needed_later(brief: RoundBrief) -> bool:
@@ -173,19 +153,27 @@ def _body(
     return pack(sent, manifest, compress=brief.wire.compression == "zstd")
 
 
-def _reference(who: Participant, brief: RoundBrief, folder: RoundFolder, layout: Layout) -> _Reference | None:
+def _reference(
+    who: Participant, brief: RoundBrief, folder: RoundFolder, layout: Layout, held: str | None
+) -> _Reference | None:
     """Give what the plan's recipe is the difference to; None where this silo does not hold it any more."""
     kind = brief.wire.recipe.reference
     if kind == "none":
         return _Reference(None, None)
-    last = who.rounds.newest_with(RECEIPT, before=brief.round) if kind == "own_last" else None
-    if last is None:
-        weights = read_weights(folder.read(WEIGHTS), layout)
+    confirmed = sent_updates.confirmed(who, brief.round, held) if kind == "own_last" else None
+    if confirmed is None:
+        content = folder.read(WEIGHTS)
+        if held not in (None, digest_of(content)):
+            log.warning(
+                "round %d: nor does this silo hold what the coordinator does: sent whole", brief.round
+            )
+            return None
+        weights = read_weights(content, layout)
         seed = brief.training.seed
         values = {name: from_start(name, weights.__getitem__, seed, layout) for name in layout}
         return _Reference(values, folder.base)
-    receipt = Receipt.model_validate_json(last.read(RECEIPT))
-    sent = _kept(last, SENT, receipt.digest, layout) if not receipt.clipped else None
+    last, receipt = confirmed
+    sent = sent_updates.kept(last, SENT, receipt.digest, layout) if not receipt.clipped else None
     if sent is None:
         log.warning(
             "round %d: the coordinator has another update of round %d than this silo (%s): sent whole",
@@ -208,7 +196,7 @@ def _with_residual(who: Participant, folder: RoundFolder, delta: Arrays, layout:
     lost = None
     if last.number == number - 1 and last.has(RECEIPT) and last.base != folder.base:
         receipt = Receipt.model_validate_json(last.read(RECEIPT))
-        lost = _kept(last, RESIDUAL, receipt.digest, layout)
+        lost = sent_updates.kept(last, RESIDUAL, receipt.digest, layout)
     if lost is None:
         log.warning("round %d: what the update of round %d lost is not made up for", number, last.number)
         return delta
@@ -248,25 +236,6 @@ def _measure(
 
 def _bytes(coded: Coded) -> int:
     return sum(stream.nbytes for stream in coded.tensors.values())
-
-
-def _keep(folder: RoundFolder, file: str, values: State, who: Participant, body: bytes) -> None:
-    said = _KeptManifest(federation=who.federation, recipe={}, update=digest_of(body))
-    folder.write(file, pack(dict(values), said))
-
-
-def _kept(folder: RoundFolder, file: str, update: str, layout: Layout) -> Arrays | None:
-    """Read what is kept of an update; None where it is another's, damaged, or of another layout."""
-    if not folder.has(file):
-        return None
-    content = folder.read(file)
-    try:
-        with unpack(content, encoding=None, expected=slots(layout), max_bytes=_LARGEST_FILE) as kept:
-            if kept.manifest(_KeptManifest).update != update:
-                return None
-            return {name: kept.read_float32(name) for name in layout}
-    except BodyRefused:
-        return None
 
 
 def _sum(one: State | None, other: State) -> Arrays:

@@ -203,18 +203,33 @@ def _pack(work: _Work) -> bytes:
 
 
 def _push(work: _Work) -> bytes:
-    """Deliver the update; one that is the difference to something else than the coordinator's, whole."""
+    """Deliver the update; if it is the difference to what the coordinator does not hold, to what it does, or
+    whole."""
     try:
         return _pushed(work)
     except CoordinatorRefused as refusal:
-        if refusal.slug != _REFERENCE_MISMATCH:
-            raise
-    log.warning(
-        "round %d: the coordinator does not hold what this update is the difference to: sent whole",
-        work.brief.round,
-    )
+        held = _held_instead(work, refusal)
+    if held is not None:
+        work.folder.write(UPDATE, pack_update(work.who, work.brief, work.folder, held=held))
+        try:
+            return _pushed(work)
+        except CoordinatorRefused as refusal:
+            _held_instead(work, refusal)
     work.folder.write(UPDATE, pack_dense(work.who, work.brief, work.folder))
     return _pushed(work)
+
+
+def _held_instead(work: _Work, refusal: CoordinatorRefused) -> str | None:
+    """Say what the coordinator holds instead of what an update is the difference to; None = nothing.
+
+    Raises:
+        CoordinatorRefused: the update is refused for something else.
+    """
+    if refusal.slug != _REFERENCE_MISMATCH:
+        raise refusal
+    number = work.brief.round
+    log.warning("round %d: the coordinator does not hold what this update is the difference to", number)
+    return refusal.expected
 
 
 def _pushed(work: _Work) -> bytes:

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from client_agent.coordinator_api import TensorBody
 from client_agent.errors import DownloadDamaged
 from client_agent.model.adapter import State
-from client_agent.packing import own_last
 from client_agent.participant import Participant
 from client_agent.round_folder import BASE, RoundFolder
+from client_agent.sent_updates import own_last
 from schemas.identity.documents import is_signed
 from schemas.identity.keys import public_key
 from schemas.maths.adapter import in_order

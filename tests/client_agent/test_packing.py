@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sqlalchemy import update
 
 from client_agent import round_folder
 from client_agent.coordinator_api import NothingYet
@@ -31,6 +33,8 @@ from client_agent.round_folder import (
     WEIGHTS,
     RoundFolder,
 )
+from coordinator.database import Database, now
+from coordinator.tables import RoundRow
 from schemas.maths.adapter import Layout
 from schemas.messages.recipes import SentRecipe
 from schemas.messages.rounds import RoundBrief
@@ -42,6 +46,7 @@ from schemas.wire.envelope import Envelope, slots, unpack
 from schemas.wire.header import Slot
 from tests.client_agent.test_daemon import alone_plan, naps
 from tests.served import Served
+from tests.taking_part import join, put, update_body, wait_for
 
 Enrolled = Callable[..., Participant]
 Arrays = dict[str, NDArray[np.float32]]
@@ -231,11 +236,35 @@ def test_an_update_that_the_coordinator_holds_no_reference_of_is_sent_whole_and_
     scene = Scene(served, participant)
     scene.play().forget(RECEIPT)  # so this silo takes the weights for the coordinator's reference
     folder = scene.play()
-    assert "does not hold what this update is the difference to: sent whole" in caplog.text
+    assert "nor does this silo hold what the coordinator does: sent whole" in caplog.text
     assert (against(folder), folder.has(CLOSED)) == (None, False)
     assert caplog.text.count("round 2: exact match") == 1
     assert_same(scene.stored(layout_of(folder)), trained(folder))
     assert against(scene.play()) == receipt(folder).digest
+
+
+def test_after_a_round_came_to_nothing_an_update_is_the_difference_to_what_the_coordinator_names(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(served, participant, rounds={"total": 9, "min_clients": 2, "quorum": 2})
+    other = served.enrol(scene.fid, "other")
+    layout = other.http.get("/v1/me").json()["layout"]
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in layout.items()}
+    signature = np.eye(1, 256, dtype=np.float32)[0]
+    base = join(other, 1)
+    named = receipt(scene.play()).digest
+    assert put(other, 1, update_body(other, 1, base, zeros, signature=signature)).status_code == 201
+    wait_for(served, scene.fid, 1, "published")
+    join(other, 2)
+    nothing = scene.play()
+    with closing(Database(served.database_url)) as database, database.write() as session:
+        session.execute(update(RoundRow).where(RoundRow.number == 2).values(deadline=now(session)))
+    wait_for(served, scene.fid, 2, "abandoned")
+    join(other, 3)
+    folder = scene.play()
+    assert against(nothing) == against(folder) == named
+    assert "does not hold what this update is the difference to" in caplog.text
+    assert_same(scene.stored(layout_of(folder)), kept(folder, SENT))
 
 
 def test_after_an_update_was_clipped_all_of_it_is_sent(
