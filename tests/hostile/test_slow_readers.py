@@ -9,14 +9,16 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
 from coordinator.limits.pace import ANSWER_BYTES_PER_SECOND, GRACE_SECONDS, IDLE_SECONDS
+from schemas.wire.envelope import MEDIA_TYPE
 from tests.hostile.process import ServedProcess, start_process
 from tests.hostile.scene import MEMORY_BYTES, connected, request_bytes
 from tests.served import Served, Silo
 from tests.signed import signed
-from tests.taking_part import join, plan, running, url
+from tests.taking_part import deliver, join, plan, running, url, wait_for
 
 READERS = 100
 WEIGHTS_BYTES = 64 * 2**20
@@ -81,6 +83,34 @@ def test_slow_readers_of_large_downloads_hold_little_and_are_cut_off(
     assert served.peak_bytes() - before < MEMORY_BYTES
     assert served.process.num_threads() <= threads + 40, "the pool of threads is bounded"
     assert len(good.http.get(url(good, 1, "/weights")).content) > 48 * 2**20
+
+
+@pytest.mark.slow
+def test_slow_readers_of_weights_in_a_recipe_hold_little(
+    fresh_database: Callable[[str], str], tmp_path: Path, backend: str
+) -> None:
+    served = start_process(fresh_database(backend), tmp_path)
+    try:
+        fid, silos = running(served, **plan(adapter={"rank": 512, "blocks": 4, "roles": ["q"]}))
+        random = np.random.default_rng(0)
+        shapes = silos[0].http.get("/v1/me").json()["layout"].items()
+        for silo in silos:
+            deliver(silo, 1, {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes})
+        wait_for(served, fid, 1, "published")
+        join(silos[0], 2)
+        asking = {"Accept": f"{MEDIA_TYPE};recipe=int8_own_last"}
+        answer = silos[0].http.get(url(silos[0], 2, "/weights"), headers=asking)
+        assert int(answer.headers["content-length"]) > 10**6
+        request = request_bytes(signed(served, silos[0], "GET", url(silos[0], 2, "/weights"), **asking))
+        before = served.forget_peak()
+        with ExitStack() as stack:
+            for _ in range(READERS):
+                line = stack.enter_context(reading_nothing(served, request))
+                assert line.recv(15) == b"HTTP/1.1 200 OK"
+            time.sleep(1.0)
+            assert served.peak_bytes() - before < MEMORY_BYTES // 2
+    finally:
+        served.stop()
 
 
 SCORES = {
