@@ -224,14 +224,22 @@ def _measure(
     left: float,
     octets: int,
 ) -> None:
-    kl, spread = posterior_measures(posterior_of(private), served)
-    made = Measures(folder.number, nonzero_share(seen), left, kl, spread, octets)
+    found = posterior_measures(posterior_of(private), served)
+    made = Measures(
+        round=folder.number,
+        density=nonzero_share(seen),
+        residual=left,
+        kl=found.kl,
+        importance=found.importance,
+        bytes=octets,
+    )
     log.info(
         "round %d: density %.3f, residual %.2f of what was learnt, KL %.4f, importance %.3f to %.3f",
-        *(made.round, made.density, made.residual, made.kl, spread[0], spread[2]),
+        *(made.round, made.density, made.residual, made.kl, made.importance[0], made.importance[2]),
     )
     last = who.rounds.newest_with(MEASURES, before=folder.number)
-    folder.write(MEASURES, with_round(last.read(MEASURES) if last is not None else None, made))
+    before = last.read(MEASURES) if last is not None else None
+    folder.write(MEASURES, with_round(before, made, found.modules))
 
 
 def _bytes(coded: Coded) -> int:

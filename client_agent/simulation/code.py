@@ -14,6 +14,8 @@ _SHOWING = (
     "client_agent/cli",
     "client_agent/simulation/comparing.py",
     "client_agent/simulation/estimates.py",
+    "client_agent/simulation/importance.py",
+    "client_agent/simulation/importance_pictures.py",
     "client_agent/simulation/page.py",
     "client_agent/simulation/pictures.py",
     "client_agent/simulation/summary.py",

@@ -15,11 +15,13 @@ from client_agent.membership import enrol, read_key
 from client_agent.model.pack import Pack
 from client_agent.participant import Participant
 from client_agent.round import finish, take_part
+from client_agent.round_folder import MEASURES, RoundFolders
 from client_agent.silo import Silo
 from client_agent.simulation.operator import Operator
 from client_agent.simulation.packs import addressed
 from client_agent.simulation.results import Cell, ClientResult, ClientRound
 from client_agent.simulation.study import Study, StudySilo
+from client_agent.variational.measures import MeasuresFile
 from schemas.messages.alignment import Anchors
 from schemas.messages.rounds import FinishedBrief, RoundBrief, Scores
 
@@ -156,7 +158,7 @@ def wait_until_published(federation: Federation, number: int) -> None:
 
 
 def _results(federation: Federation, cell: Cell) -> list[ClientResult]:
-    """Read every client's scores and bytes as the coordinator tells them to people."""
+    """Read every client's scores and bytes as the coordinator tells them to people, and its own measures."""
     by_silo: dict[str, list[ClientRound]] = {silo.name: [] for silo in federation.study.silo}
     for number in range(1, cell.plan.rounds.total + 1):
         for part in federation.operator.get(f"{federation.path}/rounds/{number}")["clients"]:
@@ -179,6 +181,13 @@ def _results(federation: Federation, cell: Cell) -> list[ClientResult]:
             base_model=federation.silos[silo.name].base.slug,
             joins_after=silo.joins_after,
             rounds=by_silo[silo.name],
+            measures=_measures(federation.members[silo.name].rounds),
         )
         for silo in federation.study.silo
     ]
+
+
+def _measures(rounds: RoundFolders) -> MeasuresFile | None:
+    """Read what the newest round that measured anything tells of all, None where none did."""
+    folder = next((folder for folder in rounds.newest_first() if folder.has(MEASURES)), None)
+    return MeasuresFile.model_validate_json(folder.read(MEASURES)) if folder is not None else None

@@ -7,6 +7,7 @@ from pathlib import Path
 import jinja2
 
 from client_agent.round_folder import write_durably
+from client_agent.simulation.importance_pictures import draw_heat_maps, draw_measures
 from client_agent.simulation.pictures import draw
 from client_agent.simulation.summary import BASELINES, Report
 from client_agent.simulation.table import amounts, difference, figure, passing, seeds_of
@@ -22,6 +23,9 @@ def write_page(report: Report, file: Path) -> None:
         groups=list(dict.fromkeys(group for method in report.methods for group in method.groups)),
         lone=any(method.lone for method in report.methods),
         pictures=draw(report),
+        measures=draw_measures(report),
+        heat_maps=draw_heat_maps(report),
+        seeds={m.method: m.importance.seed for m in report.methods if m.importance is not None},
         figure=figure,
         difference=difference,
         passing=passing,

@@ -16,7 +16,10 @@ from client_agent.simulation.estimates import Estimate
 from client_agent.simulation.summary import BASELINES, MethodSummary, Report
 
 _INK = "#222222"
-_COLOURS = ("#8c8c8c", "#c9a227", "#c1543c", "#7aa6c2", "#1f4e79", "#4c8c4a", "#8e5ea2", "#d17d2f", "#2a9d8f")
+_COLOURS = (
+    *("#8c8c8c", "#c9a227", "#c1543c", "#7aa6c2", "#1f4e79", "#4c8c4a", "#8e5ea2", "#d17d2f"),
+    *("#2a9d8f", "#e07aa8", "#6b4226", "#5b6ee1", "#a5c739", "#b3a2e0", "#7d7a2e", "#35c4de"),
+)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", "--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))
 STYLE: Final[dict[Any, Any]] = {
@@ -33,7 +36,7 @@ STYLE: Final[dict[Any, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class Look:
     """What tells a method's curve from others, with and without colours."""
 
     colour: str
@@ -41,13 +44,34 @@ class _Look:
     line: Any
 
     @classmethod
-    def nth(cls, i: int) -> _Look:
+    def nth(cls, i: int) -> Look:
+        """Give the look of the i-th method."""
         return cls(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], _LINES[i % len(_LINES)])
+
+    def curve(
+        self,
+        axes: Axes,
+        x: Sequence[float],
+        mean: Sequence[float],
+        low: Sequence[float],
+        high: Sequence[float],
+        label: str,
+    ) -> None:
+        """Draw a curve in a band."""
+        axes.plot(
+            x, mean, marker=self.marker, markersize=5, linestyle=self.line, color=self.colour, label=label
+        )
+        axes.fill_between(x, low, high, color=self.colour, alpha=0.12, linewidth=0)
+
+
+def looks_of(report: Report) -> dict[str, Look]:
+    """Give each method the look that it has in all pictures."""
+    return {m.method: Look.nth(i) for i, m in enumerate(report.methods)}
 
 
 def draw(report: Report) -> dict[str, str]:
     """Give every picture by name, as SVG to put into a page; a picture without content is left out."""
-    looks = {m.method: _Look.nth(i) for i, m in enumerate(report.methods)}
+    looks = looks_of(report)
     with mpl.rc_context(STYLE):
         pictures = {
             "steps": svg(_steps(report.methods, looks)),
@@ -63,19 +87,19 @@ def draw(report: Report) -> dict[str, str]:
     return pictures
 
 
-def _steps(methods: Sequence[MethodSummary], looks: Mapping[str, _Look]) -> Figure:
+def _steps(methods: Sequence[MethodSummary], looks: Mapping[str, Look]) -> Figure:
     """Mean accuracy of the founders over local steps, from 0 on; the band is one standard error."""
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    figure = Figure(figsize=(9.2, 4.2), layout="constrained")
     axes = figure.subplots()
     for method in methods:
         _curve(axes, method.steps, method.accuracy_by_step, looks[method.method], method.method)
     axes.set(xlabel="local steps", ylabel="mean exact match", ylim=(0, 1))
     axes.set_xlim(left=0)
-    axes.legend(frameon=False, fontsize=9, handlelength=4)
+    legend_beside(figure, axes)
     return figure
 
 
-def _methods(report: Report, looks: Mapping[str, _Look]) -> Figure:
+def _methods(report: Report, looks: Mapping[str, Look]) -> Figure:
     """Mean and worst client of each method after the last round."""
     methods = report.methods
     figure = Figure(figsize=(7.2, 0.6 + 0.5 * len(methods)), layout="constrained")
@@ -90,14 +114,14 @@ def _methods(report: Report, looks: Mapping[str, _Look]) -> Figure:
             color=looks[method.method].colour,
             ecolor=_INK,
         )
-        axes.plot(method.worst.mean, place, marker="D", color=_INK, markersize=5, linestyle="none")
+        axes.plot(method.worst.mean, place, "D", color=_INK, markeredgecolor="white", markersize=6)
     axes.set_yticks(list(places), [method.method for method in methods])
     axes.set(xlim=(0, 1), xlabel="exact match after the last round: mean (bar), worst client (mark)")
     axes.grid(visible=False, axis="y")
     return figure
 
 
-def _differences(methods: Sequence[MethodSummary], looks: Mapping[str, _Look]) -> Figure:
+def _differences(methods: Sequence[MethodSummary], looks: Mapping[str, Look]) -> Figure:
     """Paired differences to each way of training alone; lines are one standard error over seeds."""
     shown = [name for name in BASELINES if any(name in method.against for method in methods)]
     figure = Figure(figsize=(7.2, 0.9 + 0.4 * len(methods)), layout="constrained")
@@ -112,15 +136,16 @@ def _differences(methods: Sequence[MethodSummary], looks: Mapping[str, _Look]) -
                     found.mean, place, xerr=found.error, color=look.colour, marker=look.marker, capsize=3
                 )
         axes.set_yticks(list(places), [method.method for method in methods])
-        axes.set(xlabel=f"exact match against {name}", ylim=(0.4, len(methods) + 0.6))
+        axes.set(xlabel=f"against {name}", ylim=(0.4, len(methods) + 0.6))
         axes.grid(visible=False, axis="y")
+    figure.supxlabel("paired difference of exact match", fontsize=10)
     return figure
 
 
-def _late(methods: Sequence[MethodSummary], looks: Mapping[str, _Look]) -> Figure:
+def _late(methods: Sequence[MethodSummary], looks: Mapping[str, Look]) -> Figure:
     """Accuracy of each late joiner over its own steps, the start included."""
     names = list(dict.fromkeys(late.name for method in methods for late in method.latecomers))
-    figure = Figure(figsize=(6.4, 3.6 * len(names)), layout="constrained")
+    figure = Figure(figsize=(9.2, 3.6 * len(names)), layout="constrained")
     grid = figure.subplots(len(names), squeeze=False)
     for axes, name in zip(grid[:, 0], names, strict=True):
         for method in methods:
@@ -128,7 +153,7 @@ def _late(methods: Sequence[MethodSummary], looks: Mapping[str, _Look]) -> Figur
                 if late.name == name:
                     _curve(axes, late.steps, late.accuracy, looks[method.method], method.method)
         axes.set(xlabel=f"{name}'s own local steps", ylabel="exact match", ylim=(0, 1))
-        axes.legend(frameon=False, fontsize=9)
+    legend_beside(figure, grid[0, 0])
     return figure
 
 
@@ -150,9 +175,9 @@ def _bytes(methods: Sequence[MethodSummary]) -> Figure:
     return figure
 
 
-def _quality(methods: Sequence[MethodSummary], looks: Mapping[str, _Look]) -> Figure:
+def _quality(methods: Sequence[MethodSummary], looks: Mapping[str, Look]) -> Figure:
     """Mean accuracy of the founders over all bytes that one of them has sent and been sent."""
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    figure = Figure(figsize=(9.2, 4.2), layout="constrained")
     axes = figure.subplots()
     for method in methods:
         if method.bytes_up:
@@ -161,19 +186,22 @@ def _quality(methods: Sequence[MethodSummary], looks: Mapping[str, _Look]) -> Fi
     axes.set(
         xlabel="kB of a client so far, up and down", ylabel="mean exact match", ylim=(0, 1), xscale="log"
     )
-    axes.legend(frameon=False, fontsize=9, handlelength=4)
+    legend_beside(figure, axes)
     return figure
 
 
-def _curve(axes: Axes, steps: Sequence[float], values: Sequence[Estimate], look: _Look, label: str) -> None:
+def _curve(axes: Axes, steps: Sequence[float], values: Sequence[Estimate], look: Look, label: str) -> None:
+    """Draw the means; the band is one standard error."""
     mean = [value.mean for value in values]
-    error = [value.error or 0.0 for value in values]
-    axes.plot(
-        steps, mean, marker=look.marker, markersize=5, linestyle=look.line, color=look.colour, label=label
-    )
-    low = [m - e for m, e in zip(mean, error, strict=True)]
-    high = [m + e for m, e in zip(mean, error, strict=True)]
-    axes.fill_between(steps, low, high, color=look.colour, alpha=0.15, linewidth=0)
+    low = [value.mean - (value.error or 0.0) for value in values]
+    high = [value.mean + (value.error or 0.0) for value in values]
+    look.curve(axes, steps, mean, low, high, label)
+
+
+def legend_beside(figure: Figure, axes: Axes) -> None:
+    """Name the curves of some axes to the right of the figure, where they cover none of them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=9, handlelength=4)
 
 
 def svg(figure: Figure) -> str:

@@ -16,6 +16,7 @@ from client_agent.simulation.code import code_of_runs
 from client_agent.simulation.draws import digest_of_examples, drawn
 from client_agent.simulation.methods import Method, plan_of, require_equal_training
 from client_agent.simulation.study import Study
+from client_agent.variational.measures import MeasuresFile
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import Scores
 from schemas.messages.strict import Strict
@@ -31,12 +32,13 @@ class ClientRound(Strict):
 
 
 class ClientResult(Strict):
-    """One client's rounds, in order."""
+    """One client's rounds, in order; `measures` is the file it kept if its method learns importance."""
 
     name: str
     base_model: str
     joins_after: int
     rounds: list[ClientRound]
+    measures: MeasuresFile | None = None
 
 
 class CellResult(Strict):

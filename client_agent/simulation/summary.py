@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from client_agent.simulation.estimates import Estimate, Pairing, estimate, pairing
+from client_agent.simulation.importance import ImportanceSummary, importance_of
 from client_agent.simulation.methods import LOCAL, LOCAL_BOTH, LOCAL_LORA
 from client_agent.simulation.results import CellResult, ClientResult
 from client_agent.simulation.study import Study
@@ -47,7 +48,8 @@ class MethodSummary(Strict):
     """One method over the seeds it has results of. Bytes are those of one client in one round, encoded.
 
     `against` takes the seeds that all methods of the report have. `steps` begins with 0, before training;
-    `bytes_by_step` is what a founder has sent and been sent until then, both together.
+    `bytes_by_step` is what a founder has sent and been sent until then, both together. `importance` is None
+    where the method learns none.
     """
 
     method: str
@@ -71,6 +73,7 @@ class MethodSummary(Strict):
     bytes_down: float
     wall_seconds: float
     cpu_seconds: float
+    importance: ImportanceSummary | None = None
 
 
 class Report(Strict):
@@ -174,6 +177,7 @@ def _summary(method: str, runs: _Runs, baselines: dict[str, _Runs]) -> MethodSum
         bytes_down=_mean([entry.bytes_down for entry in rounds]),
         wall_seconds=_mean([result.wall_seconds for result in results]),
         cpu_seconds=_mean([result.cpu_seconds for result in results]),
+        importance=importance_of(results, founders),
     )
 
 

@@ -13,7 +13,7 @@ from client_agent.simulation.summary import BASELINES, Latecomer, MethodSummary,
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the main table, then groups and costs, and late joiners and lone clients where there are any."""
+    """Print the main table, groups and costs; importance, late joiners, lone clients where there are any."""
     if report.missing:
         console.print(
             f"these figures are incomplete, runs missing: {len(report.missing)}",
@@ -31,6 +31,11 @@ def show(report: Report, console: Console) -> None:
             _late(report),
         ),
         ("clients without a peer in their group: exact match", _lone(report)),
+        (
+            "what founders learnt of importance, last round; spread: of a client's modules, as a share of "
+            "their mean; agreement: rank correlation of modules between founders of one base model",
+            _importance(report),
+        ),
     ):
         if table.row_count:
             table.title = title
@@ -135,6 +140,18 @@ def _lone(report: Report) -> Table:
     for method in report.methods:
         for lone in method.lone:
             table.add_row(method.method, lone.name, figure(lone.accuracy), *_against(lone.against))
+    return table
+
+
+def _importance(report: Report) -> Table:
+    table = Table("method")
+    for name in ("sent", "unsent / learnt", "KL to the prior", "spread", "agreement"):
+        table.add_column(name, justify="right")
+    for method in report.methods:
+        if (found := method.importance) is not None:
+            shown = (figure(one) for one in (found.density, found.residual, found.kl, found.spread))
+            agreement = difference(found.agreement) if found.agreement is not None else "-"
+            table.add_row(method.method, *shown, agreement)
     return table
 
 

@@ -223,6 +223,22 @@ def test_each_round_tells_what_it_sent_and_the_newest_file_tells_of_all(
         assert low < high
 
 
+def test_two_clients_move_away_from_the_prior_and_rank_modules_in_orders_of_their_own(
+    pair: Callable[..., Pair],
+) -> None:
+    two = pair(rounds={"total": 2, "min_clients": 2})
+    folders = [two.play("aster", "birch") for _ in range(2)][-1]
+    told = {name: json.loads(folder.read(MEASURES)) for name, folder in folders.items()}
+    assert all(one["kl"] > 0 for client in told.values() for one in client["rounds"])
+    for name, folder in folders.items():
+        gamma = 0.01 + np.logaddexp(0, Trained.read(folder.path / TRAINED).private["posterior.u"])
+        mean = (gamma[0] / gamma[1]).mean(1)
+        modules = sorted({tensor.rpartition(".")[0] for tensor in layout_of(folder)})
+        assert told[name]["modules"] == pytest.approx(dict(zip(modules, mean, strict=True)), rel=1e-5)
+    orders = [sorted(client["modules"], key=client["modules"].__getitem__) for client in told.values()]
+    assert orders[0] != orders[1]
+
+
 def test_a_byte_budget_holds_from_the_first_round_on_and_only_what_was_learnt_travels(
     pair: Callable[..., Pair],
 ) -> None:
