@@ -9,7 +9,7 @@ import jinja2
 from client_agent.round_folder import write_durably
 from client_agent.simulation.importance_pictures import draw_heat_maps, draw_measures
 from client_agent.simulation.pictures import draw
-from client_agent.simulation.summary import BASELINES, Report
+from client_agent.simulation.summary import Report
 from client_agent.simulation.table import amounts, difference, figure, passing, seeds_of
 
 
@@ -19,7 +19,7 @@ def write_page(report: Report, file: Path) -> None:
     template = jinja2.Environment(loader=loader, autoescape=True).get_template("page.html.j2")
     page = template.render(
         report=report,
-        baselines=BASELINES,
+        baselines=report.baselines,
         groups=list(dict.fromkeys(group for method in report.methods for group in method.groups)),
         lone=any(method.lone for method in report.methods),
         pictures=draw(report),

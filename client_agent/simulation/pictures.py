@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from client_agent.simulation.estimates import Estimate
-from client_agent.simulation.summary import BASELINES, MethodSummary, Report
+from client_agent.simulation.summary import MethodSummary, Report
 
 _INK = "#222222"
 _COLOURS = (
@@ -77,8 +77,8 @@ def draw(report: Report) -> dict[str, str]:
             "steps": svg(_steps(report.methods, looks)),
             "methods": svg(_methods(report, looks)),
         }
-        if any(method.against for method in report.methods):
-            pictures["differences"] = svg(_differences(report.methods, looks))
+        if report.baselines:
+            pictures["differences"] = svg(_differences(report, looks))
         if any(method.latecomers for method in report.methods):
             pictures["late"] = svg(_late(report.methods, looks))
         if any(method.bytes_up for method in report.methods):
@@ -121,9 +121,9 @@ def _methods(report: Report, looks: Mapping[str, Look]) -> Figure:
     return figure
 
 
-def _differences(methods: Sequence[MethodSummary], looks: Mapping[str, Look]) -> Figure:
+def _differences(report: Report, looks: Mapping[str, Look]) -> Figure:
     """Paired differences to each way of training alone; lines are one standard error over seeds."""
-    shown = [name for name in BASELINES if any(name in method.against for method in methods)]
+    methods, shown = report.methods, report.baselines
     figure = Figure(figsize=(7.2, 0.9 + 0.4 * len(methods)), layout="constrained")
     grid = figure.subplots(1, len(shown), squeeze=False, sharey=True, sharex=True)
     places = range(len(methods), 0, -1)

@@ -92,6 +92,11 @@ class Report(Strict):
     methods: list[MethodSummary]
     missing: list[str]
 
+    @property
+    def baselines(self) -> list[str]:
+        """The ways of training alone that a method here is compared with."""
+        return [name for name in BASELINES if any(name in method.against for method in self.methods)]
+
 
 def summarised(
     study: Study, name: str, seeds: Sequence[int], results: Sequence[CellResult], missing: Sequence[str]

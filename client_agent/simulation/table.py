@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from client_agent.simulation.estimates import Estimate, Pairing
-from client_agent.simulation.summary import BASELINES, Latecomer, MethodSummary, Report
+from client_agent.simulation.summary import Latecomer, MethodSummary, Report
 
 
 def show(report: Report, console: Console) -> None:
@@ -90,7 +90,8 @@ def _main(report: Report) -> Table:
     paired = len(report.paired_seeds)
     title = f"{report.study}: exact match after the last round; n = seeds of the means"
     table = Table("method", title=title, caption=amounts(report))
-    for name in ("n", "mean", "worst client", *(f"against {name} (n = {paired})" for name in BASELINES)):
+    against = (f"against {name} (n = {paired})" for name in report.baselines)
+    for name in ("n", "mean", "worst client", *against):
         table.add_column(name, justify="right")
     for method in report.methods:
         table.add_row(
@@ -98,7 +99,7 @@ def _main(report: Report) -> Table:
             seeds_of(method, report),
             figure(method.accuracy),
             figure(method.worst),
-            *_against(method.against),
+            *_against(method.against, report.baselines),
         )
     return table
 
@@ -120,7 +121,8 @@ def _costs(report: Report) -> Table:
 
 
 def _late(report: Report) -> Table:
-    ahead = (column for name in BASELINES for column in (f"steps to pass {name}'s end", f"against {name}"))
+    alone = report.baselines
+    ahead = (column for name in alone for column in (f"steps to pass {name}'s end", f"against {name}"))
     table = Table("method", "silo", "exact match by own step", *ahead)
     for column in table.columns:
         column.overflow = "fold"  # on a narrow terminal names stay whole
@@ -129,17 +131,19 @@ def _late(report: Report) -> Table:
             curve = ", ".join(
                 f"{step}: {value.mean:.2f}" for step, value in zip(late.steps, late.accuracy, strict=True)
             )
-            differences = _against(late.against)
-            pairs = zip((passing(late, name) for name in BASELINES), differences, strict=True)
+            differences = _against(late.against, alone)
+            pairs = zip((passing(late, name) for name in alone), differences, strict=True)
             table.add_row(method.method, late.name, curve, *(cell for pair in pairs for cell in pair))
     return table
 
 
 def _lone(report: Report) -> Table:
-    table = Table("method", "silo", "exact match", *(f"against {name}" for name in BASELINES))
+    table = Table("method", "silo", "exact match", *(f"against {name}" for name in report.baselines))
     for method in report.methods:
         for lone in method.lone:
-            table.add_row(method.method, lone.name, figure(lone.accuracy), *_against(lone.against))
+            table.add_row(
+                method.method, lone.name, figure(lone.accuracy), *_against(lone.against, report.baselines)
+            )
     return table
 
 
@@ -155,5 +159,5 @@ def _importance(report: Report) -> Table:
     return table
 
 
-def _against(pairs: Mapping[str, Pairing]) -> list[str]:
-    return [difference(pairs[name].seeds) if name in pairs else "-" for name in BASELINES]
+def _against(pairs: Mapping[str, Pairing], baselines: Sequence[str]) -> list[str]:
+    return [difference(pairs[name].seeds) if name in pairs else "-" for name in baselines]
