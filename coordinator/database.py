@@ -78,6 +78,23 @@ class Database:
             yield session  # closing rolls back, and leaves the rows that were read readable
 
     @contextmanager
+    def read_past_sessions(self) -> Iterator[Any]:
+        """Give the driver's connection for a look at rows that never change.
+
+        A session, made for nothing else, costs more than the piece of a payload that it fetches. On SQLite
+        one consistent state is seen, on PostgreSQL each statement sees its own.
+        """
+        with self._one_kind_of_error():
+            pooled = self._reading.raw_connection()
+            try:
+                driver: Any = pooled.driver_connection
+                if self.is_sqlite:
+                    driver.execute("BEGIN")
+                yield driver
+            finally:
+                pooled.close()  # the pool rolls back
+
+    @contextmanager
     def write(self) -> Iterator[Session]:
         """Change things; committed when the block ends, rolled back when it raises."""
         with (

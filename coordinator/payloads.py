@@ -8,10 +8,11 @@ collected when it never is.
 from __future__ import annotations
 
 import hashlib
+import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from sqlalchemy import Select, bindparam, delete, exists, insert, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -20,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.alignment_tables import AnchorsRow, PackRow
 from coordinator.crash import may_crash
-from coordinator.database import Database, driver_of, now, run, sqlite_of
+from coordinator.database import Database, driver_of, now, run
 from coordinator.tables import (
     CHUNK_BYTES,
     ChunkRow,
@@ -60,6 +61,7 @@ _NEW = {
     for kind, make in (("sqlite", sqlite.insert), ("postgresql", postgresql.insert))
 }
 _CHUNK = insert(ChunkRow)
+_PUT = "INSERT INTO payload_chunks (payload_id, begin, data) VALUES (:payload_id, :begin, :data)"
 _CUT = f"""
     SELECT begin, substr(data, (greatest(%(begin)s - begin, 0) + 1)::integer, %(size)s::integer)
     FROM payload_chunks
@@ -69,9 +71,9 @@ _CUT = f"""
 
 
 def pieces(file: BinaryIO) -> Iterator[bytes]:
-    """Read a file from its beginning in chunks."""
+    """Read a file from its beginning, as much at a time as is written."""
     file.seek(0)
-    while piece := file.read(CHUNK_BYTES):
+    while piece := file.read(_WRITTEN_BYTES):
         yield piece
 
 
@@ -97,20 +99,17 @@ def read(session: Session, payload_id: int, begin: int, end: int) -> bytes:
     Raises:
         LookupError: the payload does not reach that far.
     """
-    found = b"".join(_parts(session, payload_id, begin, end))
-    if len(found) != end - begin:
-        raise LookupError(f"payload {payload_id} has no bytes {begin} to {end}")
-    return found
+    return _read(driver_of(session), payload_id, begin, end)
 
 
-def read_into(session: Session, payload_id: int, begin: int, target: memoryview) -> None:
-    """Fill `target` with the bytes from `begin` on.
+def read_into(driver: Any, payload_id: int, begin: int, target: memoryview) -> None:
+    """Fill `target` with the bytes from `begin` on, over the driver's connection.
 
     Raises:
         LookupError: the payload does not reach that far.
     """
     at = 0
-    for part in _parts(session, payload_id, begin, begin + len(target)):
+    for part in _parts(driver, payload_id, begin, begin + len(target)):
         target[at : at + len(part)] = part
         at += len(part)
     if at != len(target):
@@ -124,9 +123,13 @@ def stream(database: Database, payload_id: int, begin: int, end: int) -> Iterato
 
 
 def read_alone(database: Database, payload_id: int, begin: int, end: int) -> bytes:
-    """Read the bytes from `begin` up to `end` in a transaction of their own."""
-    with database.read() as session:
-        return read(session, payload_id, begin, end)
+    """Read the bytes from `begin` up to `end` in a transaction of their own.
+
+    Raises:
+        LookupError: the payload does not reach that far.
+    """
+    with database.read_past_sessions() as driver:
+        return _read(driver, payload_id, begin, end)
 
 
 @dataclass(slots=True)
@@ -232,29 +235,35 @@ def _insert(session: Session, digest: str, size: int) -> int | None:
     return run(session, statement, {"digest": digest, "bytes": size, "created_at": now(session)}).scalar()
 
 
-def _parts(session: Session, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
-    parts = _parts_on_sqlite if _is_sqlite(session) else _parts_on_postgres
-    return parts(session, payload_id, begin, end)
+def _read(driver: Any, payload_id: int, begin: int, end: int) -> bytes:
+    found = b"".join(_parts(driver, payload_id, begin, end))
+    if len(found) != end - begin:
+        raise LookupError(f"payload {payload_id} has no bytes {begin} to {end}")
+    return found
 
 
-def _parts_on_postgres(session: Session, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
+def _parts(driver: Any, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
+    parts = _parts_on_sqlite if isinstance(driver, sqlite3.Connection) else _parts_on_postgres
+    return parts(driver, payload_id, begin, end)
+
+
+def _parts_on_postgres(driver: Any, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
     """Cut what is wanted out of each chunk; PostgreSQL fetches no more, and sends bytes, not their text."""
     wanted = {"payload": payload_id, "begin": begin, "end": end, "size": end - begin}
-    with driver_of(session).cursor(binary=True) as cursor:
+    with driver.cursor(binary=True) as cursor:
         for start, data in cursor.execute(_CUT, wanted):
             yield data[: end - max(begin, start)]
 
 
-def _parts_on_sqlite(session: Session, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
+def _parts_on_sqlite(driver: sqlite3.Connection, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
     """Do the same through handles on blobs: SQLite's SQL reads and copies whole chunks, whatever is cut."""
-    connection = sqlite_of(session)
-    chunks = connection.execute(
+    chunks = driver.execute(
         "SELECT rowid, begin FROM payload_chunks"
         " WHERE payload_id = ? AND begin < ? AND begin > ? ORDER BY begin",
         (payload_id, end, begin - CHUNK_BYTES),
     ).fetchall()
     for row, start in chunks:
-        with connection.blobopen("payload_chunks", "data", row, readonly=True) as data:
+        with driver.blobopen("payload_chunks", "data", row, readonly=True) as data:
             first, last = max(begin - start, 0), min(end - start, len(data))
             if first < last:
                 data.seek(first)
@@ -262,23 +271,14 @@ def _parts_on_sqlite(session: Session, payload_id: int, begin: int, end: int) ->
 
 
 def _append(session: Session, payload_id: int, begin: int, content: Iterable[bytes | memoryview]) -> None:
-    put = _put_on_sqlite if _is_sqlite(session) else _put
+    driver = driver_of(session)
     for piece in content:
         view = memoryview(piece)
         for at in range(0, len(view), _WRITTEN_BYTES):
-            put(session, payload_id, begin + at, view[at : at + _WRITTEN_BYTES])
+            part = view[at : at + _WRITTEN_BYTES]
+            row = {"payload_id": payload_id, "begin": begin + at, "data": part}
+            if isinstance(driver, sqlite3.Connection):
+                driver.execute(_PUT, row)
+            else:
+                run(session, _CHUNK, row)
         begin += len(view)
-
-
-def _put(session: Session, payload_id: int, begin: int, piece: memoryview) -> None:
-    run(session, _CHUNK, {"payload_id": payload_id, "begin": begin, "data": piece})
-
-
-def _put_on_sqlite(session: Session, payload_id: int, begin: int, piece: memoryview) -> None:
-    sqlite_of(session).execute(
-        "INSERT INTO payload_chunks (payload_id, begin, data) VALUES (?, ?, ?)", (payload_id, begin, piece)
-    )
-
-
-def _is_sqlite(session: Session) -> bool:
-    return session.get_bind().dialect.name == "sqlite"

@@ -133,9 +133,9 @@ class _Work:
             served, so_far = None, _nothing(dict(form), module)
             if earlier is not None:
                 found = before.get(module, {})
-                with self.database.read() as session:
+                with self.database.read_past_sessions() as driver:
                     read = [
-                        read_factors(session, earlier.payload_id, earlier.begin, found[a], found[b])
+                        read_factors(driver, earlier.payload_id, earlier.begin, found[a], found[b])
                         if a in found
                         else None
                         for a, b in (("A", "B"), ("RA", "RB"))

@@ -40,12 +40,12 @@ def read_columns(
     """Read the block's columns of the clients `used` into `values` (used, block), which are little-endian."""
     wanted = [(i, states[place], block.begins[place]) for i, place in enumerate(used)]
     for some in portions(wanted, block.size * VALUE_BYTES):
-        with database.read() as session:
+        with database.read_past_sessions() as driver:
             for i, state, begin in some:
                 if state is None:
                     raise LookupError("a client without a state was given weight")
                 at = state.begin + begin * VALUE_BYTES
-                payloads.read_into(session, state.payload_id, at, memoryview(values[i]).cast("B"))
+                payloads.read_into(driver, state.payload_id, at, memoryview(values[i]).cast("B"))
 
 
 def portions(items: Sequence[Item], bytes_each: int) -> Iterator[Sequence[Item]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 import numpy as np
-from sqlalchemy.orm import Session
 
 from coordinator import payloads
 from coordinator.aggregation.aggregate import Weights
@@ -35,16 +35,16 @@ class StoredFactors:
         most = max((self._bytes(facts.client, module) for facts, _ in heard), default=0)
         read: list[Source] = []
         for some in portions(heard, most):
-            with self._database.read() as session:
+            with self._database.read_past_sessions() as driver:
                 read += [
-                    Source(self._factors(session, facts.client, module), weight, facts.age or 0)
+                    Source(self._factors(driver, facts.client, module), weight, facts.age or 0)
                     for facts, weight in some
                 ]
         return read
 
-    def _factors(self, session: Session, client: str, module: Module) -> Factors:
+    def _factors(self, driver: Any, client: str, module: Module) -> Factors:
         state, found = self._states[client], self._places[client][module]
-        return read_factors(session, state.payload_id, state.begin, found["A"], found["B"])
+        return read_factors(driver, state.payload_id, state.begin, found["A"], found["B"])
 
     def _bytes(self, client: str, module: Module) -> int:
         return sum(prod(shape) for _, shape in self._places[client][module].values()) * VALUE_BYTES
@@ -60,14 +60,14 @@ def places(layout: Layout) -> dict[Module, dict[str, Place]]:
     return found
 
 
-def read_factors(session: Session, payload_id: int, begin: int, a: Place, b: Place) -> Factors:
-    """Read A and B whose places are those in the values that a payload has from byte `begin` on."""
+def read_factors(driver: Any, payload_id: int, begin: int, a: Place, b: Place) -> Factors:
+    """Read A and B over the driver's connection; their places are in the values from byte `begin` on."""
 
     def read(place: Place) -> Values:
         at, shape = place
         values: Values = np.empty(shape, "<f4")
         first = begin + at * VALUE_BYTES
-        payloads.read_into(session, payload_id, first, values.data.cast("B"))
+        payloads.read_into(driver, payload_id, first, values.data.cast("B"))
         return values
 
     return Factors(read(a), read(b))

@@ -40,7 +40,7 @@ _DTYPES: dict[str, type[np.float32] | type[np.float16] | type[np.int32] | type[n
     "U8": np.uint8,
 }
 _NAMES = {np.dtype(scalar): name for name, scalar in _DTYPES.items()}
-_PIECE_BYTES = 2**20
+_PIECE_BYTES = 2**17  # what a processor's cache holds beside what is made of it
 _SPOOL_BYTES = 4 * 2**20
 
 

@@ -9,6 +9,10 @@ from numpy.typing import NDArray
 
 from schemas.wire.refusals import TensorNonfinite
 
+_AT_ONCE = 2**15
+"""Values looked at together: all that is made of them stays in a processor's cache, and is made over again
+in the same memory, which costs less than half of having the kernel clear it for each piece."""
+
 Array = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int32] | NDArray[np.uint8]
 
 
@@ -18,25 +22,30 @@ def squares_of(name: str, pieces: Iterable[Array]) -> float:
     Raises:
         TensorNonfinite: NaN, infinity, or more denormal values than ordinary ones.
     """
+    wide, bits = np.empty(_AT_ONCE, np.float64), np.empty(_AT_ONCE, np.uint32)
     total, denormal, count = 0.0, 0, 0
-    for values in pieces:
-        wide = values.astype(np.float64)
-        squares = float(np.einsum("i,i->", wide, wide))  # np.dot would wake BLAS's threads for each
-        if not np.isfinite(squares):  # float64 holds the square of every finite float32
-            raise TensorNonfinite(f"{name} has NaN or infinity")
-        if np.issubdtype(values.dtype, np.floating):
-            denormal += _denormals(values)
-        total += squares
-        count += values.size
+    for piece in pieces:
+        for at in range(0, piece.size, _AT_ONCE):
+            values = piece[at : at + _AT_ONCE]
+            here = wide[: values.size]
+            here[...] = values
+            squares = float(np.einsum("i,i->", here, here))  # np.dot would wake BLAS's threads for each
+            if not np.isfinite(squares):  # float64 holds the square of every finite float32
+                raise TensorNonfinite(f"{name} has NaN or infinity")
+            if np.issubdtype(values.dtype, np.floating):
+                denormal += _denormals(values, bits[: values.size])
+            total += squares
+        count += piece.size
     if denormal * 2 > max(1, count):
         raise TensorNonfinite(f"{name} has mostly denormal values")
     return total
 
 
-def _denormals(values: Array) -> int:
+def _denormals(values: Array, bits: NDArray[np.uint32]) -> int:
     """Count the values of float16 or float32 whose exponent bits are 0 and whose mantissa is not."""
-    if values.dtype.itemsize == 2:
-        halves = values.view(np.uint16)
-        return int(np.count_nonzero(halves[(halves & 0x7C00) == 0] & 0x7FFF))
-    words = values.view(np.uint32)
-    return int(np.count_nonzero(words[(words & 0x7F800000) == 0] & 0x7FFFFFFF))
+    half = values.dtype.itemsize == 2
+    words = values.view(np.uint16 if half else np.uint32)
+    np.bitwise_and(words, 0x7C00 if half else 0x7F800000, out=bits)
+    if np.count_nonzero(bits) == bits.size:  # nearly always
+        return 0
+    return int(np.count_nonzero(words[bits == 0] & (0x03FF if half else 0x007FFFFF)))

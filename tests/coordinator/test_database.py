@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.exc import DBAPIError
 
+from coordinator import payloads
 from coordinator.database import Database, now
 from coordinator.tables import FederationRow
 
@@ -37,3 +38,14 @@ def test_on_postgresql_a_reader_sees_one_state_and_changes_nothing(
     with database.read() as session:
         assert session.scalar(counted) == 2
     database.close()
+
+
+def test_a_look_past_sessions_ends_with_its_block_even_when_that_fails(database: Database) -> None:
+    with database.write() as session:
+        payload_id, _ = payloads.store_bytes(session, b"abc")
+    for _ in range(50):  # more than the pool has connections
+        with pytest.raises(LookupError):
+            payloads.read_alone(database, payload_id, 0, 4)
+    with database.write() as session:  # nobody reads any more, or SQLite would not commit
+        payloads.store_bytes(session, b"def")
+    assert payloads.read_alone(database, payload_id, 1, 3) == b"bc"

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Protocol
+from typing import Any, Protocol
 
 from sqlalchemy import event
 from sqlalchemy.orm import Session
@@ -94,6 +94,13 @@ class Watched(Database):
         self.host.point("read")
         with super().read() as session:
             yield session
+
+    @contextmanager
+    def read_past_sessions(self) -> Iterator[Any]:
+        """As ever, after others had their turn."""
+        self.host.point("read")
+        with super().read_past_sessions() as driver:
+            yield driver
 
     @contextmanager
     def write(self) -> Iterator[Session]:
