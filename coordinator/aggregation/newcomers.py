@@ -105,6 +105,8 @@ def weigh(database: Database, one: Newcomer, last_published: int) -> Made:
         settled = weighed(
             database, one.plan, cohort, states, {client}, block_bytes=_BLOCK_BYTES, between=lambda: None
         )
+        with database.read() as session:
+            states |= store.last_served(session, settled.asked.absent, last_published + 1)
         made = weights_of(
             database,
             one.plan,

@@ -129,6 +129,8 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
         members, earlier = _folded(database, claim, everyone)
         done = fold(database, strategy, settled.weights, states, members, earlier, between=between)
     else:
+        with database.read() as session:
+            states |= store.last_served(session, settled.asked.absent, claim.number)
         done = Folds(
             weights_of(
                 database, plan, settled.weights, states, receivers, block_bytes=block_bytes, between=between
