@@ -140,6 +140,7 @@ def _try_scores(work: _Work) -> None:
 def _pull(work: _Work) -> bytes:
     """Join, and download the personalised weights."""
     who, brief = work.who, work.brief
+    who.require_affordable(brief)
     who.frames(brief)  # a join needs the pack to be stored: it decides which tensors this client has
     newcomer = who.rounds.newest_with(TRAINED, before=brief.round) is None
     body_of_join = _join_signature(work) if newcomer and brief.round > 1 else None
