@@ -49,16 +49,23 @@ def recipe_wanted(accept: str) -> Recipe | None:
 
     `application/vnd.tessera.adapter+safetensors;recipe=int8_own_last`; the first that is known counts.
     """
+    said = (ON_REQUEST.get(value) for name, value in _parameters(accept) if name == "recipe")  # type: ignore[call-overload]
+    return next((recipe for recipe in said if recipe is not None), None)
+
+
+def whole_wanted(accept: str) -> bool:
+    """Say whether an Accept field asks for all that was folded: with `;fold=whole`."""
+    return ("fold", "whole") in _parameters(accept)
+
+
+def _parameters(accept: str) -> Iterator[tuple[str, str]]:
+    """Read the parameters of our own media type, in their order."""
     for one in accept.split(","):
         kind, *parameters = (part.strip() for part in one.split(";"))
-        if kind.lower() != MEDIA_TYPE:
-            continue
-        for parameter in parameters:
-            name, _, value = parameter.partition("=")
-            for known, recipe in ON_REQUEST.items():
-                if (name.strip().lower(), value.strip().strip('"')) == ("recipe", known):
-                    return recipe
-    return None
+        if kind.lower() == MEDIA_TYPE:
+            for parameter in parameters:
+                name, _, value = parameter.partition("=")
+                yield name.strip().lower(), value.strip().strip('"')
 
 
 def coded(database: Database, wanted: Asked, key: ServerKey) -> tuple[Stored, str] | None:
@@ -91,15 +98,16 @@ def coded(database: Database, wanted: Asked, key: ServerKey) -> tuple[Stored, st
     body = pack(streams.tensors, manifest, compress=True)
     digest = digest_of(body)
     stored = Stored(wanted.payload_id, digest, len(body), MEDIA_TYPE, encoding="zstd", head=body)
-    return stored, _signed(wanted, digest, key)
+    return stored, signed(member, wanted.number, wanted.given, digest, key)
 
 
-def _signed(wanted: Asked, digest: str, key: ServerKey) -> str:
+def signed(member: Member, number: int, given: Given, digest: str, key: ServerKey) -> str:
+    """Sign that a body of this digest stands for the weights that a client was given for a round."""
     said = CodedWeights(
-        federation=wanted.member.federation_id,
-        client=wanted.member.client_id,
-        round=wanted.number,
-        weights=wanted.given.digest,
+        federation=member.federation_id,
+        client=member.client_id,
+        round=number,
+        weights=given.digest,
         digest=digest,
         signature="",
     ).model_dump(mode="json")

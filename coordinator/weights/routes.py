@@ -13,7 +13,8 @@ from coordinator.problems import answers
 from coordinator.rounds.traffic import sent_to
 from coordinator.sessions import TheDatabase, TheMetrics, TheServerKey
 from coordinator.weights import store
-from coordinator.weights.coded import Asked, coded, recipe_wanted
+from coordinator.weights.coded import Asked, coded, recipe_wanted, signed, whole_wanted
+from coordinator.weights.whole import instead_of
 from schemas.wire.envelope import MEDIA_TYPE
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["weights"])
@@ -41,7 +42,8 @@ def get_weights(
 
     They are dense unless it says `Accept: application/vnd.tessera.adapter+safetensors;recipe=<name>`
     (docs/wire-format.md) and has an update that counts; `Tessera-Weights` then proves which dense bytes they
-    stand for. Rounds that were thinned out (TESSERA_KEEP_ROUNDS) have none.
+    stand for. With `;fold=whole`, weights that add to a base model are all that was added so far, if that is
+    kept, proved alike. Rounds that were thinned out (TESSERA_KEEP_ROUNDS) have none.
     """
     with database.read() as session:
         served = store.served(session, member.federation_id, member.client_id, n)
@@ -56,8 +58,14 @@ def get_weights(
         head=weights.head or b"",
         begin=weights.begin,
     )
-    recipe, proof = recipe_wanted(request.headers.get("accept", "")), None
-    if recipe is not None:
+    accept, proof = request.headers.get("accept", ""), None
+    recipe = recipe_wanted(accept)
+    if whole_wanted(accept):
+        with decoder():
+            everything = instead_of(database, member, weights)
+        if everything is not None:
+            stored, proof = everything, signed(member, n, weights, everything.digest, key)
+    elif recipe is not None:
         with decoder():
             made = coded(database, Asked(member, n, weights, weights.payload_id, recipe), key)
         stored, proof = made if made is not None else (stored, None)
