@@ -175,6 +175,11 @@ class CoordinatorApi:
         accept = f"{MEDIA_TYPE};recipe={recipe}, {MEDIA_TYPE}" if recipe is not None else MEDIA_TYPE
         return self._download(f"/v1/federations/{federation}/rounds/{number}/weights", accept)
 
+    def whole_weights(self, federation: str, number: int) -> TensorBody:
+        """Download my weights of a round with all that was folded so far, if the coordinator has that."""
+        accept = f"{MEDIA_TYPE};fold=whole, {MEDIA_TYPE}"
+        return self._download(f"/v1/federations/{federation}/rounds/{number}/weights", accept)
+
     def push_update(self, federation: str, number: int, body: bytes) -> Receipt:
         """Deliver my update; the same bytes may be sent any number of times."""
         path = f"/v1/federations/{federation}/rounds/{number}/update"

@@ -85,7 +85,7 @@ def read_served(body: bytes, layout: Layout) -> Served:
     encoding: Encoding | None = "zstd" if is_frame(body) else None
     try:
         with unpack(body, encoding=encoding, expected=_expected(layout), max_bytes=_LARGEST_BODY) as weights:
-            read = {name: weights.read_float32(name) for name in weights.names}
+            read = {name: np.array(weights.read_float32(name)) for name in weights.names}
             manifest = weights.manifest(FoldedWeightsManifest)
     except BodyRefused as refusal:
         raise AdapterUnreadable(
@@ -115,8 +115,9 @@ def after(earlier: Fold, served: Served) -> Fold:
     if begin != earlier.round:
         raise FoldMissing(
             f"the weights of round {number} add to what those of round {begin} had made of the base model, "
-            f"and what is here is that of round {earlier.round}: stay away until one round is published "
-            "without this client; it is then served the whole"
+            f"and what is here is that of round {earlier.round}. The coordinator has no whole to begin "
+            "with (any more, or yet: update it); else stay away until one round is published without this "
+            "client: it is then served the whole"
         )
     added = dict(earlier.added)
     for module, one in served.added.items():

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_agent import sent_updates
+from client_agent.byte_budget import has_no_reference, marked
 from client_agent.local_training import Trained
 from client_agent.model.adapter import State
 from client_agent.participant import Participant
@@ -29,13 +30,11 @@ from client_agent.round_folder import (
     RoundFolder,
 )
 from client_agent.signature import Signature
-from client_agent.strategies.base import Folding, LearnsImportance, RanksDiffer, load_strategy
+from client_agent.strategies.base import LearnsImportance, load_strategy
 from client_agent.variational.adapter import posterior_of
 from client_agent.variational.measures import Measures, nonzero_share, posterior_measures, with_round
-from client_agent.variational.posterior import importance
-from client_agent.variational.sparsity import marked
 from schemas.maths.adapter import SIGNATURE as SIGNATURE_TENSOR
-from schemas.maths.adapter import Layout, in_order, lora_modules
+from schemas.maths.adapter import Layout, in_order
 from schemas.maths.start import from_start
 from schemas.messages.recipes import SentRecipe
 from schemas.messages.rounds import RoundBrief
@@ -44,7 +43,6 @@ from schemas.wire.coding import Coded, decode, encode
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import Array, pack
 from schemas.wire.quantise import NotEncodable
-from schemas.wire.sparse import Mask
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +65,8 @@ def pack_update(
     Args:
         held: the digest of what the coordinator says it has; by default what this silo takes for that.
     """
-    recipe = brief.wire.recipe
-    if recipe.is_dense or _has_no_reference(brief):
+    recipe, strategy = brief.wire.recipe, load_strategy(brief.strategy.name, brief.strategy.options)
+    if recipe.is_dense or has_no_reference(strategy, recipe):
         return pack_dense(who, brief, folder)
     made = Trained.read(folder.path / TRAINED)
     trained = made.adapter
@@ -78,7 +76,7 @@ def pack_update(
         return pack_dense(who, brief, folder)
     delta = _difference(trained, reference.values)
     wanted = _with_residual(who, folder, delta, layout) if recipe.feeds_back else delta
-    keep = _marked(brief, made.private, wanted)
+    keep = marked(brief, made.private, wanted)
     try:
         coded = encode(wanted, recipe, "recipe", _name_of(wanted), keep=keep)
     except NotEncodable as why:
@@ -91,7 +89,7 @@ def pack_update(
         sent_updates.keep(folder, SENT, _sum(reference.values, seen), who, body)
     if recipe.feeds_back:
         sent_updates.keep(folder, RESIDUAL, _difference(wanted, seen), who, body)
-    if keep is not None and reference.values is not None:
+    if isinstance(strategy, LearnsImportance) and reference.values is not None:
         left = _norm(_difference(wanted, seen)) / (_norm(delta) or 1)
         _measure(who, folder, made.private, reference.values, seen, left, _bytes(coded))
     return body
@@ -102,6 +100,9 @@ def pack_dense(who: Participant, brief: RoundBrief, folder: RoundFolder) -> byte
     trained = Trained.read(folder.path / TRAINED).adapter
     half = brief.wire.recipe.is_dense and brief.wire.recipe.values == "f16"
     tensors = {name: values.astype(np.float16) if half else values for name, values in trained.items()}
+    octets, budget = sum(values.nbytes for values in tensors.values()), brief.wire.max_bytes
+    if budget is not None and octets > budget:
+        log.warning("round %d: sent whole: %d bytes; wire.max_bytes is %d", brief.round, octets, budget)
     body = _body(who, brief, folder, tensors, None)
     if _is_needed_later(brief):
         seen = {name: values.astype(np.float32) for name, values in tensors.items()}
@@ -121,13 +122,6 @@ def _name_of(values: State) -> str:
     for name in sorted(values):
         seen.update(values[name].astype("<f4", copy=False).tobytes())
     return seen.hexdigest()
-
-
-def _has_no_reference(brief: RoundBrief) -> bool:
-    """Say whether neither weights nor last update are of this update's kind: other ranks, or begun anew."""
-    strategy = load_strategy(brief.strategy.name, brief.strategy.options)
-    begins_anew = isinstance(strategy, Folding) and brief.wire.recipe.reference != "none"
-    return begins_anew or isinstance(strategy, RanksDiffer)
 
 
 def _body(
@@ -204,15 +198,6 @@ def _with_residual(who: Participant, folder: RoundFolder, delta: Arrays, layout:
         "round %d: what was lost last is %.2f of what was learnt", number, _norm(lost) / (_norm(delta) or 1)
     )
     return _sum(delta, lost)
-
-
-def _marked(brief: RoundBrief, private: State, wanted: Arrays) -> dict[str, Mask] | None:
-    """Mark what travels by what was learnt of importance, None where nothing was: the largest values do."""
-    strategy = load_strategy(brief.strategy.name, brief.strategy.options)
-    if not isinstance(strategy, LearnsImportance) or brief.wire.recipe.density == 1:
-        return None
-    modules, learnt = lora_modules(wanted), importance(posterior_of(private)).double().numpy()
-    return marked(wanted, modules, learnt, brief.wire.recipe, strategy.importance, brief.round)
 
 
 def _measure(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from client_agent.byte_budget import require_affordable
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.frames_in_use import FramesInUse, deliver_kept, frames_for
 from client_agent.local_training import Trained
@@ -20,7 +21,7 @@ from client_agent.pruning import rank_of
 from client_agent.roster import Roster
 from client_agent.round_folder import TRAINED, RoundFolders
 from client_agent.silo import Silo
-from client_agent.strategies.base import AgentStrategy, Folding, RanksDiffer, load_strategy
+from client_agent.strategies.base import AgentStrategy, Folding, LearnsImportance, RanksDiffer, load_strategy
 from client_agent.variational.adapter import with_importance
 from schemas.maths.draws import words
 from schemas.messages.federations import AdapterPlan
@@ -122,6 +123,18 @@ class Participant:
         last = self.rounds.newest_with(TRAINED, before=brief.round)
         rank = rank_of(Trained.read(last.path / TRAINED).adapter) if last is not None else wanted
         return brief.adapter.model_copy(update={"rank": rank})
+
+    def require_affordable(self, brief: RoundBrief) -> None:
+        """Check that our updates can fit what the plan lets travel, before a round is joined.
+
+        Raises:
+            BudgetTooSmall: they cannot.
+        """
+        strategy = load_strategy(brief.strategy.name, brief.strategy.options)
+        if brief.wire.max_bytes is None and not isinstance(strategy, LearnsImportance):
+            return
+        with self.injected(brief) as adapter:
+            require_affordable(brief, adapter.layout)
 
     def origin(self, brief: RoundBrief) -> Origin:
         """Say what `injected` puts there."""

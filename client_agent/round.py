@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from client_agent.errors import CoordinatorRefused, DownloadDamaged
+from client_agent.folds import FoldMissing
 from client_agent.giving_up import RECEIPT_LOST, TROUBLE, given_up
 from client_agent.local_training import Trained, train_locally
-from client_agent.model.adapter import State
+from client_agent.model.adapter import Adapter, State
 from client_agent.packing import pack_dense, pack_update
 from client_agent.participant import Participant
 from client_agent.reopening import load_served
@@ -31,10 +33,10 @@ from client_agent.round_folder import (
     RoundFolder,
     write_durably,
 )
-from client_agent.served_weights import fetch
+from client_agent.served_weights import fetch, fetch_whole
 from client_agent.signature import Signature
 from client_agent.signing import join_signature, sign
-from client_agent.strategies.base import load_strategy
+from client_agent.strategies.base import AgentStrategy, Folding, load_strategy
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 
 log = logging.getLogger(__name__)
@@ -103,8 +105,18 @@ def finish(who: Participant, brief: FinishedBrief) -> None:
     body = who.api.weights(who.federation, brief.round)
     if body.digest != brief.weights.digest:
         raise DownloadDamaged("the final weights")
-    write_durably(who.home / FINAL_WEIGHTS, body.body)
+    whole = fetch_whole(who, brief.round, body.digest) if _folds(who) else None  # they then need nothing else
+    write_durably(who.home / FINAL_WEIGHTS, whole if whole is not None else body.body)
     log.info("the federation is finished after %d rounds", brief.round - 1)
+
+
+def _folds(who: Participant) -> bool:
+    """Say whether the rounds on disk are of a strategy that adds to the base model."""
+    last = who.rounds.newest_with(BRIEF, before=sys.maxsize)
+    if last is None:
+        return False
+    strategy = RoundBrief.model_validate_json(last.read(BRIEF)).strategy
+    return isinstance(load_strategy(strategy.name, strategy.options), Folding)
 
 
 def _run(work: _Work) -> None:
@@ -140,6 +152,7 @@ def _try_scores(work: _Work) -> None:
 def _pull(work: _Work) -> bytes:
     """Join, and download the personalised weights."""
     who, brief = work.who, work.brief
+    who.require_affordable(brief)
     who.frames(brief)  # a join needs the pack to be stored: it decides which tensors this client has
     newcomer = who.rounds.newest_with(TRAINED, before=brief.round) is None
     body_of_join = _join_signature(work) if newcomer and brief.round > 1 else None
@@ -169,7 +182,7 @@ def _train(work: _Work) -> bytes:
     strategy = load_strategy(brief.strategy.name, brief.strategy.options)
     earlier = _earlier(work)
     with who.injected(brief) as adapter:
-        g = load_served(adapter, strategy, who.rounds, work.folder)
+        g = _served(work, adapter, strategy)
         if strategy.gated:
             adapter.load_global(g)
         return train_locally(
@@ -184,6 +197,20 @@ def _train(work: _Work) -> bytes:
             stop=who.stop,
             title=f"round {brief.round}",
         ).to_bytes()
+
+
+def _served(work: _Work, adapter: Adapter, strategy: AgentStrategy) -> State:
+    """Read what was served; where it adds to what is not here any more, ask for all of it."""
+    who, folder = work.who, work.folder
+    try:
+        return load_served(adapter, strategy, who.rounds, folder)
+    except FoldMissing:
+        content = fetch_whole(who, folder.number, folder.base)
+        if content is None:
+            raise
+    log.warning("round %d: what was folded before is not here: began with the whole of it", folder.number)
+    folder.write(WEIGHTS, content)
+    return load_served(adapter, strategy, who.rounds, folder)
 
 
 def _sign(work: _Work) -> bytes:

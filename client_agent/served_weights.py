@@ -50,6 +50,20 @@ def fetch(who: Participant, brief: RoundBrief, folder: RoundFolder, named: Weigh
     return content
 
 
+def fetch_whole(who: Participant, number: int, weights: str) -> bytes | None:
+    """Give the weights of a round with all that was folded into the base model; None where that is not had.
+
+    `weights` is the digest that the round's manifest names, which the coordinator has to sign for.
+    """
+    came = who.api.whole_weights(who.federation, number)
+    if came.digest == weights:  # nothing else is kept there, or it is older than this question
+        return None
+    if not _is_proved(who, number, came, weights):
+        log.warning("round %d: nobody has signed for the whole that came: it is not used", number)
+        return None
+    return came.body
+
+
 def _by_recipe(who: Participant, brief: RoundBrief, named: WeightsReference) -> bytes | None:
     """Ask for the difference to our last update; None where what comes cannot be used as that."""
     own = own_last(who, brief.round)
@@ -58,7 +72,7 @@ def _by_recipe(who: Participant, brief: RoundBrief, named: WeightsReference) -> 
     came = who.api.weights(who.federation, brief.round, brief.wire.asked_for)
     if came.digest == named.digest:  # the coordinator has no such update, or is older than recipes
         return came.body
-    if not _is_proved(who, brief, came, named.digest):
+    if not _is_proved(who, brief.round, came, named.digest):
         log.warning("round %d: nobody has signed for the weights that came: asked for whole", brief.round)
         return None
     try:
@@ -68,14 +82,14 @@ def _by_recipe(who: Participant, brief: RoundBrief, named: WeightsReference) -> 
         return None
 
 
-def _is_proved(who: Participant, brief: RoundBrief, came: TensorBody, weights: str) -> bool:
+def _is_proved(who: Participant, number: int, came: TensorBody, weights: str) -> bool:
     """Say whether the coordinator has signed for a body that it stands for these weights."""
     try:
         document = json.loads(urlsafe_b64decode(came.proof))
         said = CodedWeights.model_validate(document)
     except (NotBase64, ValueError, ValidationError, RecursionError):
         return False
-    wanted = (who.federation, who.client, brief.round, weights, came.digest)
+    wanted = (who.federation, who.client, number, weights, came.digest)
     meant = (said.federation, said.client, said.round, said.weights, said.digest) == wanted
     return meant and is_signed("tessera-weights-v1", document, said.signature, public_key(who.server_key))
 

@@ -1,21 +1,19 @@
-"""Decide which values of an update travel: more of the ranks that matter, never more than is allowed. Pure.
+"""Decide which values of an update travel at a density: more of the ranks that matter. Pure.
 
 Row j of A and column j of B are one unit, of rank 1, and share one density (ca_pfl.md, "Build this").
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from client_agent.errors import StrategyOptionsInvalid
-from schemas.maths.adapter import Layout, prior_name, size
+from schemas.maths.adapter import Layout, is_prior, size
 from schemas.messages.importance import ImportancePlan
-from schemas.messages.recipes import Recipe
-from schemas.wire.coding import bound
+from schemas.wire.budget import Marks, fewest_kept
 from schemas.wire.sparse import Mask, kept_count
 
 Floats = NDArray[np.float64]
@@ -29,25 +27,10 @@ def density_at(plan: ImportancePlan, round_number: int) -> float:
     return plan.density + (1 - plan.density) * max(0.0, 1 - (round_number - 1) / plan.warm_rounds)
 
 
-def affordable(layout: Layout, recipe: Recipe, wanted: float, max_bytes: int | None) -> float:
-    """Give the largest density, up to `wanted` and the recipe's, whose values and places fit `max_bytes`.
-
-    Raises:
-        StrategyOptionsInvalid: not even the priors fit, which are always sent whole.
-    """
-    most = min(wanted, recipe.density)
-    if max_bytes is not None and _bytes(layout, recipe, most) > max_bytes:
-        low, high = 0.0, most
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if _bytes(layout, recipe, middle) <= max_bytes else (low, middle)
-        most = low
-    if most <= 0 or _allowed(layout, most) < 0:
-        raise StrategyOptionsInvalid(
-            "strategy.options: max_bytes or density leaves no room for the priors of all modules, which have "
-            f"{_priors(layout)} values; raise it"
-        )
-    return most
+def least_density(layout: Layout) -> float:
+    """Give the density below which no value of A and B would travel: the priors alone are more."""
+    fewest = sum(fewest_kept(name, prod(shape)) for name, shape in layout.items())
+    return fewest / size(layout)
 
 
 def unit_densities(
@@ -77,53 +60,52 @@ def unit_densities(
     return at(below)
 
 
-def marked(
+def unit_marks(
     wanted: Mapping[str, NDArray[np.float32]],
     modules: Sequence[str],
     importance: Floats,
-    recipe: Recipe,
-    plan: ImportancePlan,
-    round_number: int,
-) -> dict[str, Mask]:
-    """Mark what travels of an update: priors whole, of each unit its largest values, as its density says.
+    *,
+    span: float,
+    cut: float,
+) -> Callable[[float], Marks]:
+    """Give what marks, at a density, what travels: priors whole, of each unit its largest values.
 
     Row l of `importance` (M, r) belongs to `modules[l]`.
-
-    Raises:
-        StrategyOptionsInvalid: as `affordable` says.
     """
     layout = {name: values.shape for name, values in wanted.items()}
-    density = affordable(layout, recipe, density_at(plan, round_number), plan.max_bytes)
     lengths = np.array([layout[f"{module}.A"][1] + layout[f"{module}.B"][0] for module in modules])
-    units = unit_densities(
-        importance, lengths, _allowed(layout, density), span=plan.span, cut=plan.cut
-    )  # (M, r)
-    marks: dict[str, Mask] = {}
-    for module, rho in zip(modules, units, strict=True):
-        marks[f"{module}.A"] = _largest_of_rows(wanted[f"{module}.A"], rho)
-        marks[f"{module}.B"] = _largest_of_rows(wanted[f"{module}.B"].T, rho).T
-        marks[prior_name(module)] = np.ones(layout[prior_name(module)], bool)
-    return marks
+    orders = {module: [_order(wanted[f"{module}.A"]), _order(wanted[f"{module}.B"].T)] for module in modules}
+    whole = {name: np.ones(shape, bool) for name, shape in layout.items() if is_prior(name)}
+
+    def at(density: float) -> Marks:
+        count = max(0, _allowed(layout, density))
+        units = unit_densities(importance, lengths, count, span=span, cut=cut)  # (M, r)
+        marks: Marks = {}
+        for module, rho in zip(modules, units, strict=True):
+            a, b = (_first_of_rows(order, rho) for order in orders[module])
+            marks |= {f"{module}.A": a, f"{module}.B": b.T}
+        return marks | whole
+
+    return at
 
 
-def _largest_of_rows(values: NDArray[np.float32], densities: Floats) -> Mask:
-    """Mark of each row (r, n) its floor(rho n) largest in absolute value; of equal ones the first."""
-    counts = np.floor(densities * values.shape[1]).astype(np.int64)
-    order = np.argsort(-np.abs(values), axis=1, kind="stable")
-    mask = np.zeros(values.shape, bool)
-    np.put_along_axis(mask, order, np.arange(values.shape[1])[None, :] < counts[:, None], axis=1)
+def _order(values: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Sort the places of each row (r, n) by absolute value, the largest first; of equal ones the first."""
+    return np.argsort(-np.abs(values), axis=1, kind="stable")
+
+
+def _first_of_rows(order: NDArray[np.int64], densities: Floats) -> Mask:
+    """Mark of each row (r, n) the floor(rho n) places that come first."""
+    length = order.shape[1]
+    counts = np.floor(densities * length).astype(np.int64)
+    mask = np.zeros(order.shape, bool)
+    np.put_along_axis(mask, order, np.arange(length)[None, :] < counts[:, None], axis=1)
     return mask
-
-
-def _bytes(layout: Layout, recipe: Recipe, density: float) -> int:
-    """Say what an update of a density has at most; one of density 1 still says where its values are."""
-    return bound(layout, recipe.model_copy(update={"density": min(density, np.nextafter(1.0, 0.0))}))
 
 
 def _allowed(layout: Layout, density: float) -> int:
     """Say how many values of A and B a density lets travel, beside the priors."""
-    return sum(kept_count(prod(shape), density) for shape in layout.values()) - _priors(layout)
-
-
-def _priors(layout: Layout) -> int:
-    return size({name: shape for name, shape in layout.items() if name.endswith(".prior")})
+    return sum(
+        kept_count(prod(shape), density) - (prod(shape) if is_prior(name) else 0)
+        for name, shape in layout.items()
+    )

@@ -14,13 +14,14 @@ import numpy as np
 
 from coordinator import payloads
 from coordinator.aggregation.aggregate import Made, Weights, discard
-from coordinator.aggregation.folds import Fold, Kin, increment, kin_of, whole
+from coordinator.aggregation.folds import Fold
 from coordinator.aggregation.reading import StoredState
 from coordinator.aggregation.stored_factors import StoredFactors, places, read_factors
 from coordinator.database import Database
 from coordinator.lora_methods import Folded, Folding
 from coordinator.payloads import Staged
 from coordinator.strategies.base import Module, modules_of
+from coordinator.weights.whole import Kin, increment, kin_of, whole
 from schemas.maths.adapter import Layout, Shape
 from schemas.maths.factors import Factors, recompressed, side_by_side
 from schemas.messages.updates import WeightsManifest

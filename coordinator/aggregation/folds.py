@@ -4,31 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import sha256
-from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from coordinator import payloads
 from coordinator.aggregation.reading import StoredState
 from coordinator.database import Database
 from coordinator.downloads import Stored
 from coordinator.payloads import Staged
 from coordinator.tables import FoldRow
-from schemas.maths.adapter import Layout, size
-from schemas.messages.updates import FoldedWeightsManifest, WeightsManifest
-from schemas.wire.digests import digest_from_hash
-from schemas.wire.envelope import MEDIA_TYPE, head
-
-_FLOAT32_BYTES = 4
-
-
-class Kin(NamedTuple):
-    """Clients into whose base model the same is folded: those of one base model and one layout."""
-
-    base_model: str
-    form: str
+from coordinator.weights.whole import Kin, body
+from schemas.maths.adapter import Layout
+from schemas.messages.updates import WeightsManifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +25,6 @@ class Fold:
     kin: Kin
     layout: Layout
     staged: Staged
-
-
-def kin_of(base_model: str, layout: Layout) -> Kin:
-    """Say with whom a client of this base model and layout has its folds in common."""
-    return Kin(base_model, sha256(repr(sorted(layout.items())).encode()).hexdigest())
 
 
 def newest(session: Session, fid: str, until: int) -> dict[Kin, StoredState]:
@@ -65,29 +47,13 @@ def keep(session: Session, fid: str, number: int, folds: Iterable[tuple[Fold, in
         )
 
 
-def whole(layout: Layout, manifest: WeightsManifest) -> bytes:
-    """Write the head of weights that bring all that was folded so far."""
-    return increment(layout, manifest, fold_from=1)
-
-
-def increment(layout: Layout, manifest: WeightsManifest, *, fold_from: int) -> bytes:
-    """Write the head of weights that add to what those of round `fold_from` had made of the base model."""
-    said = manifest.model_dump() | {"fold_from": fold_from}
-    return head(layout, FoldedWeightsManifest.model_validate(said))
-
-
 def start(database: Database, fid: str, until: int, kin: Kin, manifest: WeightsManifest) -> Stored | None:
     """Give the weights of a newcomer after round `until`: as its kin have them; None = it has no kin yet."""
     with database.read() as session:
         found = newest(session, fid, until).get(kin)
     if found is None:
         return None
-    beginning, bytes_of_values = whole(found.layout, manifest), size(found.layout) * _FLOAT32_BYTES
-    seen = sha256(beginning)
-    for piece in payloads.stream(database, found.payload_id, 0, bytes_of_values):
-        seen.update(piece)
-    digest = digest_from_hash(seen.hexdigest())
-    return Stored(found.payload_id, digest, len(beginning) + bytes_of_values, MEDIA_TYPE, head=beginning)
+    return body(database, found.payload_id, found.layout, manifest)
 
 
 def _newest(session: Session, fid: str, until: int) -> list[FoldRow]:

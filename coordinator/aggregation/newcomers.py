@@ -21,6 +21,7 @@ from coordinator.federations.store import federation, plan_of
 from coordinator.lora_methods import Folding
 from coordinator.rounds import bases
 from coordinator.strategies.base import ClientFacts, Cohort, Signature, make, modules_of
+from coordinator.weights.whole import kin_of
 from schemas.maths.adapter import Layout
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import WeightsManifest
@@ -82,7 +83,7 @@ def begin(database: Database, one: Newcomer, last_published: int | None) -> Made
     if last_published is None:
         return None
     if isinstance(make(one.plan.strategy.name, one.plan.strategy.options), Folding):
-        kin = folds.kin_of(one.member.base_model, one.layout)
+        kin = kin_of(one.member.base_model, one.layout)
         return folds.start(database, one.member.federation_id, last_published, kin, one.manifest)
     return weigh(database, one, last_published)
 
@@ -105,6 +106,8 @@ def weigh(database: Database, one: Newcomer, last_published: int) -> Made:
         settled = weighed(
             database, one.plan, cohort, states, {client}, block_bytes=_BLOCK_BYTES, between=lambda: None
         )
+        with database.read() as session:
+            states |= store.last_served(session, settled.asked.absent, last_published + 1)
         made = weights_of(
             database,
             one.plan,

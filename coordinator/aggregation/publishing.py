@@ -16,7 +16,6 @@ from coordinator.aggregation import folds, store
 from coordinator.aggregation.aggregate import Receiver, Written, discard
 from coordinator.aggregation.combine import weights_of
 from coordinator.aggregation.folding import Folds, Member, fold
-from coordinator.aggregation.folds import Kin
 from coordinator.aggregation.reading import StoredState
 from coordinator.aggregation.weighed import Weighed, weighed
 from coordinator.crash import may_crash
@@ -29,6 +28,7 @@ from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import AGGREGATION_FAILED, next_state
 from coordinator.strategies.base import Cohort, make
 from coordinator.weights.store import give
+from coordinator.weights.whole import Kin
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.envelope import head
@@ -129,6 +129,8 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
         members, earlier = _folded(database, claim, everyone)
         done = fold(database, strategy, settled.weights, states, members, earlier, between=between)
     else:
+        with database.read() as session:
+            states |= store.last_served(session, settled.asked.absent, claim.number)
         done = Folds(
             weights_of(
                 database, plan, settled.weights, states, receivers, block_bytes=block_bytes, between=between

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +13,12 @@ from coordinator.aggregation.reading import StoredState
 from coordinator.aggregation.weighed import Weighed
 from coordinator.alignment_tables import PackRow
 from coordinator.lora_methods import RanksDiffer
+from coordinator.rounds import bases
 from coordinator.strategies.base import ClientFacts, Signature, make, modules_of
 from coordinator.tables import ClientRow, RelevanceRow, SignatureRow, UpdateRow
 from schemas.maths.adapter import Layout, at_rank
 from schemas.messages.federations import FederationPlan
+from schemas.wire.header import read_own_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,17 @@ def established(session: Session, fid: str, plan: FederationPlan, number: int) -
         _established(plan, number, update, client, signature, _set_in_use(pack))
         for update, client, signature, pack in rows
     ]
+
+
+def last_served(session: Session, clients: Iterable[str], until: int) -> dict[str, StoredState]:
+    """Which weights were these clients, who delivered before, given last, for round `until` or before?"""
+    found = {}
+    for client in clients:
+        given = bases.newest(session, client, until)
+        if given is None or given.payload_id is None or given.head is None:
+            raise LookupError(f"the weights of {client} for round {until} were forgotten")
+        found[client] = StoredState(given.payload_id, given.begin, read_own_head(given.head)[0])
+    return found
 
 
 def signature_model(plan: FederationPlan, base_model: str) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from coordinator.errors import FederationStateConflict, Forbidden, Invalid
-from coordinator.lora_methods import Folding
+from coordinator.lora_methods import Folding, PartTravels, RanksDiffer
 from coordinator.strategies.base import make
 from coordinator.strategy_needs import MoreTravels
 from schemas.maths.adapter import SIGNATURE, Layout, in_order, lora_layout, pq_layout, size
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
+from schemas.messages.recipes import Recipe
 from schemas.messages.updates import UpdateManifest
+from schemas.wire.budget import ANY, PLAIN, WITHOUT_REFERENCE, shortfall
 from schemas.wire.envelope import head
 from schemas.wire.header import HEADER_LIMIT
 
@@ -55,6 +57,9 @@ def admit(plan: FederationPlan, state: str, profile: Profile, *, with_key: bool)
         if isinstance(strategy, MoreTravels):
             layout |= strategy.beside(layout)
         _check_size(plan, in_order(layout), field="profile.shapes")
+        if isinstance(strategy, PartTravels):
+            layout = {name: shape for name, shape in layout.items() if strategy.travels(name)}
+        _check_budget(plan, in_order(layout), field="profile.shapes")
 
 
 def check_adapter(plan: FederationPlan) -> None:
@@ -66,6 +71,17 @@ def check_adapter(plan: FederationPlan) -> None:
     if plan.adapter.kind == "pq":
         layout = pq_layout(plan.adapter.blocks, plan.adapter.roles, plan.adapter.rank)
         _check_size(plan, layout, field="adapter")
+
+
+def check_budget(plan: FederationPlan) -> None:
+    """Check that updates of an adapter that is the same for every client can have as few bytes as planned.
+
+    Raises:
+        Invalid: they have more.
+    """
+    if plan.adapter.kind == "pq":
+        layout = pq_layout(plan.adapter.blocks, plan.adapter.roles, plan.adapter.rank)
+        _check_budget(plan, layout, field="wire.max_bytes")
 
 
 def _check_number(tensors: int, *, field: str) -> None:
@@ -91,3 +107,16 @@ def _check_size(plan: FederationPlan, layout: Layout, *, field: str) -> None:
     total, limit = beginning + size(sent) * _FLOAT32_BYTES, plan.limits.max_update_bytes
     if total > limit:
         raise Invalid(f"an update would have {total} bytes; limits.max_update_bytes is {limit}", field=field)
+
+
+def _check_budget(plan: FederationPlan, layout: Layout, *, field: str) -> None:
+    """Check that updates of a layout can keep to the plan's bytes, the way that its strategy sends them."""
+    recipe, strategy = plan.wire.recipe, make(plan.strategy.name, plan.strategy.options)
+    offers = ANY
+    if isinstance(strategy, RanksDiffer):
+        offers, recipe = PLAIN, recipe if recipe.is_dense else Recipe()
+    elif isinstance(strategy, Folding):
+        offers, recipe = WITHOUT_REFERENCE, recipe if recipe.reference == "none" else Recipe()
+    refusal = shortfall(layout, recipe, plan.wire.max_bytes, offers)
+    if refusal is not None:
+        raise Invalid(refusal, field=field)

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from coordinator import audit
-from coordinator.enrolment.admission import check_adapter
+from coordinator.enrolment.admission import check_adapter, check_budget
 from coordinator.enrolment.auth import AsAuditor, AsOperator, still_person
 from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound
 from coordinator.federations import store
@@ -66,8 +66,8 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
     """Write the strategy's own defaults into the plan, after checking what its parts say of each other.
 
     Raises:
-        Invalid: no such strategy, no such options, an adapter that cannot travel or be mixed, signatures that
-            cannot be compared.
+        Invalid: no such strategy, no such options, an adapter that cannot travel, keep to a budget or be
+            mixed, signatures that cannot be compared.
     """
     check_adapter(plan)
     if plan.signature.kind == "representation" and plan.alignment is None:
@@ -90,6 +90,7 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
         )
     _check_lora(plan, file.Strategy(options))
     _check_fit(plan, file.Strategy(options))
+    check_budget(plan)
     resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
     return plan.model_copy(update={"strategy": resolved})
 

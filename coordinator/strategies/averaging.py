@@ -19,17 +19,24 @@ from schemas.maths.factors import Factors
 def mean_of_all(cohort: Cohort, *, by_examples: bool = True, present_only: bool = False) -> Weighing:
     """w_ij = d^age_j n_j / the sum over all j that i shares something with.
 
-    n_j = 1 without `by_examples`; with `present_only` whoever sent nothing this round does not count.
+    n_j = 1 without `by_examples`; with `present_only` whoever sent nothing this round does not count. Where
+    nobody of a base model counts, its clients and its newcomers go on from what they have in common.
     """
     count = len(cohort.clients)
     scores = fading(cohort) + (log_examples(cohort) if by_examples else 0.0)
     eligible = cohort.shares_any() & cohort.sources()[None, :]
     if present_only:
         eligible &= np.array([facts.age == 0 for facts in cohort.clients], bool)[None, :]
+    counts = np.flatnonzero(eligible.any(axis=0))
     return Weighing(
         cohort=cohort,
         relevance=keep_own(normalised(np.broadcast_to(scores, (count, count)), eligible), cohort),
         similarity=np.full((count, count), np.nan),
+        absent=frozenset(
+            facts.client
+            for place, facts in enumerate(cohort.clients)
+            if facts.age is not None and place not in counts
+        ),
     )
 
 

@@ -140,11 +140,14 @@ class Weighing:
         cohort: who was weighed; its order is that of rows and columns.
         relevance: (N, N), rows sum to 1; the row of a newcomer without any source is zero.
         similarity: (N, N), as used; NaN = not compared.
+        absent: clients whose last update nobody is given; they stand for the weights they were served last,
+            which are those of all their kin.
     """
 
     cohort: Cohort
     relevance: Floats
     similarity: Floats
+    absent: frozenset[str] = frozenset()
     entropy: Floats = field(init=False)  # (N,), nats
 
     def __post_init__(self) -> None:
@@ -154,16 +157,21 @@ class Weighing:
     def of_module(self, module: Module) -> Floats:
         """Give the weights for one module, (N, N): each row renormalised over those who share it.
 
-        A client none of whose sources shares it keeps its own value; a newcomer, having none, gets zeros.
-        Rows of clients without this module are zero.
+        A client none of whose sources shares it keeps its own value. A newcomer, having none, gets that of
+        the first absent client that shares it; where there is none, zeros. Rows of clients without this
+        module are zero.
         """
-        weights = np.where(self.cohort.shares(module), self.relevance, 0.0)
+        clients, shared = self.cohort.clients, self.cohort.shares(module)
+        weights = np.where(shared, self.relevance, 0.0)
         total = weights.sum(axis=1)
         has_sources = total > 0
         weights[has_sources] /= total[has_sources, None]
-        for i, facts in enumerate(self.cohort.clients):
-            if not has_sources[i] and facts.age is not None and module in facts.modules:
-                weights[i, i] = 1.0
+        absent = np.array([facts.client in self.absent for facts in clients], bool)
+        for i, facts in enumerate(clients):
+            if has_sources[i] or module not in facts.modules:
+                continue
+            place = [i] if facts.age is not None else np.flatnonzero(shared[i] & absent)[:1]
+            weights[i, place] = 1.0
         return weights
 
 

@@ -9,6 +9,7 @@ import json
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,10 +59,11 @@ class Asked:
         return InRecipe(self.member.federation_id, self.member.client_id, self.number, self.name)
 
 
-def recipe_wanted(accept: str) -> RecipeName | None:
-    """Read which recipe an Accept field asks for; None = dense, as for anything that is not on offer.
+def asked_for(accept: str) -> RecipeName | Literal["whole"] | None:
+    """Read how an Accept field wants weights; None = as they are stored, as for all that is not on offer.
 
-    `application/vnd.tessera.adapter+safetensors;recipe=int8_own_last`; the first that is known counts.
+    `application/vnd.tessera.adapter+safetensors;recipe=int8_own_last` asks for a recipe, `;fold=whole` for
+    all that was folded; the first that is known counts.
     """
     for one in accept.split(","):
         kind, *parameters = (part.strip() for part in one.split(";"))
@@ -69,8 +71,11 @@ def recipe_wanted(accept: str) -> RecipeName | None:
             continue
         for parameter in parameters:
             name, _, value = parameter.partition("=")
+            said = (name.strip().lower(), value.strip().strip('"'))
+            if said == ("fold", "whole"):
+                return "whole"
             for known in ON_REQUEST:
-                if (name.strip().lower(), value.strip().strip('"')) == ("recipe", known):
+                if said == ("recipe", known):
                     return known
     return None
 
@@ -96,13 +101,13 @@ def coded(database: Database, settings: Settings, wanted: Asked) -> Stored | Non
     return made.stored if made is not None else None
 
 
-def proof(wanted: Asked, digest: str, key: ServerKey) -> str:
-    """Sign that the body with this digest stands for the weights; the same each time."""
+def signed(member: Member, number: int, given: Given, digest: str, key: ServerKey) -> str:
+    """Sign that a body of this digest stands for the weights that a client was given; the same each time."""
     said = CodedWeights(
-        federation=wanted.member.federation_id,
-        client=wanted.member.client_id,
-        round=wanted.number,
-        weights=wanted.given.digest,
+        federation=member.federation_id,
+        client=member.client_id,
+        round=number,
+        weights=given.digest,
         digest=digest,
         signature="",
     ).model_dump(mode="json")

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 
 from coordinator.downloads import Stored, reply, wanted
 from coordinator.enrolment.auth import AsMember
 from coordinator.errors import AuthMissing, Busy, NotFound, NotJoined, RangeUnsatisfiable, RateLimited
-from coordinator.limits.uploads import TheTurns
+from coordinator.limits.uploads import TheTurns, decoder
 from coordinator.paths import RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds.traffic import sent_to
 from coordinator.sessions import TheDatabase, TheMetrics, TheServerKey, TheSettings
 from coordinator.weights import store
-from coordinator.weights.coded import Asked, coded, proof, recipe_wanted
+from coordinator.weights.coded import Asked, asked_for, coded, signed
+from coordinator.weights.whole import instead_of
 from schemas.messages.recipes import RecipeName
 from schemas.wire.envelope import MEDIA_TYPE
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["weights"])
 
 
-async def _recipe(request: Request, member: AsMember, turns: TheTurns) -> AsyncIterator[RecipeName | None]:
-    """Read which recipe is asked for. One such request of a client is answered at a time: the first of them
-    writes what the others find, and who asks for much keeps one slot for it at most."""
-    wanted = recipe_wanted(request.headers.get("accept", ""))
-    if wanted is None:
+async def _wish(
+    request: Request, member: AsMember, turns: TheTurns
+) -> AsyncIterator[RecipeName | Literal["whole"] | None]:
+    """Read in what the weights are wanted. One such request of a client is answered at a time: the first of
+    them writes what the others find, and who asks for much keeps one slot for it at most."""
+    wish = asked_for(request.headers.get("accept", ""))
+    if wish is None:
         yield None
         return
     async with turns.one_of(("weights", member.client_id)):
-        yield wanted
+        yield wish
 
 
 @router.get(
@@ -48,7 +51,7 @@ def get_weights(
     member: AsMember,
     n: RoundNumber,
     request: Request,
-    recipe: Annotated[RecipeName | None, Depends(_recipe, scope="function")],
+    wish: Annotated[RecipeName | Literal["whole"] | None, Depends(_wish, scope="function")],
     database: TheDatabase,
     settings: TheSettings,
     metrics: TheMetrics,
@@ -58,7 +61,8 @@ def get_weights(
 
     They are dense unless it says `Accept: application/vnd.tessera.adapter+safetensors;recipe=<name>`
     (docs/wire-format.md) and has an update that counts; `Tessera-Weights` then proves which dense bytes they
-    stand for. Rounds that were thinned out (TESSERA_KEEP_ROUNDS) have none.
+    stand for. With `;fold=whole`, weights that add to a base model are all that was added so far, if that is
+    kept, proved alike. Rounds that were thinned out (TESSERA_KEEP_ROUNDS) have none.
     """
     with database.read() as session:
         served = store.served(session, member.federation_id, member.client_id, n)
@@ -73,12 +77,16 @@ def get_weights(
         head=weights.head or b"",
         begin=weights.begin,
     )
+    made: Stored | None = None
+    if wish == "whole":
+        with decoder():
+            made = instead_of(database, member, weights)
+    elif wish is not None:
+        made = coded(database, settings, Asked(member, n, weights, weights.payload_id, wish))
     headers = {"Vary": "Accept"}
-    if recipe is not None:
-        asked = Asked(member, n, weights, weights.payload_id, recipe)
-        made = coded(database, settings, asked)
-        if made is not None:
-            stored, headers["Tessera-Weights"] = made, proof(asked, made.digest, key)
+    if made is not None:
+        stored = made
+        headers["Tessera-Weights"] = signed(member, n, weights, made.digest, key)
     part = wanted(request.headers, stored)
     sent_to(database, metrics, member.client_id, part.size, round_id=served.round_id)
     answer = reply(database, stored, part)

@@ -82,6 +82,11 @@ def prior_name(module: str) -> str:
     return f"{module}.prior"
 
 
+def is_prior(tensor: str) -> bool:
+    """Say whether a tensor is the prior of a module."""
+    return factor_of(tensor) == "prior"
+
+
 def prior_layout(layout: Mapping[str, Shape]) -> Layout:
     """Lay out the prior (2, r) of every (layer, role) that has an A (r, d_in), as strategy `ca_pfl` adds."""
     return {prior_name(module): (2, layout[f"{module}.A"][0]) for module in lora_modules(layout)}

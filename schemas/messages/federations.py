@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from schemas.messages.recipes import NAMED, NamedRecipe, RecipeName, WeightsRecipeName
+from schemas.messages.recipes import WirePlan
 from schemas.messages.strict import BaseModelSlug, Name, Strict, UtcTime, wrong
 
 Role = Literal["q", "k", "v", "o", "gate", "up", "down"]
@@ -165,44 +165,6 @@ class AlignmentPlan(Strict):
     frames: Literal["pca-tok", "random"] = "pca-tok"
     max_error: Positive = 0.85
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-
-
-_DENSE_IN: dict[object, RecipeName] = {"float32": "dense", "float16": "f16"}
-
-
-class WirePlan(Strict):
-    """How updates travel: by a recipe, by its name or spelt out, compressed with zstd or not.
-
-    `weights_recipe` is how agents ask for their weights, where they can: `int8_own_last`, but dense where
-    updates are dense, or differences to the weights, which both sides then need to the bit. A plan may say
-    `dtype` instead of `recipe`, float32 or float16, as those do that are older than recipes: dense bodies.
-    """
-
-    recipe: NamedRecipe = NAMED["int4_own_last"]
-    weights_recipe: WeightsRecipeName | None = None
-    compression: Literal["zstd", "none"] = "zstd"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _a_dtype_means_dense(cls, said: object) -> object:
-        if not isinstance(said, dict) or "recipe" in said or said.get("dtype") not in _DENSE_IN:
-            return said
-        rest = {name: value for name, value in said.items() if name != "dtype"}
-        return rest | {"recipe": _DENSE_IN[said["dtype"]]}
-
-    @model_validator(mode="after")
-    def _weights_follow_updates(self) -> Self:
-        needs_all = self.recipe.is_dense or self.recipe.reference == "served"
-        if self.weights_recipe is None:
-            object.__setattr__(self, "weights_recipe", "dense" if needs_all else "int8_own_last")
-        elif self.recipe.reference == "served" and self.weights_recipe != "dense":
-            raise wrong("must be dense: updates are differences to the weights", "weights_recipe")
-        return self
-
-    @property
-    def asked_for(self) -> WeightsRecipeName:
-        """How agents ask for their weights, resolved."""
-        return self.weights_recipe or "dense"
 
 
 class PrivacyPlan(Strict):

@@ -28,12 +28,6 @@ class ImportancePlan(BaseModel):
         int,
         Field(ge=0, le=100_000, description="Rounds over which density falls from 1, and `alpha_s` rises."),
     ] = 2
-    max_bytes: (
-        Annotated[
-            int, Field(ge=1, le=2**40, description="What the values and places of an update have at most.")
-        ]
-        | None
-    ) = None
     alpha_s: Annotated[
         float, Field(ge=0, le=100, description="Weight of the size of B's columns, each on its own scale.")
     ] = 0.01

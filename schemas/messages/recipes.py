@@ -92,3 +92,46 @@ ON_REQUEST: Final = {
 
 NamedRecipe = Annotated[Recipe, BeforeValidator(_resolved, json_schema_input_type=RecipeName | Recipe)]
 """A recipe, or the name of one; kept spelt out, so that no later table changes what it means."""
+
+
+_DENSE_IN: dict[object, RecipeName] = {"float32": "dense", "float16": "f16"}
+
+
+class WirePlan(Strict):
+    """How updates travel: by a recipe, by its name or spelt out, compressed with zstd or not.
+
+    `weights_recipe` is how agents ask for their weights, where they can: `int8_own_last`, but dense where
+    updates are dense, or differences to the weights, which both sides then need to the bit. A plan may say
+    `dtype` instead of `recipe`, float32 or float16, as those do that are older than recipes: dense bodies.
+
+    `max_bytes` is what the values of an update, their scales and places have at most. The density of a sparse
+    recipe gives way to it; where that is not enough, silos are refused before anything is trained. Updates
+    that have to be sent whole exceed it.
+    """
+
+    recipe: NamedRecipe = NAMED["int4_own_last"]
+    weights_recipe: WeightsRecipeName | None = None
+    compression: Literal["zstd", "none"] = "zstd"
+    max_bytes: Annotated[int, Field(ge=1, le=2**40)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_dtype_means_dense(cls, said: object) -> object:
+        if not isinstance(said, dict) or "recipe" in said or said.get("dtype") not in _DENSE_IN:
+            return said
+        rest = {name: value for name, value in said.items() if name != "dtype"}
+        return rest | {"recipe": _DENSE_IN[said["dtype"]]}
+
+    @model_validator(mode="after")
+    def _weights_follow_updates(self) -> Self:
+        needs_all = self.recipe.is_dense or self.recipe.reference == "served"
+        if self.weights_recipe is None:
+            object.__setattr__(self, "weights_recipe", "dense" if needs_all else "int8_own_last")
+        elif self.recipe.reference == "served" and self.weights_recipe != "dense":
+            raise wrong("must be dense: updates are differences to the weights", "weights_recipe")
+        return self
+
+    @property
+    def asked_for(self) -> WeightsRecipeName:
+        """How agents ask for their weights, resolved."""
+        return self.weights_recipe or "dense"

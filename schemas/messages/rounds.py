@@ -13,8 +13,8 @@ from schemas.messages.federations import (
     SignaturePlan,
     StrategyPlan,
     TrainingPlan,
-    WirePlan,
 )
+from schemas.messages.recipes import WirePlan
 from schemas.messages.strict import Digest, Lenient, Strict, UtcTime
 
 RoundState = Literal["open", "collecting", "closing", "aggregating", "published", "abandoned"]

@@ -36,9 +36,16 @@ def kept_count(size: int, density: float) -> int:
     return min(size, max(1, ceil(density * size)))
 
 
-def longest(size: int) -> int:
-    """Say how many bytes the places in a tensor can have at most."""
-    return 1 + _bitmap_bytes(size)
+def longest(size: int, kept: int | None = None) -> int:
+    """Say how many bytes the places in a tensor can have at most, those of `kept` values if that is known.
+
+    A gap of 128 or more has a second byte, and there are only so many of these in what is left out.
+    """
+    if kept is None:
+        return 1 + _bitmap_bytes(size)
+    lengths = int(_lengths(np.array([kept]))[0]) + kept
+    lengths += sum(min(kept, size - kept >> 7 * more) for more in range(1, _LONGEST_VARINT))
+    return 1 + min(_bitmap_bytes(size), lengths)
 
 
 def largest(scores: NDArray[np.float32], count: int) -> Mask:

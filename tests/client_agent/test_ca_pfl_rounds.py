@@ -242,11 +242,14 @@ def test_two_clients_move_away_from_the_prior_and_rank_modules_in_orders_of_thei
 def test_a_byte_budget_holds_from_the_first_round_on_and_only_what_was_learnt_travels(
     pair: Callable[..., Pair],
 ) -> None:
-    options = {"warm_rounds": 3, "max_bytes": 900}
-    two = pair(rounds={"total": 2, "min_clients": 1}, strategy={"name": "ca_pfl", "options": options})
+    two = pair(
+        rounds={"total": 2, "min_clients": 1},
+        strategy={"name": "ca_pfl", "options": {"warm_rounds": 3}},
+        wire={"recipe": RECIPE, "max_bytes": 900},
+    )
     folder = two.play("aster")["aster"]
     (told,) = json.loads(folder.read(MEASURES))["rounds"]
-    assert 700 < told["bytes"] <= 900
+    assert 850 < told["bytes"] <= 900
     assert len(folder.read(UPDATE)) < 900 + 3000  # manifest and signature
     private = Trained.read(folder.path / TRAINED).private
     assert sum(values.size for values in private.values()) > 900  # the modulator alone is larger
@@ -273,6 +276,7 @@ def test_the_personal_model_of_a_client_is_kept_beside_the_common_one(pair: Call
         ({"strategy": {"name": "ca_pfl", "options": {"alpha_p": 0}}}, "strategy.options.alpha_p"),
         ({"strategy": {"name": "ca_pfl", "options": {"density": 1.5}}}, "strategy.options.density"),
         ({"strategy": {"name": "ca_pfl", "options": {"base": 0.15}}}, "strategy.options.base"),
+        ({"strategy": {"name": "ca_pfl", "options": {"max_bytes": 900}}}, "strategy.options.max_bytes"),
     ],
 )
 def test_a_plan_that_it_does_not_work_with_is_refused(

@@ -7,8 +7,7 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-from schemas.messages.federations import WirePlan
-from schemas.messages.recipes import NAMED, Recipe, RecipeName
+from schemas.messages.recipes import NAMED, Recipe, RecipeName, WirePlan
 
 
 def test_every_name_is_a_recipe_and_dense_is_plain_tensors() -> None:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_agent.errors import StrategyOptionsInvalid
-from client_agent.variational.sparsity import affordable, density_at, marked, unit_densities
+from client_agent.variational.sparsity import density_at, least_density, unit_densities, unit_marks
 from schemas.maths.adapter import in_order, lora_layout, lora_modules, prior_layout, size
 from schemas.messages.importance import ImportancePlan
 from schemas.messages.recipes import Recipe
+from schemas.wire.budget import cost, least, within
 from schemas.wire.coding import decode, encode
 from schemas.wire.sparse import Mask
 
@@ -33,8 +33,11 @@ def update(layers: int = 2, seed: int = 0) -> dict[str, np.ndarray]:
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in layout.items()}
 
 
-def marks(importance: np.ndarray, wanted: dict[str, np.ndarray], **changes: Any) -> dict[str, Mask]:
-    return marked(wanted, lora_modules(wanted), importance, RECIPE, plan(**changes), 1)
+def marks(
+    importance: np.ndarray, wanted: dict[str, np.ndarray], density: float = 0.27, **changes: Any
+) -> dict[str, Mask]:
+    said = plan(**changes)
+    return unit_marks(wanted, lora_modules(wanted), importance, span=said.span, cut=said.cut)(density)
 
 
 def shares(mask: dict[str, Mask], module: str) -> tuple[np.ndarray, np.ndarray]:
@@ -114,39 +117,63 @@ def test_a_cut_above_everything_sends_the_priors_alone() -> None:
 
 @given(
     importance=st.lists(st.floats(1e-4, 1e4), min_size=16, max_size=16),
-    density=st.floats(0.1, 1),
+    density=st.floats(0.1, 0.9),
     span=st.floats(0, 1),
     max_bytes=st.one_of(st.none(), st.integers(300, 2000)),
-    number=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=60)
-def test_never_more_is_sent_than_density_recipe_and_bytes_allow(
-    importance: list[float], density: float, span: float, max_bytes: int | None, number: int, seed: int
+def test_never_more_is_sent_than_density_and_bytes_allow(
+    importance: list[float], density: float, span: float, max_bytes: int | None, seed: int
 ) -> None:
     wanted = update(seed=seed)
-    said = plan(density=density, span=span, max_bytes=max_bytes, warm_rounds=2)
     learnt = np.array(importance).reshape(4, RANK)
-    mask = marked(wanted, lora_modules(wanted), learnt, RECIPE, said, number)
+    at = unit_marks(wanted, lora_modules(wanted), learnt, span=span, cut=0.0)
+    mask = within(at, density, wanted, RECIPE, max_bytes)
     coded = encode(wanted, RECIPE, "test", keep=mask)  # refuses what the recipe does not allow
     layout = {name: values.shape for name, values in wanted.items()}
     assert dict(decode(coded, layout, RECIPE)).keys() == wanted.keys()
-    if max_bytes is not None:
-        assert sum(stream.nbytes for stream in coded.tensors.values()) <= max_bytes
-    most = affordable(layout, RECIPE, density_at(said, number), max_bytes)
+    octets = sum(stream.nbytes for stream in coded.tensors.values())
+    assert octets == cost(wanted, mask, RECIPE)
     sent = sum(int(one.sum()) for one in mask.values())
-    # Every unit may lose a part of a value in A and one in B, every tensor's share is rounded up.
-    assert most * size(layout) - 2 * 4 * RANK - len(layout) <= sent <= most * size(layout) + len(layout)
+    assert sent <= density * size(layout) + len(layout)
+    if max_bytes is None or cost(wanted, at(density), RECIPE) <= max_bytes:
+        # Every unit may lose a part of a value in A and one in B, every tensor's share is rounded up.
+        assert density * size(layout) - 2 * 4 * RANK - len(layout) <= sent
+    else:
+        assert octets <= max_bytes
     assert all(mask[name].all() for name in layout if name.endswith(".prior"))
 
 
-def test_the_bytes_allowed_are_used_and_a_budget_beyond_need_changes_nothing() -> None:
-    layout = {name: values.shape for name, values in update().items()}
-    assert affordable(layout, RECIPE, 0.5, None) == affordable(layout, RECIPE, 0.5, 10**6) == 0.5
-    tight, wider = (affordable(layout, RECIPE, 0.5, octets) for octets in (400, 600))
-    assert tight < wider < 0.5
+def test_a_larger_density_marks_what_a_smaller_one_does_and_more() -> None:
+    wanted, importance = update(), np.random.default_rng(1).gamma(1.0, size=(4, RANK))
+    at = unit_marks(wanted, lora_modules(wanted), importance, span=0.25, cut=0.3)
+    few, more = at(0.0), at(0.1)
+    assert all(mask.any() == name.endswith(".prior") for name, mask in few.items())
+    for density in (0.2, 0.5, 0.9):
+        few, more = more, at(density)
+        assert all((more[name] >= mask).all() for name, mask in few.items())
+        assert sum(int(mask.sum()) for mask in few.values()) < sum(int(mask.sum()) for mask in more.values())
 
 
-def test_a_budget_without_room_for_the_priors_is_refused() -> None:
-    with pytest.raises(StrategyOptionsInvalid, match="no room for the priors"):
-        marks(flat(), update(), max_bytes=100)
+def test_where_little_is_sent_its_places_take_few_bytes_so_that_a_small_budget_does() -> None:
+    wide = {"q": (400, 400), "v": (400, 400)}
+    adapter = lora_layout(2, wide, RANK)
+    layout = in_order({**adapter, **prior_layout(adapter)})
+    rng = np.random.default_rng(0)
+    wanted = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in layout.items()}
+    bitmaps = sum(-(-values.size // 8) for values in wanted.values())
+    at = unit_marks(wanted, lora_modules(wanted), flat(), span=0.25, cut=0.0)
+    mask = within(at, 0.27, wanted, RECIPE, bitmaps // 2)
+    assert 0.97 * (bitmaps // 2) < cost(wanted, mask, RECIPE) <= bitmaps // 2
+    assert sum(int(one.sum()) for one in mask.values()) > 1.5 * sum(
+        int(one.sum()) for name, one in mask.items() if name.endswith(".prior")
+    )
+
+
+def test_the_least_density_lets_priors_and_something_of_every_tensor_travel() -> None:
+    wanted = update()
+    layout = {name: values.shape for name, values in wanted.items()}
+    mask = marks(flat(), wanted, least_density(layout) + 0.01, span=0.0)
+    assert least(layout, RECIPE) > 0
+    assert any(one.any() for name, one in mask.items() if not name.endswith(".prior"))

@@ -1,0 +1,84 @@
+"""A base model all of whose clients miss a round: they and who is new go on from what they had in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from schemas.maths.adapter import Layout, in_order
+from schemas.wire.envelope import slots, unpack
+from tests.served import Served, Silo
+from tests.taking_part import deliver, join, url, wait_for
+
+HERE, AWAY = "tiny-l-bbbbbbbbbbbb", "tiny-s-aaaaaaaaaaaa"
+FORM: dict[str, Any] = {"layers": 2, "shapes": {"q": [5, 6], "down": [4, 5]}}
+SPARSE = {"recipe": {"reference": "served", "density": 0.9, "values": "int8"}}
+Tensors = dict[str, NDArray[np.float32]]
+
+
+def running(served: Served, strategy: str) -> str:
+    fid = served.federation(
+        strategy={"name": strategy},
+        adapter={"kind": "lora", "rank": 2, "blocks": 1, "roles": ["q", "down"]},
+        rounds={"total": 6, "min_clients": 1, "collect_seconds": 600, "max_staleness": 0},
+        signature={"dim": 4},
+        **({"wire": SPARSE} if strategy == "ca_pfl" else {}),
+    )
+    assert served.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    return fid
+
+
+def layout(silo: Silo) -> Layout:
+    shown = silo.http.get("/v1/me").json()["layout"]
+    return in_order({name: tuple(shape) for name, shape in shown.items()})
+
+
+def learnt(silo: Silo, seed: int) -> Tensors:
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in layout(silo).items()}
+
+
+def play(served: Served, number: int, *silos: Silo) -> None:
+    for silo in silos:
+        join(silo, number)
+    for place, silo in enumerate(silos):
+        deliver(silo, number, learnt(silo, 10 * number + place))
+    wait_for(served, silos[0].federation_id, number, "published")
+
+
+def weights(silo: Silo, number: int) -> Tensors:
+    join(silo, number)
+    body = silo.http.get(url(silo, number, "/weights")).content
+    with unpack(body, encoding=None, expected=slots(layout(silo)), max_bytes=2**20) as envelope:
+        return {name: envelope.read_float32(name) for name in envelope.names}
+
+
+@pytest.mark.parametrize("strategy", ["ca_pfl", "fedavg", "fedsa_lora", "ffa_lora", "het_lora", "lora_fair"])
+def test_all_of_an_absent_base_model_and_who_is_new_there_go_on_from_its_last_common_weights(
+    coordinator: Served, strategy: str
+) -> None:
+    fid = running(coordinator, strategy)
+    here = coordinator.enrol(fid, "here", base_model=HERE, **FORM)
+    away = [coordinator.enrol(fid, f"away-{i}", base_model=AWAY, **FORM) for i in range(2)]
+    play(coordinator, 1, here, *away)
+    play(coordinator, 2, here)
+    play(coordinator, 3, here)
+    new = coordinator.enrol(fid, "new", base_model=AWAY, **FORM)
+    common = weights(new, 4)
+    sent = [learnt(silo, 11 + place) for place, silo in enumerate(away)]
+    assert all(values.any() for values in common.values())
+    for silo in away:
+        for name, values in weights(silo, 4).items():
+            np.testing.assert_array_equal(values, common[name])
+    if strategy in ("ca_pfl", "fedavg"):  # what others make of two updates is told elsewhere
+        for name, values in common.items():
+            np.testing.assert_allclose(values, (sent[0][name] + sent[1][name]) / 2, atol=1e-6)
+    play(coordinator, 4, here, new, *away)
+    after = [weights(silo, 5) for silo in (new, *away)]
+    for name, values in after[0].items():
+        assert np.abs(values - common[name]).max() > 0.1
+        for other in after[1:]:
+            np.testing.assert_array_equal(other[name], values)

@@ -1,0 +1,79 @@
+"""A plan's byte budget that no update could keep to is refused: with the plan, or when a silo enrols."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from tests.served import PROFILE, Served, enrolment
+
+PQ = {"rank": 4, "blocks": 1, "roles": ["q", "v"]}  # 40 values
+LORA = {"kind": "lora", "rank": 2, "blocks": 1, "roles": ["q", "v"]}
+SHAPES = {"q": [100, 100], "v": [50, 100]}  # 2,800 values in 4 layers
+SERVED = {"reference": "served", "density": 0.5, "values": "int8"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "budget", "told"),
+    [
+        ("dense", 160, "f16 would do, with 80"),
+        ("f16", 80, "int8_own_last would do, with 48"),
+        ("int8_own_last", 48, "int4_own_last would do, with 28"),
+    ],
+)
+def test_a_plan_whose_adapter_is_the_same_for_all_is_refused(
+    coordinator: Served, recipe: str, budget: int, told: str
+) -> None:
+    plan = {"name": "x", "strategy": {"name": "fedavg"}, "adapter": PQ}
+    wire = {"recipe": recipe, "max_bytes": budget - 1}
+    refused = coordinator.admin.post("/v1/federations", json=plan | {"wire": wire})
+    assert (refused.status_code, refused.json()["field"]) == (422, "wire.max_bytes")
+    assert told in refused.json()["detail"]
+    enough = wire | {"max_bytes": budget}
+    assert coordinator.admin.post("/v1/federations", json=plan | {"wire": enough}).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("strategy", "recipe", "budget", "told"),
+    [
+        ("fedavg", "dense", 4 * 2800, "f16 would do, with 5600"),
+        ("fedsa_lora", "dense", 4 * 1600, "f16 would do, with 3200"),  # A alone travels
+        ("flora", "int4_own_last", 4 * 2800, "f16 would do, with 5600"),  # whole, as it begins anew
+        ("flora", "int4_own_last", 2 * 2800, "int8 would do"),
+        ("het_lora", "int4_own_last", 2 * 2800, "the least that does is 5600, by f16"),
+        ("ca_pfl", SERVED, 150, "the least that does for this adapter is"),
+    ],
+)
+def test_a_silo_whose_adapter_cannot_keep_to_the_budget_is_not_enrolled(
+    coordinator: Served, strategy: str, recipe: Any, budget: int, told: str
+) -> None:
+    wire = {"recipe": recipe, "max_bytes": budget - 1}
+    fid = coordinator.federation(strategy={"name": strategy}, adapter=LORA, wire=wire)
+    anyone, token = coordinator.http(), coordinator.enrolment_token(fid, "one")
+    profile = PROFILE | {"shapes": SHAPES}
+    key = Ed25519PrivateKey.generate()
+    refused = anyone.post("/v1/enrolments", json=enrolment(anyone, token, "one", key, **profile))
+    assert (refused.status_code, refused.json()["field"]) == (422, "profile.shapes")
+    assert told in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "recipe", "budget"),
+    [
+        ("fedavg", "dense", 4 * 2800),
+        ("fedsa_lora", "dense", 4 * 1600),
+        ("flora", "int4_own_last", 4 * 2800),
+        ("het_lora", "f16", 2 * 2800),
+        ("ca_pfl", SERVED, 600),
+    ],
+)
+def test_a_budget_that_can_be_kept_lets_a_silo_in(
+    coordinator: Served, strategy: str, recipe: Any, budget: int
+) -> None:
+    wire = {"recipe": recipe, "max_bytes": budget}
+    fid = coordinator.federation(strategy={"name": strategy}, adapter=LORA, wire=wire)
+    shown = coordinator.enrol(fid, "one", shapes=SHAPES).http.get("/v1/me")
+    assert shown.status_code == 200
+    assert coordinator.admin.get(f"/v1/federations/{fid}").json()["plan"]["wire"]["max_bytes"] == budget
