@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from client_agent import round as agent_round
 from client_agent import signing
-from client_agent.coordinator_api import CoordinatorApi, NothingYet
+from client_agent.coordinator_api import CoordinatorApi
 from client_agent.daemon import run
 from client_agent.errors import AgentError, CoordinatorRefused, CoordinatorUnreachable
 from client_agent.frames_in_use import FramesInUse
@@ -36,7 +36,7 @@ from client_agent.signature import Signature
 from client_agent.silo import Silo
 from schemas.maths.adapter import Layout, pq_layout
 from schemas.messages.enrolment import Profile
-from schemas.messages.rounds import FinishedBrief, Metrics, RoundBrief, Scores
+from schemas.messages.rounds import Metrics, RoundBrief, Scores
 from tests.served import PROFILE
 from tests.simulation.network import Network
 from tests.simulation.replicas import AUTHORITY
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_DEADLINE_SECONDS = 25.0
+_DEADLINE_SECONDS = 45.0  # longer than a long poll
 _SCORE = Metrics(loss=1.0, perplexity=2.0, exact_match=0.5)
 
 
@@ -98,16 +98,6 @@ class Walker(Participant):
     def origin(self, brief: RoundBrief) -> Any:
         """Nothing was trained under anything."""
         return None
-
-
-class PollingApi(CoordinatorApi):
-    """The real connection, which never asks to be made to wait: that takes a thread."""
-
-    def current_round(
-        self, federation: str, *, wait_seconds: int = 0
-    ) -> RoundBrief | FinishedBrief | NothingYet:
-        """Ask and be answered at once."""
-        return super().current_round(federation)
 
 
 def learnt(plan: Plan, number: int, index: int, attempt: int) -> NDArray[np.float32]:
@@ -174,7 +164,7 @@ class Agent(Process):
 
     def _connect(self, key: Ed25519PrivateKey | None = None, server_key: str | None = None) -> CoordinatorApi:
         world = self.world
-        api = PollingApi(
+        api = CoordinatorApi(
             f"http://{AUTHORITY}",
             key=key,
             server_key=server_key,

@@ -31,9 +31,12 @@ def prepared() -> Iterator[None]:
     play(0)
     gc.collect()
     gc.freeze()  # models' libraries are large, and nothing of them is garbage
+    before = gc.get_threshold()
+    gc.set_threshold(20_000, 20, 50)  # a request makes thousands of objects, of which none stays
     try:
         yield
     finally:
+        gc.set_threshold(*before)
         gc.unfreeze()
 
 
