@@ -38,6 +38,7 @@ from schemas.maths.adapter import Layout, pq_layout
 from schemas.messages.enrolment import Profile
 from schemas.messages.rounds import Metrics, RoundBrief, Scores
 from tests.served import PROFILE
+from tests.simulation.meaning import flat as flattened
 from tests.simulation.network import Network
 from tests.simulation.replicas import AUTHORITY
 from tests.simulation.scheduler import Process
@@ -109,13 +110,14 @@ def learnt(plan: Plan, number: int, index: int, attempt: int) -> NDArray[np.floa
     return flat
 
 
-def _train(silo: Any, adapter: Any, plan: Any, *, round_number: int, **_: Any) -> Trained:
+def _train(silo: Any, adapter: Any, plan: Any, *, round_number: int, start: Any, **_: Any) -> Trained:
     world: World = silo.world
     in_time = world.scheduler.now > world.calm_since  # else a plan of short rounds would go on for ever
     is_sluggish = world.plan.sluggish and silo.index == world.plan.agents - 1 and not in_time
     world.scheduler.sleep(world.scheduler.dice.uniform(0.5, 40.0 if is_sluggish else 4.0))
     silo.attempts += 1
     flat = learnt(world.plan, round_number, silo.index, silo.attempts)
+    world.oracle.meaning.learnt(silo.index, round_number, flat, flattened(start))
     rank = world.plan.rank
     adapter_state = {"b0.q.P": flat[: rank * rank].reshape(rank, rank), "b0.q.Q": flat[rank * rank :]}
     return Trained(adapter_state, {}, {}, Scores(before=_SCORE, after=_SCORE, examples=4), None)

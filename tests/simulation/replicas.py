@@ -1,6 +1,6 @@
 """Logical replicas: the real application and the real ticker over one database, each with memory of its own.
 
-A request is one task, each of the ticker's loops another, and one looks for the clients that wait for a round.
+A request is one task, each of the ticker's loops another; one looks for the clients that wait for a round.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ The coordinator's `Waiting` is the product's; only what it asks of asyncio and a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -57,9 +58,9 @@ class _Threads:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self.Event = deadlines.threading.Event
+        self.Event = threading.Event
 
-    def Timer(self, seconds: float, work: Callable[[], None]) -> _Timer:  # noqa: N802 - a class there
+    def Timer(self, seconds: float, work: Callable[[], None]) -> _Timer:
         return _Timer(self._scheduler, seconds, work)
 
 
@@ -70,7 +71,7 @@ class _Loop:
         self.scheduler = scheduler
         self._until: dict[Task, float] = {}
 
-    def Event(self) -> _Event:  # noqa: N802 - a class there
+    def Event(self) -> _Event:
         return _Event(self)
 
     def get_running_loop(self) -> _Loop:
