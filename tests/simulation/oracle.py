@@ -125,16 +125,18 @@ class Oracle:
             self.meaning.sent(agent, number, body)
         is_liar = self._world.plan.two_mouthed and agent == 0
         first = self._pushed.setdefault((agent, number), digest)
-        if first != digest and not is_liar and not self._may_be_whole(agent, number, body):
+        if first != digest and not is_liar and not self._refers_to_another(agent, number, first, body):
             self._world.violated(
                 "an agent sends what it made once", f"two updates of agent {agent} in {number}"
             )
         self._pushed[agent, number] = digest
 
-    def _may_be_whole(self, agent: int, number: int, body: bytes) -> bool:
-        """Whether another body is the whole of an update whose reference the coordinator does not hold."""
-        is_whole = read_body(body, self._world.plan.rank).recipe is None
-        return is_whole and (self._client_of(agent), number) in self._mismatched
+    def _refers_to_another(self, agent: int, number: int, first: str, body: bytes) -> bool:
+        """Whether a body is another as the coordinator did not hold what the first was the difference to."""
+        rank = self._world.plan.rank
+        before, now = (read_body(one, rank).recipe for one in (self._updates[first], body))
+        is_another = before is not None and (now is None or now.against != before.against)
+        return is_another and (self._client_of(agent), number) in self._mismatched
 
     def _client_of(self, agent: int) -> str | None:
         return next((one for one, index in self._world.index_of_clients().items() if index == agent), None)
