@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from typing import Annotated
 
 import typer
@@ -11,10 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tests.simulation.campaign import hunt, prepared, schedules
+from tests.simulation.campaign import hunts_by, schedules_by, workers
 from tests.simulation.mutants import MUTANTS, planted
 from tests.simulation.world import Outcome, play
 
+CORES = len(os.sched_getaffinity(0))
 console = Console()
 
 
@@ -41,28 +44,27 @@ def _replay(seed: int, mutant: str | None) -> None:
     raise typer.Exit(outcome.violation is not None)
 
 
-def _hunt(first: int) -> bool:
+def _hunt(pool: ProcessPoolExecutor, first: int) -> bool:
     table = Table("mutant", "promise that broke", "schedules", "seed", title="Planted faults")
-    escaped = 0
+    escaped, hunts = 0, hunts_by(pool, first)
     with _progress() as progress:
-        for mutant in progress.track(MUTANTS, description="mutants"):
-            found = hunt(mutant, first)
-            escaped += found.outcome is None
-            if found.outcome is None:
-                table.add_row(mutant.name, "[red]not found", str(found.tries), "")
+        for found in progress.track(hunts, total=len(MUTANTS), description="mutants"):
+            tries, outcome = str(found.tries), found.outcome
+            escaped += outcome is None
+            if outcome is None:
+                table.add_row(found.mutant, "[red]not found", tries, "")
             else:
-                table.add_row(
-                    mutant.name, str(found.outcome.violation), str(found.tries), str(found.outcome.seed)
-                )
+                table.add_row(found.mutant, str(outcome.violation), tries, str(outcome.seed))
     console.print(table)
     console.print(f"{len(MUTANTS) - escaped} of {len(MUTANTS)} mutants found", highlight=False)
     return escaped == 0
 
 
-def _play(first: int, number: int) -> bool:
+def _play(pool: ProcessPoolExecutor, first: int, number: int) -> bool:
     began, facts, broken = time.perf_counter(), Counter[str](), list[Outcome]()
+    outcomes = schedules_by(pool, first, number)
     with _progress() as progress:
-        for outcome in progress.track(schedules(first, number), total=number, description="schedules"):
+        for outcome in progress.track(outcomes, total=number, description="schedules"):
             facts.update(outcome.facts)
             if outcome.violation is not None:
                 broken.append(outcome)
@@ -79,6 +81,7 @@ def _play(first: int, number: int) -> bool:
 def main(
     number: Annotated[int, typer.Option("--schedules", min=0, help="how many seeds to play")] = 1000,
     first: Annotated[int, typer.Option("--seed", min=0, help="the first seed")] = 0,
+    processes: Annotated[int, typer.Option("--workers", min=1, help="how many at once")] = CORES,
     mutants: Annotated[bool, typer.Option("--mutants", help="hunt the planted faults too")] = False,
     replay: Annotated[int | None, typer.Option(min=0, help="tell what happens in one schedule")] = None,
     mutant: Annotated[str | None, typer.Option(help="with --replay: plant this fault")] = None,
@@ -86,10 +89,10 @@ def main(
     """Play the whole system through schedules of faults, and say which promises broke."""
     if replay is not None:
         _replay(replay, mutant)
-    with prepared():
-        is_well = _play(first, number)
+    with workers(processes) as pool:
+        is_well = _play(pool, first, number)
         if mutants:
-            is_well = _hunt(first) and is_well
+            is_well = _hunt(pool, first) and is_well
     raise typer.Exit(not is_well)
 
 

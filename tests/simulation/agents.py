@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from client_agent import round as agent_round
 from client_agent import signing
-from client_agent.coordinator_api import CoordinatorApi, NothingYet
+from client_agent.coordinator_api import CoordinatorApi
 from client_agent.daemon import run
 from client_agent.errors import AgentError, CoordinatorRefused, CoordinatorUnreachable
 from client_agent.frames_in_use import FramesInUse
@@ -36,8 +36,9 @@ from client_agent.signature import Signature
 from client_agent.silo import Silo
 from schemas.maths.adapter import Layout, pq_layout
 from schemas.messages.enrolment import Profile
-from schemas.messages.rounds import FinishedBrief, Metrics, RoundBrief, Scores
+from schemas.messages.rounds import Metrics, RoundBrief, Scores
 from tests.served import PROFILE
+from tests.simulation.meaning import flat as flattened
 from tests.simulation.network import Network
 from tests.simulation.replicas import AUTHORITY
 from tests.simulation.scheduler import Process
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_DEADLINE_SECONDS = 25.0
+_DEADLINE_SECONDS = 45.0  # longer than a long poll
 _SCORE = Metrics(loss=1.0, perplexity=2.0, exact_match=0.5)
 
 
@@ -100,16 +101,6 @@ class Walker(Participant):
         return None
 
 
-class PollingApi(CoordinatorApi):
-    """The real connection, which never asks to be made to wait: that takes a thread."""
-
-    def current_round(
-        self, federation: str, *, wait_seconds: int = 0
-    ) -> RoundBrief | FinishedBrief | NothingYet:
-        """Ask and be answered at once."""
-        return super().current_round(federation)
-
-
 def learnt(plan: Plan, number: int, index: int, attempt: int) -> NDArray[np.float32]:
     """Make what an agent learns in a round: a 1 at a place of its own, and noise at the end."""
     flat = np.zeros(plan.values, np.float32)
@@ -119,13 +110,14 @@ def learnt(plan: Plan, number: int, index: int, attempt: int) -> NDArray[np.floa
     return flat
 
 
-def _train(silo: Any, adapter: Any, plan: Any, *, round_number: int, **_: Any) -> Trained:
+def _train(silo: Any, adapter: Any, plan: Any, *, round_number: int, start: Any, **_: Any) -> Trained:
     world: World = silo.world
     in_time = world.scheduler.now > world.calm_since  # else a plan of short rounds would go on for ever
     is_sluggish = world.plan.sluggish and silo.index == world.plan.agents - 1 and not in_time
     world.scheduler.sleep(world.scheduler.dice.uniform(0.5, 40.0 if is_sluggish else 4.0))
     silo.attempts += 1
     flat = learnt(world.plan, round_number, silo.index, silo.attempts)
+    world.oracle.meaning.learnt(silo.index, round_number, flat, flattened(start))
     rank = world.plan.rank
     adapter_state = {"b0.q.P": flat[: rank * rank].reshape(rank, rank), "b0.q.Q": flat[rank * rank :]}
     return Trained(adapter_state, {}, {}, Scores(before=_SCORE, after=_SCORE, examples=4), None)
@@ -174,7 +166,7 @@ class Agent(Process):
 
     def _connect(self, key: Ed25519PrivateKey | None = None, server_key: str | None = None) -> CoordinatorApi:
         world = self.world
-        api = PollingApi(
+        api = CoordinatorApi(
             f"http://{AUTHORITY}",
             key=key,
             server_key=server_key,

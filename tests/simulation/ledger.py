@@ -54,6 +54,7 @@ class Ledger:
         self.counted: dict[int, frozenset[str]] = {}
         self._keys: dict[str, str] = {}
         self._owners: dict[str, str] = {}
+        self.opened: dict[int, float] = {}  # when a round was opened
         self._since: dict[int, float] = {}  # when a round entered its state
         self._last = {"updates": 0, "weights": 0}
         self._parts: set[tuple[int, str]] = set()
@@ -83,6 +84,16 @@ class Ledger:
     def is_finished(self) -> bool:
         """Whether the federation is over."""
         return bool(self.connection.execute("SELECT 1 FROM federations WHERE state = 'finished'").fetchall())
+
+    def awaits(self, client: str) -> int | None:
+        """Which round could a client take part in now, and has not delivered for?"""
+        number = self.newest_round
+        is_open = self.rounds and max(self.rounds.items())[1].state in ("open", "collecting")
+        delivered = "SELECT 1 FROM updates WHERE client_id = ? AND round_number = ?"
+        running = "SELECT 1 FROM federations WHERE state = 'running'"
+        if not is_open or not self.connection.execute(running).fetchone():
+            return None
+        return None if self.connection.execute(delivered, (client, number)).fetchone() else number
 
     def client_of(self, key: str) -> str | None:
         """Whose key is this?"""
@@ -122,10 +133,11 @@ class Ledger:
 
     def _look_at_updates(self) -> None:
         rows = self.connection.execute(
-            "SELECT id, round_id, round_number, client_id FROM updates WHERE id > ? ORDER BY id",
+            "SELECT id, round_id, round_number, client_id, digest, state_payload_id, state_begin FROM updates"
+            " WHERE id > ? ORDER BY id",
             (self._last["updates"],),
         ).fetchall()
-        for place, round_id, number, client in rows:
+        for place, round_id, number, client, digest, *state in rows:
             self._last["updates"] = place
             if client in self.revoked:
                 self._broken("I6", f"an update of {client} was accepted after it was revoked")
@@ -133,6 +145,7 @@ class Ledger:
                 self._broken("I4", f"round {number} took an update while {self.rounds[round_id].state}")
             if (round_id, client) not in self._parts:
                 self._broken("I4", f"{client} delivered in round {number} and had not joined")
+            self._world.oracle.meaning.accepted(client, number, digest, state)
 
     def _look_at_parts(self) -> None:
         (count,) = self.connection.execute("SELECT count(*) FROM participations").fetchone()
@@ -162,6 +175,7 @@ class Ledger:
     ) -> None:
         world = self._world
         if before is None:
+            self.opened[row.number] = world.scheduler.now
             previous = [one for one in self.rounds.values() if one.number == row.number - 1]
             if row.number > 1 and (not previous or previous[0].state not in _ENDED):
                 self._broken("I4", f"round {row.number} was opened before the one before had ended")

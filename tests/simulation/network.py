@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from coordinator.rounds.waiting import seconds_of
 from tests.simulation.replicas import Answer, Replica
 from tests.simulation.scheduler import Flag
 
@@ -71,7 +72,7 @@ class Network(httpx.BaseTransport):
                 request, body, other, dice.uniform(0.0, 0.1) + dice.choice([0.0, delay, 10.0])
             )
             exchange = dice.choice([exchange, exchange, again])
-        exchange.over.wait(_TIMEOUT_SECONDS)
+        exchange.over.wait(_TIMEOUT_SECONDS + seconds_of(request.headers.get("prefer")))
         if weather and dice.random() < weather.lost_reply:
             raise httpx.ReadError("lost on the way back")
         world.point("received")

@@ -13,19 +13,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import httpx
-import numpy as np
-from numpy.typing import NDArray
+import zstandard
 
 from coordinator import payloads
-from schemas.maths.adapter import SIGNATURE, pq_layout
+from coordinator.errors import ReferenceMismatch
 from schemas.wire.compress import is_frame
 from schemas.wire.digests import digest_of
-from schemas.wire.envelope import slots, unpack
-from schemas.wire.header import Slot
 from tests.simulation import settled
 from tests.simulation.ledger import Ledger
+from tests.simulation.meaning import Meaning, read_body
 from tests.simulation.replicas import Answer
 from tests.simulation.storage import observer
+from tests.simulation.waits import LOOK_SECONDS
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -36,6 +35,8 @@ _ROUND = re.compile(r"/rounds/(\d+)/(\w+)$")
 _ABOUT = re.compile(r"/clients/([^/]+)")
 _OWNER = re.compile(rb'"client\\*":\s*\\*"([^"\\]+)')
 _OURS = frozenset({0, 500})
+_MISMATCH, _NOTHING = ReferenceMismatch.status, 204
+_SOON_SECONDS = 3 * LOOK_SECONDS
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Asked:
     nonce: str | None
     was_revoked: bool
     was_over: bool
+    accept: str
+    at: float
 
 
 class Oracle:
@@ -57,9 +60,11 @@ class Oracle:
     def __init__(self, world: World) -> None:
         self._world = world
         self.ledger = Ledger(world)
+        self.meaning = Meaning(world)
         self.acknowledged: dict[tuple[str, int], str] = {}
         self._pushed: dict[tuple[int, int], str] = {}
         self._updates: dict[str, bytes] = {}
+        self._mismatched: set[tuple[str, int]] = set()  # clients' rounds whose coded update was refused
         self._said: dict[tuple[str, str, str], bytes] = {}
         self._tokens: dict[str, str] = {}
         self._nonces: set[tuple[str, str]] = set()
@@ -101,6 +106,8 @@ class Oracle:
             nonce.group(1) if nonce else None,
             client in self.revoked,
             key is not None and (key.group(1) in self._over or self.ledger.is_over(key.group(1))),
+            request.headers.get("accept", ""),
+            self._world.scheduler.now,
         )
         found = _ROUND.search(path)
         if found and client is not None and found.group(2) == self._world.plan.revoked_while:
@@ -113,21 +120,39 @@ class Oracle:
         if request.method != "PUT" or found is None or found.group(2) != "update":
             return
         digest, number = digest_of(body), int(found.group(1))
-        self._updates[digest] = body
+        if digest not in self._updates:
+            self._updates[digest] = body
+            self.meaning.sent(agent, number, body)
         is_liar = self._world.plan.two_mouthed and agent == 0
-        if not is_liar and self._pushed.setdefault((agent, number), digest) != digest:
+        first = self._pushed.setdefault((agent, number), digest)
+        if first != digest and not is_liar and not self._refers_to_another(agent, number, first, body):
             self._world.violated(
                 "an agent sends what it made once", f"two updates of agent {agent} in {number}"
             )
+        self._pushed[agent, number] = digest
+
+    def _refers_to_another(self, agent: int, number: int, first: str, body: bytes) -> bool:
+        """Whether a body is another as the coordinator did not hold what the first was the difference to."""
+        rank = self._world.plan.rank
+        before, now = (read_body(one, rank).recipe for one in (self._updates[first], body))
+        is_another = before is not None and (now is None or now.against != before.against)
+        return is_another and (self._client_of(agent), number) in self._mismatched
+
+    def _client_of(self, agent: int) -> str | None:
+        return next((one for one, index in self._world.index_of_clients().items() if index == agent), None)
 
     def answered(self, asked: Asked, answer: Answer) -> None:
         """Check an answer as it leaves a replica."""
         if answer.status in _OURS:
             self._world.violated("requests do not fail for no reason", f"{asked.method} {asked.path}")
+        client = self.ledger.client_of(asked.key) if asked.key else None
+        found = _ROUND.search(asked.path)
+        if answer.status == _MISMATCH and found is not None and client is not None:
+            self._mismatched.add((client, int(found.group(1))))
+            self._world.count("references mismatched")
         if not 200 <= answer.status < 300:
             return
         self._world.count("answers")
-        client = self.ledger.client_of(asked.key) if asked.key else None
         if asked.was_revoked:
             self._world.violated(
                 "I6", f"{client} was answered {asked.method} {asked.path} after it was revoked"
@@ -146,6 +171,8 @@ class Oracle:
             if (asked.key, asked.nonce) in self._nonces:
                 self._world.violated("a signed request counts once", f"{asked.path} was answered twice")
             self._nonces.add((asked.key, asked.nonce))
+        if answer.status == _NOTHING and asked.path.endswith("/rounds/current"):
+            self._was_told(client, asked)
         self._is_its_own(client, asked, answer)
         self._is_the_same(client, asked, answer)
 
@@ -154,16 +181,23 @@ class Oracle:
         if self._tokens.setdefault(said["token"], said["public_key"]) != said["public_key"]:
             self._world.violated("I5", "two keys became members with one token")
 
+    def _was_told(self, client: str, asked: Asked) -> None:
+        """I17: who waits for a round hears of it soon, whichever replica opened it."""
+        number = self.ledger.awaits(client)
+        if not self._world.weather.is_prompt or self._world.plan.pause or number is None:
+            return
+        opened = self.ledger.opened[number]
+        if asked.at < opened < self._world.scheduler.now - _SOON_SECONDS:
+            self._world.violated("I17", f"{client} waited and was not told of round {number}")
+
     def _is_its_own(self, client: str, asked: Asked, answer: Answer) -> None:
         about = _ABOUT.search(asked.path)
         if (about and about.group(1) != client) or asked.path.endswith("/clients"):
             self._world.violated("I11", f"{client} was answered {asked.method} {asked.path}")
         if asked.path.endswith("/weights") and answer.status == 200:
-            owner = _OWNER.search(bytes(answer.body[:4096]))
-            if owner is None or owner.group(1).decode() != client:
-                self._world.violated(
-                    "I11", f"{client} was served {owner and owner.group(1).decode()}'s weights"
-                )
+            owner = _owner(bytes(answer.body))
+            if owner != client:
+                self._world.violated("I11", f"{client} was served {owner}'s weights")
 
     def _is_the_same(self, client: str, asked: Asked, answer: Answer) -> None:
         found = _ROUND.search(asked.path)
@@ -171,7 +205,7 @@ class Oracle:
             return
         number, what = int(found.group(1)), found.group(2)
         body = bytes(answer.body)
-        asking = digest_of(asked.body) if what == "update" else ""
+        asking = digest_of(asked.body) if what == "update" else asked.accept
         if self._said.setdefault((client, asked.path, asking), body) != body:
             self._world.violated("I10" if what != "weights" else "I3", f"{asked.path} of {client} changed")
         if what == "update":
@@ -181,9 +215,9 @@ class Oracle:
             if self.acknowledged.setdefault((client, number), digest) != digest:
                 self._world.violated("I1", f"two updates of {client} were acknowledged in round {number}")
 
-    def update(self, digest: str) -> NDArray[np.float32]:
-        """The values of an update that was sent, (values,)."""
-        return read_body(self._updates[digest], self._world.plan.rank, signed=True)
+    def body(self, digest: str) -> bytes:
+        """The bytes of an update that was sent."""
+        return self._updates[digest]
 
     def settle(self, *, is_over: bool) -> None:
         """Check what must be true when no fault is left."""
@@ -200,12 +234,8 @@ class Oracle:
         world.scheduler.raise_failure()
 
 
-def read_body(body: bytes, rank: int, *, signed: bool) -> NDArray[np.float32]:
-    """Read a body's values in the order of the layout."""
-    layout = pq_layout(1, ["q"], rank)
-    expected = slots(layout) | (
-        {SIGNATURE: Slot((None,), frozenset({"F32"}), optional=True)} if signed else {}
-    )
-    encoding = "zstd" if is_frame(body) else None
-    with unpack(body, encoding=encoding, expected=expected, max_bytes=2**24) as envelope:
-        return np.concatenate([envelope.read_float32(name).reshape(-1) for name in layout])
+def _owner(body: bytes) -> str | None:
+    """Whose weights are these? Coded ones are compressed, and small."""
+    head = zstandard.ZstdDecompressor().decompressobj().decompress(body) if is_frame(body) else body[:4096]
+    owner = _OWNER.search(head)
+    return owner.group(1).decode() if owner is not None else None

@@ -203,5 +203,9 @@ def _plan_of(world: World) -> dict[str, Any]:
             "max_staleness": 0,
         },
         "signature": {"dim": 4},
-        "wire": {"recipe": "dense", "compression": world.scheduler.dice.choice(["none", "zstd"])},
+        "wire": {
+            "recipe": plan.recipe,
+            "weights_recipe": plan.weights_recipe,
+            "compression": plan.compression,
+        },
     }

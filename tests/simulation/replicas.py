@@ -1,7 +1,6 @@
 """Logical replicas: the real application and the real ticker over one database, each with memory of its own.
 
-A request is one task, each of the ticker's loops another. Waiting for a round (`Prefer: wait`) is not
-simulated: it belongs to an event loop, and there is none.
+A request is one task, each of the ticker's loops another; one looks for the clients that wait for a round.
 """
 
 from __future__ import annotations
@@ -22,11 +21,13 @@ from coordinator.aggregation.ticker import Ticker
 from coordinator.app import create_app
 from coordinator.limits.bodies import PacedBodies
 from coordinator.metrics import Metrics
+from coordinator.rounds.waiting import Waiting
 from coordinator.settings import Settings
 from schemas.identity.keys import decode
 from tests.served import ADMIN_TOKEN, SIGNING_KEY
 from tests.simulation.scheduler import Flag, Process, Violation
 from tests.simulation.storage import replicas_database
+from tests.simulation.waits import look_for_waiting
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -77,15 +78,6 @@ class _EverybodysTurn:
         yield
 
 
-class _Nobody:
-    """Stands where clients would wait for rounds."""
-
-    calls = 0
-
-    def look(self) -> None:
-        """Nobody waits."""
-
-
 class Replica(Process):
     """One process of the coordinator, from its start to its death."""
 
@@ -101,13 +93,14 @@ class Replica(Process):
 
     def _start(self) -> None:
         world, state = self._world, self._app.state
+        waiting = Waiting(self.database, state.stopping)
         ticker = Ticker(
             self.database,
             lease_seconds=LEASE_SECONDS,
             tick_seconds=TICK_SECONDS,
             block_bytes=_BLOCK_BYTES,
             metrics=_metrics(self.number),
-            moved=lambda: None,
+            moved=waiting.look,
         )
         self._collect_soon(ticker)
         for loop in ticker._loops:
@@ -116,12 +109,13 @@ class Replica(Process):
             loop._thread = _Loop(loop._thread.name, loop._run, self, world)
         state.metrics = _metrics(self.number)
         state.database = self.database
-        state.waiting = _Nobody()
+        state.waiting = waiting
         state.ticker = ticker
         state.server_key = server_key.ServerKey(_seed())
         # The only replica of a database forgets the leases of its earlier life; one of several must not.
         self.database.is_sqlite = world.plan.replicas == 1
         world.scheduler.spawn(self, ticker.start)
+        look_for_waiting(world, self, waiting)
 
     def _collect_soon(self, ticker: Ticker) -> None:
         """Have payloads collected every few ticks: a schedule is shorter than the ten minutes between."""

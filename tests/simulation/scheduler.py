@@ -104,12 +104,21 @@ class Scheduler:
 
     def spawn(
         self, process: Process, work: Callable[[], None], *, delay: float = 0.0, is_worker: bool = False
-    ) -> None:
+    ) -> Task:
         """Begin a task after a while."""
         task = Task(process, work, is_worker=is_worker)
         process.tasks.append(task)
         self._tasks[task.greenlet] = task
         self.push(task, 0, self.now + delay)
+        return task
+
+    def call_off(self, task: Task) -> None:
+        """Let a task that has not begun never begin."""
+        if task.over or task.greenlet:
+            return
+        task.over = True
+        task.process.tasks.remove(task)
+        del self._tasks[task.greenlet]
 
     def push(self, task: Task, turn: int, when: float) -> None:
         """Wake a task at a moment, unless it was woken before."""

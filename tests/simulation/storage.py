@@ -6,7 +6,6 @@ transactions follow each other. Others run between them, never inside one.
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import sqlite3
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
+from multiprocessing.util import Finalize
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Protocol
@@ -45,7 +45,8 @@ def workplace() -> Path:
     """A folder of this process in memory."""
     root = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     folder = Path(mkdtemp(prefix="tessera-simulation-", dir=root))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # Unlike what atexit knows, this is done when a worker of a pool ends too.
+    Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=1)
     return folder
 
 
@@ -64,6 +65,12 @@ def template() -> bytes:
 def replicas_database(number: int) -> Watched:
     """The database as one replica sees it: made once, so that statements are compiled once."""
     return Watched(f"sqlite:///{workplace() / 'tessera.db'}")
+
+
+def leave_workplace() -> None:
+    """Let this process, which was forked, have a folder of its own from now on."""
+    workplace.cache_clear()
+    replicas_database.cache_clear()
 
 
 def begin_anew() -> None:

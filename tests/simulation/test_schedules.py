@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.campaign import schedules
+from tests.simulation.campaign import schedules, schedules_by, workers
 from tests.simulation.lease_mutants import drives_on_what_it_saw
+from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.world import play
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,6 +34,8 @@ def test_a_few_schedules_of_faults_break_no_promise() -> None:
     assert facts["rounds published"] > FEW / 2
     assert facts["clock jumps"]
     assert facts["disk full"]
+    assert facts["coded updates"]
+    assert facts["errors carried on"]
     assert any(fact.startswith("replica dies") for fact in facts)
     assert any(fact.startswith("agent dies") for fact in facts)
 
@@ -44,6 +47,7 @@ def test_many_schedules_of_faults_break_no_promise() -> None:
     places = {fact for fact in facts if "dies at" in fact}
     wanted = {"read", "write", "commit", "committed"}
     assert {f"replica dies at {place}" for place in wanted} <= places
+    assert facts["references mismatched"]
     assert {f"agent dies at {place}" for place in ("send", "received", "fsync", "replace")} <= places
 
 
@@ -74,3 +78,18 @@ def _told_by_a_process(hashing: str) -> str:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_a_call_that_is_called_off_never_happens() -> None:
+    scheduler, process, told = Scheduler(0), Process("somebody"), list[str]()
+    off = scheduler.spawn(process, lambda: told.append("called off"), delay=2.0)
+    scheduler.spawn(process, lambda: told.append("done"), delay=3.0)
+    scheduler.spawn(process, lambda: scheduler.call_off(off), delay=1.0)
+    scheduler.run(lambda: False, until=10.0)
+    assert told == ["done"]
+
+
+def test_processes_side_by_side_play_what_one_plays() -> None:
+    with workers(2) as pool:
+        told = [outcome.digest for outcome in schedules_by(pool, 3, 2)]
+    assert told == [play(3).digest, play(4).digest]

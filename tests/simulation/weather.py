@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Literal
 
+from schemas.messages.recipes import NAMED, RecipeName, WeightsRecipeName
 from tests.simulation.replicas import LEASE_SECONDS
 
 LAST_ROUND = 15
@@ -12,6 +14,16 @@ LAST_ROUND = 15
 
 NOISE = 8
 """Values of an update that say nothing, and whose sum depends on its order."""
+
+_RECIPES: tuple[tuple[RecipeName, int], ...] = (
+    ("dense", 40),
+    ("int8", 5),
+    ("int8_own_last", 5),
+    ("int4_own_last", 20),
+    ("int4_served", 20),
+    ("top10_int8_served", 10),
+)
+_WEIGHTS: tuple[WeightsRecipeName, ...] = ("dense", "int8_own_last", "int4_own_last")
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,14 @@ class Plan:
     finish_early: bool
     rotations: int
     at_once: bool
+    recipe: RecipeName
+    weights_recipe: WeightsRecipeName
+    compression: Literal["none", "zstd"]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether updates arrive as they were made."""
+        return self.recipe == "dense"
 
     @property
     def values(self) -> int:
@@ -66,10 +86,16 @@ class Weather:
     jumps: tuple[tuple[float, float], ...]
     skews: tuple[float, ...]
 
+    @property
+    def is_prompt(self) -> bool:
+        """Whether replicas that live are never late."""
+        return self.replica_stall == 0 and self.slow == 0
+
 
 def plan_of(seed: int) -> Plan:
     """Draw what a schedule is about."""
-    dice = random.Random(f"plan {seed}")
+    dice, wires = random.Random(f"plan {seed}"), random.Random(f"wire {seed}")
+    recipe = wires.choices([name for name, _ in _RECIPES], [often for _, often in _RECIPES])[0]
     agents = dice.choices([3, 4, 5, 8, 20], [45, 35, 15, 4, 1])[0]
     thief = dice.random() < 0.2
     revoked = dice.choices([0, 1], [60, 40])[0] if agents > 3 else 0
@@ -95,7 +121,17 @@ def plan_of(seed: int) -> Plan:
         finish_early=dice.random() < 0.05,
         rotations=dice.choice([0, 0, 1, 2]),
         at_once=dice.random() < 0.5,
+        recipe=recipe,
+        weights_recipe=_asked_for(recipe, wires),
+        compression=wires.choice(["none", "zstd"]),
     )
+
+
+def _asked_for(recipe: RecipeName, dice: random.Random) -> WeightsRecipeName:
+    """Draw how agents ask for their weights; what is the difference to them needs them whole."""
+    if NAMED[recipe].reference == "served":
+        return "dense"
+    return dice.choices(_WEIGHTS, [40, 40, 20])[0]
 
 
 def weather_of(seed: int, plan: Plan) -> Weather:

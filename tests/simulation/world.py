@@ -16,6 +16,7 @@ from tests.simulation.replicas import LEASE_SECONDS, Replica
 from tests.simulation.scheduler import Killed, Process, Scheduler, Violation
 from tests.simulation.seams import EPOCH, taken
 from tests.simulation.storage import begin_anew, workplace
+from tests.simulation.waits import waits_taken
 from tests.simulation.weather import Plan, Weather, plan_of, weather_of
 
 _SETTLING_SECONDS = 900.0
@@ -268,6 +269,7 @@ def play(seed: int, *, trace: bool = False) -> Outcome:
         stack.enter_context(taken(seed, lambda: scheduler.now, world.note_fault))
         stack.enter_context(world.disks.taken())
         stack.enter_context(without_models())
+        stack.enter_context(waits_taken(scheduler))
         try:
             world.run()
         except Violation as broken:

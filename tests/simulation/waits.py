@@ -1,0 +1,131 @@
+"""How agents wait: the timer of a call's deadline, and a long poll's event loop and thread, all in turns.
+
+The coordinator's `Waiting` is the product's; only what it asks of asyncio and anyio is ours.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from client_agent import coordinator_api, deadlines
+from coordinator.rounds import waiting
+from tests.simulation.scheduler import Flag, Process, Scheduler, Task
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+LOOK_SECONDS = 4.0
+"""How often a replica looks for its waiting clients what others have moved."""
+
+
+class _Timer:
+    """Stands for `threading.Timer`: calls after a while, unless it is cancelled before."""
+
+    daemon = True
+
+    def __init__(self, scheduler: Scheduler, seconds: float, work: Callable[[], None]) -> None:
+        self._scheduler, self._seconds, self._work = scheduler, seconds, work
+        self._task: Task | None = None
+
+    def start(self) -> None:
+        process = self._scheduler.current().process
+        self._task = self._scheduler.spawn(process, self._work, delay=self._seconds)
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._scheduler.call_off(self._task)
+
+
+class _Event:
+    """Stands for `asyncio.Event`, waited for no longer than the `move_on_after` around it says."""
+
+    def __init__(self, loop: _Loop) -> None:
+        self._loop = loop
+        self._flag = Flag(loop.scheduler)
+        self.set, self.clear = self._flag.set, self._flag.clear
+
+    async def wait(self) -> None:
+        """Wait in this task; to be cut short by the time is to return, as nothing follows in the block."""
+        self._flag.wait(self._loop.left())
+
+
+class _Threads:
+    """Stands for `threading` where calls have deadlines."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.Event = threading.Event
+
+    def Timer(self, seconds: float, work: Callable[[], None]) -> _Timer:
+        return _Timer(self._scheduler, seconds, work)
+
+
+class _Loop:
+    """What `Waiting` asks of asyncio and of anyio."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._until: dict[Task, float] = {}
+
+    def Event(self) -> _Event:
+        return _Event(self)
+
+    def get_running_loop(self) -> _Loop:
+        return self
+
+    def call_soon_threadsafe(self, work: Callable[[], None]) -> None:
+        work()
+
+    @contextmanager
+    def move_on_after(self, seconds: float) -> Iterator[None]:
+        task = self.scheduler.current()
+        self._until[task] = self.scheduler.now + seconds
+        try:
+            yield
+        finally:
+            del self._until[task]
+
+    def left(self) -> float:
+        """How long the running task may wait."""
+        return max(0.0, self._until[self.scheduler.current()] - self.scheduler.now)
+
+
+def look_for_waiting(world: World, process: Process, there: waiting.Waiting) -> None:
+    """Have a replica look for its waiting clients as long as it lives."""
+
+    def run() -> None:
+        looking = there.run()
+        try:
+            looking.send(None)
+        except StopIteration:
+            pass
+        finally:
+            looking.close()
+
+    world.scheduler.spawn(process, run)
+
+
+@contextmanager
+def waits_taken(scheduler: Scheduler) -> Iterator[None]:
+    """Let whoever waits do it in the schedule's time."""
+    loop, waiter = _Loop(scheduler), waiting._Waiter
+
+    def made(fid: str, seen: Any) -> Any:
+        return waiter(fid, seen, over=loop.Event())  # type: ignore[arg-type]
+
+    seams: list[tuple[object, str, object]] = [
+        (deadlines, "threading", _Threads(scheduler)),
+        (coordinator_api, "unless_stopped", lambda send, _: send()),
+        (waiting, "asyncio", loop),
+        (waiting, "anyio", loop),
+        (waiting, "_Waiter", made),
+        (waiting, "_LOOK_SECONDS", LOOK_SECONDS),
+    ]
+    with ExitStack() as stack:
+        for owner, name, value in seams:
+            stack.enter_context(patch.object(owner, name, value))
+        yield
