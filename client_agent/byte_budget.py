@@ -5,7 +5,7 @@ What cannot fit is told from the adapter's layout, before anything is trained. K
 
 from __future__ import annotations
 
-from math import prod
+from math import ceil, prod
 
 from client_agent.errors import AgentError
 from client_agent.model.adapter import State
@@ -47,7 +47,8 @@ def require_affordable(brief: RoundBrief, layout: Layout) -> None:
     if refusal is None and isinstance(strategy, LearnsImportance):
         density, needed = min(strategy.importance.density, recipe.density), least_density(layout)
         if density < needed:
-            refusal = f"density {density:g} leaves no room beside this adapter's priors: {needed:.4f} does"
+            does = ceil(needed * 1e6) / 1e6
+            refusal = f"density {density:g} leaves no room beside this adapter's priors: {does:g} does"
     if refusal is not None:
         raise BudgetTooSmall(f"{refusal}. Nothing was trained; ask the operator for another plan")
 

@@ -101,6 +101,17 @@ def read_served(body: bytes, layout: Layout) -> Served:
         raise AdapterUnreadable(f"the stored weights fold half a product into {error}") from error
 
 
+def require_whole(body: bytes, layout: Layout) -> None:
+    """Make sure that a body has all that was folded, before it is kept.
+
+    Raises:
+        AdapterUnreadable: it is no body of weights, or one of another layout.
+        FoldMissing: it adds to something.
+    """
+    if (begin := read_served(body, layout).manifest.fold_from) not in (None, 1):
+        raise FoldMissing(f"the coordinator's whole is none: it adds to the weights of round {begin}")
+
+
 def after(earlier: Fold, served: Served) -> Fold:
     """Say what the base model has become once weights are served.
 

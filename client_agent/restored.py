@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from client_agent.coordinator_api import CoordinatorApi, NothingYet
 from client_agent.earlier import keep_copy, move_aside
 from client_agent.errors import CoordinatorRefused, ManifestRefused, NothingWasRestored, NotInTheBackup
+from client_agent.folds import Fold
 from client_agent.manifests import Manifests
 from client_agent.roster import ROSTER, Roster
 from client_agent.round_folder import (
     BRIEF,
     CLOSED,
     FINAL_WEIGHTS,
+    FOLD,
     MANIFEST,
     SIGNATURE,
     TRAINED,
@@ -35,6 +37,7 @@ from schemas.identity.keys import thumbprint
 from schemas.messages.rounds import FinishedBrief, RoundBrief, RoundManifest, SignedDocument
 
 _CARRIED = "rounds-carried-over"
+_OF_NO_ROUND = 0  # what was folded in a lost round can be exported, and is nothing that weights add to
 Pins = Mapping[str, str]
 _LATER = "of the coordinator's state before it was restored"
 
@@ -195,6 +198,9 @@ def _copy(trained: RoundFolder | None, signed: RoundFolder | None, to: RoundFold
     if trained is not None:
         for name in (BRIEF, WEIGHTS, TRAINED):
             to.write(name, trained.read(name))
+        if trained.has(FOLD):
+            added = Fold.from_bytes(trained.read(FOLD)).added
+            to.write(FOLD, Fold(_OF_NO_ROUND, added).to_bytes())
     if signed is not None:
         to.write(SIGNATURE, signed.read(SIGNATURE))
     to.write(CLOSED, json.dumps({"reason": "carried-over", "round": number}).encode())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from client_agent.errors import CoordinatorRefused, DownloadDamaged
-from client_agent.folds import FoldMissing
+from client_agent.folds import FoldMissing, require_whole
 from client_agent.giving_up import RECEIPT_LOST, TROUBLE, given_up
 from client_agent.local_training import Trained, train_locally
 from client_agent.model.adapter import Adapter, State
@@ -208,6 +208,7 @@ def _served(work: _Work, adapter: Adapter, strategy: AgentStrategy) -> State:
         content = fetch_whole(who, folder.number, folder.base)
         if content is None:
             raise
+    require_whole(content, adapter.layout)
     log.warning("round %d: what was folded before is not here: began with the whole of it", folder.number)
     folder.write(WEIGHTS, content)
     return load_served(adapter, strategy, who.rounds, folder)

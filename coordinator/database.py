@@ -27,7 +27,13 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
-from sqlalchemy.exc import ArgumentError, InvalidatePoolError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    InvalidatePoolError,
+    OperationalError,
+)
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 from sqlalchemy.sql.selectable import TypedReturnsRows
@@ -119,6 +125,10 @@ class Database:
             yield
         except self._writing.dialect.loaded_dbapi.OperationalError as error:
             raise OperationalError(None, None, error) from error
+        except self._writing.dialect.loaded_dbapi.InterfaceError as error:
+            raise InterfaceError(None, None, error) from error
+        except self._writing.dialect.loaded_dbapi.Error as error:
+            raise DBAPIError(None, None, error) from error
 
     def _engine(self) -> Engine:
         if not self.is_sqlite:

@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field, ValidationError
 
 from client_agent.model.adapter import State
 from client_agent.variational.posterior import gamma_kl, importance
@@ -63,7 +63,7 @@ class MeasuresFile(Strict):
     """What a round's file says: all rounds so far, and each module's mean importance in the newest."""
 
     rounds: list[Measures]
-    modules: dict[str, Told]
+    modules: dict[str, Told] = Field(default_factory=dict)
 
 
 def posterior_measures(gamma: torch.Tensor, served: State) -> PosteriorMeasures:
@@ -84,7 +84,13 @@ def nonzero_share(update: Mapping[str, NDArray[np.float32]]) -> float:
 
 
 def with_round(before: bytes | None, measures: Measures, modules: Mapping[str, float]) -> bytes:
-    """Write the file of a round: those before it, of the last round's file, this one, and its modules."""
-    earlier = MeasuresFile.model_validate_json(before).rounds if before is not None else []
+    """Write the file of a round: those before it, of the last round's file, this one, and its modules.
+
+    A file that cannot be read is begun anew: no update waits for a statistic.
+    """
+    try:
+        earlier = MeasuresFile.model_validate_json(before).rounds if before is not None else []
+    except ValidationError:
+        earlier = []
     made = MeasuresFile(rounds=[*earlier, measures], modules=dict(modules))
     return made.model_dump_json(indent=1).encode()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, model_validator
 
 from coordinator.strategies.averaging import mean_of_all
 from coordinator.strategies.base import Caps, Cohort, Weighing
@@ -25,6 +25,16 @@ class Options(ImportancePlan):
     """How importance is learnt and what is sent by it; all of it happens at the clients."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _budget_is_of_the_wire(cls, said: object) -> object:
+        """Read plans that have an empty `max_bytes` here; one that is set belongs to `wire`."""
+        if isinstance(said, dict) and "max_bytes" in said:
+            if said["max_bytes"] is not None:
+                raise ValueError("max_bytes is the plan's wire.max_bytes")
+            return {name: value for name, value in said.items() if name != "max_bytes"}
+        return said
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ kin anyway, under a head of the client's own; its digest is another than the man
 from __future__ import annotations
 
 from hashlib import sha256
+from threading import Lock
 from typing import NamedTuple
 
 from sqlalchemy import select
@@ -27,6 +28,11 @@ from schemas.wire.envelope import MANIFEST_KEY, MEDIA_TYPE, head
 from schemas.wire.header import read_own_head
 
 _FLOAT32_BYTES = 4
+
+# Who fetches a range, or asks again, costs no look at megabytes. Ids of payloads are never given again.
+_REMEMBERED = 1024
+_DIGESTS: dict[tuple[str, int, bytes], str] = {}
+_REMEMBERING = Lock()
 
 
 class Kin(NamedTuple):
@@ -53,12 +59,22 @@ def whole(layout: Layout, manifest: WeightsManifest) -> bytes:
 
 
 def body(database: Database, payload_id: int, layout: Layout, manifest: WeightsManifest) -> Stored:
-    """Give what is kept for some kin as one client's weights; its values are read once, for the digest."""
+    """Give what is kept for some kin as one client's weights; its values are read once, for the digest.
+
+    That is remembered in this process.
+    """
     beginning, bytes_of_values = whole(layout, manifest), size(layout) * _FLOAT32_BYTES
     seen = sha256(beginning)
-    for piece in payloads.stream(database, payload_id, 0, bytes_of_values):
-        seen.update(piece)
-    digest = digest_from_hash(seen.hexdigest())
+    key = str(database.url), payload_id, seen.digest()
+    digest = _DIGESTS.get(key)
+    if digest is None:
+        for piece in payloads.stream(database, payload_id, 0, bytes_of_values):
+            seen.update(piece)
+        digest = digest_from_hash(seen.hexdigest())
+        with _REMEMBERING:
+            _DIGESTS[key] = digest
+            if len(_DIGESTS) > _REMEMBERED:
+                del _DIGESTS[next(iter(_DIGESTS))]
     return Stored(payload_id, digest, len(beginning) + bytes_of_values, MEDIA_TYPE, head=beginning)
 
 

@@ -97,6 +97,11 @@ NamedRecipe = Annotated[Recipe, BeforeValidator(_resolved, json_schema_input_typ
 _DENSE_IN: dict[object, RecipeName] = {"float32": "dense", "float16": "f16"}
 
 
+def _is_unset(value: int | None) -> bool:
+    """Leave a budget that nobody set out of a plan: agents and digests that know of none stay as they are."""
+    return value is None
+
+
 class WirePlan(Strict):
     """How updates travel: by a recipe, by its name or spelt out, compressed with zstd or not.
 
@@ -112,7 +117,7 @@ class WirePlan(Strict):
     recipe: NamedRecipe = NAMED["int4_own_last"]
     weights_recipe: WeightsRecipeName | None = None
     compression: Literal["zstd", "none"] = "zstd"
-    max_bytes: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    max_bytes: Annotated[int, Field(ge=1, le=2**40)] | None = Field(default=None, exclude_if=_is_unset)
 
     @model_validator(mode="before")
     @classmethod

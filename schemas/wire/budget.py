@@ -111,7 +111,9 @@ def _offer(layout: Layout, max_bytes: int, offers: Sequence[RecipeName]) -> str:
         middle = (low + high) // 2
         low, high = (middle, high) if _at_density(layout, middle / _STEPS) <= max_bytes else (low, middle)
     if not low:
-        return f"the least that does, by any recipe, is {_at_density(layout, 1 / _STEPS)}"
+        sparsest = Recipe(reference="own_last", density=1 / _STEPS, values="int4")
+        said = f'{{"reference": "own_last", "density": {sparsest.density:g}, "values": "int4"}}'
+        return f"the least that does is {least(layout, sparsest)}, by {said}"
     return (
         f'{{"reference": "own_last", "density": {low / _STEPS:g}, "values": "int8"}} would do, '
         f"with {_at_density(layout, low / _STEPS)} at most"

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import ValidationError
 
+from coordinator.strategies.base import make
 from tests.served import PROFILE, Served, enrolment
 
 PQ = {"rank": 4, "blocks": 1, "roles": ["q", "v"]}  # 40 values
@@ -77,3 +79,9 @@ def test_a_budget_that_can_be_kept_lets_a_silo_in(
     shown = coordinator.enrol(fid, "one", shapes=SHAPES).http.get("/v1/me")
     assert shown.status_code == 200
     assert coordinator.admin.get(f"/v1/federations/{fid}").json()["plan"]["wire"]["max_bytes"] == budget
+
+
+def test_an_empty_budget_among_the_options_of_ca_pfl_is_none_and_one_that_is_set_is_refused() -> None:
+    assert make("ca_pfl", {"max_bytes": None}) == make("ca_pfl", {})
+    with pytest.raises(ValidationError, match=r"wire\.max_bytes"):
+        make("ca_pfl", {"max_bytes": 600})

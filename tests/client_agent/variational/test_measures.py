@@ -47,3 +47,15 @@ def test_a_file_keeps_every_round_and_the_modules_of_the_newest() -> None:
     assert read.modules == {"l0.q": 1.23457, "l0.v": 0.5}
     assert json.loads(second)["rounds"][0] == json.loads(first)["rounds"][0]
     assert json.loads(second)["rounds"][1]["density"] == 0.333333
+
+
+@pytest.mark.parametrize("damage", [b"{", b'{"rounds": 3}', b""])
+def test_a_file_that_cannot_be_read_is_begun_anew(damage: bytes) -> None:
+    made = MeasuresFile.model_validate_json(with_round(damage, measured(3), {"l0.q": 1.0}))
+    assert [one.round for one in made.rounds] == [3]
+
+
+def test_a_file_without_modules_is_gone_on_with() -> None:
+    earlier = json.dumps({"rounds": [measured(1).model_dump()]}).encode()
+    made = MeasuresFile.model_validate_json(with_round(earlier, measured(2), {"l0.q": 1.0}))
+    assert [one.round for one in made.rounds] == [1, 2]

@@ -224,7 +224,7 @@ def test_the_plan_keeps_the_recipe_spelt_out_and_the_default_is_four_bits(coordi
     fid, silos = running(coordinator)
     spelt = {"reference": "own_last", "density": 1.0, "values": "int4", "block": 64}
     shown = coordinator.admin.get(f"/v1/federations/{fid}").json()["plan"]["wire"]
-    both = {"recipe": spelt, "weights_recipe": "int8_own_last", "compression": "zstd", "max_bytes": None}
+    both = {"recipe": spelt, "weights_recipe": "int8_own_last", "compression": "zstd"}
     assert shown == both == brief(silos[0])["wire"]
 
 
