@@ -19,6 +19,7 @@ from coordinator.strategy_needs import Unfit
 from schemas.maths.adapter import Layout, prior_layout
 from schemas.messages.federations import FederationPlan
 from schemas.messages.importance import ImportancePlan
+from schemas.messages.strict import wrong
 
 
 class Options(ImportancePlan):
@@ -32,7 +33,7 @@ class Options(ImportancePlan):
         """Read plans that have an empty `max_bytes` here; one that is set belongs to `wire`."""
         if isinstance(said, dict) and "max_bytes" in said:
             if said["max_bytes"] is not None:
-                raise ValueError("max_bytes is the plan's wire.max_bytes")
+                raise wrong("is the plan's wire.max_bytes", "max_bytes")
             return {name: value for name, value in said.items() if name != "max_bytes"}
         return said
 
