@@ -21,6 +21,7 @@ from coordinator.dashboard import routes as dashboard
 from coordinator.database import Database
 from coordinator.enrolment import people, rotation
 from coordinator.enrolment import routes as enrolment
+from coordinator.enrolment.seen import Sightings
 from coordinator.federations import events, members
 from coordinator.federations import routes as federations
 from coordinator.limits.bodies import PacedBodies
@@ -76,6 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.stopping = threading.Event()
     app.state.polls = Polls(settings.polls_per_second)
     app.state.turns = Turns()
+    app.state.sightings = Sightings()
     problems.install(app)
     for router in _ROUTERS:
         app.include_router(router)

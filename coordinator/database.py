@@ -39,6 +39,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from coordinator.errors import SettingsUnusable
+from coordinator.times import CLOCK_OF_POSTGRESQL, CLOCK_OF_SQLITE
 
 Columns = TypeVarTuple("Columns")
 Values = Mapping[str, object] | Sequence[Mapping[str, object]] | None
@@ -48,7 +49,7 @@ _SURE_SECONDS = 1.0
 _LAST_USE = "last use"
 # A chunk of tensors is a chain of pages: with the usual 4 KiB, following it costs four times as much.
 _PAGE_BYTES = 16384
-_CLOCK = text("SELECT clock_timestamp()")
+_CLOCK = text(f"SELECT {CLOCK_OF_POSTGRESQL}")
 _CACHE_KIB = 1024  # per connection, and there are dozens; the operating system caches the file anyway
 # Before this version concurrent writers can corrupt a write-ahead log when it is reset.
 _FIRST_SAFE_WAL = (3, 51, 3)
@@ -63,14 +64,16 @@ class Database:
         self._writing = self._engine()
         # SQLite: BEGIN IMMEDIATE would make readers queue behind writers, so they get an engine of their own.
         # PostgreSQL: the same connections, but every statement of a transaction sees the same state.
-        self._reading = (
-            self._engine()
-            if self.is_sqlite
-            else self._writing.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-        )
         if self.is_sqlite:
+            self._looking = self._engine()
+            self._reading = self._looking.execution_options()
             event.listen(self._writing, "begin", _begin_immediate)
             event.listen(self._reading, "begin", _begin_deferred)
+        else:
+            self._looking = self._writing.execution_options(isolation_level="AUTOCOMMIT")
+            self._reading = self._writing.execution_options(
+                isolation_level="REPEATABLE READ", postgresql_readonly=True
+            )
 
     @property
     def engine(self) -> Engine:
@@ -82,6 +85,15 @@ class Database:
         """Look at one consistent state; nothing written here stays."""
         with self._one_kind_of_error(), Session(self._reading, expire_on_commit=False) as session:
             yield session  # closing rolls back, and leaves the rows that were read readable
+
+    @contextmanager
+    def look(self) -> Iterator[Connection]:
+        """Ask questions of which each sees its own state: no transaction is begun, and none is ended.
+
+        It is for what every request asks; a session for it would cost more than the answer.
+        """
+        with self._one_kind_of_error(), self._looking.connect() as connection:
+            yield connection
 
     @contextmanager
     def read_past_sessions(self) -> Iterator[Any]:
@@ -154,22 +166,26 @@ class Database:
 
 @overload
 def run(
-    session: Session, statement: TypedReturnsRows[*Columns], values: Values = ...
+    asked: Session | Connection, statement: TypedReturnsRows[*Columns], values: Values = ...
 ) -> CursorResult[*Columns]: ...
 
 
 @overload
-def run(session: Session, statement: Executable, values: Values = ...) -> CursorResult[*tuple[Any, ...]]: ...
+def run(
+    asked: Session | Connection, statement: Executable, values: Values = ...
+) -> CursorResult[*tuple[Any, ...]]: ...
 
 
-def run(session: Session, statement: Any, values: Values = None) -> Any:
+def run(asked: Session | Connection, statement: Any, values: Values = None) -> Any:
     """Say a statement past the ORM, which takes longer to load a row than a database to find it.
 
-    It is for statements that are made once and have parameters. Rows are tuples of columns, and what the
+    It is for statements that are made once and have parameters. Rows are tuples of columns, and what a
     session has not written yet is written before, as by the session's own `execute`.
     """
-    session.flush()
-    return session.connection().execute(statement, values)
+    if isinstance(asked, Session):
+        asked.flush()
+        asked = asked.connection()
+    return asked.execute(statement, values)
 
 
 def sqlite_of(session: Session) -> sqlite3.Connection:
@@ -189,7 +205,7 @@ def driver_of(session: Session) -> Any:
 def now(session: Session) -> datetime:
     """Read the database's clock: replicas agree on it."""
     if session.get_bind().dialect.name == "sqlite":
-        (moment,) = sqlite_of(session).execute("SELECT strftime('%Y-%m-%dT%H:%M:%f', 'now')").fetchone()
+        (moment,) = sqlite_of(session).execute(f"SELECT {CLOCK_OF_SQLITE}").fetchone()
         return datetime.fromisoformat(moment).replace(tzinfo=UTC)
     moment = session.connection().scalar(_CLOCK)
     if not isinstance(moment, datetime):

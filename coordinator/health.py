@@ -9,12 +9,12 @@ from starlette.responses import PlainTextResponse, Response
 
 from coordinator import migrate
 from coordinator.database import now
-from coordinator.enrolment.auth import Person, authenticated
+from coordinator.enrolment.recognition import Person, authenticated
 from coordinator.errors import Forbidden, Invalid, Unavailable
 from coordinator.federations.store import rounds_by_state
 from coordinator.metrics import CONTENT_TYPE
 from coordinator.problems import answers
-from coordinator.sessions import Reading, TheDatabase, TheMetrics, TheServerKey, TheSettings
+from coordinator.sessions import Reading, TheDatabase, TheMetrics, TheServerKey, TheSettings, settings_of
 from schemas import PROTOCOL_VERSION
 from schemas.messages.people import Hello
 
@@ -60,8 +60,8 @@ def hello(
     return said.model_copy(update={"signature": signature})
 
 
-def _may_see_metrics(request: Request, database: TheDatabase, settings: TheSettings) -> None:
-    if not settings.public_metrics and not isinstance(authenticated(request, database, settings), Person):
+def _may_see_metrics(request: Request) -> None:
+    if not settings_of(request).public_metrics and not isinstance(authenticated(request), Person):
         raise Forbidden(needs="auditor")
 
 

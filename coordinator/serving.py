@@ -28,7 +28,7 @@ from coordinator import migrate as migrations
 from coordinator.app import create_app
 from coordinator.database import Database
 from coordinator.enrolment import store, tokens
-from coordinator.enrolment.auth import hash_of
+from coordinator.enrolment.recognition import hash_of
 from coordinator.errors import SettingsUnusable
 from coordinator.limits.connections import connections
 from coordinator.replica import only_replica

@@ -19,10 +19,27 @@ from coordinator.server_key import ServerKey
 from coordinator.settings import Settings
 
 
-# A look at memory: as plain functions these would cost every request a change of threads each.
-async def _database(request: Request) -> Database:
+def database_of(request: Request) -> Database:
+    """Give the service's database."""
     database: Database = request.app.state.database
     return database
+
+
+def settings_of(request: Request) -> Settings:
+    """Give how this process was configured."""
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+def server_key_of(request: Request) -> ServerKey:
+    """Give what this coordinator signs with."""
+    key: ServerKey = request.app.state.server_key
+    return key
+
+
+# A look at memory: as plain functions these would cost every request a change of threads each.
+async def _database(request: Request) -> Database:
+    return database_of(request)
 
 
 async def _metrics(request: Request) -> Metrics:
@@ -31,13 +48,11 @@ async def _metrics(request: Request) -> Metrics:
 
 
 async def _settings(request: Request) -> Settings:
-    settings: Settings = request.app.state.settings
-    return settings
+    return settings_of(request)
 
 
 async def _server_key(request: Request) -> ServerKey:
-    key: ServerKey = request.app.state.server_key
-    return key
+    return server_key_of(request)
 
 
 TheDatabase = Annotated[Database, Depends(_database)]

@@ -12,7 +12,7 @@ from coordinator.aggregation.aggregate import Made, discard
 from coordinator.crash import may_crash
 from coordinator.database import Database, now
 from coordinator.downloads import Stored
-from coordinator.enrolment.auth import Member, still_member
+from coordinator.enrolment.recognition import Member, still_member
 from coordinator.errors import PackMissing, RoundClosed
 from coordinator.federations import store as federations
 from coordinator.federations.store import plan_of

@@ -15,7 +15,7 @@ from coordinator.aggregation.combine import weights_of
 from coordinator.aggregation.weighed import weighed
 from coordinator.database import Database
 from coordinator.downloads import Stored
-from coordinator.enrolment.auth import Member
+from coordinator.enrolment.recognition import Member
 from coordinator.errors import Busy
 from coordinator.federations.store import federation, plan_of
 from coordinator.lora_methods import Folding

@@ -13,7 +13,8 @@ from fastapi import APIRouter, Depends, Response
 from coordinator import events
 from coordinator.alignment import store
 from coordinator.database import now
-from coordinator.enrolment.auth import AsReader, Member, still_member
+from coordinator.enrolment.auth import AsReader
+from coordinator.enrolment.recognition import Member, still_member
 from coordinator.errors import (
     AuthMissing,
     FederationStateConflict,

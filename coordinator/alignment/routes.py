@@ -13,7 +13,8 @@ from coordinator.alignment import intake, store
 from coordinator.bounded_body import ReceivedBody, receive
 from coordinator.database import now
 from coordinator.downloads import Stored, reply, wanted
-from coordinator.enrolment.auth import AsOperator, AsReader, Member, Person, still_member, still_person
+from coordinator.enrolment.auth import AsOperator, AsReader
+from coordinator.enrolment.recognition import Member, Person, still_member, still_person
 from coordinator.errors import (
     AuthMissing,
     BodyTooLarge,

@@ -1,6 +1,6 @@
-"""Which client a key or a credential was given to, and whether it is a member still. Changes nothing.
+"""Whom a key, a credential or a token was given to, and whether it counts still. Changes nothing.
 
-Every request of a client asks this, and what changes it is effective at once: nothing is remembered.
+Every request asks this, and what changes it is effective at once: nothing is remembered.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import Connection, Row, bindparam, literal, select
 from sqlalchemy.orm import Session
 
 from coordinator.database import now, run
 from coordinator.identity_tables import ClientKeyRow
-from coordinator.tables import ClientRow
+from coordinator.tables import ClientRow, PersonToken
+from coordinator.times import clock
 
 _COLUMNS = (
+    clock(),
     ClientRow.id,
     ClientRow.name,
     ClientRow.federation_id,
@@ -25,12 +27,35 @@ _COLUMNS = (
     ClientRow.state,
     ClientRow.last_seen_at,
 )
+# There is a row for nobody, too: with the time, and in the same time.
+_ASKED = select(literal(1).label("one")).subquery()
 _WITH_KEY = (
     select(*_COLUMNS, ClientKeyRow.public_key, ClientKeyRow.expires_at)
-    .join(ClientKeyRow, ClientKeyRow.client_id == ClientRow.id)
-    .where(ClientKeyRow.public_key == bindparam("key"))
+    .select_from(_ASKED)
+    .outerjoin(ClientKeyRow, ClientKeyRow.public_key == bindparam("key"))
+    .outerjoin(ClientRow, ClientRow.id == ClientKeyRow.client_id)
 )
-_WITH_CREDENTIAL = select(*_COLUMNS).where(ClientRow.credential_hash == bindparam("digest"))
+_WITH_CREDENTIAL = (
+    select(*_COLUMNS)
+    .select_from(_ASKED)
+    .outerjoin(ClientRow, ClientRow.credential_hash == bindparam("digest"))
+)
+_TOKEN_COLUMNS = (
+    clock(),
+    PersonToken.id,
+    PersonToken.role,
+    PersonToken.name,
+    PersonToken.expires_at,
+    PersonToken.revoked_at,
+)
+_WITH_TOKEN = (
+    select(*_TOKEN_COLUMNS)
+    .select_from(_ASKED)
+    .outerjoin(PersonToken, PersonToken.token_hash == bindparam("digest"))
+)
+_TOKEN = (
+    select(*_TOKEN_COLUMNS).select_from(_ASKED).outerjoin(PersonToken, PersonToken.id == bindparam("token"))
+)
 _STANDING = (
     select(ClientRow.state, ClientKeyRow.public_key, ClientKeyRow.expires_at)
     .outerjoin(
@@ -56,16 +81,37 @@ class Holder:
     key_expires_at: datetime | None = None
 
 
-def with_key(session: Session, key: str) -> Holder | None:
-    """Whose public key is this?"""
-    found = run(session, _WITH_KEY, {"key": key}).first()
-    return Holder(*found) if found is not None else None
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A person's token as it is stored."""
+
+    id: str
+    role: str
+    name: str
+    expires_at: datetime | None
+    revoked_at: datetime | None
 
 
-def with_credential(session: Session, digest: str) -> Holder | None:
-    """Whose credential has this hash?"""
-    found = run(session, _WITH_CREDENTIAL, {"digest": digest}).first()
-    return Holder(*found) if found is not None else None
+def with_key(asked: Connection, key: str) -> tuple[datetime, Holder | None]:
+    """Whose public key is this, and what time is it?"""
+    moment, *found = run(asked, _WITH_KEY, {"key": key}).one()
+    return moment, Holder(*found) if found[0] is not None else None
+
+
+def with_credential(asked: Connection, digest: str) -> tuple[datetime, Holder | None]:
+    """Whose credential has this hash, and what time is it?"""
+    moment, *found = run(asked, _WITH_CREDENTIAL, {"digest": digest}).one()
+    return moment, Holder(*found) if found[0] is not None else None
+
+
+def with_token(asked: Connection, digest: str) -> tuple[datetime, Token | None]:
+    """Which person's token has this hash, and what time is it?"""
+    return _token(run(asked, _WITH_TOKEN, {"digest": digest}).one())
+
+
+def token(asked: Session, token_id: str) -> tuple[datetime, Token | None]:
+    """Which person's token is this, and what time is it?"""
+    return _token(run(asked, _TOKEN, {"token": token_id}).one())
 
 
 def standing(session: Session, client_id: str, key: str | None) -> tuple[bool, bool]:
@@ -76,3 +122,8 @@ def standing(session: Session, client_id: str, key: str | None) -> tuple[bool, b
     state, held, expires_at = found
     counts = held is not None and (expires_at is None or expires_at > now(session))
     return state == "enrolled", counts
+
+
+def _token(row: Row[*tuple[Any, ...]]) -> tuple[datetime, Token | None]:
+    moment, token_id, *columns = row
+    return moment, Token(token_id, *columns) if token_id is not None else None

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from sqlalchemy import bindparam, func, select
 
-from coordinator.database import Database, run
+from coordinator.database import Database, now, run
 from coordinator.enrolment.signatures import check_timely
 from coordinator.enrolment.store import forget, insert_new
 from coordinator.errors import Replayed, TooManyPosts
@@ -36,7 +36,8 @@ def use(database: Database, key: str, signed: SignedRequest) -> None:
     """
     with database.write() as session:
         # Looked at again: who was held up until its nonce is forgotten must not find it gone.
-        moment = check_timely(session, signed)
+        moment = now(session)
+        check_timely(signed, moment)
         count, oldest = run(session, _REMEMBERED, {"key": key, "since": moment - _LIFE}).one()
         if count >= MOST_OF_A_KEY:
             raise TooManyPosts((oldest + _LIFE - moment).total_seconds())

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Depends
 
 from coordinator import audit
 from coordinator.enrolment import store, tokens
-from coordinator.enrolment.auth import AsAdmin, AsAuditor, hash_of, still_person
+from coordinator.enrolment.auth import AsAdmin, AsAuditor
+from coordinator.enrolment.recognition import hash_of, still_person
 from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound
 from coordinator.json_body import json_body, takes
 from coordinator.paths import DEFAULT_LIMIT, After, Limit, TokenId

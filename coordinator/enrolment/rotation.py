@@ -15,7 +15,8 @@ from sqlalchemy.orm import Session
 from coordinator import audit
 from coordinator.database import now
 from coordinator.enrolment import roster, store
-from coordinator.enrolment.auth import AnyMember, Member, still_member
+from coordinator.enrolment.auth import AnyMember
+from coordinator.enrolment.recognition import Member, still_member
 from coordinator.errors import (
     AuthMissing,
     Forbidden,

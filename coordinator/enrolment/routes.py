@@ -13,7 +13,8 @@ from coordinator.crash import may_crash
 from coordinator.database import Database, now
 from coordinator.enrolment import failures, possession, roster, store, tokens
 from coordinator.enrolment.admission import admit
-from coordinator.enrolment.auth import AsOperator, hash_of, still_person
+from coordinator.enrolment.auth import AsOperator
+from coordinator.enrolment.recognition import hash_of, still_person
 from coordinator.errors import (
     ClientNameTaken,
     EnrolmentTokenInvalid,

@@ -1,16 +1,30 @@
-"""When a client was here last: written down in a short write of its own, and only when that is due."""
+"""When clients were here last: written down together, in short writes, and only when that is due.
+
+Each process counts for itself. What it has not written when it ends is lost: nothing depends on it, and who
+is here still comes again.
+"""
 
 from __future__ import annotations
 
+import threading
 from datetime import datetime, timedelta
 
-from sqlalchemy import or_, update
+from sqlalchemy import bindparam, or_, update
 from sqlalchemy.exc import OperationalError
 
-from coordinator.database import Database, now
+from coordinator.database import Database, run
 from coordinator.tables import ClientRow
 
 _AGAIN_AFTER = timedelta(seconds=15)
+_TOGETHER = timedelta(seconds=1)
+_SEEN = (
+    update(ClientRow)
+    .where(
+        ClientRow.id == bindparam("client"),
+        or_(ClientRow.last_seen_at.is_(None), ClientRow.last_seen_at <= bindparam("stale")),
+    )
+    .values(last_seen_at=bindparam("moment"))
+)
 
 
 def is_due(last_seen_at: datetime | None, moment: datetime) -> bool:
@@ -18,15 +32,30 @@ def is_due(last_seen_at: datetime | None, moment: datetime) -> bool:
     return last_seen_at is None or last_seen_at <= moment - _AGAIN_AFTER
 
 
-def note(database: Database, client_id: str) -> None:
-    """Write down that a client is here now, unless another request just did."""
-    try:
-        with database.write() as session:
-            moment = now(session)
-            stale = or_(ClientRow.last_seen_at.is_(None), ClientRow.last_seen_at <= moment - _AGAIN_AFTER)
-            session.execute(
-                update(ClientRow).where(ClientRow.id == client_id, stale).values(last_seen_at=moment)
-            )
-    except OperationalError:
-        # A busy database must not cost the client its request: it is seen again with the next one.
-        return
+class Sightings:
+    """Whom this process has seen and not written down yet: a write for each of a thousand would fill it."""
+
+    def __init__(self) -> None:
+        self._unwritten: dict[str, datetime] = {}
+        self._last_write: datetime | None = None
+        self._lock = threading.Lock()
+
+    def note(self, database: Database, client_id: str, moment: datetime) -> None:
+        """Write down that a client was here at `moment` of the database's clock; with others, if many are."""
+        with self._lock:
+            self._unwritten[client_id] = moment
+            if self._last_write is not None and abs(moment - self._last_write) < _TOGETHER:
+                return
+            self._last_write = moment
+            seen, self._unwritten = self._unwritten, {}
+        try:
+            with database.write() as session:
+                # In one order on all replicas, that none waits for a row while another waits for its own.
+                run(session, _SEEN, [_row(*one) for one in sorted(seen.items())])
+        except OperationalError:
+            # A busy database must not cost the client its request: it is seen again with the next one.
+            return
+
+
+def _row(client_id: str, moment: datetime) -> dict[str, object]:
+    return {"client": client_id, "moment": moment, "stale": moment - _AGAIN_AFTER}

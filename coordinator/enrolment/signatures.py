@@ -10,9 +10,8 @@ from datetime import datetime
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import Request
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection
 
-from coordinator.database import now
 from coordinator.enrolment import callers
 from coordinator.enrolment.callers import Holder
 from coordinator.errors import (
@@ -62,7 +61,7 @@ def read_signature(request: Request) -> SignedRequest:
 
 
 def verify(
-    session: Session, request: Request, signed: SignedRequest, settings: Settings
+    asked: Connection, request: Request, signed: SignedRequest, settings: Settings
 ) -> tuple[Holder, datetime]:
     """Find out whose signature this is, and when it was looked at.
 
@@ -75,8 +74,8 @@ def verify(
     host = request.headers.get("host", "")
     if not settings.goes_by(host):
         raise AuthorityUnknown("TESSERA_PUBLIC_NAMES must have the name that clients call this server by")
-    moment = check_timely(session, signed)
-    holder = callers.with_key(session, signed.keyid)
+    moment, holder = callers.with_key(asked, signed.keyid)
+    check_timely(signed, moment)
     key = _NOBODY if holder is None else public_key(signed.keyid)
     if not signed.is_by(key, _target(request, host)) or holder is None:
         raise SignatureInvalid
@@ -86,16 +85,14 @@ def verify(
     return holder, moment
 
 
-def check_timely(session: Session, signed: SignedRequest) -> datetime:
-    """Check that a signature's time is now; give the time.
+def check_timely(signed: SignedRequest, moment: datetime) -> None:
+    """Check that a signature's time is `moment`, by the database's clock.
 
     Raises:
         ClockSkew: its time is over, or has not come.
     """
-    moment = now(session)
     if not signed.is_timely(moment.timestamp()):
         raise ClockSkew(server_time=moment.isoformat().replace("+00:00", "Z"))
-    return moment
 
 
 def _target(request: Request, host: str) -> Target:

@@ -23,11 +23,6 @@ _FORGOTTEN_AT_ONCE = 100
 _HAS_KEYS = "key:"  # stands before the client's id; no hash begins like this
 
 
-def person_token_by_hash(session: Session, digest: str) -> PersonToken | None:
-    """Whose token has this hash?"""
-    return session.scalar(select(PersonToken).where(PersonToken.token_hash == digest))
-
-
 def any_person_token(session: Session) -> bool:
     """Did anybody ever get a person's token?"""
     return session.scalar(select(PersonToken.id).limit(1)) is not None

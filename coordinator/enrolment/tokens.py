@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import secrets
 
-from coordinator.enrolment.auth import CLIENT_PREFIX, hash_of
+from coordinator.enrolment.recognition import CLIENT_PREFIX, hash_of
 from schemas.identity.enrolment_token import EnrolmentTokenText
 from schemas.identity.keys import encode
 from schemas.messages.enrolment import EnrolmentRequest

@@ -7,7 +7,8 @@ import re
 from fastapi import APIRouter
 
 from coordinator.enrolment import roster
-from coordinator.enrolment.auth import AnyMember, AsAuditor, AsAuditorOfClient, AsReader, Member
+from coordinator.enrolment.auth import AnyMember, AsAuditor, AsAuditorOfClient, AsReader
+from coordinator.enrolment.recognition import Member
 from coordinator.errors import AuthMissing, Forbidden, Invalid, NotFound
 from coordinator.federations import store
 from coordinator.federations.layouts import layout_of

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Depends
 
 from coordinator import audit
 from coordinator.enrolment.admission import check_adapter, check_budget
-from coordinator.enrolment.auth import AsAuditor, AsOperator, still_person
+from coordinator.enrolment.auth import AsAuditor, AsOperator
+from coordinator.enrolment.recognition import still_person
 from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound
 from coordinator.federations import store
 from coordinator.json_body import json_body, parse, takes

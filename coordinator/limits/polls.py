@@ -10,9 +10,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Request
 
 from coordinator.errors import RateLimited
 
@@ -50,10 +49,7 @@ class Polls:
             raise RateLimited((1.0 - tokens) / self._per_second)
 
 
-async def _polls(request: Request) -> Polls:
+def polls_of(request: Request) -> Polls:
+    """Give the buckets of this process."""
     polls: Polls = request.app.state.polls
     return polls
-
-
-ThePolls = Annotated[Polls, Depends(_polls)]
-"""The buckets of this process."""

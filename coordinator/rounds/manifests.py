@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.database import run
 from coordinator.enrolment import roster
-from coordinator.enrolment.auth import Member
+from coordinator.enrolment.recognition import Member
 from coordinator.identity_tables import ManifestRow
 from coordinator.server_key import ServerKey
 from coordinator.tables import FederationRow

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import Connection, bindparam, func, select
 from sqlalchemy.orm import Session, aliased
 
 from coordinator.database import run
@@ -130,21 +130,21 @@ class Situation:
     revoked: int
 
 
-def look(session: Session, fid: str, client_id: str) -> Look:
+def look(asked: Session | Connection, fid: str, client_id: str) -> Look:
     """How does a client's federation stand for it?
 
     Raises:
         NotFound: there is no such federation.
     """
-    found = run(session, _LOOK, {"fid": fid, "client": client_id}).first()
+    found = run(asked, _LOOK, {"fid": fid, "client": client_id}).first()
     if found is None:
         raise NotFound
     return Look(*found)
 
 
-def situations(session: Session, fids: Collection[str]) -> dict[str, Situation]:
+def situations(asked: Session | Connection, fids: Collection[str]) -> dict[str, Situation]:
     """How do these federations stand?"""
-    rows = run(session, _SITUATIONS, {"fids": list(fids)})
+    rows = run(asked, _SITUATIONS, {"fids": list(fids)})
     return {fid: Situation(state, number or 0, revoked) for fid, state, number, revoked in rows}
 
 

@@ -6,7 +6,8 @@ from fastapi import APIRouter
 
 from coordinator import audit, events
 from coordinator.database import now
-from coordinator.enrolment.auth import AsAdminOfClient, still_person
+from coordinator.enrolment.auth import AsAdminOfClient
+from coordinator.enrolment.recognition import still_person
 from coordinator.errors import AuthMissing, Forbidden, NotFound
 from coordinator.federations.store import one_client, revoke
 from coordinator.locks import lock_federation

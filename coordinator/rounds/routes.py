@@ -10,11 +10,12 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from anyio import to_thread
-from fastapi import APIRouter, Depends, Header, Response
+from fastapi import APIRouter, Depends, Header, Request, Response
 from sqlalchemy.orm import Session
 
-from coordinator.database import Database, now
-from coordinator.enrolment.auth import AsMember, AsReader, Member, Person, still_member
+from coordinator.database import now
+from coordinator.enrolment.auth import IDENTIFIED, AsMember, AsReader, member_of
+from coordinator.enrolment.recognition import Member, Person, note_seen, recognise, still_member
 from coordinator.errors import (
     AuthMissing,
     Forbidden,
@@ -26,16 +27,16 @@ from coordinator.errors import (
 )
 from coordinator.federations import store as federations
 from coordinator.json_body import json_body, takes
-from coordinator.limits.polls import ThePolls
+from coordinator.limits.polls import polls_of
 from coordinator.locks import lock_federation
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds import bases, control, manifests, parts, queries, store, views
 from coordinator.rounds.queries import Situation
-from coordinator.rounds.selection import advice, retry_after
-from coordinator.rounds.waiting import LONGEST_SECONDS, Ended, TheWaiting, seconds_of
+from coordinator.rounds.selection import Advice, advice, retry_after
+from coordinator.rounds.waiting import LONGEST_SECONDS, Ended, seconds_of, waiting_of
 from coordinator.server_key import ServerKey
-from coordinator.sessions import Reading, TheDatabase, TheServerKey, TheSettings, Writing
+from coordinator.sessions import Reading, Writing, database_of, server_key_of, settings_of
 from coordinator.tables import FederationRow
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import (
@@ -70,32 +71,30 @@ _METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
     "/rounds/current",
     response_model=RoundBrief | FinishedBrief,
     responses={**_NOTHING_TO_DO, **answers(AuthMissing, Forbidden, NotFound, RateLimited)},
+    openapi_extra=IDENTIFIED,
 )
 async def current_round(
-    member: AsMember,
-    polls: ThePolls,
-    database: TheDatabase,
-    settings: TheSettings,
-    waiting: TheWaiting,
-    key: TheServerKey,
+    request: Request,
+    fid: FederationId,
     prefer: Annotated[str | None, Header(description=_PREFER, examples=["wait=30"])] = None,
 ) -> RoundBrief | FinishedBrief | Response:
     """Tell a client what it has to do now, or as soon as there is something within the time it waits."""
-    polls.take(member.client_id)
+    waiting = waiting_of(request)
     wait = seconds_of(prefer)
     deadline = time.monotonic() + wait
     ended: Ended = "released"
-    while True:
-        calls = waiting.calls
-        told = await to_thread.run_sync(_tell, database, member, key, ended == "changed")
-        if not isinstance(told, Situation):
-            return told
-        if wait:
-            ended = await waiting.for_change(member, told, calls, deadline - time.monotonic())
+    calls = waiting.calls
+    member, told = await to_thread.run_sync(_first_look, request, fid, wait > 0)
+    while wait and isinstance(told, Situation):
+        ended = await waiting.for_change(member, told, calls, deadline - time.monotonic())
         if ended != "changed":
             break
+        calls = waiting.calls
+        told = await to_thread.run_sync(_look_again, request, member)
+    if isinstance(told, RoundBrief | FinishedBrief):
+        return told
     # Who has waited in full may come back at once; those we send away come back one after the other.
-    seconds = 0 if ended == "waited" else retry_after(settings.retry_seconds, random.random())
+    seconds = 0 if ended == "waited" else retry_after(settings_of(request).retry_seconds, random.random())
     return Response(status_code=204, headers={"Retry-After": str(seconds)})
 
 
@@ -172,19 +171,41 @@ def show_relevance(reader: AsReader, fid: FederationId, n: RoundNumber, session:
     return views.relevance(session, store.numbered(session, fid, n), only=_self(reader))
 
 
-def _tell(
-    database: Database, member: Member, key: ServerKey, again: bool
-) -> RoundBrief | FinishedBrief | Situation:
-    """Look what a client has to do; a Situation when that is nothing. `again` = it has waited since."""
-    with database.read() as session:
-        if again:
-            still_member(session, member)
-        fid = member.federation_id
+# The request that comes most often: who asks, and what it has to do, are found out in one change of threads
+# and, when that is nothing, without a transaction.
+def _first_look(
+    request: Request, fid: str, waits: bool
+) -> tuple[Member, RoundBrief | FinishedBrief | Situation | None]:
+    """Recognise a client, and look what it has to do: a Situation if that is nothing and it waits."""
+    with database_of(request).look() as asked:
+        member = member_of(fid, recognise(request, asked))
+        polls_of(request).take(member.client_id)
+        told = _advice(queries.look(asked, fid, member.client_id))
+        situation = queries.situations(asked, [fid])[fid] if told == "wait" and waits else None
+    note_seen(request, member)
+    return member, situation if told == "wait" else _tell(request, member)
+
+
+def _look_again(request: Request, member: Member) -> RoundBrief | FinishedBrief | Situation:
+    """Look what a client has to do that has waited since it was recognised."""
+    with database_of(request).read() as session:
+        still_member(session, member)
+    return _tell(request, member)
+
+
+def _advice(seen: queries.Look) -> Advice:
+    current = store.known_state(seen.state) if seen.state is not None else None
+    return advice(control.known_state(seen.federation), current, delivered=seen.part == "arrived")
+
+
+def _tell(request: Request, member: Member) -> RoundBrief | FinishedBrief | Situation:
+    """Say what a client has to do; a Situation when that is nothing."""
+    fid = member.federation_id
+    with database_of(request).read() as session:
         seen = queries.look(session, fid, member.client_id)
-        current = store.known_state(seen.state) if seen.state is not None else None
-        told = advice(control.known_state(seen.federation), current, delivered=seen.part == "arrived")
+        told = _advice(seen)
         if told == "finished":
-            return _finished(session, federations.federation(session, fid), member, key)
+            return _finished(session, federations.federation(session, fid), member, server_key_of(request))
         if told == "wait" or seen.number is None:
             return queries.situations(session, [fid])[fid]
         moment = now(session)

@@ -7,7 +7,8 @@ from sqlalchemy.orm import Session
 
 from coordinator import audit
 from coordinator.crash import may_crash
-from coordinator.enrolment.auth import AsOperator, Person, still_person
+from coordinator.enrolment.auth import AsOperator
+from coordinator.enrolment.recognition import Person, still_person
 from coordinator.errors import AnchorsMissing, AuthMissing, FederationStateConflict, Forbidden, NotFound
 from coordinator.federations.store import view
 from coordinator.locks import lock_federation

@@ -11,15 +11,15 @@ import asyncio
 import re
 import threading
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
 import anyio
 from anyio import to_thread
-from fastapi import Depends, Request
+from fastapi import Request
 from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.database import Database
-from coordinator.enrolment.auth import Member
+from coordinator.enrolment.recognition import Member
 from coordinator.logs import logger
 from coordinator.rounds.queries import Situation, situations
 
@@ -118,15 +118,12 @@ def seconds_of(prefer: str | None) -> int:
     return min(int(found.group(1)), LONGEST_SECONDS) if found is not None else 0
 
 
-async def _waiting(request: Request) -> Waiting:
+def waiting_of(request: Request) -> Waiting:
+    """Say where this process's waiting clients are."""
     waiting: Waiting = request.app.state.waiting
     return waiting
 
 
-TheWaiting = Annotated[Waiting, Depends(_waiting)]
-"""Where this process's waiting clients are."""
-
-
 def _situations(database: Database, fids: set[str]) -> dict[str, Situation]:
-    with database.read() as session:
-        return situations(session, fids)
+    with database.look() as asked:
+        return situations(asked, fids)

@@ -7,11 +7,12 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from coordinator.rounds.waiting import TheWaiting
+from coordinator.rounds.waiting import waiting_of
 
 
-async def _wake(request: Request, waiting: TheWaiting) -> Callable[[], None]:
+async def _wake(request: Request) -> Callable[[], None]:
     wake_ticker: Callable[[], None] = request.app.state.ticker.wake
+    waiting = waiting_of(request)
 
     def wake() -> None:
         wake_ticker()

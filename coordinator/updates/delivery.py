@@ -18,7 +18,7 @@ from coordinator import payloads
 from coordinator.bounded_body import ReceivedBody
 from coordinator.crash import may_crash
 from coordinator.database import Database, now
-from coordinator.enrolment.auth import Member, still_member
+from coordinator.enrolment.recognition import Member, still_member
 from coordinator.errors import NotJoined, RoundClosed, UploadConflict
 from coordinator.federations import store as federations
 from coordinator.limits.uploads import decoder

@@ -10,7 +10,8 @@ from fastapi.responses import StreamingResponse
 
 from coordinator import payloads
 from coordinator.bounded_body import ReceivedBody, receive
-from coordinator.enrolment.auth import AsMember, AsReader, Member
+from coordinator.enrolment.auth import AsMember, AsReader
+from coordinator.enrolment.recognition import Member
 from coordinator.errors import (
     AuthMissing,
     BaseMismatch,

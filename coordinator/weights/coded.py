@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.database import Database
 from coordinator.downloads import Stored
-from coordinator.enrolment.auth import Member
+from coordinator.enrolment.recognition import Member
 from coordinator.limits.uploads import decoder, has_space
 from coordinator.rounds import references
 from coordinator.rounds.bases import Given

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from coordinator import payloads
 from coordinator.database import Database
 from coordinator.downloads import Stored
-from coordinator.enrolment.auth import Member
+from coordinator.enrolment.recognition import Member
 from coordinator.federations.store import federation, plan_of
 from coordinator.rounds import bases
 from coordinator.rounds.bases import Given

@@ -19,6 +19,7 @@ from sqlalchemy.exc import OperationalError
 from coordinator import server_key
 from coordinator.aggregation.ticker import Ticker
 from coordinator.app import create_app
+from coordinator.enrolment.seen import Sightings
 from coordinator.limits.bodies import PacedBodies
 from coordinator.metrics import Metrics
 from coordinator.rounds.waiting import Waiting
@@ -111,6 +112,7 @@ class Replica(Process):
         state.database = self.database
         state.waiting = waiting
         state.ticker = ticker
+        state.sightings = Sightings()
         state.server_key = server_key.ServerKey(_seed())
         # The only replica of a database forgets the leases of its earlier life; one of several must not.
         self.database.is_sqlite = world.plan.replicas == 1
