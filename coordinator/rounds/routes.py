@@ -85,7 +85,7 @@ async def current_round(
     ended: Ended = "released"
     calls = waiting.calls
     member, told = await to_thread.run_sync(_first_look, request, fid, wait > 0)
-    while wait and isinstance(told, Situation):
+    while isinstance(told, Situation):
         ended = await waiting.for_change(member, told, calls, deadline - time.monotonic())
         if ended != "changed":
             break
@@ -180,17 +180,27 @@ def _first_look(
     with database_of(request).look() as asked:
         member = member_of(fid, recognise(request, asked))
         polls_of(request).take(member.client_id)
-        told = _advice(queries.look(asked, fid, member.client_id))
-        situation = queries.situations(asked, [fid])[fid] if told == "wait" and waits else None
+        seen = queries.look(asked, fid, member.client_id)
+        is_idle = _advice(seen) == "wait"
+        situation = queries.situations(asked, [fid])[fid] if is_idle and waits else None
     note_seen(request, member)
-    return member, situation if told == "wait" else _tell(request, member)
+    if is_idle:
+        return member, situation
+    with database_of(request).read() as session:
+        said = _say(request, session, member, seen)
+    return member, said()
 
 
 def _look_again(request: Request, member: Member) -> RoundBrief | FinishedBrief | Situation:
-    """Look what a client has to do that has waited since it was recognised."""
+    """Look what a client has to do that has waited since; a Situation if that is nothing."""
+    fid = member.federation_id
     with database_of(request).read() as session:
         still_member(session, member)
-    return _tell(request, member)
+        seen = queries.look(session, fid, member.client_id)
+        if _advice(seen) == "wait":
+            return queries.situations(session, [fid])[fid]
+        said = _say(request, session, member, seen)
+    return said()
 
 
 def _advice(seen: queries.Look) -> Advice:
@@ -198,20 +208,18 @@ def _advice(seen: queries.Look) -> Advice:
     return advice(control.known_state(seen.federation), current, delivered=seen.part == "arrived")
 
 
-def _tell(request: Request, member: Member) -> RoundBrief | FinishedBrief | Situation:
-    """Say what a client has to do; a Situation when that is nothing."""
+def _say(
+    request: Request, session: Session, member: Member, seen: queries.Look
+) -> Callable[[], RoundBrief | FinishedBrief]:
+    """Say what a client that has something to do has to do; what is given is for after the transaction."""
     fid = member.federation_id
-    with database_of(request).read() as session:
-        seen = queries.look(session, fid, member.client_id)
-        told = _advice(seen)
-        if told == "finished":
-            return _finished(session, federations.federation(session, fid), member, server_key_of(request))
-        if told == "wait" or seen.number is None:
-            return queries.situations(session, [fid])[fid]
-        moment = now(session)
-        plan = federations.plan(session, fid)
-        base = _base(session, plan, seen.number, member)
-    return _brief(seen, plan, base(), moment)
+    if _advice(seen) == "finished" or seen.number is None:
+        finished = _finished(session, federations.federation(session, fid), member, server_key_of(request))
+        return lambda: finished
+    moment = now(session)
+    plan = federations.plan(session, fid)
+    base = _base(session, plan, seen.number, member)
+    return lambda: _brief(seen, plan, base(), moment)
 
 
 def _self(reader: Person | Member) -> str | None:
