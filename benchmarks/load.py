@@ -6,8 +6,9 @@ Agents are signed clients of one process; the coordinator is a process of its ow
 its own that writes durably, or on an SQLite file. `polls`: every agent asks every 5 seconds what there is to
 do, each at a time of its own; latencies are counted from sending to the whole answer. `uploads`: all agents
 have joined a round and send 1 MiB each at once, coming again when they are told to; seconds until the last
-receipt. `soak`: small rounds of four clients until so many requests are answered; memory, files and threads
-of the server over their number.
+receipt, and, on PostgreSQL, those that the same bytes take through a server that only stores them. `soak`:
+small rounds of four clients until so many requests are answered; memory, files and threads of the server over
+their number.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks import figures
-from benchmarks.load_agents import Agent, enrol, join, poll, soak, upload
+from benchmarks import bare_store, figures
+from benchmarks.load_agents import Agent, enrol, join, poll, soak, store, upload
 from benchmarks.memory import MIB
 from benchmarks.serving import Coordinator, running
 from tests.postgres_server import PostgresServer
@@ -60,7 +61,10 @@ def main() -> None:
         with console.status("they poll"):
             found["polls"] = _polls(coordinator, agents, arguments.poll_seconds)
         with console.status("they join and deliver"):
-            found["uploads"] = _uploads(coordinator, fid, agents)
+            found["uploads"], bodies = _uploads(coordinator, fid, agents)
+    if not arguments.sqlite:
+        with console.status("the same bytes to a server that only stores them"):
+            found["bare"] = _bare(agents, bodies)
     with _coordinator(arguments.folder, sqlite=arguments.sqlite) as coordinator:
         found["soak"] = _soak(coordinator, arguments.soak_requests, console)
     figures.write(arguments.out, found)
@@ -110,19 +114,30 @@ def _polls(coordinator: Coordinator, agents: list[Agent], seconds: float) -> dic
     }
 
 
-def _uploads(coordinator: Coordinator, fid: str, agents: list[Agent]) -> dict[str, Any]:
+def _uploads(coordinator: Coordinator, fid: str, agents: list[Agent]) -> tuple[dict[str, Any], list[bytes]]:
     coordinator.post(f"/v1/federations/{fid}/start")
     bodies = asyncio.run(join(coordinator.url, agents))
     before = coordinator.cpu_seconds()
     seconds, sent_away = asyncio.run(upload(coordinator.url, agents, bodies))
     round_one = coordinator.get(f"/v1/federations/{fid}/rounds/1")
-    return {
+    measured = {
         "seconds": seconds,
         "told_to_come_again": sent_away,
         "arrived": round_one["counts"]["arrived"],
         "cpu_seconds": coordinator.cpu_seconds() - before,
         "peak_rss_mib": coordinator.peak_rss_mib(),
     }
+    return measured, bodies
+
+
+def _bare(agents: list[Agent], bodies: list[bytes]) -> dict[str, Any]:
+    with PostgresServer(durable=True) as server:
+        server.create("bare")
+        with bare_store.running(server.url("bare")) as (url, process):
+            before = process.cpu_times()
+            seconds = asyncio.run(store(url, agents, bodies))
+            after = process.cpu_times()
+    return {"seconds": seconds, "cpu_seconds": after.user + after.system - before.user - before.system}
 
 
 def _soak(coordinator: Coordinator, requests: int, console: Console) -> dict[str, Any]:
@@ -154,6 +169,12 @@ def _soak(coordinator: Coordinator, requests: int, console: Console) -> dict[str
 
 def _report(console: Console, found: dict[str, Any]) -> None:
     polls, uploads, soaked = found["polls"], found["uploads"], found["soak"]
+    if "bare" in found:
+        bare = found["bare"]["seconds"]
+        console.print(
+            f"uploads {uploads['seconds']:.3g} s, the same bytes through a server that only stores them "
+            f"{bare:.3g} s: {uploads['seconds'] / bare:.3g} times as long"
+        )
     figures.judge(
         console,
         [

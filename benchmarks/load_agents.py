@@ -124,6 +124,19 @@ async def upload(url: str, agents: list[Agent], bodies: list[bytes]) -> tuple[fl
         return time.monotonic() - began, sum(waits)
 
 
+async def store(url: str, agents: list[Agent], bodies: list[bytes]) -> float:
+    """Send the same bodies to a server that only stores them; seconds until the last is."""
+    async with _connected(url, agents) as clients:
+        began = time.monotonic()
+        answers = await asyncio.gather(
+            *(http.put("/", content=body) for (http, _), body in zip(clients, bodies, strict=True))
+        )
+        took = time.monotonic() - began
+    for answer in answers:
+        _check(answer)
+    return took
+
+
 async def soak(url: str, agents: list[Agent], rounds: int, look: Callable[[int], None]) -> int:
     """Take part in many small rounds; `look` is called now and then with how many requests were answered."""
     answered = 0
