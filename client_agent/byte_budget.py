@@ -16,7 +16,7 @@ from client_agent.variational.sparsity import density_at, least_density, unit_ma
 from schemas.maths.adapter import Layout, lora_modules
 from schemas.messages.recipes import Recipe
 from schemas.messages.rounds import RoundBrief
-from schemas.wire.budget import ANY, PLAIN, WITHOUT_REFERENCE, Marks, shortfall, within
+from schemas.wire.budget import Marks, followed, shortfall, within
 from schemas.wire.quantise import Floats
 from schemas.wire.sparse import kept_count, largest
 
@@ -37,12 +37,12 @@ def require_affordable(brief: RoundBrief, layout: Layout) -> None:
     Raises:
         BudgetTooSmall: none can, or none would bring a value of A and B; the message says what would do.
     """
-    recipe, strategy = brief.wire.recipe, load_strategy(brief.strategy.name, brief.strategy.options)
-    offers = ANY
-    if isinstance(strategy, RanksDiffer):
-        offers, recipe = PLAIN, recipe if recipe.is_dense else Recipe()
-    elif isinstance(strategy, Folding):
-        offers, recipe = WITHOUT_REFERENCE, recipe if recipe.reference == "none" else Recipe()
+    strategy = load_strategy(brief.strategy.name, brief.strategy.options)
+    recipe, offers = followed(
+        brief.wire.recipe,
+        begins_anew=isinstance(strategy, Folding),
+        ranks_differ=isinstance(strategy, RanksDiffer),
+    )
     refusal = shortfall(layout, recipe, brief.wire.max_bytes, offers)
     if refusal is None and isinstance(strategy, LearnsImportance):
         density, needed = min(strategy.importance.density, recipe.density), least_density(layout)

@@ -9,9 +9,8 @@ from coordinator.strategy_needs import MoreTravels
 from schemas.maths.adapter import SIGNATURE, Layout, in_order, lora_layout, pq_layout, size
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
-from schemas.messages.recipes import Recipe
 from schemas.messages.updates import UpdateManifest
-from schemas.wire.budget import ANY, PLAIN, WITHOUT_REFERENCE, shortfall
+from schemas.wire.budget import followed, shortfall
 from schemas.wire.envelope import head
 from schemas.wire.header import HEADER_LIMIT
 
@@ -111,12 +110,12 @@ def _check_size(plan: FederationPlan, layout: Layout, *, field: str) -> None:
 
 def _check_budget(plan: FederationPlan, layout: Layout, *, field: str) -> None:
     """Check that updates of a layout can keep to the plan's bytes, the way that its strategy sends them."""
-    recipe, strategy = plan.wire.recipe, make(plan.strategy.name, plan.strategy.options)
-    offers = ANY
-    if isinstance(strategy, RanksDiffer):
-        offers, recipe = PLAIN, recipe if recipe.is_dense else Recipe()
-    elif isinstance(strategy, Folding):
-        offers, recipe = WITHOUT_REFERENCE, recipe if recipe.reference == "none" else Recipe()
+    strategy = make(plan.strategy.name, plan.strategy.options)
+    recipe, offers = followed(
+        plan.wire.recipe,
+        begins_anew=isinstance(strategy, Folding),
+        ranks_differ=isinstance(strategy, RanksDiffer),
+    )
     refusal = shortfall(layout, recipe, plan.wire.max_bytes, offers)
     if refusal is not None:
         raise Invalid(refusal, field=field)

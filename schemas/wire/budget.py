@@ -33,6 +33,19 @@ PLAIN: Final[Sequence[RecipeName]] = ("f16",)
 """The same where an update is sent as plain tensors whatever the recipe."""
 
 
+def followed(recipe: Recipe, *, begins_anew: bool, ranks_differ: bool) -> tuple[Recipe, Sequence[RecipeName]]:
+    """Say by which recipe a strategy's updates travel under a plan's, and which others it can be offered.
+
+    Updates that begin anew every round are the difference to nothing, and those whose ranks differ from the
+    weights' are sent as plain tensors: where a plan's recipe asks for more, they are sent dense.
+    """
+    if ranks_differ:
+        return recipe if recipe.is_dense else Recipe(), PLAIN
+    if begins_anew:
+        return recipe if recipe.reference == "none" else Recipe(), WITHOUT_REFERENCE
+    return recipe, ANY
+
+
 def least(layout: Layout, recipe: Recipe) -> int:
     """Say in how many bytes every update of a layout can travel by a recipe, if it has to.
 
