@@ -7,8 +7,8 @@ its own that writes durably, or on an SQLite file. `polls`: every agent asks eve
 do, each at a time of its own; latencies are counted from sending to the whole answer. `uploads`: all agents
 have joined a round and send 1 MiB each at once, coming again when they are told to; seconds until the last
 receipt, and, on PostgreSQL, those that the same bytes take through a server that only stores them. `soak`:
-small rounds of four clients until so many requests are answered; memory, files and threads of the server over
-their number.
+small rounds of four new clients at a time until so many requests are answered; memory, files and threads of
+the server over their number.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ GOAL_UPLOAD_RSS_MIB = 512.0
 GOAL_SOAK_MIB_PER_10000 = 0.5
 POLL_EVERY_SECONDS = 5.0
 _LAYERS, _WIDTH = 8, 4096
+_MOST_ROUNDS = 250  # of one federation: a key may sign so many POSTs in ten minutes, and no more
 
 
 def main() -> None:
@@ -143,17 +144,21 @@ def _bare(agents: list[Agent], bodies: list[bytes]) -> dict[str, Any]:
 def _soak(coordinator: Coordinator, requests: int, console: Console) -> dict[str, Any]:
     clients = 4
     rounds = max(1, requests // (clients * 4))  # current, join, weights, update
-    fid = coordinator.post("/v1/federations", _plan(clients, rounds, rank=1))["id"]
-    agents = enrol(coordinator, fid, clients, layers=4, width=64)
-    coordinator.post(f"/v1/federations/{fid}/start")
     samples: list[tuple[int, float, int, int]] = []
+    answered = 0
 
-    def look(answered: int) -> None:
+    def look(more: int) -> None:
         memory = coordinator.process.memory_info().rss / MIB
-        samples.append((answered, memory, coordinator.process.num_fds(), coordinator.process.num_threads()))
+        files, threads = coordinator.process.num_fds(), coordinator.process.num_threads()
+        samples.append((answered + more, memory, files, threads))
 
     with console.status(f"{rounds} rounds of {clients} clients"):
-        answered = asyncio.run(soak(coordinator.url, agents, rounds, look))
+        for begun in range(0, rounds, _MOST_ROUNDS):
+            some = min(_MOST_ROUNDS, rounds - begun)
+            fid = coordinator.post("/v1/federations", _plan(clients, some, rank=1))["id"]
+            agents = enrol(coordinator, fid, clients, layers=4, width=64)
+            coordinator.post(f"/v1/federations/{fid}/start")
+            answered += asyncio.run(soak(coordinator.url, agents, some, look))
     warm = [sample for sample in samples if sample[0] >= answered / 4]
     slope = float(np.polyfit([one[0] for one in warm], [one[1] for one in warm], 1)[0])
     return {
