@@ -32,8 +32,14 @@ _idle: queue.LifoQueue[psycopg.Connection] = queue.LifoQueue()
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Store a request's body; 201 once that is committed."""
-    if scope["type"] != "http":
+    """Store a request's body; 201 once that is committed. Connects when it starts."""
+    if scope["type"] == "lifespan":
+        await receive()
+        for _ in range(_CONNECTIONS):
+            _idle.put(psycopg.connect(os.environ[_URL], autocommit=True))
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
         return
     pieces, more = [], True
     while more:
@@ -49,14 +55,13 @@ def _store(pieces: list[bytes]) -> None:
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
+    connection = _idle.get()
     try:
-        connection = _idle.get_nowait()
-    except queue.Empty:
-        connection = psycopg.connect(os.environ[_URL], autocommit=True)
-    connection.execute(
-        "INSERT INTO bodies (digest, body) VALUES (%s, %s)", (digest.hexdigest(), b"".join(pieces))
-    )
-    _idle.put(connection)
+        connection.execute(
+            "INSERT INTO bodies (digest, body) VALUES (%s, %s)", (digest.hexdigest(), b"".join(pieces))
+        )
+    finally:
+        _idle.put(connection)
 
 
 @contextmanager
@@ -85,7 +90,7 @@ def _wait_for(process: subprocess.Popen[bytes], where: str) -> None:
     deadline = time.monotonic() + _READY_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            httpx.put(where, content=b"", trust_env=False)
+            httpx.put(where, content=b"", trust_env=False).raise_for_status()
             return
         except httpx.TransportError:
             time.sleep(0.1)

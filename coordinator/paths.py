@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Path, Query
 
-FederationId = Annotated[
-    str,
-    Path(
-        pattern=r"^[A-Za-z0-9_-]{1,64}$",
-        description="A federation's id.",
-        examples=["fed_0199b3a1c2d4a1b2c3d4e5f6"],
-    ),
-]
+_FORM = r"^[A-Za-z0-9_-]{1,64}$"
+_FEDERATION: dict[str, Any] = {
+    "description": "A federation's id.",
+    "examples": ["fed_0199b3a1c2d4a1b2c3d4e5f6"],
+}
+
+FederationId = Annotated[str, Path(pattern=_FORM, **_FEDERATION)]
 """`{fid}`"""
+
+UncheckedFederationId = Annotated[str, Path(json_schema_extra={"pattern": _FORM}, **_FEDERATION)]
+"""`{fid}`, for a route that finds out by itself who asks: until then, what is malformed is not answered."""
 
 ClientId = Annotated[
     str,
     Path(
-        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        pattern=_FORM,
         description="A client's id.",
         examples=["cli_0199b3a1c2d4a1b2c3d4e5f6"],
     ),
@@ -28,7 +30,7 @@ ClientId = Annotated[
 
 TokenId = Annotated[
     str,
-    Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The id of a person's token, never the token."),
+    Path(pattern=_FORM, description="The id of a person's token, never the token."),
 ]
 """`{id}`"""
 
@@ -43,9 +45,7 @@ RoundNumber = Annotated[int, Path(ge=1, lt=2**31, description="A round's number,
 
 After = Annotated[
     str | None,
-    Query(
-        pattern=r"^[A-Za-z0-9_-]{1,64}$", description="`next` of the page before; nothing for the first page."
-    ),
+    Query(pattern=_FORM, description="`next` of the page before; nothing for the first page."),
 ]
 """Where a page starts; the default is None."""
 

@@ -9,14 +9,23 @@ from __future__ import annotations
 import threading
 from datetime import datetime, timedelta
 
-from sqlalchemy import bindparam, or_, update
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import bindparam, or_, select, update
+from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.database import Database, run
+from coordinator.logs import logger
 from coordinator.tables import ClientRow
+
+log = logger(__name__)
 
 _AGAIN_AFTER = timedelta(seconds=15)
 _TOGETHER = timedelta(seconds=1)
+# Who waits for nobody's row keeps nobody waiting for those it has.
+_FREE = (
+    select(ClientRow.id)
+    .where(ClientRow.id.in_(bindparam("clients", expanding=True)))
+    .with_for_update(skip_locked=True, key_share=True)
+)
 _SEEN = (
     update(ClientRow)
     .where(
@@ -50,11 +59,12 @@ class Sightings:
             seen, self._unwritten = self._unwritten, {}
         try:
             with database.write() as session:
-                # In one order on all replicas, that none waits for a row while another waits for its own.
-                run(session, _SEEN, [_row(*one) for one in sorted(seen.items())])
-        except OperationalError:
+                free = run(session, _FREE, {"clients": sorted(seen)}).scalars().all()
+                if free:
+                    run(session, _SEEN, [_row(client, seen[client]) for client in free])
+        except SQLAlchemyError as error:
             # A busy database must not cost the client its request: it is seen again with the next one.
-            return
+            log.warning("sightings-not-written", clients=len(seen), error=type(error).__name__)
 
 
 def _row(client_id: str, moment: datetime) -> dict[str, object]:

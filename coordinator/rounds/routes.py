@@ -29,7 +29,7 @@ from coordinator.federations import store as federations
 from coordinator.json_body import json_body, takes
 from coordinator.limits.polls import polls_of
 from coordinator.locks import lock_federation
-from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, RoundNumber
+from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, RoundNumber, UncheckedFederationId
 from coordinator.problems import answers
 from coordinator.rounds import bases, control, manifests, parts, queries, store, views
 from coordinator.rounds.queries import Situation
@@ -75,7 +75,7 @@ _METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
 )
 async def current_round(
     request: Request,
-    fid: FederationId,
+    fid: UncheckedFederationId,
     prefer: Annotated[str | None, Header(description=_PREFER, examples=["wait=30"])] = None,
 ) -> RoundBrief | FinishedBrief | Response:
     """Tell a client what it has to do now, or as soon as there is something within the time it waits."""
@@ -180,9 +180,11 @@ def _first_look(
     with database_of(request).look() as asked:
         member = member_of(fid, recognise(request, asked))
         polls_of(request).take(member.client_id)
+        # First what a change is waited for of: each look sees its own state, and a round that opens between
+        # the two must differ from it.
+        situation = queries.situations(asked, [fid])[fid] if waits else None
         seen = queries.look(asked, fid, member.client_id)
         is_idle = _advice(seen) == "wait"
-        situation = queries.situations(asked, [fid])[fid] if is_idle and waits else None
     note_seen(request, member)
     if is_idle:
         return member, situation
@@ -213,9 +215,11 @@ def _say(
 ) -> Callable[[], RoundBrief | FinishedBrief]:
     """Say what a client that has something to do has to do; what is given is for after the transaction."""
     fid = member.federation_id
-    if _advice(seen) == "finished" or seen.number is None:
+    if _advice(seen) == "finished":
         finished = _finished(session, federations.federation(session, fid), member, server_key_of(request))
         return lambda: finished
+    if seen.number is None:
+        raise LookupError("there is a round to take part in, and it has no number")
     moment = now(session)
     plan = federations.plan(session, fid)
     base = _base(session, plan, seen.number, member)

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
 from sqlalchemy import select, update
 
 from coordinator.database import Database
+from coordinator.enrolment.seen import Sightings
 from coordinator.settings import Settings
 from coordinator.tables import ClientRow
 from tests.served import Served, slug
@@ -22,6 +24,8 @@ def test_without_a_credential_nothing_is_shown(coordinator: Served) -> None:
         ("GET", "/v1/me"),
         ("GET", "/v1/tokens"),
         ("GET", "/v1/federations/fed_x/events"),
+        ("GET", "/v1/federations/fed_x/rounds/current"),
+        ("GET", "/v1/federations/no%20id/rounds/current"),
     ]:
         refused = anyone.request(method, path)
         assert (refused.status_code, slug(refused)) == (401, "auth-missing")
@@ -165,6 +169,29 @@ def test_being_seen_is_written_down_at_most_every_fifteen_seconds(
         session.execute(update(ClientRow).values(last_seen_at=at_enrolment - timedelta(seconds=15)))
     silo.http.get("/v1/me")
     assert last_seen() > at_enrolment
+
+
+def test_who_was_seen_is_written_down_without_waiting_for_rows_that_others_hold(
+    fresh_database: Callable[[str], str], serve: Callable[..., Served]
+) -> None:
+    url = fresh_database("postgres")
+    served = serve(url)
+    fid = served.federation()
+    held, free = (served.enrol(fid, name).client_id for name in "ab")
+    sightings, later = Sightings(), datetime.now(UTC) + timedelta(minutes=1)
+    with closing(Database(url)) as database:
+        sightings.note(database, "cli_of_nobody", later)  # the two that follow are kept for one write
+        sightings.note(database, held, later)
+        with database.write() as session:
+            session.execute(select(ClientRow).where(ClientRow.id == held).with_for_update())
+            began = time.monotonic()
+            sightings.note(database, free, later + timedelta(seconds=2))
+            assert time.monotonic() - began < 5
+        with database.read() as session:
+            seen = {row.id: row.last_seen_at for row in session.scalars(select(ClientRow))}
+    assert seen[free] == later + timedelta(seconds=2)
+    assert seen[held] is not None
+    assert seen[held] < later
 
 
 @pytest.mark.parametrize("token", ["x", "tsr_cl_" + "a" * 43, "tsr_aud_1", "pässwörd"])

@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.database import Database
 from coordinator.locks import lock_federation
-from coordinator.rounds import control
+from coordinator.rounds import control, queries
 from coordinator.rounds.waiting import LONGEST_SECONDS, seconds_of
 from tests.served import Served, Silo, slug
 from tests.taking_part import deliver, plan, running, values
@@ -48,6 +48,27 @@ def test_who_waits_is_told_when_the_federation_starts(coordinator: Served) -> No
         answer, seconds = told(asked)
     assert (answer.status_code, answer.json()["round"]) == (200, 1)
     assert seconds < 5
+
+
+def test_a_round_that_opens_while_a_client_is_told_that_there_is_none_is_told_all_the_same(
+    coordinator: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fid = coordinator.federation(**ALONE)
+    silo = coordinator.enrol(fid, "a")
+    look = queries.look
+
+    def look_just_before(*asked: Any) -> queries.Look:
+        seen = look(*asked)
+        monkeypatch.setattr(queries, "look", look)
+        assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+        return seen
+
+    monkeypatch.setattr(queries, "look", look_just_before)
+    began = time.monotonic()
+    path = f"/v1/federations/{fid}/rounds/current"
+    answer = silo.http.get(path, headers={"Prefer": "wait=20"})
+    assert (answer.status_code, answer.json()["round"]) == (200, 1)
+    assert time.monotonic() - began < 10
 
 
 def test_who_has_delivered_is_told_of_the_next_round_and_of_the_end(coordinator: Served) -> None:
