@@ -121,9 +121,7 @@ def _costs(report: Report) -> Table:
 
 
 def _late(report: Report) -> Table:
-    alone = report.baselines
-    ahead = (column for name in alone for column in (f"steps to pass {name}'s end", f"against {name}"))
-    table = Table("method", "silo", "exact match by own step", *ahead)
+    table = Table("method", "silo", "by own step", "baseline", "steps to pass its end", "against it")
     for column in table.columns:
         column.overflow = "fold"  # on a narrow terminal names stay whole
     for method in report.methods:
@@ -131,9 +129,13 @@ def _late(report: Report) -> Table:
             curve = ", ".join(
                 f"{step}: {value.mean:.2f}" for step, value in zip(late.steps, late.accuracy, strict=True)
             )
-            differences = _against(late.against, alone)
-            pairs = zip((passing(late, name) for name in alone), differences, strict=True)
-            table.add_row(method.method, late.name, curve, *(cell for pair in pairs for cell in pair))
+            differences = _against(late.against, report.baselines)
+            about = (method.method, late.name, curve)
+            for name, ahead in zip(report.baselines, differences, strict=True):
+                table.add_row(*about, name, passing(late, name), ahead)
+                about = ("", "", "")  # a row for each baseline: one with all of them fits no terminal
+            if not report.baselines:
+                table.add_row(*about, "-", "-", "-")
     return table
 
 
