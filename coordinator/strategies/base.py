@@ -12,6 +12,7 @@ import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
+from functools import cache
 from pathlib import Path
 from typing import ClassVar, Protocol, cast
 
@@ -235,6 +236,7 @@ def names() -> list[str]:
     return sorted(module.name for module in found if module.name not in ("base", "averaging"))
 
 
+@cache
 def load(name: str) -> StrategyFile:
     """Find a strategy's file by its name.
 

@@ -12,24 +12,19 @@ from hashlib import sha256
 from tempfile import SpooledTemporaryFile
 from typing import BinaryIO, cast
 
-from sqlalchemy.orm import Session
-
 from coordinator import payloads
 from coordinator.bounded_body import ReceivedBody
 from coordinator.crash import may_crash
 from coordinator.database import Database, now
 from coordinator.enrolment.recognition import Member, still_member
 from coordinator.errors import NotJoined, RoundClosed, UploadConflict
-from coordinator.federations import store as federations
 from coordinator.limits.uploads import decoder
 from coordinator.locks import lock_federation
 from coordinator.lora_methods import RanksDiffer
 from coordinator.rounds import bases, control, parts, references
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import TAKING_PART
-from coordinator.rounds.store import Seen
 from coordinator.strategies.base import make
-from coordinator.tables import RoundRow
 from coordinator.updates import store
 from coordinator.updates.clipping import Pieces, scale_to, scaled
 from coordinator.updates.decoding import DecodedState
@@ -38,8 +33,8 @@ from coordinator.updates.intake import (
     Terms,
     Verdict,
     check_recipe,
-    expected,
     expected_streams,
+    expected_tensors,
     is_dense,
     judge,
     state,
@@ -72,57 +67,45 @@ class Delivered:
     closed_round: bool = False
 
 
-def deliver(database: Database, member: Member, number: int, body: ReceivedBody) -> Delivered:
-    """Take an update in.
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is known of an update before any of it is read.
+
+    Attributes:
+        number: the round's.
+        standing: how its client stands in it.
+        terms: what it must fit; None = its client does not take part.
+    """
+
+    number: int
+    standing: store.Standing
+    terms: Terms | None
+
+    @property
+    def max_bytes(self) -> int:
+        """How many bytes it may have."""
+        return self.standing.plan.limits.max_update_bytes
+
+
+def expect(database: Database, member: Member, number: int) -> Expected:
+    """Say what a client's update of a round is expected to be.
 
     Raises:
-        Refused, BodyRefused: the subclass says why; nothing of it was kept but that its client was late.
+        NotFound: there is no such round.
     """
-    may_crash("update-received")
-    try:
-        with database.read() as session:
-            row = rounds.seen(session, member.federation_id, number)
-            known = _known(session, row, member)
-            if known is not None and known.digest == body.digest:
-                return Delivered(known)
-            terms = _terms(session, row, member, delivered=known is not None)
-        with decoder(), _decoded(database, body, terms) as decoded:
-            may_crash("update-decoded")
-            kept = _keep(database, member, terms, body, decoded)
-        may_crash("update-committed")
-        return kept
-    except RoundClosed:
-        _mark_late(database, member, number)
-        raise
-
-
-def _known(session: Session, row: RoundRow | Seen, member: Member) -> Receipt | None:
-    return store.receipt(session, row.id, member.client_id)
-
-
-def _terms(session: Session, row: Seen, member: Member, *, delivered: bool) -> Terms:
-    """Say what this client's update of this round must fit.
-
-    Raises:
-        RoundClosed: it comes too late.
-        NotJoined: the client does not take part.
-    """
-    if not delivered and row.state not in TAKING_PART:
-        raise RoundClosed(state=row.state)
-    part = parts.of(session, row.id, member.client_id)
-    if part is None:
-        raise NotJoined
-    plan = federations.plan(session, member.federation_id)
+    with database.read() as session:
+        standing = store.standing(session, member.federation_id, number, member.client_id, member.base_model)
+        plan = standing.plan
+        if standing.base is None:
+            return Expected(number, standing, None)
+        layout = bases.layout(session, member.federation_id, plan, member.base_model, member.profile)
     strategy = make(plan.strategy.name, plan.strategy.options)
-    return Terms(
+    terms = Terms(
         address=Address(
-            federation=member.federation_id,
-            round=row.number,
-            client=member.client_id,
-            pack=bases.pack_digest(session, member.federation_id, member.base_model),
+            federation=member.federation_id, round=number, client=member.client_id, pack=standing.pack
         ),
-        base=part.base_digest,
-        layout=bases.layout(session, member.federation_id, plan, member.base_model, member.profile),
+        base=standing.base,
+        layout=layout,
         signature=plan.signature,
         needs_signature=strategy.needs_signature,
         limits=plan.limits,
@@ -130,6 +113,32 @@ def _terms(session: Session, row: Seen, member: Member, *, delivered: bool) -> T
         seed=plan.training.seed,
         least_rank=strategy.least_rank if isinstance(strategy, RanksDiffer) else None,
     )
+    return Expected(number, standing, terms)
+
+
+def deliver(database: Database, member: Member, expected: Expected, body: ReceivedBody) -> Delivered:
+    """Take in an update of which this was expected; what has changed since is found when it is kept.
+
+    Raises:
+        Refused, BodyRefused: the subclass says why; nothing of it was kept but that its client was late.
+    """
+    may_crash("update-received")
+    known, terms = expected.standing.receipt, expected.terms
+    if known is not None and known.digest == body.digest:
+        return Delivered(known)
+    try:
+        if known is None and expected.standing.state not in TAKING_PART:
+            raise RoundClosed(state=expected.standing.state)
+        if terms is None:
+            raise NotJoined
+        with decoder(), _decoded(database, body, terms) as decoded:
+            may_crash("update-decoded")
+            kept = _keep(database, member, terms, body, decoded)
+        may_crash("update-committed")
+        return kept
+    except RoundClosed:
+        _mark_late(database, member, expected.number)
+        raise
 
 
 @contextmanager
@@ -137,7 +146,7 @@ def _decoded(database: Database, body: ReceivedBody, terms: Terms) -> Iterator[_
     """Decode and judge an update; what was sent as plain float32 in order is not copied."""
     file = cast("BinaryIO", body.file)
     file.seek(0)
-    wanted = expected(terms.layout, needs_signature=terms.needs_signature)
+    wanted = expected_tensors(terms.layout, needs_signature=terms.needs_signature)
     if terms.least_rank is not None:
         wanted = {**wanted, **any_rank(terms.layout)}
     with unpack(
@@ -212,7 +221,7 @@ def _keep(
         locked = lock_federation(session, member.federation_id)
         still_member(session, member)
         row = rounds.numbered(session, locked.id, terms.address.round, lock=True)
-        known = _known(session, row, member)
+        known = store.receipt(session, row.id, member.client_id)
         if known is not None:
             if known.digest != body.digest:
                 raise UploadConflict(accepted=known.digest)

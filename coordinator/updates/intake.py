@@ -88,7 +88,7 @@ class Verdict:
         return self.scale != 1.0
 
 
-def expected(layout: Layout, *, needs_signature: bool) -> Expected:
+def expected_tensors(layout: Layout, *, needs_signature: bool) -> Expected:
     """Say which tensors an update has; the length of the signature is judged with its values."""
     return {**slots(layout), **_signature_slot(needs_signature)}
 

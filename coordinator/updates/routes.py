@@ -35,18 +35,16 @@ from coordinator.errors import (
     StorageFull,
     UploadConflict,
 )
-from coordinator.federations import store as federations
 from coordinator.limits.uploads import HasSpace, TheTurns
 from coordinator.logs import bind, logger
 from coordinator.paths import ClientId, FederationId, RoundNumber
 from coordinator.problems import answers
-from coordinator.rounds import store as rounds
 from coordinator.rounds.references import layout_of
 from coordinator.rounds.traffic import sent_to
 from coordinator.rounds.waking import Wake
 from coordinator.sessions import TheDatabase, TheMetrics
 from coordinator.updates import store
-from coordinator.updates.delivery import deliver
+from coordinator.updates.delivery import Expected, deliver, expect
 from schemas.maths.adapter import size as values_of
 from schemas.messages.updates import AdapterStateManifest, Receipt
 from schemas.wire.envelope import MEDIA_TYPE, head
@@ -56,18 +54,19 @@ router = APIRouter(prefix="/v1/federations/{fid}", tags=["updates"])
 log = logger(__name__)
 
 
-def _cap(member: AsMember, n: RoundNumber, database: TheDatabase) -> int:
-    """How many bytes an update may have, once it is clear that there is such a round."""
-    with database.read() as session:
-        rounds.seen(session, member.federation_id, n)
-        return federations.plan(session, member.federation_id).limits.max_update_bytes
+def _expected(member: AsMember, n: RoundNumber, database: TheDatabase) -> Expected:
+    """Ask, once it is clear who calls, what of an update there may be: nothing is read of one before."""
+    return expect(database, member, n)
+
+
+TheExpected = Annotated[Expected, Depends(_expected)]
 
 
 async def _received(
     request: Request,
     member: AsMember,
     n: RoundNumber,
-    max_bytes: Annotated[int, Depends(_cap)],
+    expected: TheExpected,
     _: HasSpace,
     turns: TheTurns,
     metrics: TheMetrics,
@@ -76,7 +75,7 @@ async def _received(
     try:
         async with (
             turns.one_of(("update", member.client_id, n)),
-            receive(request, max_bytes=max_bytes, media_types={MEDIA_TYPE}) as body,
+            receive(request, max_bytes=expected.max_bytes, media_types={MEDIA_TYPE}) as body,
         ):
             yield body
     except (Refused, BodyRefused) as refused:
@@ -100,6 +99,7 @@ async def _received(
 def put_update(
     member: AsMember,
     n: RoundNumber,
+    expected: TheExpected,
     body: Annotated[ReceivedBody, Depends(_received, scope="function")],
     database: TheDatabase,
     metrics: TheMetrics,
@@ -108,7 +108,7 @@ def put_update(
 ) -> Receipt:
     """Take a client's adapter and signature: 201, or 200 with the same receipt when it was taken before."""
     bind(round=n)
-    delivered = deliver(database, member, n, body)
+    delivered = deliver(database, member, expected, body)
     receipt = delivered.receipt
     if not delivered.is_new:
         response.status_code = 200

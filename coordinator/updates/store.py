@@ -10,21 +10,40 @@ from sqlalchemy import bindparam, insert, select
 from sqlalchemy.orm import Session
 
 from coordinator import payloads
+from coordinator.alignment_tables import PackRow
 from coordinator.database import run
+from coordinator.errors import NotFound
 from coordinator.rounds import parts
-from coordinator.tables import RoundRow, UpdateRow
+from coordinator.tables import FederationRow, ParticipationRow, RoundRow, UpdateRow
 from coordinator.updates.intake import Verdict
 from schemas.maths.adapter import Layout
+from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import Receipt
 
-_RECEIPT = select(
+_RECEIVED = (
     UpdateRow.digest,
     UpdateRow.received_at,
     UpdateRow.bytes,
     UpdateRow.round_number,
     UpdateRow.client_id,
     UpdateRow.clipped,
-).where(UpdateRow.round_id == bindparam("round"), UpdateRow.client_id == bindparam("client"))
+)
+_RECEIPT = select(*_RECEIVED).where(
+    UpdateRow.round_id == bindparam("round"), UpdateRow.client_id == bindparam("client")
+)
+_STANDING = (
+    select(FederationRow.plan, RoundRow.state, ParticipationRow.base_digest, PackRow.digest, *_RECEIVED)
+    .join(RoundRow, RoundRow.federation_id == FederationRow.id)
+    .outerjoin(
+        ParticipationRow,
+        (ParticipationRow.round_id == RoundRow.id) & (ParticipationRow.client_id == bindparam("client")),
+    )
+    .outerjoin(
+        PackRow, (PackRow.federation_id == FederationRow.id) & (PackRow.base_model == bindparam("base_model"))
+    )
+    .outerjoin(UpdateRow, (UpdateRow.round_id == RoundRow.id) & (UpdateRow.client_id == bindparam("client")))
+    .where(FederationRow.id == bindparam("fid"), RoundRow.number == bindparam("number"))
+)
 _KEEP = insert(UpdateRow)
 
 
@@ -46,15 +65,42 @@ class Kept:
     state_begin: int
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a client stands in a round that it may have an update of.
+
+    Attributes:
+        state: the round's.
+        base: the digest of the weights that the client was told to start from; None = it did not join.
+        pack: the digest of the alignment pack of the client's base model, if there is one.
+        receipt: what it got for its update; None = it has not delivered.
+    """
+
+    plan: FederationPlan
+    state: str
+    base: str | None
+    pack: str | None
+    receipt: Receipt | None
+
+
+def standing(session: Session, fid: str, number: int, client_id: str, base_model: str) -> Standing:
+    """How does a client stand in the round of this number?
+
+    Raises:
+        NotFound: there is no such round.
+    """
+    which = {"fid": fid, "number": number, "client": client_id, "base_model": base_model}
+    found = run(session, _STANDING, which).first()
+    if found is None:
+        raise NotFound
+    plan, state, base, pack, *received = found
+    return Standing(FederationPlan.model_validate(plan), state, base, pack, _as_receipt(*received))
+
+
 def receipt(session: Session, round_id: int, client_id: str) -> Receipt | None:
     """Which receipt did a client get for its update of a round?"""
     found = run(session, _RECEIPT, {"round": round_id, "client": client_id}).first()
-    if found is None:
-        return None
-    digest, received_at, size, number, client, clipped = found
-    return Receipt(
-        digest=digest, received_at=received_at, bytes=size, round=number, client=client, clipped=clipped
-    )
+    return _as_receipt(*found) if found is not None else None
 
 
 def newest(session: Session, client_id: str, number: int | None) -> UpdateRow | None:
@@ -121,3 +167,13 @@ def keep_payloads(session: Session, received: Content, state: Content | int) -> 
     if isinstance(state, int):
         return Kept(payload_id, payload_id, state)
     return Kept(payload_id, payloads.store(session, state.digest, state.size, state.pieces), 0)
+
+
+def _as_receipt(
+    digest: str | None, received_at: datetime, size: int, number: int, client: str, clipped: bool
+) -> Receipt | None:
+    if digest is None:
+        return None
+    return Receipt(
+        digest=digest, received_at=received_at, bytes=size, round=number, client=client, clipped=clipped
+    )

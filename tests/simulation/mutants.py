@@ -25,6 +25,7 @@ from coordinator.rounds.lifecycle import Step
 from coordinator.strategies.base import Cohort
 from coordinator.tables import ChunkRow, PayloadRow, UpdateRow, WeightsRow
 from coordinator.updates import delivery
+from coordinator.updates import store as updates
 from coordinator.weights import store as weights
 from tests.simulation.agent_mutants import AGENT_MUTANTS
 from tests.simulation.lease_mutants import (
@@ -224,7 +225,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("lets the revoked join", _set(joining, "still_member", _nothing), _revoked_while("join")),
     Mutant("forgets that a join was answered", _set(joining, "_known", _nothing), _always),
-    Mutant("forgets that an update is there", _set(delivery, "_known", _nothing), _always),
+    Mutant("forgets that an update is there", _set(updates, "_as_receipt", _nothing), _always),
     Mutant("answers before the commit", answers_before_the_commit, _workers_die),
     Mutant("acknowledges other bytes", acknowledges_other_bytes, lambda plan, _: plan.two_mouthed),
     Mutant("keeps quiet of rejected updates", _set(rounds, "reject_updates", _nothing), _rounds_end_early),

@@ -10,8 +10,9 @@ from unittest.mock import patch
 
 from coordinator.bounded_body import ReceivedBody
 from coordinator.errors import UploadConflict
+from coordinator.federations.store import federation
 from coordinator.updates import routes
-from coordinator.updates.delivery import Delivered
+from coordinator.updates.delivery import Delivered, Expected
 from schemas.messages.updates import Receipt
 
 
@@ -38,16 +39,18 @@ def answers_before_the_commit() -> Iterator[None]:
     """The receipt leaves, and soon after the update is kept, if the replica lives that long."""
     deliver = routes.deliver
 
-    def early(database: Any, member: Any, number: int, body: ReceivedBody) -> Delivered:
+    def early(database: Any, member: Any, expected: Expected, body: ReceivedBody) -> Delivered:
         body.file.seek(0)
         content = body.file.read()
-        told = deliver(_Rehearsal(database), member, number, body)  # type: ignore[arg-type]
+        told = deliver(_Rehearsal(database), member, expected, body)  # type: ignore[arg-type]
         world = database.host
 
         def keep() -> None:
             with suppress(Exception), SpooledTemporaryFile[bytes](max_size=2**20) as copy:
                 copy.write(content)
-                deliver(database, member, number, ReceivedBody(copy, body.digest, body.bytes, body.encoding))
+                deliver(
+                    database, member, expected, ReceivedBody(copy, body.digest, body.bytes, body.encoding)
+                )
 
         if told.is_new:
             world.scheduler.spawn(world.scheduler.current().process, keep, delay=0.2)
@@ -62,18 +65,18 @@ def acknowledges_other_bytes() -> Iterator[None]:
     """Whoever delivers a second time is told that it is well."""
     deliver = routes.deliver
 
-    def polite(database: Any, member: Any, number: int, body: ReceivedBody) -> Delivered:
+    def polite(database: Any, member: Any, expected: Expected, body: ReceivedBody) -> Delivered:
         try:
-            return deliver(database, member, number, body)
+            return deliver(database, member, expected, body)
         except UploadConflict:
             with database.read() as session:
-                moment = routes.federations.federation(session, member.federation_id).created_at
+                moment = federation(session, member.federation_id).created_at
             return Delivered(
                 Receipt(
                     digest=body.digest,
                     received_at=moment,
                     bytes=body.bytes,
-                    round=number,
+                    round=expected.number,
                     client=member.client_id,
                     clipped=False,
                 )
