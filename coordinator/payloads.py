@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, BinaryIO
 
-from sqlalchemy import Select, bindparam, delete, exists, insert, or_, select, update
+from sqlalchemy import Select, bindparam, delete, exists, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -24,7 +24,6 @@ from coordinator.crash import may_crash
 from coordinator.database import Database, driver_of, now, run
 from coordinator.tables import (
     CHUNK_BYTES,
-    ChunkRow,
     FoldRow,
     PayloadRow,
     RoundRow,
@@ -60,8 +59,8 @@ _NEW = {
     kind: make(PayloadRow).on_conflict_do_nothing(index_elements=["digest"]).returning(PayloadRow.id)
     for kind, make in (("sqlite", sqlite.insert), ("postgresql", postgresql.insert))
 }
-_CHUNK = insert(ChunkRow)
-_PUT = "INSERT INTO payload_chunks (payload_id, begin, data) VALUES (:payload_id, :begin, :data)"
+_PUT_ON_SQLITE = "INSERT INTO payload_chunks (payload_id, begin, data) VALUES (?, ?, ?)"
+_PUT_ON_POSTGRES = "INSERT INTO payload_chunks (payload_id, begin, data) VALUES (%s, %s, %b)"
 _CUT = f"""
     SELECT begin, substr(data, (greatest(%(begin)s - begin, 0) + 1)::integer, %(size)s::integer)
     FROM payload_chunks
@@ -272,13 +271,9 @@ def _parts_on_sqlite(driver: sqlite3.Connection, payload_id: int, begin: int, en
 
 def _append(session: Session, payload_id: int, begin: int, content: Iterable[bytes | memoryview]) -> None:
     driver = driver_of(session)
+    put = _PUT_ON_SQLITE if isinstance(driver, sqlite3.Connection) else _PUT_ON_POSTGRES
     for piece in content:
         view = memoryview(piece)
         for at in range(0, len(view), _WRITTEN_BYTES):
-            part = view[at : at + _WRITTEN_BYTES]
-            row = {"payload_id": payload_id, "begin": begin + at, "data": part}
-            if isinstance(driver, sqlite3.Connection):
-                driver.execute(_PUT, row)
-            else:
-                run(session, _CHUNK, row)
+            driver.execute(put, (payload_id, begin + at, view[at : at + _WRITTEN_BYTES]))
         begin += len(view)
