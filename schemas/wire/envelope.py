@@ -69,7 +69,7 @@ def pack(tensors: Mapping[str, Array], manifest: Manifest, *, compress: bool = F
         if values.dtype not in _NAMES:
             raise ValueError(f"{name} is {values.dtype}; the wire carries float32, int32, float16 and uint8")
         described[name] = (_NAMES[values.dtype], values.shape)
-    body = b"".join([write_header(described, _metadata(manifest)), *(v.tobytes() for v in ordered.values())])
+    body = b"".join([write_header(described, _metadata(manifest)), *(v.data for v in ordered.values())])
     return zstd.compress(body) if compress else body
 
 
