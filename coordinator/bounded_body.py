@@ -1,5 +1,6 @@
-"""Receive a large body: streamed to a spooled file, hashed on the way, stopped at the limit.
+"""Receive a large body: streamed to memory or a file, hashed on the way, stopped at the limit.
 
+Bodies that are small stay in memory while there is room for all of them together; the others lie in files.
 Knows nothing of what is inside. A route takes it through a dependency that stands behind the caller and
 before any session: nobody unknown is read from, and no transaction is open meanwhile.
 """
@@ -7,10 +8,11 @@ before any session: nobody unknown is read from, and no transaction is open mean
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
+from threading import Lock
 from typing import Literal
 
 from fastapi import Request
@@ -28,7 +30,8 @@ from coordinator.errors import (
 from coordinator.logs import logger
 from schemas.wire.digests import digest_from_hash, from_field
 
-_SPOOL_BYTES = 2**20
+_IN_MEMORY_BYTES = 2 * 2**20
+_ALL_IN_MEMORY_BYTES = 64 * 2**20
 log = logger(__name__)
 
 
@@ -40,6 +43,50 @@ class ReceivedBody:
     digest: str
     bytes: int
     encoding: Literal["zstd"] | None
+
+
+class _Room:
+    """What bodies may take of this process's memory together."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._lock = Lock()
+
+    @contextmanager
+    def share(self) -> Iterator[_Share]:
+        """Give a body its share; what it took is free again afterwards."""
+        share = _Share(self)
+        try:
+            yield share
+        finally:
+            share.give_back()
+
+    def take(self, size: int) -> bool:
+        """Take some of what is left, or nothing if that is less."""
+        with self._lock:
+            enough = size <= self._left
+            self._left -= size if enough else 0
+        return enough
+
+
+@dataclass(slots=True)
+class _Share:
+    room: _Room
+    taken: int = 0
+
+    def take(self, size: int) -> bool:
+        """Say whether a body may have so much more."""
+        enough = self.taken + size <= _IN_MEMORY_BYTES and self.room.take(size)
+        self.taken += size if enough else 0
+        return enough
+
+    def give_back(self) -> None:
+        """Free what was taken."""
+        self.room.take(-self.taken)
+        self.taken = 0
+
+
+_ROOM = _Room(_ALL_IN_MEMORY_BYTES)
 
 
 @asynccontextmanager
@@ -61,23 +108,30 @@ async def receive(
     announced = request.headers.get("content-length")
     if announced is not None and int(announced) > max_bytes:
         raise BodyTooLarge(limit=max_bytes)
-    with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as file:
-        digest, size = await _spool(request, file, max_bytes)
+    with _ROOM.share() as share, SpooledTemporaryFile[bytes]() as file:
+        digest, size = await _spool(request, file, share, max_bytes)
         if digest != expected:
             raise DigestMismatch(received=digest)
         file.seek(0)
         yield ReceivedBody(file, digest, size, encoding)
 
 
-async def _spool(request: Request, file: SpooledTemporaryFile[bytes], max_bytes: int) -> tuple[str, int]:
+async def _spool(
+    request: Request, file: SpooledTemporaryFile[bytes], share: _Share, max_bytes: int
+) -> tuple[str, int]:
     seen = hashlib.sha256()
     size = 0
+    is_in_memory = True
     try:
         async for piece in request.stream():
             size += len(piece)
             if size > max_bytes:
                 raise BodyOverran(limit=max_bytes)
             seen.update(piece)
+            if is_in_memory and not share.take(len(piece)):
+                is_in_memory = False
+                file.rollover()
+                share.give_back()
             file.write(piece)
     except ClientDisconnect as error:
         log.info("body-incomplete", received=size)

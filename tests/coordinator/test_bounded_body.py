@@ -7,14 +7,14 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import httpx
 import pytest
 import uvicorn
 from fastapi import Depends, FastAPI, Request
 
-from coordinator import problems
+from coordinator import bounded_body, problems
 from coordinator.bounded_body import ReceivedBody, receive
 from tests.served import slug
 
@@ -66,13 +66,32 @@ def test_a_body_arrives_whole_with_its_digest(url: str, size: int) -> None:
     }
 
 
+def _on_a_full_disk(**_: object) -> BinaryIO:
+    return os.fdopen(os.open("/dev/full", os.O_RDWR), "r+b")
+
+
 def test_a_full_disk_is_said_and_nothing_is_wrong_when_there_is_space_again(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = b"x" * CAP
     with monkeypatch.context() as full:
-        full.setattr(tempfile, "TemporaryFile", lambda **_: os.fdopen(os.open("/dev/full", os.O_RDWR), "r+b"))
+        full.setattr(tempfile, "TemporaryFile", _on_a_full_disk)
         answer = httpx.put(f"{url}/body", content=body, headers=_headers(body))
     assert (answer.status_code, slug(answer)) == (507, "storage-full")
     assert int(answer.headers["retry-after"]) > 0
     assert httpx.put(f"{url}/body", content=body, headers=_headers(body)).status_code == 200
+
+
+def test_small_bodies_need_no_disk_while_there_is_room_for_all_of_them_in_memory(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, smaller = b"x" * (3 * 2**19), b"x" * 2**18
+
+    def put(body: bytes) -> int:
+        return httpx.put(f"{url}/body", content=body, headers=_headers(body)).status_code
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", _on_a_full_disk)
+    assert put(small) == 200
+    monkeypatch.setattr(bounded_body, "_ROOM", bounded_body._Room(2**20))
+    assert [put(small), put(smaller), put(small)] == [507, 200, 507]
+    assert [put(smaller) for _ in range(8)] == [200] * 8, "what was taken is given back"
