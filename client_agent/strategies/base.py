@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import ClassVar, Protocol, cast, runtime_checkable
 
@@ -87,10 +88,11 @@ class LearnsImportance(Protocol):
         """How it is learnt, and what is sent by it."""
 
 
-def strategy_names() -> list[str]:
+@cache  # every round asks, and nobody adds a file to an agent that runs
+def strategy_names() -> tuple[str, ...]:
     """List the strategies of this agent: the files beside this one."""
     found = pkgutil.iter_modules([str(Path(__file__).parent)])
-    return sorted(module.name for module in found if module.name != "base")
+    return tuple(sorted(module.name for module in found if module.name != "base"))
 
 
 def load_strategy(name: str, options: Mapping[str, JsonValue] | None = None) -> AgentStrategy:

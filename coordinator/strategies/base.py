@@ -230,10 +230,11 @@ class StrategyFile(Protocol):
         """Make the strategy."""
 
 
-def names() -> list[str]:
+@cache  # requests ask, and nobody adds a file to a service that runs
+def names() -> tuple[str, ...]:
     """List the strategies there are: the files beside this one."""
     found = pkgutil.iter_modules([str(Path(__file__).parent)])
-    return sorted(module.name for module in found if module.name not in ("base", "averaging"))
+    return tuple(sorted(module.name for module in found if module.name not in ("base", "averaging")))
 
 
 @cache

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR
 from unittest.mock import patch
 
 
@@ -57,6 +58,12 @@ class Disks:
             self._synced.add(renamed.target.stat().st_ino)
         return [renamed.target.name]
 
+    def _synced_bytes(self, path: Path) -> bytes | None:
+        try:
+            return path.read_bytes() if path.stat().st_ino in self._synced else None
+        except FileNotFoundError:
+            return None
+
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Watch what is synced and renamed."""
@@ -64,17 +71,16 @@ class Disks:
 
         def fsync(handle: int) -> None:
             self._point("fsync")
-            path = os.readlink(f"/proc/self/fd/{handle}")
-            if os.path.isdir(path):
-                self._unsettled.pop(path, None)
+            status = os.fstat(handle)
+            if S_ISDIR(status.st_mode):
+                self._unsettled.pop(os.readlink(f"/proc/self/fd/{handle}"), None)
             else:
-                self._synced.add(os.fstat(handle).st_ino)
+                self._synced.add(status.st_ino)
 
         def replaced(source: str, target: str | Path) -> None:
             self._point("replace")
             there = Path(target)
-            is_kept = there.exists() and there.stat().st_ino in self._synced
-            renamed = _Renamed(Path(source), there, there.read_bytes() if is_kept else None)
+            renamed = _Renamed(Path(source), there, self._synced_bytes(there))
             replace(source, target)
             self._unsettled.setdefault(str(there.parent), []).append(renamed)
 

@@ -26,6 +26,7 @@ from coordinator.database import Database, sqlite_of
 from tests.served import SIGNING_KEY
 
 _PAGES = 2**30
+_CHANGES, _CHANGES_WHEN_SIZED = slice(24, 28), slice(92, 96)  # https://www.sqlite.org/fileformat.html
 
 
 class Host(Protocol):
@@ -74,10 +75,26 @@ def leave_workplace() -> None:
 
 
 def begin_anew() -> None:
-    """Put an empty database where all replicas look for it."""
+    """Put an empty database where all replicas look for it.
+
+    Their connections stay, and with them the statements that SQLite has compiled: the file changes as it does
+    when another process writes, and its counter of changes says so.
+
+    Raises:
+        RuntimeError: somebody is still in a transaction of the schedule before.
+    """
     for number in range(3):
-        replicas_database(number).close()
-    (workplace() / "tessera.db").write_bytes(template())
+        if replicas_database(number).is_in_use:
+            raise RuntimeError("a transaction outlived its schedule")
+    file = workplace() / "tessera.db"
+    empty = bytearray(template())
+    with file.open("r+b" if file.exists() else "w+b") as there:
+        changes = int.from_bytes(there.read(_CHANGES.stop)[_CHANGES]) + 1
+        for place in (_CHANGES, _CHANGES_WHEN_SIZED):
+            empty[place] = changes.to_bytes(4)
+        there.seek(0)
+        there.write(empty)
+        there.truncate()
 
 
 def observer() -> sqlite3.Connection:
@@ -94,6 +111,11 @@ class Watched(Database):
         super().__init__(url)
         for engine in (self._writing, self._reading):
             event.listen(engine, "connect", self._prepare)
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether anybody has a connection now."""
+        return any(engine.pool.checkedout() for engine in (self._writing, self._reading))
 
     @contextmanager
     def read(self) -> Iterator[Session]:
