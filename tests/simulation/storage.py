@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Protocol
 
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session
 
 from coordinator import migrate, server_key
@@ -123,6 +123,13 @@ class Watched(Database):
         self.host.point("read")
         with super().read() as session:
             yield session
+
+    @contextmanager
+    def look(self) -> Iterator[Connection]:
+        """As ever, after others had their turn."""
+        self.host.point("read")
+        with super().look() as connection:
+            yield connection
 
     @contextmanager
     def read_past_sessions(self) -> Iterator[Any]:
