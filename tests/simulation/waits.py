@@ -1,4 +1,4 @@
-"""How agents wait: the timer of a call's deadline, and a long poll's event loop and thread, all in turns.
+"""How everybody waits: for a deadline's timer, in a long poll, for a slot to decode; all of them in turns.
 
 The coordinator's `Waiting` is the product's; only what it asks of asyncio and anyio is ours.
 """
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from client_agent import coordinator_api, deadlines
+from coordinator.limits import uploads
 from coordinator.rounds import waiting
-from tests.simulation.scheduler import Flag, Process, Scheduler, Task
+from tests.simulation.scheduler import Flag, Process, Scheduler, Task, Violation
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -94,6 +95,33 @@ class _Loop:
         return max(0.0, self._until[self.scheduler.current()] - self.scheduler.now)
 
 
+class _Slots:
+    """Stands for the semaphore before what decodes: a process has its own, and who waits lets others run."""
+
+    def __init__(self, scheduler: Scheduler, number: int) -> None:
+        self._scheduler, self._number = scheduler, number
+        self._taken: dict[Process, int] = {}
+        self._freed: dict[Process, Flag] = {}
+
+    def acquire(self, timeout: float) -> bool:
+        """Take a slot of the running process; False when none was free for so many seconds."""
+        scheduler, process = self._scheduler, self._scheduler.current().process
+        freed = self._freed.setdefault(process, Flag(scheduler))
+        until = scheduler.now + timeout
+        while self._taken.get(process, 0) >= self._number:
+            if scheduler.now >= until:
+                return False
+            freed.clear()
+            freed.wait(until - scheduler.now)
+        self._taken[process] = self._taken.get(process, 0) + 1
+        return True
+
+    def release(self) -> None:
+        process = self._scheduler.current().process
+        self._taken[process] -= 1
+        self._freed[process].set()
+
+
 def look_for_waiting(world: World, process: Process, there: waiting.Waiting) -> None:
     """Have a replica look for its waiting clients as long as it lives."""
 
@@ -107,6 +135,10 @@ def look_for_waiting(world: World, process: Process, there: waiting.Waiting) -> 
             looking.close()
 
     world.scheduler.spawn(process, run)
+
+
+def _wait_for_real(*_: object) -> bool:
+    raise Violation("the simulation is whole", "somebody waited for a lock in real time")
 
 
 @contextmanager
@@ -124,6 +156,8 @@ def waits_taken(scheduler: Scheduler) -> Iterator[None]:
         (waiting, "anyio", loop),
         (waiting, "_Waiter", made),
         (waiting, "_LOOK_SECONDS", LOOK_SECONDS),
+        (uploads, "_DECODERS", _Slots(scheduler, uploads._DECODERS._value)),
+        (threading.Condition, "wait", _wait_for_real),
     ]
     with ExitStack() as stack:
         for owner, name, value in seams:
