@@ -13,6 +13,7 @@ import pytest
 from tests.simulation.campaign import schedules, schedules_by, workers
 from tests.simulation.lease_mutants import drives_on_what_it_saw
 from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation.waits import Slots
 from tests.simulation.world import play
 
 ROOT = Path(__file__).parent.parent.parent
@@ -87,6 +88,26 @@ def test_a_call_that_is_called_off_never_happens() -> None:
     scheduler.spawn(process, lambda: scheduler.call_off(off), delay=1.0)
     scheduler.run(lambda: False, until=10.0)
     assert told == ["done"]
+
+
+def test_who_waits_for_a_slot_lets_others_run_and_is_sent_away_in_time() -> None:
+    scheduler, replica, another, told = Scheduler(0), Process("replica"), Process("another"), list[str]()
+    slots = Slots(scheduler, 1)
+
+    def work(name: str, seconds: float) -> None:
+        if slots.acquire(5.0):
+            told.append(f"{name} at {scheduler.now:.0f}")
+            scheduler.sleep(seconds)
+            slots.release()
+        else:
+            told.append(f"{name} never, at {scheduler.now:.0f}")
+
+    scheduler.spawn(replica, lambda: work("first", 8.0))
+    scheduler.spawn(another, lambda: work("elsewhere", 1.0))
+    scheduler.spawn(replica, lambda: work("impatient", 1.0), delay=1.0)
+    scheduler.spawn(replica, lambda: work("patient", 1.0), delay=4.0)
+    scheduler.run(lambda: False, until=20.0)
+    assert told == ["first at 0", "elsewhere at 0", "impatient never, at 6", "patient at 8"]
 
 
 def test_processes_side_by_side_play_what_one_plays() -> None:

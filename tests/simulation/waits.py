@@ -95,7 +95,7 @@ class _Loop:
         return max(0.0, self._until[self.scheduler.current()] - self.scheduler.now)
 
 
-class _Slots:
+class Slots:
     """Stands for the semaphore before what decodes: a process has its own, and who waits lets others run."""
 
     def __init__(self, scheduler: Scheduler, number: int) -> None:
@@ -156,7 +156,7 @@ def waits_taken(scheduler: Scheduler) -> Iterator[None]:
         (waiting, "anyio", loop),
         (waiting, "_Waiter", made),
         (waiting, "_LOOK_SECONDS", LOOK_SECONDS),
-        (uploads, "_DECODERS", _Slots(scheduler, uploads._DECODERS._value)),
+        (uploads, "_DECODERS", Slots(scheduler, uploads._DECODERS._value)),
         (threading.Condition, "wait", _wait_for_real),
     ]
     with ExitStack() as stack:
