@@ -1,4 +1,4 @@
-"""How everybody waits: for a deadline's timer, in a long poll, for a slot to decode; all of them in turns.
+"""How everybody waits: for a deadline's timer, in a long poll, for a slot to work; all of them in turns.
 
 The coordinator's `Waiting` is the product's; only what it asks of asyncio and anyio is ours.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from client_agent import coordinator_api, deadlines
+from coordinator.aggregation import newcomers
 from coordinator.limits import uploads
 from coordinator.rounds import waiting
 from tests.simulation.scheduler import Flag, Process, Scheduler, Task, Violation
@@ -96,7 +97,7 @@ class _Loop:
 
 
 class Slots:
-    """Stands for the semaphore before what decodes: a process has its own, and who waits lets others run."""
+    """Stands for a semaphore before what is heavy: a process has its own, and who waits lets others run."""
 
     def __init__(self, scheduler: Scheduler, number: int) -> None:
         self._scheduler, self._number = scheduler, number
@@ -157,6 +158,7 @@ def waits_taken(scheduler: Scheduler) -> Iterator[None]:
         (waiting, "_Waiter", made),
         (waiting, "_LOOK_SECONDS", LOOK_SECONDS),
         (uploads, "_DECODERS", Slots(scheduler, uploads._DECODERS._value)),
+        (newcomers, "_WEIGHERS", Slots(scheduler, newcomers._WEIGHERS._value)),
         (threading.Condition, "wait", _wait_for_real),
     ]
     with ExitStack() as stack:
