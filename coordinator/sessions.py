@@ -31,6 +31,12 @@ def settings_of(request: Request) -> Settings:
     return settings
 
 
+def metrics_of(request: Request) -> Metrics:
+    """Give the counters of this process."""
+    metrics: Metrics = request.app.state.metrics
+    return metrics
+
+
 def server_key_of(request: Request) -> ServerKey:
     """Give what this coordinator signs with."""
     key: ServerKey = request.app.state.server_key
@@ -43,8 +49,7 @@ async def _database(request: Request) -> Database:
 
 
 async def _metrics(request: Request) -> Metrics:
-    metrics: Metrics = request.app.state.metrics
-    return metrics
+    return metrics_of(request)
 
 
 async def _settings(request: Request) -> Settings:

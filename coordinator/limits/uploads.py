@@ -19,7 +19,7 @@ from fastapi import Depends, Request
 from coordinator.database import Database
 from coordinator.errors import Busy, RateLimited, StorageFull
 from coordinator.logs import logger
-from coordinator.sessions import TheDatabase, TheSettings
+from coordinator.sessions import database_of, settings_of
 from coordinator.settings import Settings
 
 # Decoding costs memory and processor time, and so does encoding; beyond two at a time the others wait, then
@@ -82,9 +82,14 @@ class Turns:
                 del self._turns[name]
 
 
-async def _turns(request: Request) -> Turns:
+def turns_of(request: Request) -> Turns:
+    """Say whose turn it is."""
     turns: Turns = request.app.state.turns
     return turns
+
+
+async def _turns(request: Request) -> Turns:
+    return turns_of(request)
 
 
 TheTurns = Annotated[Turns, Depends(_turns)]
@@ -105,9 +110,18 @@ def has_space(database: Database, settings: Settings) -> bool:
     return True
 
 
-async def _has_space(database: TheDatabase, settings: TheSettings) -> None:
-    if not has_space(database, settings):
+def require_space(request: Request) -> None:
+    """Make sure that more may be kept, once it is clear who sends it.
+
+    Raises:
+        StorageFull: the disk is nearly full.
+    """
+    if not has_space(database_of(request), settings_of(request)):
         raise StorageFull
+
+
+async def _has_space(request: Request) -> None:
+    require_space(request)
 
 
 HasSpace = Annotated[None, Depends(_has_space)]

@@ -72,11 +72,13 @@ class Expected:
     """What is known of an update before any of it is read.
 
     Attributes:
+        member: the client that is to send it.
         number: the round's.
         standing: how its client stands in it.
         terms: what it must fit; None = its client does not take part.
     """
 
+    member: Member
     number: int
     standing: store.Standing
     terms: Terms | None
@@ -97,7 +99,7 @@ def expect(database: Database, member: Member, number: int) -> Expected:
         standing = store.standing(session, member.federation_id, number, member.client_id, member.base_model)
         plan = standing.plan
         if standing.base is None:
-            return Expected(number, standing, None)
+            return Expected(member, number, standing, None)
         layout = bases.layout(session, member.federation_id, plan, member.base_model, member.profile)
     strategy = make(plan.strategy.name, plan.strategy.options)
     terms = Terms(
@@ -113,17 +115,17 @@ def expect(database: Database, member: Member, number: int) -> Expected:
         seed=plan.training.seed,
         least_rank=strategy.least_rank if isinstance(strategy, RanksDiffer) else None,
     )
-    return Expected(number, standing, terms)
+    return Expected(member, number, standing, terms)
 
 
-def deliver(database: Database, member: Member, expected: Expected, body: ReceivedBody) -> Delivered:
+def deliver(database: Database, expected: Expected, body: ReceivedBody) -> Delivered:
     """Take in an update of which this was expected; what has changed since is found when it is kept.
 
     Raises:
         Refused, BodyRefused: the subclass says why; nothing of it was kept but that its client was late.
     """
     may_crash("update-received")
-    known, terms = expected.standing.receipt, expected.terms
+    member, known, terms = expected.member, expected.standing.receipt, expected.terms
     if known is not None and known.digest == body.digest:
         return Delivered(known)
     try:

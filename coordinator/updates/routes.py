@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -35,14 +36,14 @@ from coordinator.errors import (
     StorageFull,
     UploadConflict,
 )
-from coordinator.limits.uploads import HasSpace, TheTurns
+from coordinator.limits.uploads import require_space, turns_of
 from coordinator.logs import bind, logger
 from coordinator.paths import ClientId, FederationId, RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds.references import layout_of
 from coordinator.rounds.traffic import sent_to
 from coordinator.rounds.waking import Wake
-from coordinator.sessions import TheDatabase, TheMetrics
+from coordinator.sessions import TheDatabase, TheMetrics, database_of, metrics_of
 from coordinator.updates import store
 from coordinator.updates.delivery import Expected, deliver, expect
 from schemas.maths.adapter import size as values_of
@@ -54,32 +55,33 @@ router = APIRouter(prefix="/v1/federations/{fid}", tags=["updates"])
 log = logger(__name__)
 
 
-def _expected(member: AsMember, n: RoundNumber, database: TheDatabase) -> Expected:
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """An update as it came, and what was expected of it."""
+
+    expected: Expected
+    body: ReceivedBody
+
+
+def _expected(member: AsMember, n: RoundNumber, request: Request) -> Expected:
     """Ask, once it is clear who calls, what of an update there may be: nothing is read of one before."""
-    return expect(database, member, n)
+    return expect(database_of(request), member, n)
 
 
-TheExpected = Annotated[Expected, Depends(_expected)]
-
-
+# Each mention of a dependency is solved anew, with all that it depends on: these are mentioned once.
 async def _received(
-    request: Request,
-    member: AsMember,
-    n: RoundNumber,
-    expected: TheExpected,
-    _: HasSpace,
-    turns: TheTurns,
-    metrics: TheMetrics,
-) -> AsyncIterator[ReceivedBody]:
+    request: Request, expected: Annotated[Expected, Depends(_expected)]
+) -> AsyncIterator[_Arrived]:
     """Receive an update, one at a time of a client; refusals are counted, those of the route included."""
     try:
+        require_space(request)
         async with (
-            turns.one_of(("update", member.client_id, n)),
+            turns_of(request).one_of(("update", expected.member.client_id, expected.number)),
             receive(request, max_bytes=expected.max_bytes, media_types={MEDIA_TYPE}) as body,
         ):
-            yield body
+            yield _Arrived(expected, body)
     except (Refused, BodyRefused) as refused:
-        metrics.updates_refused.labels(refused.slug).inc()
+        metrics_of(request).updates_refused.labels(refused.slug).inc()
         log.info("update-refused", reason=refused.slug)
         raise
 
@@ -97,18 +99,15 @@ async def _received(
     },
 )
 def put_update(
-    member: AsMember,
-    n: RoundNumber,
-    expected: TheExpected,
-    body: Annotated[ReceivedBody, Depends(_received, scope="function")],
-    database: TheDatabase,
-    metrics: TheMetrics,
+    arrived: Annotated[_Arrived, Depends(_received, scope="function")],
+    request: Request,
     wake: Wake,
     response: Response,
 ) -> Receipt:
     """Take a client's adapter and signature: 201, or 200 with the same receipt when it was taken before."""
-    bind(round=n)
-    delivered = deliver(database, member, expected, body)
+    body, metrics = arrived.body, metrics_of(request)
+    bind(round=arrived.expected.number)
+    delivered = deliver(database_of(request), arrived.expected, body)
     receipt = delivered.receipt
     if not delivered.is_new:
         response.status_code = 200

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 
 from coordinator.downloads import Stored, reply, wanted
 from coordinator.enrolment.auth import AsMember
+from coordinator.enrolment.recognition import Member
 from coordinator.errors import AuthMissing, Busy, NotFound, NotJoined, RangeUnsatisfiable, RateLimited
-from coordinator.limits.uploads import TheTurns, decoder
+from coordinator.limits.uploads import decoder, turns_of
 from coordinator.paths import RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds.traffic import sent_to
-from coordinator.sessions import TheDatabase, TheMetrics, TheServerKey, TheSettings
+from coordinator.sessions import database_of, metrics_of, server_key_of, settings_of
 from coordinator.weights import store
 from coordinator.weights.coded import Asked, asked_for, coded, signed
 from coordinator.weights.whole import instead_of
@@ -24,16 +26,22 @@ from schemas.wire.envelope import MEDIA_TYPE
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["weights"])
 
 
-async def _wish(
-    request: Request, member: AsMember, turns: TheTurns
-) -> AsyncIterator[RecipeName | Literal["whole"] | None]:
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """Who wants weights, and in what: None = as they are stored."""
+
+    member: Member
+    form: RecipeName | Literal["whole"] | None
+
+
+async def _wish(request: Request, member: AsMember) -> AsyncIterator[_Wish]:
     """Read in what the weights are wanted. One such request of a client is answered at a time: the first of
     them writes what the others find, and who asks for much keeps one slot for it at most."""
-    wish = asked_for(request.headers.get("accept", ""))
-    if wish is None:
-        yield None
+    wish = _Wish(member, asked_for(request.headers.get("accept", "")))
+    if wish.form is None:
+        yield wish
         return
-    async with turns.one_of(("weights", member.client_id)):
+    async with turns_of(request).one_of(("weights", member.client_id)):
         yield wish
 
 
@@ -48,14 +56,7 @@ async def _wish(
     },
 )
 def get_weights(
-    member: AsMember,
-    n: RoundNumber,
-    request: Request,
-    wish: Annotated[RecipeName | Literal["whole"] | None, Depends(_wish, scope="function")],
-    database: TheDatabase,
-    settings: TheSettings,
-    metrics: TheMetrics,
-    key: TheServerKey,
+    n: RoundNumber, request: Request, wish: Annotated[_Wish, Depends(_wish, scope="function")]
 ) -> Response:
     """Serve a client its weights of a round it has joined, or its final ones after the last round.
 
@@ -64,6 +65,7 @@ def get_weights(
     stand for. With `;fold=whole`, weights that add to a base model are all that was added so far, if that is
     kept, proved alike. Rounds that were thinned out (TESSERA_KEEP_ROUNDS) have none.
     """
+    member, form, database = wish.member, wish.form, database_of(request)
     with database.read() as session:
         served = store.served(session, member.federation_id, member.client_id, n)
     weights = served.weights
@@ -78,17 +80,17 @@ def get_weights(
         begin=weights.begin,
     )
     made: Stored | None = None
-    if wish == "whole":
+    if form == "whole":
         with decoder():
             made = instead_of(database, member, weights)
-    elif wish is not None:
-        made = coded(database, settings, Asked(member, n, weights, weights.payload_id, wish))
+    elif form is not None:
+        made = coded(database, settings_of(request), Asked(member, n, weights, weights.payload_id, form))
     headers = {"Vary": "Accept"}
     if made is not None:
         stored = made
-        headers["Tessera-Weights"] = signed(member, n, weights, made.digest, key)
+        headers["Tessera-Weights"] = signed(member, n, weights, made.digest, server_key_of(request))
     part = wanted(request.headers, stored)
-    sent_to(database, metrics, member.client_id, part.size, round_id=served.round_id)
+    sent_to(database, metrics_of(request), member.client_id, part.size, round_id=served.round_id)
     answer = reply(database, stored, part)
     answer.headers.update(headers)
     return answer

@@ -39,18 +39,16 @@ def answers_before_the_commit() -> Iterator[None]:
     """The receipt leaves, and soon after the update is kept, if the replica lives that long."""
     deliver = routes.deliver
 
-    def early(database: Any, member: Any, expected: Expected, body: ReceivedBody) -> Delivered:
+    def early(database: Any, expected: Expected, body: ReceivedBody) -> Delivered:
         body.file.seek(0)
         content = body.file.read()
-        told = deliver(_Rehearsal(database), member, expected, body)  # type: ignore[arg-type]
+        told = deliver(_Rehearsal(database), expected, body)  # type: ignore[arg-type]
         world = database.host
 
         def keep() -> None:
             with suppress(Exception), SpooledTemporaryFile[bytes](max_size=2**20) as copy:
                 copy.write(content)
-                deliver(
-                    database, member, expected, ReceivedBody(copy, body.digest, body.bytes, body.encoding)
-                )
+                deliver(database, expected, ReceivedBody(copy, body.digest, body.bytes, body.encoding))
 
         if told.is_new:
             world.scheduler.spawn(world.scheduler.current().process, keep, delay=0.2)
@@ -65,19 +63,19 @@ def acknowledges_other_bytes() -> Iterator[None]:
     """Whoever delivers a second time is told that it is well."""
     deliver = routes.deliver
 
-    def polite(database: Any, member: Any, expected: Expected, body: ReceivedBody) -> Delivered:
+    def polite(database: Any, expected: Expected, body: ReceivedBody) -> Delivered:
         try:
-            return deliver(database, member, expected, body)
+            return deliver(database, expected, body)
         except UploadConflict:
             with database.read() as session:
-                moment = federation(session, member.federation_id).created_at
+                moment = federation(session, expected.member.federation_id).created_at
             return Delivered(
                 Receipt(
                     digest=body.digest,
                     received_at=moment,
                     bytes=body.bytes,
                     round=expected.number,
-                    client=member.client_id,
+                    client=expected.member.client_id,
                     clipped=False,
                 )
             )
