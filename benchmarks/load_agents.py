@@ -27,6 +27,8 @@ from schemas.wire.digests import digest_of, to_field
 from schemas.wire.envelope import MEDIA_TYPE, pack
 
 _TIMEOUT = httpx.Timeout(60.0, pool=None)
+# Who asks every five seconds keeps its connection; by default it would be given up just then, now and then.
+_LIMITS = httpx.Limits(keepalive_expiry=15.0)
 _LOOKS = 40  # samples of a soak
 _JOINING_AT_ONCE = 16
 
@@ -223,7 +225,9 @@ async def _connected(url: str, agents: list[Agent]) -> AsyncIterator[list[tuple[
         yield [
             (
                 await stack.enter_async_context(
-                    httpx.AsyncClient(base_url=url, timeout=_TIMEOUT, trust_env=False, verify=trust)
+                    httpx.AsyncClient(
+                        base_url=url, timeout=_TIMEOUT, limits=_LIMITS, trust_env=False, verify=trust
+                    )
                 ),
                 agent,
             )

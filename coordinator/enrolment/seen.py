@@ -7,6 +7,7 @@ is here still comes again.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from sqlalchemy import bindparam, or_, select, update
@@ -29,7 +30,7 @@ _FREE = (
 _SEEN = (
     update(ClientRow)
     .where(
-        ClientRow.id == bindparam("client"),
+        ClientRow.id.in_(bindparam("clients", expanding=True)),
         or_(ClientRow.last_seen_at.is_(None), ClientRow.last_seen_at <= bindparam("stale")),
     )
     .values(last_seen_at=bindparam("moment"))
@@ -60,12 +61,18 @@ class Sightings:
         try:
             with database.write() as session:
                 free = run(session, _FREE, {"clients": sorted(seen)}).scalars().all()
-                if free:
-                    run(session, _SEEN, [_row(client, seen[client]) for client in free])
+                for clients, when in _by_second({client: seen[client] for client in free}):
+                    values = {"clients": clients, "moment": when, "stale": when - _AGAIN_AFTER}
+                    run(session, _SEEN, values)
         except SQLAlchemyError as error:
             # A busy database must not cost the client its request: it is seen again with the next one.
-            log.warning("sightings-not-written", clients=len(seen), error=type(error).__name__)
+            log.warning("sightings-not-written", clients=len(seen), exc_info=error)
 
 
-def _row(client_id: str, moment: datetime) -> dict[str, object]:
-    return {"client": client_id, "moment": moment, "stale": moment - _AGAIN_AFTER}
+def _by_second(seen: dict[str, datetime]) -> Iterator[tuple[list[str], datetime]]:
+    """Put together who was seen within one second, with the last moment of theirs: one statement for all."""
+    together: dict[datetime, list[str]] = {}
+    for client, moment in seen.items():
+        together.setdefault(moment.replace(microsecond=0), []).append(client)
+    for clients in together.values():
+        yield clients, max(seen[client] for client in clients)

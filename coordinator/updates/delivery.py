@@ -47,6 +47,7 @@ from schemas.wire.envelope import Envelope, unpack
 from schemas.wire.ranks import any_rank
 
 _SPOOL_BYTES = 4 * 2**20
+_LONG_BYTES = 2 * 2**20  # it travels long enough to ask again how its client stands, before any work on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,8 @@ def deliver(database: Database, expected: Expected, body: ReceivedBody) -> Deliv
         Refused, BodyRefused: the subclass says why; nothing of it was kept but that its client was late.
     """
     may_crash("update-received")
+    if body.bytes > _LONG_BYTES:
+        expected = expect(database, expected.member, expected.number)
     member, known, terms = expected.member, expected.standing.receipt, expected.terms
     if known is not None and known.digest == body.digest:
         return Delivered(known)

@@ -10,7 +10,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from multiprocessing.util import Finalize
@@ -59,6 +59,8 @@ def template() -> bytes:
     migrate.upgrade(made)
     server_key.load(made, _signing_key())
     made.close()
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA journal_mode=DELETE")  # a log of writes would outlive the file's contents
     return file.read_bytes()
 
 
@@ -81,12 +83,14 @@ def begin_anew() -> None:
     when another process writes, and its counter of changes says so.
 
     Raises:
-        RuntimeError: somebody is still in a transaction of the schedule before.
+        RuntimeError: something of the schedule before is still there.
     """
     for number in range(3):
         if replicas_database(number).is_in_use:
             raise RuntimeError("a transaction outlived its schedule")
     file = workplace() / "tessera.db"
+    if file.with_name("tessera.db-wal").exists():
+        raise RuntimeError("what the schedule before wrote lies beside the database")
     empty = bytearray(template())
     with file.open("r+b" if file.exists() else "w+b") as there:
         changes = int.from_bytes(there.read(_CHANGES.stop)[_CHANGES]) + 1

@@ -138,14 +138,19 @@ def look_for_waiting(world: World, process: Process, there: waiting.Waiting) -> 
     world.scheduler.spawn(process, run)
 
 
-def _wait_for_real(*_: object) -> bool:
-    raise Violation("the simulation is whole", "somebody waited for a lock in real time")
-
-
 @contextmanager
 def waits_taken(scheduler: Scheduler) -> Iterator[None]:
     """Let whoever waits do it in the schedule's time."""
     loop, waiter = _Loop(scheduler), waiting._Waiter
+
+    own, wait = threading.get_ident(), threading.Condition.wait
+
+    def wait_for_real(condition: threading.Condition, timeout: float | None = None) -> bool:
+        if threading.get_ident() != own:  # another test's thread, which the schedule does not know
+            return wait(condition, timeout)
+        violation = Violation("the simulation is whole", "somebody waited for a lock in real time")
+        scheduler.fail(violation)  # the product might catch it
+        raise violation
 
     def made(fid: str, seen: Any) -> Any:
         return waiter(fid, seen, over=loop.Event())  # type: ignore[arg-type]
@@ -159,7 +164,7 @@ def waits_taken(scheduler: Scheduler) -> Iterator[None]:
         (waiting, "_LOOK_SECONDS", LOOK_SECONDS),
         (uploads, "_DECODERS", Slots(scheduler, uploads._DECODERS._value)),
         (newcomers, "_WEIGHERS", Slots(scheduler, newcomers._WEIGHERS._value)),
-        (threading.Condition, "wait", _wait_for_real),
+        (threading.Condition, "wait", wait_for_real),
     ]
     with ExitStack() as stack:
         for owner, name, value in seams:
