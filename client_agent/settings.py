@@ -78,7 +78,10 @@ def read_settings(file: Path | None) -> AgentSettings:
     try:
         return AgentSettings(**options)
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        lines = [
+            f"  {'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}"
+            for e in error.errors()
+        ]
         source = str(file) if file is not None else "the environment"
         raise SettingsUnusable(
             f"{source} is not usable:\n"

@@ -127,7 +127,9 @@ def load_settings(**overrides: Any) -> Settings:
             f"{SECRETS_DIR}: user {os.geteuid()} cannot read it: {error.__cause__ or error}"
         ) from error
     except ValidationError as error:
-        faults = "; ".join(f"{PREFIX}{_variable(e['loc'])}: {e['msg']}" for e in error.errors())
+        faults = "; ".join(
+            f"{PREFIX}{_variable(e['loc'])}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors()
+        )
         raise SettingsUnusable(faults) from None
 
 

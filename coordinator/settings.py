@@ -105,6 +105,13 @@ class Settings(BaseSettings):
         files = SecretsSettingsSource(settings_cls, secrets_dir=folder or None)
         return init_settings, env_settings, files
 
+    @field_validator("database_password")
+    @classmethod
+    def _not_empty(cls, password: SecretStr | None) -> SecretStr | None:
+        if password is not None and not password.get_secret_value():
+            raise ValueError("its file is empty: write the password into it, or do not give the file")
+        return password
+
     @field_validator("database_url")
     @classmethod
     def _with_password(cls, url: str, others: ValidationInfo) -> str:

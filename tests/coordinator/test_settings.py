@@ -64,6 +64,12 @@ def test_a_url_that_needs_no_password_stays_as_it_is(
     assert load_settings().database_url == url
 
 
+def test_a_password_file_with_nothing_in_it_is_said_before_the_database_is_asked(secrets: Path) -> None:
+    (secrets / "tessera_database_password").write_text("\n")
+    with pytest.raises(SettingsUnusable, match=r"TESSERA_DATABASE_PASSWORD: .*file is empty"):
+        load_settings()
+
+
 def test_a_folder_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TESSERA_SECRETS_DIR", str(tmp_path / "none"))
     with pytest.raises(SettingsUnusable, match=r"TESSERA_SECRETS_DIR: there is no folder .*/none"):

@@ -76,11 +76,15 @@ class Host:
         return ROOT / source if source.startswith("./") else self.volume(source)
 
     def _given_secrets(self, service: str) -> Path:
-        """Make what /run/secrets is in a container: the secrets that it is given, and no other."""
+        """Make what /run/secrets is in a container: the secrets that it is given, and no other.
+
+        A file whose secret is still the same is let be: a service that is starting may be reading it.
+        """
         folder = self.folder / "given" / service
         folder.mkdir(parents=True, exist_ok=True)
         for path in mounts_of(service):
             if path.startswith("/run/secrets/"):
-                name = Path(path).name
-                (folder / name).write_bytes((self.secrets / name).read_bytes())
+                secret, given = self.secrets / Path(path).name, folder / Path(path).name
+                if not given.exists() or given.read_bytes() != secret.read_bytes():
+                    given.write_bytes(secret.read_bytes())
         return folder
