@@ -50,7 +50,9 @@ _LAST_USE = "last use"
 # A chunk of tensors is a chain of pages: with the usual 4 KiB, following it costs four times as much.
 _PAGE_BYTES = 16384
 _CLOCK = text(f"SELECT {CLOCK_OF_POSTGRESQL}")
-_CACHE_KIB = 1024  # per connection, and there are dozens; the operating system caches the file anyway
+# Per connection, and there are dozens; the operating system caches the file anyway. Who writes keeps what a
+# transaction changes, so that it goes to the disk once.
+_CACHE_KIB = {"writing": 1024, "reading": 256}
 # Before this version concurrent writers can corrupt a write-ahead log when it is reset.
 _FIRST_SAFE_WAL = (3, 51, 3)
 
@@ -61,11 +63,11 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = _checked(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self._writing = self._engine()
+        self._writing = self._engine("writing")
         # SQLite: BEGIN IMMEDIATE would make readers queue behind writers, so they get an engine of their own.
         # PostgreSQL: the same connections, but every statement of a transaction sees the same state.
         if self.is_sqlite:
-            self._looking = self._engine()
+            self._looking = self._engine("reading")
             self._reading = self._looking.execution_options()
             event.listen(self._writing, "begin", _begin_immediate)
             event.listen(self._reading, "begin", _begin_deferred)
@@ -142,7 +144,7 @@ class Database:
         except self._writing.dialect.loaded_dbapi.Error as error:
             raise DBAPIError(None, None, error) from error
 
-    def _engine(self) -> Engine:
+    def _engine(self, use: str) -> Engine:
         if not self.is_sqlite:
             engine = create_engine(
                 self.url,
@@ -160,7 +162,7 @@ class Database:
             event.listen(engine, "checkout", partial(_ping_if_idle, engine.dialect))
             return engine
         engine = create_engine(self.url, pool_size=20, max_overflow=20)
-        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "connect", partial(_prepare_sqlite, _CACHE_KIB[use]))
         return engine
 
 
@@ -231,7 +233,7 @@ def _checked(url: str) -> URL:
     return parsed
 
 
-def _prepare_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+def _prepare_sqlite(cache_kib: int, connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     if not isinstance(connection, sqlite3.Connection):
         raise TypeError("not the standard SQLite driver")
     connection.isolation_level = None  # the driver must not begin transactions of its own
@@ -239,7 +241,7 @@ def _prepare_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None
     for pragma in (
         f"busy_timeout={_BUSY_MILLISECONDS}",
         f"page_size={_PAGE_BYTES}",  # of new files; an older file keeps its own
-        f"cache_size=-{_CACHE_KIB}",
+        f"cache_size=-{cache_kib}",
         "foreign_keys=ON",
         f"journal_mode={journal}",
         "synchronous=FULL",
