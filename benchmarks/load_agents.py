@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import secrets
 import ssl
@@ -222,7 +223,7 @@ async def _connected(url: str, agents: list[Agent]) -> AsyncIterator[list[tuple[
     """Give each agent a connection of its own: a pool looks through all it has for every request."""
     async with AsyncExitStack() as stack:
         trust = ssl.create_default_context()  # made once: reading it takes longer than a request
-        yield [
+        clients = [
             (
                 await stack.enter_async_context(
                     httpx.AsyncClient(
@@ -233,3 +234,9 @@ async def _connected(url: str, agents: list[Agent]) -> AsyncIterator[list[tuple[
             )
             for agent in agents
         ]
+        # A thousand clients in one heap: to go through it is a pause of them all, and would be counted as the
+        # server's.
+        gc.collect()
+        gc.freeze()
+        stack.callback(gc.unfreeze)
+        yield clients
