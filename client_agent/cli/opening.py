@@ -107,15 +107,17 @@ def participant(
     settings: AgentSettings, enrolment: tuple[str, str] | None = None
 ) -> Iterator[tuple[Participant, StopFlag]]:
     """Open everything a round needs; with `enrolment` = (token, name), enrol first where that is missing."""
-    from client_agent.daemon import StopFlag
     from client_agent.membership import enrol as spend
     from client_agent.membership import exclusive, is_enrolled, keep_to, key_in_use, read_membership
+
+    if enrolment is None:
+        read_membership(settings.folder)  # that nobody enrolled is said before torch is, and a model
+
+    from client_agent.daemon import StopFlag
     from client_agent.participant import Participant
     from client_agent.roster import read_pins
     from client_agent.silo import open_silo
 
-    if enrolment is None:
-        read_membership(settings.folder)  # that nobody enrolled is said before a model is loaded
     pins = read_pins(settings.roster)
     stop = StopFlag()
     stop.listen()

@@ -153,12 +153,12 @@ def run(
 ) -> None:
     """Take part in rounds until the federation is finished. Stop it at any time: it resumes."""
     with clear_errors(resumes=True), opened_settings(config) as settings:
-        from client_agent.daemon import run as keep_taking_part
-
         if token and not name:
             raise SettingsUnusable("--token needs --name: the client's name, as the operator gave it")
         enrolment = (_secret(token), name) if token and name else None
         with participant(settings, enrolment) as (who, stop):
+            from client_agent.daemon import run as keep_taking_part
+
             keep_taking_part(who, stop.sleep)
 
 
@@ -172,6 +172,11 @@ def train(
 ) -> None:
     """Train alone, in the plan's steps and rounds: what this silo would reach without a federation."""
     with clear_errors(), opened_settings(config) as settings:
+        # What is cheap to see is said before torch is imported, which takes seconds.
+        if out is not None and not out.parent.is_dir():
+            raise SettingsUnusable(f"--out: there is no folder {out.parent}")
+        body = read_file(pack) if pack is not None else None
+
         from client_agent.alone import require_frames, train_alone
         from client_agent.daemon import StopFlag
         from client_agent.plans import read_plan
@@ -180,9 +185,6 @@ def train(
 
         stop = StopFlag()
         stop.listen()
-        if out is not None and not out.parent.is_dir():
-            raise SettingsUnusable(f"--out: there is no folder {out.parent}")
-        body = read_file(pack) if pack is not None else None
         planned = read_plan(plan)
         require_frames(planned, body)
         results = []
