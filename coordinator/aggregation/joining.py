@@ -22,6 +22,7 @@ from coordinator.rounds import store as rounds
 from coordinator.rounds.bases import Given, Zeros
 from coordinator.rounds.lifecycle import TAKING_PART
 from coordinator.rounds.store import Seen
+from coordinator.rounds.telling import Change
 from coordinator.server_key import ServerKey
 from coordinator.strategies.base import Signature
 from coordinator.tables import FederationRow, RoundRow
@@ -39,10 +40,22 @@ class SentSignature:
     body_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class TakingPart:
+    """A client takes part: what it is told, and whether it did not before.
+
+    `change` is what everybody has to be told; None = there is nothing, or it was told.
+    """
+
+    joined: Joined
+    is_new: bool = False
+    change: Change | None = None
+
+
 def join(
     database: Database, member: Member, number: int, signature: SentSignature | None, key: ServerKey
-) -> tuple[Joined, bool]:
-    """Take part in a round. Gives what the client is told, and whether it had not joined before.
+) -> TakingPart:
+    """Take part in a round.
 
     A newcomer's weights are made before the transaction that joins, and settled in it.
 
@@ -55,7 +68,7 @@ def join(
         seen = rounds.seen(session, member.federation_id, number)
         known = _known(session, seen, member)
         if known is not None:
-            return known, False
+            return TakingPart(known)
         _check(session, seen, member, federations.plan(session, seen.federation_id))
         newest = bases.newest(session, member.client_id, number)
         last_published = _weighed_as_of(session, member, newest)
@@ -76,14 +89,14 @@ def join(
             row = rounds.numbered(session, member.federation_id, number, lock=True)
             known = _known(session, row, member)
             if known is not None:
-                return known, False
+                return TakingPart(known)
             if zeros is not None and bases.newest(session, member.client_id, number) is not None:
                 stored = None  # it was given weights meanwhile
-            joined = _join(session, locked, row, member, stored, signature, key)
+            taking = _join(session, locked, row, member, stored, signature, key)
             may_crash("join-written")
             made = None
         may_crash("join-committed")
-        return joined, True
+        return taking
     finally:
         if isinstance(made, Made):  # another request of this client was faster, or the round has closed
             discard(database, [made])
@@ -146,7 +159,7 @@ def _join(
     stored: Stored | None,
     signature: SentSignature | None,
     key: ServerKey,
-) -> Joined:
+) -> TakingPart:
     _check(session, row, member, plan_of(federation))
     moment = now(session)
     if stored is not None:
@@ -161,8 +174,7 @@ def _join(
     if signature is not None:
         parts.keep_signature(session, row, member.client_id, "join", signature.signature)
         parts.count_bytes(session, row.id, member.client_id, up=signature.body_bytes)
-    control.announce(session, row, moment)
-    control.advance(session, federation, row, moment)
+    is_told = control.advance(session, federation, row, moment)
     manifest = manifests.issue(
         session,
         federation,
@@ -173,4 +185,5 @@ def _join(
         moment=moment,
         key=key,
     )
-    return Joined(weights=weights, manifest=manifest)
+    change = None if is_told else Change(federation.id, row.number, federation.events)
+    return TakingPart(Joined(weights=weights, manifest=manifest), is_new=True, change=change)

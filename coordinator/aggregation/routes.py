@@ -31,6 +31,7 @@ from coordinator.logs import bind
 from coordinator.paths import RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds import bases
+from coordinator.rounds.waking import Tell
 from coordinator.sessions import TheDatabase, TheMetrics, TheServerKey
 from coordinator.strategies.base import Signature
 from coordinator.updates.intake import Address, check_address, signature_of
@@ -71,6 +72,7 @@ def join_round(
     database: TheDatabase,
     metrics: TheMetrics,
     key: TheServerKey,
+    tell: Tell,
 ) -> Joined:
     """Take part in a round, and learn which weights to start from; a repeated request gets the same answer.
 
@@ -85,10 +87,12 @@ def join_round(
         with decoder():
             sent = _signature(body, Address(member.federation_id, n, member.client_id, pack), plan)
         signature = SentSignature(sent, body.bytes)
-    joined, is_new = join(database, member, n, signature, key)
-    if is_new:
+    taking = join(database, member, n, signature, key)
+    if taking.is_new:
         metrics.bytes_up.inc(body.bytes if body is not None else 0)
-    return joined
+    if taking.change is not None:
+        tell(taking.change)
+    return taking.joined
 
 
 def _signature(body: ReceivedBody, address: Address, plan: SignaturePlan) -> Signature:

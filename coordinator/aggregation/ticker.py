@@ -1,4 +1,5 @@
-"""Threads that nobody has to nurse: one moves rounds whose time has come, one aggregates them, one tidies.
+"""Threads that nobody has to nurse: one moves rounds whose time has come and tells what rounds count, one
+aggregates them, one tidies.
 
 All look at the database when they are woken and every tick, so that what happens on another replica, and
 what was going on when a process died, is found without being told.
@@ -23,6 +24,7 @@ from coordinator.metrics import Metrics
 from coordinator.rounds import control, retention
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import next_state
+from coordinator.rounds.telling import Change, Untold
 
 _COLLECT_EVERY_SECONDS = 600.0
 log = logger(__name__)
@@ -55,10 +57,12 @@ class Ticker:
         self._keep_rounds = keep_rounds
         self._metrics = metrics
         self._moved = moved
+        self._untold = Untold()
         self._stopping = threading.Event()
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
+        self._rounds = _Loop("rounds", self._drive, tick_seconds, self._stopping, pause=self._untold.pause)
         self._loops = [
-            _Loop("rounds", self._drive, tick_seconds, self._stopping),
+            self._rounds,
             _Loop("aggregation", self._aggregate, tick_seconds, self._stopping),
             _Loop("tidying", self._tidy, tick_seconds, self._stopping),
         ]
@@ -76,18 +80,28 @@ class Ticker:
         for loop in self._loops:
             loop.wake()
 
+    def note(self, change: Change) -> None:
+        """See to it that a change is told soon."""
+        if self._untold.note(change):
+            self._rounds.wake()
+
     def stop(self) -> None:
-        """End; an aggregation in progress is given up, for any worker to claim at once."""
+        """End; an aggregation in progress is given up, for any worker to claim at once. The rest is told."""
         self._stopping.set()
         self.wake()
         for loop in self._loops:
             loop.join()
+        try:
+            self._untold.tell(self._database, is_due=True)
+        except (OperationalError, InterfaceError, PoolExhausted):
+            log.exception("rounds-not-told")
 
     def _drive(self) -> bool:
         moved = drive(self._database)
         if moved:
             self.wake()
             self._moved()
+        self._untold.tell(self._database)
         return False
 
     def _tidy(self) -> bool:
@@ -163,8 +177,15 @@ class _Loop:
     """A thread that does its work when woken and every tick, and outlives the database's bad moments."""
 
     def __init__(
-        self, name: str, work: Callable[[], bool], tick_seconds: float, stopping: threading.Event
+        self,
+        name: str,
+        work: Callable[[], bool],
+        tick_seconds: float,
+        stopping: threading.Event,
+        *,
+        pause: Callable[[float], float] = lambda tick_seconds: tick_seconds,
     ) -> None:
+        self._pause = pause
         self._work = work
         self._tick_seconds = tick_seconds
         self._stopping = stopping
@@ -183,9 +204,11 @@ class _Loop:
     def _run(self) -> None:
         while not self._stopping.is_set():
             self._woken.clear()
+            pause = self._tick_seconds
             try:
                 if self._work():
                     continue
+                pause = self._pause(pause)
             except Exception:
                 log.exception("tick-failed", loop=self._thread.name)
-            self._woken.wait(self._tick_seconds)
+            self._woken.wait(pause)

@@ -80,13 +80,13 @@ def finish(session: Session, federation: FederationRow) -> None:
         abandon(session, federation, row, FEDERATION_FINISHED)
 
 
-def advance(session: Session, federation: FederationRow, row: RoundRow, moment: datetime) -> None:
-    """Take every step that is due at a moment, except claiming the round for aggregation."""
-    plan = plan_of(federation)
+def advance(session: Session, federation: FederationRow, row: RoundRow, moment: datetime) -> bool:
+    """Take every step that is due at a moment, except claiming the round for aggregation; say if one was."""
+    plan, before = plan_of(federation), row.version
     while True:
         step = next_state(store.facts(session, row, plan), moment)
         if step is None or step.to == "aggregating":
-            return
+            return row.version != before
         take(session, federation, row, step, moment)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, bindparam, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
 from coordinator.database import run
@@ -16,6 +16,7 @@ from coordinator.errors import NotFound
 from coordinator.federations.claims import Counted
 from coordinator.tables import (
     ClientRow,
+    EventRow,
     FederationRow,
     ParticipationRow,
     RelevanceRow,
@@ -70,6 +71,15 @@ _TALLIES = (
 )
 _SCORES = (
     select(ScoresRow.scores).where(ScoresRow.round_id == bindparam("round")).order_by(ScoresRow.client_id)
+)
+
+_TOLD = select(
+    exists().where(
+        EventRow.federation_id == bindparam("fid"),
+        EventRow.number > bindparam("after"),
+        EventRow.kind == "round",
+        EventRow.data["round"].as_integer() == bindparam("round"),
+    )
 )
 
 
@@ -157,6 +167,11 @@ def tallies(session: Session, round_id: int) -> dict[str, Tally]:
 def scores(session: Session, round_id: int) -> list[dict[str, Any]]:
     """Which scores were sent in, in the order of client ids?"""
     return list(run(session, _SCORES, {"round": round_id}).scalars())
+
+
+def is_told(session: Session, fid: str, number: int, after: int) -> bool:
+    """Was there an event of this round after the federation's event of number `after`?"""
+    return bool(run(session, _TOLD, {"fid": fid, "round": number, "after": after}).scalar())
 
 
 def parts(session: Session, round_id: int, client_id: str | None) -> list[PartRow]:

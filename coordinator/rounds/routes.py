@@ -34,9 +34,11 @@ from coordinator.problems import answers
 from coordinator.rounds import bases, control, manifests, parts, queries, store, views
 from coordinator.rounds.queries import Situation
 from coordinator.rounds.selection import Advice, advice, retry_after
+from coordinator.rounds.telling import Change
 from coordinator.rounds.waiting import LONGEST_SECONDS, Ended, seconds_of, waiting_of
+from coordinator.rounds.waking import Tell
 from coordinator.server_key import ServerKey
-from coordinator.sessions import Reading, Writing, database_of, server_key_of, settings_of
+from coordinator.sessions import Reading, TheDatabase, database_of, server_key_of, settings_of
 from coordinator.tables import FederationRow
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import (
@@ -130,17 +132,18 @@ def put_scores(
     member: AsMember,
     n: RoundNumber,
     scores: Annotated[Scores, Depends(json_body(Scores))],
-    session: Writing,
+    database: TheDatabase,
+    tell: Tell,
 ) -> None:
     """Keep how good a client's model was before and after the round's local steps; the last ones win."""
-    lock_federation(session, member.federation_id)
-    still_member(session, member)
-    row = store.numbered(session, member.federation_id, n)
-    if parts.of(session, row.id, member.client_id) is None:
-        raise NotJoined
-    moment = now(session)
-    store.keep_scores(session, row.id, member.client_id, scores.model_dump(mode="json"), moment)
-    control.announce(session, row, moment)
+    with database.write() as session:
+        locked = lock_federation(session, member.federation_id)
+        still_member(session, member)
+        seen = store.seen(session, locked.id, n)
+        if parts.of(session, seen.id, member.client_id) is None:
+            raise NotJoined
+        store.keep_scores(session, seen.id, member.client_id, scores.model_dump(mode="json"), now(session))
+    tell(Change(locked.id, n, locked.events))
 
 
 @router.get("/rounds", responses=answers(AuthMissing, NotFound, Invalid))

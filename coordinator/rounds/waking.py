@@ -1,4 +1,4 @@
-"""Let a route tell those who wait for rounds that there may be something to do. Knows no ticker."""
+"""Let a route say to those who wait for rounds or follow them that something is new. Knows no ticker."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from coordinator.rounds.telling import Change
 from coordinator.rounds.waiting import waiting_of
 
 
@@ -21,5 +22,13 @@ async def _wake(request: Request) -> Callable[[], None]:
     return wake
 
 
+async def _tell(request: Request) -> Callable[[Change], None]:
+    tell: Callable[[Change], None] = request.app.state.ticker.note
+    return tell
+
+
 Wake = Annotated[Callable[[], None], Depends(_wake)]
 """Call it after the commit: what is woken looks at the database at once."""
+
+Tell = Annotated[Callable[[Change], None], Depends(_tell)]
+"""Call it after a commit that changed what a round counts, not its state: it is told soon, with others."""

@@ -24,6 +24,7 @@ from coordinator.lora_methods import RanksDiffer
 from coordinator.rounds import bases, control, parts, references
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import TAKING_PART
+from coordinator.rounds.telling import Change
 from coordinator.strategies.base import make
 from coordinator.updates import store
 from coordinator.updates.clipping import Pieces, scale_to, scaled
@@ -61,11 +62,15 @@ class _Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """An update is there for good: whether it was not before, and whether its round waits for no other."""
+    """An update is there for good: whether it was not before, and whether its round waits for no other.
+
+    `change` is what has to be told; None = there is nothing, or it was told.
+    """
 
     receipt: Receipt
     is_new: bool = False
     closed_round: bool = False
+    change: Change | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +250,10 @@ def _keep(
             pack=terms.address.pack,
             moment=moment,
         )
-        control.announce(session, row, moment)
-        control.advance(session, locked, row, moment)
+        is_told = control.advance(session, locked, row, moment)
         may_crash("update-written")
-        return Delivered(receipt, is_new=True, closed_round=row.state == "closing")
+        change = None if is_told else Change(locked.id, row.number, locked.events)
+        return Delivered(receipt, is_new=True, closed_round=row.state == "closing", change=change)
 
 
 def _mark_late(database: Database, member: Member, number: int) -> None:

@@ -42,7 +42,7 @@ from coordinator.paths import ClientId, FederationId, RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds.references import layout_of
 from coordinator.rounds.traffic import sent_to
-from coordinator.rounds.waking import Wake
+from coordinator.rounds.waking import Tell, Wake
 from coordinator.sessions import TheDatabase, TheMetrics, database_of, metrics_of
 from coordinator.updates import store
 from coordinator.updates.delivery import Expected, deliver, expect
@@ -102,6 +102,7 @@ def put_update(
     arrived: Annotated[_Arrived, Depends(_received, scope="function")],
     request: Request,
     wake: Wake,
+    tell: Tell,
     response: Response,
 ) -> Receipt:
     """Take a client's adapter and signature: 201, or 200 with the same receipt when it was taken before."""
@@ -114,6 +115,8 @@ def put_update(
         return receipt
     if delivered.closed_round:
         wake()
+    if delivered.change is not None:
+        tell(delivered.change)
     metrics.updates_accepted.inc()
     metrics.bytes_up.inc(body.bytes)
     log.info("update-accepted", bytes=body.bytes, digest=body.digest, clipped=receipt.clipped)
