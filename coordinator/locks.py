@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
+from coordinator.database import run
 from coordinator.errors import NotFound
 from coordinator.tables import FederationRow
 
@@ -14,6 +15,20 @@ _LOCKED = (
     .with_for_update()
     .execution_options(populate_existing=True)
 )
+_HELD = select(FederationRow.events).where(FederationRow.id == bindparam("fid")).with_for_update()
+
+
+def hold_federation(session: Session, fid: str) -> int:
+    """Take a federation's lock for who changes nothing of its row; give the number of its last event.
+
+    Raises:
+        NotFound: there is no such federation.
+    """
+    found = run(session, _HELD, {"fid": fid}).first()
+    if found is None:
+        raise NotFound
+    (last_event,) = found
+    return last_event
 
 
 def lock_federation(session: Session, fid: str) -> FederationRow:

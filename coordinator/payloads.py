@@ -30,6 +30,7 @@ from coordinator.tables import (
     UpdateRow,
     WeightsRow,
 )
+from coordinator.times import clock
 from coordinator.weights_tables import CodedWeightsRow
 from schemas.wire.digests import digest_from_hash, digest_of
 
@@ -55,9 +56,13 @@ _REFERENCES = (
 )
 _WITH_DIGEST = select(PayloadRow.id).where(PayloadRow.digest == bindparam("digest"))
 _SHARED = _WITH_DIGEST.with_for_update(read=True, key_share=True)
+# SQLite writes its clock otherwise than it keeps times, and to ask for it there is no statement.
 _NEW = {
-    kind: make(PayloadRow).on_conflict_do_nothing(index_elements=["digest"]).returning(PayloadRow.id)
-    for kind, make in (("sqlite", sqlite.insert), ("postgresql", postgresql.insert))
+    kind: start.on_conflict_do_nothing(index_elements=["digest"]).returning(PayloadRow.id)
+    for kind, start in (
+        ("sqlite", sqlite.insert(PayloadRow)),
+        ("postgresql", postgresql.insert(PayloadRow).values(created_at=clock())),
+    )
 }
 _PUT_ON_SQLITE = "INSERT INTO payload_chunks (payload_id, begin, data) VALUES (?, ?, ?)"
 _PUT_ON_POSTGRES = "INSERT INTO payload_chunks (payload_id, begin, data) VALUES (%s, %s, %b)"
@@ -230,8 +235,10 @@ def _unreferenced() -> Select[int]:
 
 
 def _insert(session: Session, digest: str, size: int) -> int | None:
-    statement = _NEW[session.get_bind().dialect.name]
-    return run(session, statement, {"digest": digest, "bytes": size, "created_at": now(session)}).scalar()
+    kind, values = session.get_bind().dialect.name, {"digest": digest, "bytes": size}
+    if kind == "sqlite":
+        values["created_at"] = now(session)
+    return run(session, _NEW[kind], values).scalar()
 
 
 def _read(driver: Any, payload_id: int, begin: int, end: int) -> bytes:

@@ -9,23 +9,21 @@ from sqlalchemy.orm import Session
 from coordinator import payloads
 from coordinator.aggregation import newcomers
 from coordinator.aggregation.aggregate import Made, discard
+from coordinator.aggregation.standing import Standing, standing
 from coordinator.crash import may_crash
-from coordinator.database import Database, now
+from coordinator.database import Database
 from coordinator.downloads import Stored
 from coordinator.enrolment.recognition import Member, still_member
 from coordinator.errors import PackMissing, RoundClosed
-from coordinator.federations import store as federations
-from coordinator.federations.store import plan_of
-from coordinator.locks import lock_federation
+from coordinator.locks import hold_federation
 from coordinator.rounds import bases, control, manifests, parts
 from coordinator.rounds import store as rounds
-from coordinator.rounds.bases import Given, Zeros
+from coordinator.rounds.bases import Zeros
 from coordinator.rounds.lifecycle import TAKING_PART
-from coordinator.rounds.store import Seen
 from coordinator.rounds.telling import Change
 from coordinator.server_key import ServerKey
 from coordinator.strategies.base import Signature
-from coordinator.tables import FederationRow, RoundRow
+from coordinator.tables import RoundRow
 from coordinator.weights.store import give
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import Joined, WeightsReference
@@ -65,18 +63,18 @@ def join(
         PackMissing: the federation aligns its base models, and this one's pack is not stored.
     """
     with database.read() as session:
-        seen = rounds.seen(session, member.federation_id, number)
-        known = _known(session, seen, member)
-        if known is not None:
-            return TakingPart(known)
-        _check(session, seen, member, federations.plan(session, seen.federation_id))
-        newest = bases.newest(session, member.client_id, number)
-        last_published = _weighed_as_of(session, member, newest)
+        seen = standing(session, member, number)
+    known = _known(seen)
+    if known is not None:
+        return TakingPart(known)
+    plan = seen.plan
+    _check(seen, plan, member)
+    last_published = _weighed_as_of(seen)
     made: Made | Stored | None = None
     zeros: tuple[WeightsReference, Zeros] | None = None
-    if last_published is not None or newest is None:
+    if last_published is not None or seen.newest is None:
         sent = signature.signature if signature is not None else None
-        one = newcomers.newcomer(database, member, number, sent)
+        one = newcomers.newcomer(database, member, number, plan, seen.pack, sent)
         made = newcomers.begin(database, one, last_published)
         if made is None:
             zeros = bases.zeros(one.layout, one.manifest)
@@ -84,15 +82,17 @@ def join(
         with database.write() as session:
             # Payloads before the federation, as whoever delivers takes them; and nobody waits for the bytes.
             stored = _stored(session, made, zeros)
-            locked = lock_federation(session, member.federation_id)
+            last_event = hold_federation(session, member.federation_id)
             still_member(session, member)
             row = rounds.numbered(session, member.federation_id, number, lock=True)
-            known = _known(session, row, member)
+            seen = standing(session, member, number)
+            known = _known(seen)
             if known is not None:
                 return TakingPart(known)
-            if zeros is not None and bases.newest(session, member.client_id, number) is not None:
+            _check(seen, plan, member)
+            if zeros is not None and seen.newest is not None:
                 stored = None  # it was given weights meanwhile
-            taking = _join(session, locked, row, member, stored, signature, key)
+            taking = _join(session, row, member, seen, stored, signature, key, last_event)
             may_crash("join-written")
             made = None
         may_crash("join-committed")
@@ -102,38 +102,29 @@ def join(
             discard(database, [made])
 
 
-def _known(session: Session, row: RoundRow | Seen, member: Member) -> Joined | None:
+def _known(seen: Standing) -> Joined | None:
     """Give the answer of an earlier join."""
-    if parts.of(session, row.id, member.client_id) is None:
+    if not seen.has_joined or seen.newest is None or seen.manifest is None:
         return None
-    newest = bases.newest(session, member.client_id, row.number)
-    told = manifests.of(session, member.client_id, row.number)
-    if newest is None or told is None:
-        return None
-    return Joined(weights=bases.reference(newest), manifest=told)
+    return Joined(weights=bases.reference(seen.newest), manifest=seen.manifest)
 
 
-def _check(session: Session, row: RoundRow | Seen, member: Member, plan: FederationPlan) -> None:
-    if row.state not in TAKING_PART:
-        raise RoundClosed(state=row.state)
-    if (
-        plan.alignment is not None
-        and bases.pack_digest(session, member.federation_id, member.base_model) is None
-    ):
+def _check(seen: Standing, plan: FederationPlan, member: Member) -> None:
+    if seen.state not in TAKING_PART:
+        raise RoundClosed(state=seen.state)
+    if plan.alignment is not None and seen.pack is None:
         raise PackMissing(base_model=member.base_model)
 
 
-def _weighed_as_of(session: Session, member: Member, newest: Given | None) -> int | None:
+def _weighed_as_of(seen: Standing) -> int | None:
     """Say as of which published round a newcomer's weights have to be made; None = there is nothing to make.
 
     That is so when it delivered before, when nothing was published yet, or nothing since it joined last.
     """
-    if bases.is_established(session, member.client_id):
+    last = seen.last_published
+    if seen.is_established or last == 0:
         return None
-    _, last = rounds.published(session, member.federation_id)
-    if last == 0:
-        return None
-    return last if newest is None or newest.round_number <= last else None
+    return last if seen.newest is None or seen.newest.round_number <= last else None
 
 
 def _stored(
@@ -153,37 +144,35 @@ def _stored(
 
 def _join(
     session: Session,
-    federation: FederationRow,
     row: RoundRow,
     member: Member,
+    seen: Standing,
     stored: Stored | None,
     signature: SentSignature | None,
     key: ServerKey,
+    last_event: int,
 ) -> TakingPart:
-    _check(session, row, member, plan_of(federation))
-    moment = now(session)
     if stored is not None:
         weights = WeightsReference(digest=stored.digest, bytes=stored.size)
-        give(session, row.federation_id, member.client_id, row.number, stored, moment)
+        give(session, row.federation_id, member.client_id, row.number, stored, seen.moment)
+    elif seen.newest is not None:
+        weights = bases.reference(seen.newest)
     else:
-        newest = bases.newest(session, member.client_id, row.number)
-        if newest is None:
-            raise LookupError("a client without weights was given none")
-        weights = bases.reference(newest)
-    parts.join(session, row.id, member.client_id, weights.digest, moment)
+        raise LookupError("a client without weights was given none")
+    parts.join(session, row.id, member.client_id, weights.digest, seen.moment)
     if signature is not None:
         parts.keep_signature(session, row, member.client_id, "join", signature.signature)
         parts.count_bytes(session, row.id, member.client_id, up=signature.body_bytes)
-    is_told = control.advance(session, federation, row, moment)
+    is_told = control.advance(session, row, seen.moment)
     manifest = manifests.issue(
         session,
-        federation,
+        seen.stored_plan,
         member,
         row.number,
         weights=weights.digest,
         deadline=row.deadline,
-        moment=moment,
+        moment=seen.moment,
         key=key,
     )
-    change = None if is_told else Change(federation.id, row.number, federation.events)
+    change = None if is_told else Change(row.federation_id, row.number, last_event)
     return TakingPart(Joined(weights=weights, manifest=manifest), is_new=True, change=change)

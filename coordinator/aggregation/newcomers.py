@@ -17,7 +17,6 @@ from coordinator.database import Database
 from coordinator.downloads import Stored
 from coordinator.enrolment.recognition import Member
 from coordinator.errors import Busy
-from coordinator.federations.store import federation, plan_of
 from coordinator.lora_methods import Folding
 from coordinator.rounds import bases
 from coordinator.strategies.base import ClientFacts, Cohort, Signature, make, modules_of
@@ -57,17 +56,23 @@ class Newcomer:
         )
 
 
-def newcomer(database: Database, member: Member, number: int, signature: Signature | None) -> Newcomer:
+def newcomer(
+    database: Database,
+    member: Member,
+    number: int,
+    plan: FederationPlan,
+    pack: str | None,
+    signature: Signature | None,
+) -> Newcomer:
     """Collect what is known of a newcomer; a signature of an earlier join counts until there is a new one."""
     fid = member.federation_id
     with database.read() as session:
-        plan = plan_of(federation(session, fid))
         return Newcomer(
             member=member,
             number=number,
             plan=plan,
             layout=bases.layout(session, fid, plan, member.base_model, member.profile),
-            pack=bases.pack_digest(session, fid, member.base_model),
+            pack=pack,
             signature=signature or store.signature_of_join(session, fid, member.client_id),
         )
 

@@ -18,6 +18,7 @@ from coordinator import payloads
 from coordinator.aggregation import publishing
 from coordinator.aggregation.publishing import Claim, Lease
 from coordinator.database import Database, now
+from coordinator.enrolment import nonces
 from coordinator.locks import lock_federation
 from coordinator.logs import logger, scope
 from coordinator.metrics import Metrics
@@ -109,11 +110,12 @@ class Ticker:
         if time.monotonic() < self._next_collection:
             return False
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
+        posts = nonces.forget_old(self._database)
         forgotten = retention.thin_out(self._database, self._keep_rounds) if self._keep_rounds else 0
         collected = payloads.collect(self._database)
-        if not forgotten and not collected:
+        if not posts and not forgotten and not collected:
             return False
-        log.info("tidied", forgotten=forgotten, collected=collected)
+        log.info("tidied", posts=posts, forgotten=forgotten, collected=collected)
         self._next_collection = time.monotonic()
         return True
 
@@ -167,9 +169,9 @@ def drive(database: Database) -> bool:
         ]
     for fid, number in due:
         with database.write() as session:
-            locked = lock_federation(session, fid)
+            lock_federation(session, fid)
             row = rounds.numbered(session, fid, number, lock=True)
-            control.advance(session, locked, row, now(session))
+            control.advance(session, row, now(session))
     return bool(due)
 
 

@@ -243,15 +243,16 @@ def insert_new(session: Session, table: type[Table], values: dict[str, Any]) -> 
     return run(session, statement, values).first() is not None
 
 
-def forget(session: Session, column: InstrumentedAttribute[datetime], until: datetime) -> None:
+def forget(session: Session, column: InstrumentedAttribute[datetime], until: datetime) -> int:
     """Delete rows of which this column is not after a moment, more at once than a request ever adds.
 
-    So a table cannot grow for ever.
+    So a table cannot grow for ever. Gives their number.
     """
     found = [tuple(row) for row in run(session, _old(column), {"until": until})]
     if found:
         table = column.class_
         session.execute(delete(table).where(tuple_(*inspect(table).primary_key).in_(found)))
+    return len(found)
 
 
 @cache

@@ -14,7 +14,7 @@ from coordinator.alignment_tables import PackRow
 from coordinator.database import run
 from coordinator.federations.layouts import layout_of
 from coordinator.federations.store import pack_selected
-from coordinator.tables import CHUNK_BYTES, UpdateRow, WeightsRow
+from coordinator.tables import CHUNK_BYTES, WeightsRow
 from schemas.maths.adapter import Layout, size
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
@@ -45,11 +45,6 @@ _NEWEST = (
     .limit(1)
 )
 _NEWEST_UNTIL = _NEWEST.where(WeightsRow.round_number <= bindparam("number"))
-_ESTABLISHED = (
-    select(UpdateRow.id)
-    .where(UpdateRow.client_id == bindparam("client"), UpdateRow.reject_reason.is_(None))
-    .limit(1)
-)
 _PACK = select(PackRow.digest).where(
     PackRow.federation_id == bindparam("fid"), PackRow.base_model == bindparam("base_model")
 )
@@ -79,11 +74,6 @@ def newest(session: Session, client_id: str, number: int | None = None) -> Given
 def reference(given: Given) -> WeightsReference:
     """Name weights."""
     return WeightsReference(digest=given.digest, bytes=given.size)
-
-
-def is_established(session: Session, client_id: str) -> bool:
-    """Has a client an update that counts? One of an abandoned round does not."""
-    return run(session, _ESTABLISHED, {"client": client_id}).first() is not None
 
 
 def pack_digest(session: Session, fid: str, base_model: str) -> str | None:

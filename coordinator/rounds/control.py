@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from coordinator import events
 from coordinator.database import now
 from coordinator.errors import AnchorsMissing, FederationStateConflict
-from coordinator.federations.store import anchors_stored, plan_of
+from coordinator.federations.store import anchors_stored, federation, plan_of
 from coordinator.rounds import store
 from coordinator.rounds.lifecycle import (
     ENDED,
@@ -80,14 +80,16 @@ def finish(session: Session, federation: FederationRow) -> None:
         abandon(session, federation, row, FEDERATION_FINISHED)
 
 
-def advance(session: Session, federation: FederationRow, row: RoundRow, moment: datetime) -> bool:
+def advance(session: Session, row: RoundRow, moment: datetime) -> bool:
     """Take every step that is due at a moment, except claiming the round for aggregation; say if one was."""
-    plan, before = plan_of(federation), row.version
-    while True:
-        step = next_state(store.facts(session, row, plan), moment)
+    before = row.version
+    while not store.waits(session, row, moment):
+        owner = federation(session, row.federation_id)
+        step = next_state(store.facts(session, row, plan_of(owner)), moment)
         if step is None or step.to == "aggregating":
-            return row.version != before
-        take(session, federation, row, step, moment)
+            break
+        take(session, owner, row, step, moment)
+    return row.version != before
 
 
 def take(session: Session, federation: FederationRow, row: RoundRow, step: Step, moment: datetime) -> None:

@@ -34,9 +34,9 @@ _BEFORE = (
 _KEEP = insert(ManifestRow)
 
 
-def plan_bytes(federation: FederationRow) -> bytes:
+def plan_bytes(plan: dict[str, Any]) -> bytes:
     """Write a federation's resolved plan as it is served and hashed: the stored one never changes."""
-    return json.dumps(federation.plan, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(plan, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def of(session: Session, client_id: str, number: int) -> SignedDocument | None:
@@ -46,7 +46,7 @@ def of(session: Session, client_id: str, number: int) -> SignedDocument | None:
 
 def issue(
     session: Session,
-    federation: FederationRow,
+    plan: dict[str, Any],
     member: Member,
     number: int,
     *,
@@ -59,13 +59,13 @@ def issue(
     # The newest link whatever the clock says, which may have stepped back: the federation's row is locked.
     document = _signed(
         session,
-        federation,
+        plan,
         member,
         number,
         weights=weights,
         deadline=deadline,
         moment=moment,
-        listed=roster.newest(session, federation.id),
+        listed=roster.newest(session, member.federation_id),
         key=key,
     )
     kept = {"client_id": member.client_id, "round_number": number}
@@ -82,7 +82,7 @@ def final(
         raise LookupError("the federation is not finished")
     return _signed(
         session,
-        federation,
+        federation.plan,
         member,
         number,
         weights=weights,
@@ -95,7 +95,7 @@ def final(
 
 def _signed(
     session: Session,
-    federation: FederationRow,
+    plan: dict[str, Any],
     member: Member,
     number: int,
     *,
@@ -107,11 +107,11 @@ def _signed(
 ) -> dict[str, Any]:
     last = run(session, _BEFORE, {"client": member.client_id, "number": number}).first()
     manifest = RoundManifest(
-        federation=federation.id,
+        federation=member.federation_id,
         client=member.client_id,
         round=number,
         weights=weights,
-        plan=digest_of(plan_bytes(federation)),
+        plan=digest_of(plan_bytes(plan)),
         roster_version=listed.version if listed is not None else 0,
         roster_hash=listed.hash if listed is not None else None,
         deadline=deadline,

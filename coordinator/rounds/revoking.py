@@ -32,7 +32,7 @@ def revoke_client(
 ) -> None:
     """Shut a client out, effective at once; an update that was accepted before is kept and counts."""
     with database.write() as session:
-        federation = lock_federation(session, fid)
+        lock_federation(session, fid)
         still_person(session, person)
         if not revoke(session, fid, cid):
             return
@@ -42,6 +42,6 @@ def revoke_client(
         current = store.latest(session, fid)
         if current is not None:
             current = store.numbered(session, fid, current.number, lock=True)
-            control.advance(session, federation, current, now(session))
+            control.advance(session, current, now(session))
         audit.append(session, "client-revoked", actor=person.id, subject=cid)
     wake()

@@ -28,7 +28,7 @@ from coordinator.errors import (
 from coordinator.federations import store as federations
 from coordinator.json_body import json_body, takes
 from coordinator.limits.polls import polls_of
-from coordinator.locks import lock_federation
+from coordinator.locks import hold_federation
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, RoundNumber, UncheckedFederationId
 from coordinator.problems import answers
 from coordinator.rounds import bases, control, manifests, parts, queries, store, views
@@ -110,7 +110,9 @@ async def current_round(
 )
 def show_plan(_: AsReader, fid: FederationId, session: Reading) -> Response:
     """Give the federation's resolved plan in the very bytes whose digest every round's manifest has."""
-    return Response(manifests.plan_bytes(federations.federation(session, fid)), media_type="application/json")
+    return Response(
+        manifests.plan_bytes(federations.federation(session, fid).plan), media_type="application/json"
+    )
 
 
 @router.get("/rounds/{n}/manifest", responses=answers(AuthMissing, Forbidden, NotFound))
@@ -137,13 +139,10 @@ def put_scores(
 ) -> None:
     """Keep how good a client's model was before and after the round's local steps; the last ones win."""
     with database.write() as session:
-        locked = lock_federation(session, member.federation_id)
+        last_event = hold_federation(session, member.federation_id)
         still_member(session, member)
-        seen = store.seen(session, locked.id, n)
-        if parts.of(session, seen.id, member.client_id) is None:
-            raise NotJoined
-        store.keep_scores(session, seen.id, member.client_id, scores.model_dump(mode="json"), now(session))
-    tell(Change(locked.id, n, locked.events))
+        parts.keep_scores(session, member.federation_id, n, member.client_id, scores.model_dump(mode="json"))
+    tell(Change(member.federation_id, n, last_event))
 
 
 @router.get("/rounds", responses=answers(AuthMissing, NotFound, Invalid))

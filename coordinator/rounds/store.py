@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NewType
 
-from sqlalchemy import ColumnElement, CursorResult, bindparam, case, func, or_, select, update
+from sqlalchemy import ColumnElement, CursorResult, bindparam, case, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
@@ -18,7 +17,6 @@ from coordinator.tables import (
     FederationRow,
     ParticipationRow,
     RoundRow,
-    ScoresRow,
     UpdateRow,
 )
 from schemas.messages.federations import FederationPlan, RoundsPlan
@@ -43,9 +41,6 @@ _NUMBERED = _OF_FEDERATION.where(RoundRow.number == bindparam("number"))
 _LATEST = _OF_FEDERATION.order_by(RoundRow.number.desc()).limit(1)
 _LOCKED = _NUMBERED.with_for_update().execution_options(populate_existing=True)
 _CLAIMABLE = _NUMBERED.with_for_update(skip_locked=True).execution_options(populate_existing=True)
-_SEEN = select(RoundRow.id, RoundRow.federation_id, RoundRow.number, RoundRow.state).where(
-    RoundRow.federation_id == bindparam("fid"), RoundRow.number == bindparam("number")
-)
 _PUBLISHED = select(func.count(), func.max(RoundRow.number)).where(
     RoundRow.federation_id == bindparam("fid"), RoundRow.state == "published"
 )
@@ -53,6 +48,14 @@ _FACTS = (
     select(*_HEADS)
     .join_from(ParticipationRow, ClientRow, ParticipationRow.client_id == ClientRow.id)
     .where(ParticipationRow.round_id == bindparam("round"))
+)
+_WAITS = select(
+    exists().where(
+        ParticipationRow.round_id == bindparam("round"),
+        ~_HAS_ARRIVED,
+        ParticipationRow.client_id == ClientRow.id,
+        _IS_HERE,
+    )
 )
 _COLLECTING = (
     select(RoundRow, FederationRow.plan, *_HEADS)
@@ -69,16 +72,6 @@ _AWAITING = (
     .where(or_(RoundRow.state == "closing", _ORPHANED))
     .order_by(RoundRow.closing_at)
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A round as it was when somebody looked."""
-
-    id: int
-    federation_id: str
-    number: int
-    state: str
 
 
 class LostRace(Exception):
@@ -100,18 +93,6 @@ def numbered(session: Session, fid: str, number: int, *, lock: bool = False) -> 
     if row is None:
         raise NotFound
     return row
-
-
-def seen(session: Session, fid: str, number: int) -> Seen:
-    """How does the round of this number stand, for who does not change it?
-
-    Raises:
-        NotFound: there is none.
-    """
-    found = run(session, _SEEN, {"fid": fid, "number": number}).first()
-    if found is None:
-        raise NotFound
-    return Seen(*found)
 
 
 def collecting(session: Session) -> list[tuple[RoundRow, RoundFacts]]:
@@ -152,6 +133,16 @@ def facts(session: Session, row: RoundRow, plan: FederationPlan) -> RoundFacts:
     if row.state not in TAKING_PART:
         return _facts(row, plan.rounds, 0, 0, 0)
     return _facts(row, plan.rounds, *run(session, _FACTS, {"round": row.id}).one())
+
+
+def waits(session: Session, row: RoundRow, moment: datetime) -> bool:
+    """Does a round collect, not yet at its deadline, and still wait for a client? Then no step is due.
+
+    One row answers that, where `facts` counts all who take part: every update asks, and others wait for it.
+    """
+    if row.state != "collecting" or row.deadline is None or moment >= row.deadline:
+        return False
+    return bool(run(session, _WAITS, {"round": row.id}).scalar())
 
 
 def state_of(row: RoundRow) -> RoundState:
@@ -243,13 +234,6 @@ def reject_updates(session: Session, round_id: int, reason: str) -> None:
         .values(state="rejected", reject_reason=reason)
         .execution_options(synchronize_session=False)
     )
-
-
-def keep_scores(
-    session: Session, round_id: int, client_id: str, scores: dict[str, Any], moment: datetime
-) -> None:
-    """Keep a client's scores; the last ones win."""
-    session.merge(ScoresRow(round_id=round_id, client_id=client_id, scores=scores, received_at=moment))
 
 
 def _facts(row: RoundRow, plan: RoundsPlan, expected: int, waiting: int, delivered: int) -> RoundFacts:

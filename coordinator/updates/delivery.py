@@ -15,11 +15,11 @@ from typing import BinaryIO, cast
 from coordinator import payloads
 from coordinator.bounded_body import ReceivedBody
 from coordinator.crash import may_crash
-from coordinator.database import Database, now
+from coordinator.database import Database
 from coordinator.enrolment.recognition import Member, still_member
 from coordinator.errors import NotJoined, RoundClosed, UploadConflict
 from coordinator.limits.uploads import decoder
-from coordinator.locks import lock_federation
+from coordinator.locks import hold_federation
 from coordinator.lora_methods import RanksDiffer
 from coordinator.rounds import bases, control, parts, references
 from coordinator.rounds import store as rounds
@@ -228,17 +228,16 @@ def _keep(
     received = store.Content(body.digest, body.bytes, payloads.pieces(cast("BinaryIO", body.file)))
     with database.write() as session:
         kept = store.keep_payloads(session, received, decoded.state)
-        locked = lock_federation(session, member.federation_id)
+        last_event = hold_federation(session, member.federation_id)
         still_member(session, member)
-        row = rounds.numbered(session, locked.id, terms.address.round, lock=True)
-        known = store.receipt(session, row.id, member.client_id)
+        row = rounds.numbered(session, member.federation_id, terms.address.round, lock=True)
+        moment, known = store.receipt(session, row.id, member.client_id)
         if known is not None:
             if known.digest != body.digest:
                 raise UploadConflict(accepted=known.digest)
             return Delivered(known)
         if row.state not in TAKING_PART:
             raise RoundClosed(state=row.state)
-        moment = now(session)
         receipt = store.keep(
             session,
             row,
@@ -250,16 +249,16 @@ def _keep(
             pack=terms.address.pack,
             moment=moment,
         )
-        is_told = control.advance(session, locked, row, moment)
+        is_told = control.advance(session, row, moment)
         may_crash("update-written")
-        change = None if is_told else Change(locked.id, row.number, locked.events)
+        change = None if is_told else Change(row.federation_id, row.number, last_event)
         return Delivered(receipt, is_new=True, closed_round=row.state == "closing", change=change)
 
 
 def _mark_late(database: Database, member: Member, number: int) -> None:
     """Remember that a client that had joined delivered after the end."""
     with database.write() as session:
-        lock_federation(session, member.federation_id)
+        hold_federation(session, member.federation_id)
         row = rounds.numbered(session, member.federation_id, number, lock=True)
         part = parts.of(session, row.id, member.client_id)
         if part is not None and part.state == "joined":

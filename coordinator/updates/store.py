@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import bindparam, insert, select
 from sqlalchemy.orm import Session
@@ -15,6 +16,7 @@ from coordinator.database import run
 from coordinator.errors import NotFound
 from coordinator.rounds import parts
 from coordinator.tables import FederationRow, ParticipationRow, RoundRow, UpdateRow
+from coordinator.times import clock
 from coordinator.updates.intake import Verdict
 from schemas.maths.adapter import Layout
 from schemas.messages.federations import FederationPlan
@@ -28,8 +30,15 @@ _RECEIVED = (
     UpdateRow.client_id,
     UpdateRow.clipped,
 )
-_RECEIPT = select(*_RECEIVED).where(
-    UpdateRow.round_id == bindparam("round"), UpdateRow.client_id == bindparam("client")
+_RECEIPT = (
+    select(clock(), *_RECEIVED)
+    .select_from(ParticipationRow)
+    .outerjoin(
+        UpdateRow,
+        (UpdateRow.round_id == ParticipationRow.round_id)
+        & (UpdateRow.client_id == ParticipationRow.client_id),
+    )
+    .where(ParticipationRow.round_id == bindparam("round"), ParticipationRow.client_id == bindparam("client"))
 )
 _STANDING = (
     select(FederationRow.plan, RoundRow.state, ParticipationRow.base_digest, PackRow.digest, *_RECEIVED)
@@ -97,10 +106,11 @@ def standing(session: Session, fid: str, number: int, client_id: str, base_model
     return Standing(FederationPlan.model_validate(plan), state, base, pack, _as_receipt(*received))
 
 
-def receipt(session: Session, round_id: int, client_id: str) -> Receipt | None:
-    """Which receipt did a client get for its update of a round?"""
-    found = run(session, _RECEIPT, {"round": round_id, "client": client_id}).first()
-    return _as_receipt(*found) if found is not None else None
+def receipt(session: Session, round_id: int, client_id: str) -> tuple[datetime, Receipt | None]:
+    """What time is it, and which receipt did a client that joined a round get for its update?"""
+    found: Any = run(session, _RECEIPT, {"round": round_id, "client": client_id}).one()
+    moment, *received = found
+    return moment, _as_receipt(*received)
 
 
 def newest(session: Session, client_id: str, number: int | None) -> UpdateRow | None:

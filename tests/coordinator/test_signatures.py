@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from coordinator.database import Database
+from coordinator.enrolment import nonces
 from schemas.wire.digests import digest_of, to_field
 from tests.served import Served, Silo, slug
 from tests.signed import signed
@@ -145,6 +146,8 @@ def test_used_nonces_are_forgotten_after_ten_minutes(database_url: str, serve: C
         with database.write() as session:
             session.execute(text("UPDATE used_nonces SET used_at = '2020-01-01 00:00:00+00:00'"))
         assert send(served, signed(served, silo, "POST", url(silo, 1, "/join"))) == (200, "")
+        assert nonces.forget_old(database) == 1
+        assert nonces.forget_old(database) == 0, "that of the last request"
         with database.read() as session:
             assert session.scalar(text("SELECT count(*) FROM used_nonces")) == 1
     finally:
