@@ -66,6 +66,9 @@ async def follow(
 ) -> StreamingResponse:
     """Follow what happens: all of it for people; for a client, rounds, alignment and what is its own.
 
+    A round's change of state is an event of its own. Who joins, delivers or sends scores is told together,
+    within half a second or so; that is a hint and may be missing: each event of a round shows all it counts.
+
     The stream ends with what opened it: a token, a key that was replaced and whose overlap is over.
     """
     return StreamingResponse(

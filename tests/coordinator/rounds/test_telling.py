@@ -12,11 +12,13 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from coordinator.database import Database
+from coordinator.federations import store
 from coordinator.locks import lock_federation
 from coordinator.rounds import control, telling
 from coordinator.rounds import store as rounds
 from coordinator.rounds.telling import Change, Untold
 from coordinator.tables import EventRow
+from schemas.messages.federations import FederationPlan
 from tests.served import Served, Silo
 from tests.taking_part import deliver, join, plan, running, url, values, wait_for
 
@@ -96,9 +98,6 @@ def test_a_service_that_stops_has_told_everything(
 @pytest.fixture
 def opened(database: Database) -> str:
     """A federation in its first round."""
-    from coordinator.federations import store
-    from schemas.messages.federations import FederationPlan
-
     with database.write() as session:
         row = store.create(
             session, FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}})

@@ -1,0 +1,97 @@
+"""What a round is asked with every update says what all its facts would say."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from itertools import product
+
+import pytest
+
+from coordinator.database import Database, now
+from coordinator.federations import store as federations
+from coordinator.federations.store import plan_of
+from coordinator.rounds import store as rounds
+from coordinator.rounds.lifecycle import next_state
+from coordinator.tables import ClientRow, FederationRow, ParticipationRow
+from schemas.messages.federations import FederationPlan
+
+
+@pytest.fixture
+def federation(database: Database) -> FederationRow:
+    """A federation with two clients, and one that was shut out."""
+    plan = FederationPlan.model_validate(
+        {"name": "x", "strategy": {"name": "fedavg"}, "rounds": {"min_clients": 2, "total": 100}}
+    )
+    with database.write() as session:
+        row = federations.create(session, plan)
+        for i, standing in enumerate(("enrolled", "enrolled", "revoked")):
+            session.add(
+                ClientRow(
+                    id=f"{row.id}-{i}",
+                    federation_id=row.id,
+                    name=f"c{i}",
+                    base_model="m",
+                    profile={},
+                    state=standing,
+                    credential_hash=f"{row.id}-{i}",
+                    enrolled_at=now(session),
+                )
+            )
+        return row
+
+
+PLACES = list(
+    product((None, "joined", "arrived"), (None, "joined", "arrived"), (None, "joined", "arrived", "revoked"))
+)
+"""The parts of two enrolled clients and of a revoked one."""
+
+
+def test_a_round_that_waits_has_no_step_to_take_and_one_that_does_not_wait_is_looked_at(
+    database: Database, federation: FederationRow
+) -> None:
+    told = set()
+    for number, parts in enumerate(PLACES, 1):
+        with database.write() as session:
+            moment = now(session)
+            row = rounds.open_round(session, federation.id, number, moment)
+            row.state, row.collecting_at = "collecting", moment
+            row.deadline = moment + timedelta(seconds=60)
+            for i, part in enumerate(parts):
+                if part is not None:
+                    session.add(
+                        ParticipationRow(
+                            round_id=row.id,
+                            client_id=f"{federation.id}-{i}",
+                            state=part,
+                            joined_at=moment,
+                            base_digest="d",
+                        )
+                    )
+            session.flush()
+            facts = rounds.facts(session, row, plan_of(federation))
+            waits = rounds.waits(session, row, moment)
+            assert waits == (facts.waiting > 0), parts
+            assert not (waits and next_state(facts, moment)), parts
+            assert not rounds.waits(session, row, row.deadline), "at its deadline all facts are asked"
+            told.add((waits, next_state(facts, moment) is not None))
+            row.state = "abandoned"
+    assert told == {(True, False), (False, False), (False, True)}
+
+
+@pytest.mark.parametrize("state", ["open", "closing", "aggregating", "published", "abandoned"])
+def test_only_a_round_that_collects_waits(database: Database, federation: FederationRow, state: str) -> None:
+    with database.write() as session:
+        moment = now(session)
+        row = rounds.open_round(session, federation.id, 1, moment)
+        row.state, row.deadline = state, moment + timedelta(seconds=60)
+        session.add(
+            ParticipationRow(
+                round_id=row.id,
+                client_id=f"{federation.id}-0",
+                state="joined",
+                joined_at=moment,
+                base_digest="d",
+            )
+        )
+        session.flush()
+        assert not rounds.waits(session, row, moment)
