@@ -159,11 +159,12 @@ def set_up(served: ServedProcess) -> Scene:
     assert served.admin.post(f"/v1/federations/{beside}/finish").status_code == 200
     for one in (silo, other, newcomer, elsewhere):  # seen just now: nobody is noted as seen meanwhile
         assert one.http.get("/v1/me").status_code == 200
-    _wait_until_told(served, fid, joined=4, arrived=1)  # nothing is left that would be written meanwhile
+    wait_until_told(served, fid, joined=4, arrived=1)
     return Scene(served, silo, other, delivered, newcomer, revoked, elsewhere, base)
 
 
-def _wait_until_told(served: Served, fid: str, **counts: int) -> None:
+def wait_until_told(served: Served, fid: str, **counts: int) -> None:
+    """Wait for the event of a round that counts so much: then nothing is written that was not asked for."""
     with served.admin.stream(
         "GET", f"/v1/federations/{fid}/events", headers={"Last-Event-ID": "0"}
     ) as events:

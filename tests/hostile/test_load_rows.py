@@ -18,7 +18,7 @@ import pytest
 from client_agent.coordinator_api import CoordinatorApi, NothingYet
 from coordinator.limits.polls import BURST
 from tests.hostile.process import start_process
-from tests.hostile.scene import Answer, Scene, connected, listen, request_bytes, set_up, told
+from tests.hostile.scene import Answer, Scene, connected, listen, request_bytes, set_up, told, wait_until_told
 from tests.integration.agents import wait_until
 from tests.served import Served, Silo
 from tests.signed import signed
@@ -101,6 +101,7 @@ def test_a_locked_database_is_waited_for_a_while_and_decoders_are_busy_meanwhile
     others = [scene.other, scene.newcomer]
     bodies = {one.client_id: update_body(one, 1, join(one, 1), values(1.0)) for one in others}
     bodies[scene.silo.client_id] = scene.good()
+    wait_until_told(scene.served, scene.silo.federation_id, joined=5)
     before = scene.stored()
     with ThreadPoolExecutor(3) as pool, _locked(scene):
         asked = {}
