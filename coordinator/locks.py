@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, select, text
 from sqlalchemy.orm import Session
 
 from coordinator.database import run
@@ -16,6 +16,16 @@ _LOCKED = (
     .execution_options(populate_existing=True)
 )
 _HELD = select(FederationRow.events).where(FederationRow.id == bindparam("fid")).with_for_update()
+_BRIEFLY = text("SET LOCAL lock_timeout = 1000")
+
+
+def wait_briefly(session: Session) -> None:
+    """Wait for each lock of this transaction a second at most, for who has others to care for.
+
+    SQLite knows one lock, which a transaction that writes has from its beginning.
+    """
+    if session.get_bind().dialect.name != "sqlite":
+        run(session, _BRIEFLY)
 
 
 def hold_federation(session: Session, fid: str) -> int:

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from coordinator.database import Database, now
-from coordinator.locks import lock_federation
+from coordinator.locks import hold_federation, wait_briefly
 from coordinator.rounds import control, queries, store
 
 TOGETHER_SECONDS = 0.5
@@ -65,19 +65,18 @@ class Untold:
         With `is_due` it is time, whenever that was. What could not be written is told later.
         """
         with self._lock:
-            if not is_due and self._seconds_left() > 0:
+            if not self._last_events or (not is_due and self._seconds_left() > 0):
                 return
             self._told_at = time.monotonic()
             changes = [Change(*which, last) for which, last in self._last_events.items()]
             self._last_events.clear()
-        while changes:
+        for place, change in enumerate(changes, 1):
             try:
-                _tell(database, changes[-1])
+                _tell(database, change)
             except BaseException:
-                for change in changes:
-                    self.note(change)
+                for left in (*changes[place:], change):  # whom somebody holds up comes last
+                    self.note(left)
                 raise
-            changes.pop()
 
     def _seconds_left(self) -> float:
         if self._told_at is None:
@@ -87,7 +86,8 @@ class Untold:
 
 def _tell(database: Database, change: Change) -> None:
     with database.write() as session:
-        lock_federation(session, change.federation_id)
+        wait_briefly(session)
+        hold_federation(session, change.federation_id)
         if not queries.is_told(session, change.federation_id, change.number, change.last_event):
             row = store.numbered(session, change.federation_id, change.number)
             control.announce(session, row, now(session))

@@ -95,15 +95,20 @@ def test_a_service_that_stops_has_told_everything(
     assert told(rows, served, fid)[-1]["counts"]["joined"] == 4
 
 
-@pytest.fixture
-def opened(database: Database) -> str:
-    """A federation in its first round."""
+def open_one(database: Database) -> str:
+    """Make a federation, which is in its first round."""
     with database.write() as session:
         row = store.create(
             session, FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}})
         )
         control.start(session, row)
         return row.id
+
+
+@pytest.fixture
+def opened(database: Database) -> str:
+    """A federation in its first round."""
+    return open_one(database)
 
 
 def last_event(database: Database, fid: str) -> int:
@@ -147,6 +152,7 @@ def test_what_another_round_had_to_tell_does_not_stand_for_this_one(database: Da
 
 def test_nothing_is_told_again_too_soon_and_all_in_time(database: Database, opened: str) -> None:
     untold = Untold()
+    untold.tell(database)
     assert untold.pause(7.0) == 7.0
     assert untold.note(Change(opened, 1, 1))
     assert untold.pause(7.0) == 0.0
@@ -190,3 +196,25 @@ def test_no_more_rounds_are_remembered_than_may_be(
     untold.note(Change(opened, 2, 1))  # there is no such round: to tell of it would fail
     untold.tell(database)
     assert numbers(database, opened) == [1, 1]
+
+
+def test_who_holds_one_federation_does_not_hold_up_the_others(
+    fresh_database: Callable[[str], str],
+) -> None:
+    database = Database(fresh_database("postgres"))
+    held, free = open_one(database), open_one(database)
+    untold = Untold()
+    for fid in (held, free):
+        untold.note(Change(fid, 1, 1))
+    with database.write() as session:
+        lock_federation(session, held)
+        began = time.monotonic()
+        with pytest.raises(OperationalError):
+            untold.tell(database)
+        assert time.monotonic() - began < 5
+        with pytest.raises(OperationalError):
+            untold.tell(database, is_due=True)
+        assert numbers(database, free) == [1, 1]
+    untold.tell(database, is_due=True)
+    assert numbers(database, held) == [1, 1]
+    database.close()
