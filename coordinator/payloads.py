@@ -56,7 +56,7 @@ _REFERENCES = (
 )
 _WITH_DIGEST = select(PayloadRow.id).where(PayloadRow.digest == bindparam("digest"))
 _SHARED = _WITH_DIGEST.with_for_update(read=True, key_share=True)
-# SQLite writes its clock otherwise than it keeps times, and to ask for it there is no statement.
+# SQLite's clock has another form than the times it keeps; asking for it is a function call, not a round trip.
 _NEW = {
     kind: start.on_conflict_do_nothing(index_elements=["digest"]).returning(PayloadRow.id)
     for kind, start in (

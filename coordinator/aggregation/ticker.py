@@ -87,7 +87,7 @@ class Ticker:
             self._rounds.wake()
 
     def stop(self) -> None:
-        """End; an aggregation in progress is given up, for any worker to claim at once. The rest is told."""
+        """End: an aggregation in progress is given up, for any worker to claim at once; what is untold is told."""
         self._stopping.set()
         self.wake()
         for loop in self._loops:
