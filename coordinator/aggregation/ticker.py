@@ -87,7 +87,7 @@ class Ticker:
             self._rounds.wake()
 
     def stop(self) -> None:
-        """End: an aggregation in progress is given up, for any worker to claim at once; what is untold is told."""
+        """End; tell what is untold; give up an aggregation in progress, for any worker to claim at once."""
         self._stopping.set()
         self.wake()
         for loop in self._loops:

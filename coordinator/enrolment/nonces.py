@@ -20,10 +20,9 @@ from schemas.identity.signed_requests import SignedRequest
 # Longer than any signature may live on clocks that differ as much as they may.
 _LIFE = timedelta(minutes=10)
 MOST_OF_A_KEY = 600
-"""How many POSTs of one key are taken in ten minutes: what one member can fill the table with, in these and the
-ten minutes until the ticker tidies."""
+"""How many POSTs of one key are taken in ten minutes; twice as many are in the table before it is tidied."""
 
-# When the oldest of a key's newest POSTs came, of as many as are taken; older ones may be there, not tidied yet.
+# When the oldest came of a key's newest POSTs, of as many as are taken: others may be there, not tidied yet.
 _LAST = (
     select(UsedNonceRow.used_at)
     .where(UsedNonceRow.public_key == bindparam("key"))
