@@ -26,6 +26,8 @@ from sqlalchemy import (
     make_url,
     text,
 )
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import (
     ArgumentError,
@@ -55,6 +57,23 @@ _CLOCK = text(f"SELECT {CLOCK_OF_POSTGRESQL}")
 _CACHE_KIB = {"writing": 1024, "reading": 256}
 # Before this version concurrent writers can corrupt a write-ahead log when it is reset.
 _FIRST_SAFE_WAL = (3, 51, 3)
+_DRIVERS = {"writing": "sqlite+tessera_writing", "reading": "sqlite+pysqlite"}
+
+
+class _WritingSqlite(SQLiteDialect_pysqlite):
+    """SQLite whose transactions take the write lock when they begin, which is with their first statement.
+
+    A listener to the engine's "begin" would have every statement told to listeners.
+    """
+
+    supports_statement_cache = True
+
+    def do_begin(self, dbapi_connection: PoolProxiedConnection) -> None:
+        """Begin to write."""
+        dbapi_connection.execute("BEGIN IMMEDIATE")
+
+
+registry.register(_DRIVERS["writing"].replace("+", "."), __name__, _WritingSqlite.__name__)
 
 
 class Database:
@@ -64,13 +83,11 @@ class Database:
         self.url = _checked(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._writing = self._engine("writing")
+        self._says_begin = self.is_sqlite
         # SQLite: BEGIN IMMEDIATE would make readers queue behind writers, so they get an engine of their own.
         # PostgreSQL: the same connections, but every statement of a transaction sees the same state.
         if self.is_sqlite:
-            self._looking = self._engine("reading")
-            self._reading = self._looking.execution_options()
-            event.listen(self._writing, "begin", _begin_immediate)
-            event.listen(self._reading, "begin", _begin_deferred)
+            self._looking = self._reading = self._engine("reading")
         else:
             self._looking = self._writing.execution_options(isolation_level="AUTOCOMMIT")
             self._reading = self._writing.execution_options(
@@ -86,6 +103,8 @@ class Database:
     def read(self) -> Iterator[Session]:
         """Look at one consistent state; nothing written here stays."""
         with self._one_kind_of_error(), Session(self._reading, expire_on_commit=False) as session:
+            if self._says_begin:
+                sqlite_of(session).execute("BEGIN")
             yield session  # closing rolls back, and leaves the rows that were read readable
 
     @contextmanager
@@ -108,7 +127,7 @@ class Database:
             pooled = self._reading.raw_connection()
             try:
                 driver: Any = pooled.driver_connection
-                if self.is_sqlite:
+                if self._says_begin:
                     driver.execute("BEGIN")
                 yield driver
             finally:
@@ -161,7 +180,7 @@ class Database:
             event.listen(engine, "checkin", _note_use)
             event.listen(engine, "checkout", partial(_ping_if_idle, engine.dialect))
             return engine
-        engine = create_engine(self.url, pool_size=20, max_overflow=20)
+        engine = create_engine(self.url.set(drivername=_DRIVERS[use]), pool_size=20, max_overflow=20)
         event.listen(engine, "connect", partial(_prepare_sqlite, _CACHE_KIB[use]))
         return engine
 
@@ -263,21 +282,6 @@ def _ping_if_idle(
         dialect.do_ping(connection)
     except dialect.loaded_dbapi.Error as error:
         raise InvalidatePoolError from error  # the pool makes new connections
-
-
-def _begin_immediate(connection: Connection) -> None:
-    _say(connection, "BEGIN IMMEDIATE")
-
-
-def _begin_deferred(connection: Connection) -> None:
-    _say(connection, "BEGIN")
-
-
-def _say(connection: Connection, statement: str) -> None:
-    try:
-        _driver_of(connection).execute(statement)
-    except sqlite3.OperationalError as error:
-        raise OperationalError(statement, None, error) from error
 
 
 def _driver_of(connection: Connection) -> sqlite3.Connection:

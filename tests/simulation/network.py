@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import httpx
@@ -32,6 +33,16 @@ class Body(httpx.SyncByteStream):
             raise httpx.ReadError("the connection broke")
 
 
+@dataclass(frozen=True)
+class Sent:
+    """A request as it left: its client may sign it anew while it is on its way, or doubled."""
+
+    method: str
+    target: str
+    headers: httpx.Headers
+    body: bytes
+
+
 class Exchange:
     """One request on its way, and what became of it."""
 
@@ -52,8 +63,13 @@ class Network(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, and wait for its answer as long as an agent does."""
         world, dice = self._world, self._dice
-        body = request.read()
-        world.oracle.sent(self._number, request, body)
+        sent = Sent(
+            request.method,
+            request.url.raw_path.decode("ascii"),
+            httpx.Headers(request.headers),
+            request.read(),
+        )
+        world.oracle.sent(self._number, sent)
         world.point("send")
         place = dice.randrange(world.plan.replicas)
         if world.is_cut_off(self._number, place) or not world.replicas[place].alive:
@@ -65,45 +81,39 @@ class Network(httpx.BaseTransport):
         delay = dice.uniform(0.001, 0.05)
         if weather and dice.random() < weather.late:
             delay = dice.uniform(0.0, 2 * _TIMEOUT_SECONDS)
-        exchange = self._deliver(request, body, place, delay)
+        exchange = self._deliver(sent, place, delay)
         if weather and dice.random() < weather.twice:
             other = dice.randrange(world.plan.replicas)
-            again = self._deliver(
-                request, body, other, dice.uniform(0.0, 0.1) + dice.choice([0.0, delay, 10.0])
-            )
+            again = self._deliver(sent, other, dice.uniform(0.0, 0.1) + dice.choice([0.0, delay, 10.0]))
             exchange = dice.choice([exchange, exchange, again])
-        exchange.over.wait(_TIMEOUT_SECONDS + seconds_of(request.headers.get("prefer")))
+        exchange.over.wait(_TIMEOUT_SECONDS + seconds_of(sent.headers.get("prefer")))
         if weather and dice.random() < weather.lost_reply:
             raise httpx.ReadError("lost on the way back")
         world.point("received")
         return self._response(exchange, dice.random() < weather.cut if weather else False)
 
-    def _deliver(self, request: httpx.Request, body: bytes, place: int, delay: float) -> Exchange:
+    def _deliver(self, sent: Sent, place: int, delay: float) -> Exchange:
         exchange = Exchange(Flag(self._world.scheduler))
         replica = self._world.replicas[place]
         if not replica.alive:
             exchange.over.set()
             return exchange
-        copy = httpx.Request(request.method, request.url, headers=request.headers, content=body)
-        self._world.scheduler.spawn(replica, self._serve(copy, body, replica, exchange), delay=delay)
+        self._world.scheduler.spawn(replica, self._serve(sent, replica, exchange), delay=delay)
         return exchange
 
-    def _serve(
-        self, request: httpx.Request, body: bytes, replica: Replica, exchange: Exchange
-    ) -> Callable[[], None]:
+    def _serve(self, sent: Sent, replica: Replica, exchange: Exchange) -> Callable[[], None]:
         def serve() -> None:
             world = self._world
-            asked = world.oracle.asked(request, body)
+            asked = world.oracle.asked(sent)
             try:
-                answer = replica.answer(request, body)
+                answer = replica.answer(sent)
                 world.scheduler.say(
-                    f"{replica.name} {request.method} {request.url.raw_path.decode()} {answer.status}"
-                    f" {_slug(answer)}"
+                    f"{replica.name} {sent.method} {sent.target} {answer.status} {_slug(answer)}"
                 )
                 world.oracle.answered(asked, answer)
                 exchange.answer = answer
             except Exception as error:  # after the reply began: a server could only cut the connection
-                what = f"{request.method} {request.url.raw_path.decode()}: {type(error).__name__}: {error}"
+                what = f"{sent.method} {sent.target}: {type(error).__name__}: {error}"
                 world.violated("requests do not fail for no reason", what)
             finally:
                 exchange.over.set()

@@ -12,7 +12,6 @@ import sqlite3
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import httpx
 import zstandard
 
 from coordinator import payloads
@@ -27,6 +26,7 @@ from tests.simulation.storage import observer
 from tests.simulation.waits import LOOK_SECONDS
 
 if TYPE_CHECKING:
+    from tests.simulation.network import Sent
     from tests.simulation.world import World
 
 _KEY = re.compile(r'keyid="([^"]+)"')
@@ -92,33 +92,33 @@ class Oracle:
         """See what `actor` committed."""
         self.ledger.look(actor)
 
-    def asked(self, request: httpx.Request, body: bytes) -> Asked:
+    def asked(self, sent: Sent) -> Asked:
         """Note a request that reached a replica."""
-        said = request.headers.get("signature-input", "")
+        said = sent.headers.get("signature-input", "")
         key, nonce = _KEY.search(said), _NONCE.search(said)
-        path = request.url.raw_path.decode()
         client = self.ledger.client_of(key.group(1)) if key else None
         asked = Asked(
-            request.method,
-            path,
-            body,
+            sent.method,
+            sent.target,
+            sent.body,
             key.group(1) if key else None,
             nonce.group(1) if nonce else None,
             client in self.revoked,
             key is not None and (key.group(1) in self._over or self.ledger.is_over(key.group(1))),
-            request.headers.get("accept", ""),
+            sent.headers.get("accept", ""),
             self._world.scheduler.now,
         )
-        found = _ROUND.search(path)
+        found = _ROUND.search(sent.target)
         if found and client is not None and found.group(2) == self._world.plan.revoked_while:
             self._world.operator.notice(client)
         return asked
 
-    def sent(self, agent: int, request: httpx.Request, body: bytes) -> None:
+    def sent(self, agent: int, sent: Sent) -> None:
         """Note an update as it leaves its agent, whether it arrives or not."""
-        found = _ROUND.search(request.url.raw_path.decode())
-        if request.method != "PUT" or found is None or found.group(2) != "update":
+        found = _ROUND.search(sent.target)
+        if sent.method != "PUT" or found is None or found.group(2) != "update":
             return
+        body = sent.body
         digest, number = digest_of(body), int(found.group(1))
         if digest not in self._updates:
             self._updates[digest] = body

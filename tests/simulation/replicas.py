@@ -12,7 +12,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-import httpx
 from fastapi import FastAPI
 from sqlalchemy.exc import OperationalError
 
@@ -31,6 +30,7 @@ from tests.simulation.storage import replicas_database
 from tests.simulation.waits import look_for_waiting
 
 if TYPE_CHECKING:
+    from tests.simulation.network import Sent
     from tests.simulation.world import World
 
 LEASE_SECONDS = 12.0
@@ -139,9 +139,9 @@ class Replica(Process):
 
         return watched
 
-    def answer(self, request: httpx.Request, body: bytes) -> Answer:
+    def answer(self, sent: Sent) -> Answer:
         """Answer a request, in this task."""
-        answer = Answer()
+        answer, body = Answer(), sent.body
         pieces = iter([(body[: len(body) // 2], True), (body[len(body) // 2 :], False)])
 
         async def receive() -> dict[str, Any]:
@@ -154,7 +154,7 @@ class Replica(Process):
             else:
                 answer.body += message.get("body", b"")
 
-        running = self._app(_scope(request, self._app), receive, send)
+        running = self._app(_scope(sent, self._app), receive, send)
         try:
             running.send(None)
         except StopIteration:
@@ -187,19 +187,19 @@ def _seed() -> bytes:
     return decode(SIGNING_KEY)
 
 
-def _scope(request: httpx.Request, app: FastAPI) -> dict[str, Any]:
-    path, _, query = request.url.raw_path.partition(b"?")
+def _scope(sent: Sent, app: FastAPI) -> dict[str, Any]:
+    raw_path, _, query = sent.target.partition("?")
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.1",
-        "method": request.method,
+        "method": sent.method,
         "scheme": "http",
-        "path": unquote(path.decode("ascii")),
-        "raw_path": path,
+        "path": unquote(raw_path),
+        "raw_path": raw_path.encode("ascii"),
         "root_path": "",
-        "query_string": query,
-        "headers": [(name.lower(), value) for name, value in request.headers.raw],
+        "query_string": query.encode("ascii"),
+        "headers": [(name.lower(), value) for name, value in sent.headers.raw],
         "client": ("192.0.2.1", 4000),
         "server": (AUTHORITY, 80),
         "state": {},
