@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from sqlalchemy import select
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from coordinator.database import now
+from coordinator.database import now, run
 from coordinator.identity_tables import AuditRow, ServerIdentityRow
 from schemas.identity.documents import hash_of
 from schemas.messages.people import AuditEntry, AuditPage
@@ -29,14 +29,15 @@ Event = Literal[
     "person-token-made",
     "person-token-revoked",
 ]
-_LOCK = 1
+_LOCKED = select(ServerIdentityRow.id).where(ServerIdentityRow.id == 1).with_for_update()
+_LAST = select(AuditRow.number, AuditRow.hash).order_by(AuditRow.number.desc()).limit(1)
+_ENTRY = insert(AuditRow)
 
 
 def append(session: Session, event: Event, *, actor: str, subject: str, reason: str | None = None) -> None:
     """Write down that `actor`, the id of a person's token or of a client, did something to `subject`."""
-    session.flush()
-    session.get(ServerIdentityRow, _LOCK, with_for_update=True)
-    last = session.scalar(select(AuditRow).order_by(AuditRow.number.desc()).limit(1))
+    run(session, _LOCKED)
+    last = run(session, _LAST).first()
     entry = AuditEntry(
         number=last.number + 1 if last is not None else 1,
         at=now(session),
@@ -47,8 +48,7 @@ def append(session: Session, event: Event, *, actor: str, subject: str, reason: 
         previous=last.hash if last is not None else None,
     )
     document: dict[str, Any] = entry.model_dump(mode="json")
-    session.add(AuditRow(number=entry.number, document=document, hash=hash_of(document)))
-    session.flush()
+    run(session, _ENTRY, {"number": entry.number, "document": document, "hash": hash_of(document)})
 
 
 def page(session: Session, *, after: int, limit: int) -> AuditPage:

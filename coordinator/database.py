@@ -223,12 +223,13 @@ def driver_of(session: Session) -> Any:
     return session.connection().connection.driver_connection
 
 
-def now(session: Session) -> datetime:
+def now(asked: Session | Connection) -> datetime:
     """Read the database's clock: replicas agree on it."""
-    if session.get_bind().dialect.name == "sqlite":
-        (moment,) = sqlite_of(session).execute(f"SELECT {CLOCK_OF_SQLITE}").fetchone()
+    connection = asked.connection() if isinstance(asked, Session) else asked
+    if connection.dialect.name == "sqlite":
+        (moment,) = _driver_of(connection).execute(f"SELECT {CLOCK_OF_SQLITE}").fetchone()
         return datetime.fromisoformat(moment).replace(tzinfo=UTC)
-    moment = session.connection().scalar(_CLOCK)
+    moment = connection.scalar(_CLOCK)
     if not isinstance(moment, datetime):
         raise TypeError("the database did not tell the time")
     return moment.astimezone(UTC)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, BinaryIO
 
-from sqlalchemy import Select, bindparam, delete, exists, or_, select, update
+from sqlalchemy import bindparam, delete, exists, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -53,6 +53,11 @@ _REFERENCES = (
     FoldRow.payload_id,
     AnchorsRow.payload_id,
     PackRow.payload_id,
+)
+# What is being written may be a running aggregation's, however long that takes.
+_IN_THE_MAKING = PayloadRow.digest.is_(None) & exists().where(RoundRow.state == "aggregating")
+_UNREFERENCED = select(PayloadRow.id).where(
+    ~or_(*(exists().where(column == PayloadRow.id) for column in _REFERENCES)), ~_IN_THE_MAKING
 )
 _WITH_DIGEST = select(PayloadRow.id).where(PayloadRow.digest == bindparam("digest"))
 _SHARED = _WITH_DIGEST.with_for_update(read=True, key_share=True)
@@ -207,14 +212,14 @@ def collect(database: Database, *, grace: timedelta = GRACE) -> int:
     When that is 0 there are no more. Those in the making stay while any round is being aggregated.
     """
     with database.read() as session:
-        old = _unreferenced().where(PayloadRow.created_at < now(session) - grace)
+        old = _UNREFERENCED.where(PayloadRow.created_at < now(session) - grace)
         candidates = list(session.scalars(old.limit(_COLLECTED_AT_ONCE)))
     collected = 0
     for payload_id in candidates:
         with database.write() as session:
             # The lock waits for who is about to refer to it, and the second look then sees the reference.
             session.scalar(select(PayloadRow.id).where(PayloadRow.id == payload_id).with_for_update())
-            if session.scalar(_unreferenced().where(PayloadRow.id == payload_id)) is not None:
+            if session.scalar(_UNREFERENCED.where(PayloadRow.id == payload_id)) is not None:
                 session.execute(delete(PayloadRow).where(PayloadRow.id == payload_id))
                 collected += 1
                 may_crash("collection-deleted")
@@ -225,13 +230,6 @@ def store_bytes(session: Session, body: bytes) -> tuple[int, str]:
     """Put down bytes that are in memory; give the payload's id and digest."""
     digest = digest_of(body)
     return store(session, digest, len(body), [body]), digest
-
-
-def _unreferenced() -> Select[int]:
-    referred = or_(*(exists().where(column == PayloadRow.id) for column in _REFERENCES))
-    # What is being written may be a running aggregation's, however long that takes.
-    in_the_making = PayloadRow.digest.is_(None) & exists().where(RoundRow.state == "aggregating")
-    return select(PayloadRow.id).where(~referred, ~in_the_making)
 
 
 def _insert(session: Session, digest: str, size: int) -> int | None:

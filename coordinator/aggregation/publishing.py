@@ -79,8 +79,8 @@ class Lease:
 
 def claim_due(database: Database, lease_seconds: float) -> Claim | None:
     """Claim a round whose updates wait for aggregation, or whose worker has died; None when there is none."""
-    with database.read() as session:
-        due = rounds.awaiting_worker(session, now(session))
+    with database.look() as asked:
+        due = rounds.awaiting_worker(asked, now(asked))
     for fid, number in due:
         with database.write() as session:
             locked = lock_federation(session, fid)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, NewType
 
-from sqlalchemy import ColumnElement, CursorResult, bindparam, case, exists, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    CursorResult,
+    bindparam,
+    case,
+    exists,
+    func,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
@@ -107,9 +118,9 @@ def collecting(session: Session) -> list[tuple[RoundRow, RoundFacts]]:
     ]
 
 
-def awaiting_worker(session: Session, moment: datetime) -> list[tuple[str, int]]:
+def awaiting_worker(asked: Session | Connection, moment: datetime) -> list[tuple[str, int]]:
     """Which rounds wait for somebody to aggregate them: (federation, number), the oldest first?"""
-    return [(fid, number) for fid, number in run(session, _AWAITING, {"moment": moment})]
+    return [(fid, number) for fid, number in run(asked, _AWAITING, {"moment": moment})]
 
 
 def expire_leases(session: Session) -> None:

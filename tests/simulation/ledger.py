@@ -111,6 +111,13 @@ class Ledger:
 
     def look(self, actor: str) -> None:
         """See what a commit of `actor` has changed."""
+        self.connection.execute("BEGIN")  # one look at the file, not one for every question
+        try:
+            self._look(actor)
+        finally:
+            self.connection.execute("COMMIT")
+
+    def _look(self, actor: str) -> None:
         self._look_at_updates()
         self._look_at_parts()
         rows = self.connection.execute(_ROUNDS).fetchall()

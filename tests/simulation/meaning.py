@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,6 +50,7 @@ class Body:
     recipe: SentRecipe | None
 
 
+@lru_cache(maxsize=256)  # what was sent is looked at again when it is accepted, and when it is sent again
 def read_body(body: bytes, rank: int) -> Body:
     """Read an update, or weights, in the order of the layout."""
     layout = pq_layout(1, ["q"], rank)

@@ -132,7 +132,7 @@ def collects_what_is_in_the_making() -> Iterator[None]:
         ~payloads.or_(*(payloads.exists().where(column == PayloadRow.id) for column in every))
     )
     with (
-        patch.object(payloads, "_unreferenced", lambda: unreferenced),
+        patch.object(payloads, "_UNREFERENCED", unreferenced),
         patch.object(payloads, "collect", lambda database, **_: collect(database, grace=timedelta(0))),
         patch.object(ticker, "_COLLECT_EVERY_SECONDS", 0.0),
     ):
