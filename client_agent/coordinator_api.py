@@ -74,9 +74,9 @@ class CoordinatorApi:
         sleep: Callable[[float], None] = time.sleep,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
+        self._url = url.rstrip("/")  # as httpx's base_url it would be parsed once more for every request
         self._signing = SignedRequests(key, server_key) if key is not None else None
         self._client = DeadlineClient(
-            base_url=url,
             headers={"Accept-Encoding": "identity"},
             auth=self._signing,
             timeout=_TIMEOUT,
@@ -130,7 +130,7 @@ class CoordinatorApi:
         if wait_seconds:
             answer = self._persist(
                 lambda by: unless_stopped(
-                    lambda: self._client.get(path, headers=prefer, extensions=by), self._sleep
+                    lambda: self._client.get(self._url + path, headers=prefer, extensions=by), self._sleep
                 )
             )
         else:
@@ -229,14 +229,15 @@ class CoordinatorApi:
         """Send until it is answered for good, or the deadline passes."""
         return self._persist(
             lambda by: self._client.request(
-                method, path, content=content, json=json, headers=headers, extensions=by
+                method, self._url + path, content=content, json=json, headers=headers, extensions=by
             ),
             size=len(content or b""),
         )
 
     def _persist(self, send: Send, size: int = 0) -> httpx.Response:
-        url, seconds = str(self._client.base_url), self._deadline_seconds
-        return persist(send, url=url, deadline_seconds=seconds, sleep=self._sleep, size=size)
+        return persist(
+            send, url=self._url, deadline_seconds=self._deadline_seconds, sleep=self._sleep, size=size
+        )
 
     def _download(self, path: str, accept: str = MEDIA_TYPE) -> TensorBody:
         """Fetch a body, going on where a broken connection left off, and check it against its digest."""
@@ -247,7 +248,7 @@ class CoordinatorApi:
             nonlocal tag
             resume = {"Range": f"bytes={len(received)}-", "If-Range": tag} if received and tag else {}
             headers = {"Accept": accept, **resume}
-            with self._client.stream("GET", path, headers=headers, extensions=by) as answer:
+            with self._client.stream("GET", self._url + path, headers=headers, extensions=by) as answer:
                 if answer.status_code == httpx.codes.OK or answer.status_code == RANGE_UNSATISFIABLE:
                     received.clear()  # the whole body comes, or must be asked for
                     tag = answer.headers.get("ETag")
