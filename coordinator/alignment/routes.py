@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from coordinator import events, payloads
 from coordinator.alignment import intake, store
+from coordinator.alignment_tables import PackRow
 from coordinator.bounded_body import ReceivedBody, receive
 from coordinator.database import now
 from coordinator.downloads import Stored, reply, wanted
@@ -196,12 +197,14 @@ def put_pack(
 ) -> PackView:
     """Keep the alignment pack of a base model; an operator may replace it before the federation starts."""
     with database.read() as session:
-        plan = _planned(federation(session, fid))
-        known = store.pack(session, fid, base_model)
+        row = federation(session, fid)
+        plan, known = _planned(row), store.pack(session, fid, base_model)
         known_set = store.known_set(session, fid, besides=base_model)
     if known is not None and known.digest == body.digest:
         response.status_code = 200
         return store.view(known)
+    # Before it is looked at: what a slower agent made may not fit packs that were made on the faster one's.
+    _require_replaceable(known, caller, row)
     with decoder():
         manifest = _checked(body, fid, base_model, plan, known_set)
     with database.write() as session:
@@ -212,9 +215,7 @@ def put_pack(
         if known is not None and known.digest == body.digest:
             response.status_code = 200
             return store.view(known)
-        is_replacement = known is not None
-        if is_replacement and (isinstance(caller, Member) or row.state != "open"):
-            raise UploadConflict(accepted=known.digest if known else None)
+        _require_replaceable(known, caller, row)
         kept = _keep(session, caller, row, base_model, manifest, payload_id, body)
     metrics.bytes_up.inc(body.bytes if isinstance(caller, Member) else 0)
     return kept
@@ -249,6 +250,16 @@ def get_pack(
     if isinstance(caller, Member):
         sent_to(database, metrics, caller.client_id, part.size)
     return reply(database, stored, part)
+
+
+def _require_replaceable(known: PackRow | None, caller: Person | Member, row: FederationRow) -> None:
+    """Insist that no pack is stored, or that an operator replaces it before the federation starts.
+
+    Raises:
+        UploadConflict: neither is so.
+    """
+    if known is not None and (isinstance(caller, Member) or row.state != "open"):
+        raise UploadConflict(accepted=known.digest)
 
 
 def _checked(

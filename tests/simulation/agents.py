@@ -40,6 +40,7 @@ from schemas.messages.rounds import Metrics, RoundBrief, Scores
 from tests.served import PROFILE
 from tests.simulation.meaning import flat as flattened
 from tests.simulation.network import Network
+from tests.simulation.packs import BaseModel, base_model_of, packs_without_models
 from tests.simulation.replicas import AUTHORITY
 from tests.simulation.scheduler import Process
 from tests.simulation.weather import NOISE, Plan
@@ -60,6 +61,15 @@ class SimulatedSilo:
     index: int
     world: World
     attempts: int = 0
+
+    @property
+    def base(self) -> BaseModel:
+        """Stands for the base model."""
+        return self.model_named(base_model_of(self.world.plan, self.index))
+
+    def model_named(self, slug: str) -> BaseModel:
+        """Stand for loading a base model: every agent can load the pivot."""
+        return BaseModel(slug, self.world, self.index)
 
     @property
     def data(self) -> SimulatedSilo:
@@ -89,8 +99,8 @@ class Walker(Participant):
     """A participant without a model; everything else of it is the product's."""
 
     def frames(self, brief: RoundBrief) -> FramesInUse:
-        """There are none."""
-        return FramesInUse({}, None)
+        """There are none where base models are not aligned."""
+        return super().frames(brief) if brief.alignment is not None else FramesInUse({}, None)
 
     def injected(self, brief: RoundBrief) -> Any:
         """Give the layout."""
@@ -133,6 +143,7 @@ def without_models() -> Iterator[None]:
     with (
         patch.object(agent_round, "train_locally", _train),
         patch.object(signing, "sketch", _sketch),
+        packs_without_models(),
     ):
         yield
 
@@ -248,7 +259,9 @@ class Agent(Process):
                 self.folder,
                 token=self.token,
                 name=self.client_name,
-                profile=Profile.model_validate(PROFILE),
+                profile=Profile.model_validate(
+                    PROFILE | {"base_model": base_model_of(self.world.plan, self.index)}
+                ),
             )
         except CoordinatorUnreachable:
             self.world.scheduler.sleep(5.0)

@@ -118,6 +118,7 @@ class Ledger:
             self.connection.execute("COMMIT")
 
     def _look(self, actor: str) -> None:
+        self._world.oracle.packs.look(self.connection)
         self._look_at_updates()
         self._look_at_parts()
         rows = self.connection.execute(_ROUNDS).fetchall()
@@ -153,6 +154,9 @@ class Ledger:
             if (round_id, client) not in self._parts:
                 self._broken("I4", f"{client} delivered in round {number} and had not joined")
             self._world.oracle.meaning.accepted(client, number, digest, state)
+            self._world.oracle.packs.accepted(
+                self.connection, client, number, self._world.oracle.body(digest)
+            )
 
     def _look_at_parts(self) -> None:
         (count,) = self.connection.execute("SELECT count(*) FROM participations").fetchone()

@@ -8,6 +8,7 @@ I16: an agent begins a round from the weights that it was given, but for the rou
 from __future__ import annotations
 
 import sqlite3
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from schemas.messages.recipes import NAMED, SentRecipe, WeightsRecipeName
 from schemas.messages.updates import UpdateManifest
 from schemas.wire.coding import decode, encode, stream_slots
 from schemas.wire.compress import is_frame
-from schemas.wire.envelope import slots, unpack
+from schemas.wire.envelope import Envelope, slots, unpack
 from schemas.wire.header import Slot
 from tests.simulation import published
 
@@ -50,21 +51,31 @@ class Body:
     recipe: SentRecipe | None
 
 
+def _unpacked(body: bytes, rank: int) -> AbstractContextManager[Envelope]:
+    return unpack(
+        body,
+        encoding="zstd" if is_frame(body) else None,
+        expected={**slots(pq_layout(1, ["q"], rank)), **_SIGNED},
+        max_bytes=2**24,
+        coded={**stream_slots(), **_SIGNED},
+    )
+
+
 @lru_cache(maxsize=256)  # what was sent is looked at again when it is accepted, and when it is sent again
 def read_body(body: bytes, rank: int) -> Body:
     """Read an update, or weights, in the order of the layout."""
     layout = pq_layout(1, ["q"], rank)
-    with unpack(
-        body,
-        encoding="zstd" if is_frame(body) else None,
-        expected={**slots(layout), **_SIGNED},
-        max_bytes=2**24,
-        coded={**stream_slots(), **_SIGNED},
-    ) as envelope:
+    with _unpacked(body, rank) as envelope:
         if set(layout) <= set(envelope.names):
             return Body(flat({name: envelope.read_float32(name) for name in layout}), None)
         sent = SentRecipe.model_validate(envelope.manifest(UpdateManifest).recipe)
         return Body(flat(dict(decode(envelope, layout, sent.recipe))), sent)
+
+
+def pack_of(body: bytes, rank: int) -> str | None:
+    """Under which alignment pack does an update say that it was learnt?"""
+    with _unpacked(body, rank) as envelope:
+        return envelope.manifest(UpdateManifest).pack
 
 
 def flat(tensors: dict[str, Values]) -> Values:

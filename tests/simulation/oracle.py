@@ -21,6 +21,7 @@ from schemas.wire.digests import digest_of
 from tests.simulation import settled
 from tests.simulation.ledger import Ledger
 from tests.simulation.meaning import Meaning, read_body
+from tests.simulation.packs import Packs
 from tests.simulation.replicas import Answer
 from tests.simulation.storage import observer
 from tests.simulation.waits import LOOK_SECONDS
@@ -61,6 +62,7 @@ class Oracle:
         self._world = world
         self.ledger = Ledger(world)
         self.meaning = Meaning(world)
+        self.packs = Packs(world)
         self.acknowledged: dict[tuple[str, int], str] = {}
         self._pushed: dict[tuple[int, int], str] = {}
         self._updates: dict[str, bytes] = {}
@@ -114,7 +116,8 @@ class Oracle:
         return asked
 
     def sent(self, agent: int, sent: Sent) -> None:
-        """Note an update as it leaves its agent, whether it arrives or not."""
+        """Note an update or a pack as it leaves its agent, whether it arrives or not."""
+        self.packs.sent(agent, sent.method, sent.target, sent.body)
         found = _ROUND.search(sent.target)
         if sent.method != "PUT" or found is None or found.group(2) != "update":
             return
@@ -145,6 +148,7 @@ class Oracle:
         """Check an answer as it leaves a replica."""
         if answer.status in _OURS:
             self._world.violated("requests do not fail for no reason", f"{asked.method} {asked.path}")
+        self.packs.answered(asked, answer)
         client = self.ledger.client_of(asked.key) if asked.key else None
         found = _ROUND.search(asked.path)
         if answer.status == _MISMATCH and found is not None and client is not None:
@@ -230,6 +234,7 @@ class Oracle:
         world.scheduler.say(f"collected {payloads.collect(database, grace=settled.AT_ONCE)}")
         connection: sqlite3.Connection = self.ledger.connection
         settled.check(world, connection)
+        self.packs.settle()
         world.scheduler.say(f"settled {settled.summary(connection)}")
         world.scheduler.raise_failure()
 

@@ -10,13 +10,16 @@ import httpx
 from client_agent.errors import AgentError
 from client_agent.membership import read_membership
 from schemas.messages.updates import UpdateManifest
+from schemas.wire.digests import digest_of
 from schemas.wire.envelope import pack
 from tests.served import ADMIN_TOKEN
 from tests.simulation.agents import Agent, learnt
 from tests.simulation.network import Network
+from tests.simulation.packs import ANCHORS, PACK, PIVOT, made
 from tests.simulation.replicas import AUTHORITY
 from tests.simulation.scheduler import Flag, Process
 from tests.simulation.weather import LAST_ROUND
+from tests.taking_part import upload_headers
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -42,10 +45,11 @@ class Operator(Process):
         )
         world.scheduler.spawn(self, self._work)
 
-    def _ask(self, method: str, path: str, json: Any = None) -> httpx.Response:
+    def _ask(self, method: str, path: str, json: Any = None, body: bytes | None = None) -> httpx.Response:
+        headers = upload_headers(body, "zstd") if body is not None else None
         while True:
             try:
-                answer = self._http.request(method, path, json=json)
+                answer = self._http.request(method, path, json=json, content=body, headers=headers)
                 if answer.status_code < 500:
                     return answer
             except httpx.TransportError:
@@ -55,9 +59,13 @@ class Operator(Process):
     def _work(self) -> None:
         world, plan = self._world, self._world.plan
         fid = self.federation = str(self._ask("POST", "/v1/federations", _plan_of(world)).json()["id"])
+        if plan.aligned:
+            self._ask("PUT", f"/v1/federations/{fid}/anchors", ANCHORS)
+        for number in range(plan.packs_before if plan.aligned else 0):
+            self._put_pack(f"operator's {number}")
         for index in range(plan.agents):
-            made = self._ask("POST", f"/v1/federations/{fid}/enrolment-tokens", {"client_name": f"c{index}"})
-            world.agents.append(Agent(world, index, made.json()["token"]))
+            token = self._ask("POST", f"/v1/federations/{fid}/enrolment-tokens", {"client_name": f"c{index}"})
+            world.agents.append(Agent(world, index, token.json()["token"]))
         world.begin_storm()
         dice = world.scheduler.dice
         if plan.thief:
@@ -72,6 +80,8 @@ class Operator(Process):
             self._later(self._rotate_somebodys_key)
         if plan.pause:
             self._later(self._pause)
+        if plan.aligned and plan.replaces_pack:
+            self._later(lambda: self._put_pack("operator's last"))
         if plan.finish_early:
             self._later(lambda: self._ask("POST", f"/v1/federations/{fid}/finish"))
 
@@ -82,6 +92,11 @@ class Operator(Process):
             work()
 
         self._world.scheduler.spawn(self, run, delay=delay)
+
+    def _put_pack(self, name: str) -> None:
+        """Store a pack of the pivot; once the federation runs, none may be stored in place of another."""
+        pack = made(self._world.plan, self.federation, PIVOT, name)
+        self._ask("PUT", f"/v1/federations/{self.federation}/alignments/{PIVOT}", body=pack.to_body())
 
     def notice(self, client: str) -> None:
         """Hear that a client's request has just reached a replica."""
@@ -157,10 +172,18 @@ class TwoMouthed(_Member):
             round=number,
             client=str(agent.client),
             base=joined.weights.digest,
-            pack=None,
+            pack=self._pack(agent),
             examples=10,
         )
         api.push_update(fid, number, pack(tensors, manifest))
+
+    def _pack(self, agent: Agent) -> str | None:
+        """Name the pack that its agent has, or one that there is not."""
+        kept = next(agent.folder.glob(f"*/{PACK}"), None)
+        if kept is None:
+            return None
+        is_known = self.world.scheduler.dice.random() < 0.5
+        return digest_of(kept.read_bytes() if is_known else b"a pack of its own")
 
 
 class Curious(_Member):
@@ -203,6 +226,7 @@ def _plan_of(world: World) -> dict[str, Any]:
             "max_staleness": 0,
         },
         "signature": {"dim": 4},
+        "alignment": {"pivot": PIVOT, "anchors": 1} if plan.aligned else None,
         "wire": {
             "recipe": plan.recipe,
             "weights_recipe": plan.weights_recipe,

@@ -20,6 +20,7 @@ _REFERENCES = (
     "SELECT payload_id FROM updates UNION SELECT state_payload_id FROM updates"
     " UNION SELECT payload_id FROM weights"
     " UNION SELECT payload_id FROM coded_weights WHERE payload_id IS NOT NULL"
+    " UNION SELECT payload_id FROM anchors UNION SELECT payload_id FROM alignment_packs"
 )
 
 

@@ -50,6 +50,9 @@ class Plan:
     recipe: RecipeName
     weights_recipe: WeightsRecipeName
     compression: Literal["none", "zstd"]
+    aligned: bool
+    packs_before: int
+    replaces_pack: bool
 
     @property
     def is_exact(self) -> bool:
@@ -94,7 +97,7 @@ class Weather:
 
 def plan_of(seed: int) -> Plan:
     """Draw what a schedule is about."""
-    dice, wires = random.Random(f"plan {seed}"), random.Random(f"wire {seed}")
+    dice, wires, packs = (random.Random(f"{what} {seed}") for what in ("plan", "wire", "packs"))
     recipe = wires.choices([name for name, _ in _RECIPES], [often for _, often in _RECIPES])[0]
     agents = dice.choices([3, 4, 5, 8, 20], [45, 35, 15, 4, 1])[0]
     thief = dice.random() < 0.2
@@ -124,6 +127,9 @@ def plan_of(seed: int) -> Plan:
         recipe=recipe,
         weights_recipe=_asked_for(recipe, wires),
         compression=wires.choice(["none", "zstd"]),
+        aligned=packs.random() < 0.2,
+        packs_before=packs.choice([0, 0, 1, 2]),
+        replaces_pack=packs.random() < 0.5,
     )
 
 
