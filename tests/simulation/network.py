@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from coordinator.rounds.waiting import seconds_of
+from tests.simulation.packs import is_delivery
 from tests.simulation.replicas import Answer, Replica
 from tests.simulation.scheduler import Flag
 
@@ -105,6 +106,7 @@ class Network(httpx.BaseTransport):
         def serve() -> None:
             world = self._world
             asked = world.oracle.asked(sent)
+            world.scheduler.current().is_rare = is_delivery(sent.method, sent.target)
             try:
                 answer = replica.answer(sent)
                 world.scheduler.say(

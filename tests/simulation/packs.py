@@ -51,6 +51,11 @@ def base_model_of(plan: Plan, index: int) -> str:
     return OTHER if plan.aligned and index % 2 else PIVOT
 
 
+def is_delivery(method: str, target: str) -> bool:
+    """Say whether a request brings a pack."""
+    return method == "PUT" and _PATH.search(target) is not None
+
+
 def made(plan: Plan, federation: str, base_model: str, name: str, of_pivot: Pack | None = None) -> Pack:
     """Make a pack as nobody else makes it; the pivot's own is the one that others are made to fit."""
     noise = np.array([random.Random(name).gauss(0.0, 1.0) for _ in range(plan.rank)], np.float32)

@@ -42,6 +42,7 @@ class Task:
     def __init__(self, process: Process, work: Callable[[], None], *, is_worker: bool) -> None:
         self.process = process
         self.is_worker = is_worker  # more happens to those who aggregate
+        self.is_rare = False  # and to those who do what few requests do
         self.work = work
         self.turn = 0  # a wake-up for an earlier turn is stale
         self.over = False

@@ -37,6 +37,7 @@ def test_a_few_schedules_of_faults_break_no_promise() -> None:
     assert facts["disk full"]
     assert facts["coded updates"]
     assert facts["errors carried on"]
+    assert facts["packs stored"]
     assert any(fact.startswith("replica dies") for fact in facts)
     assert any(fact.startswith("agent dies") for fact in facts)
 
@@ -49,6 +50,9 @@ def test_many_schedules_of_faults_break_no_promise() -> None:
     wanted = {"read", "write", "commit", "committed"}
     assert {f"replica dies at {place}" for place in wanted} <= places
     assert facts["references mismatched"]
+    assert facts["packs stored"]
+    assert facts["packs replaced"]
+    assert facts["packs refused"]
     assert {f"agent dies at {place}" for place in ("send", "received", "fsync", "replace")} <= places
 
 

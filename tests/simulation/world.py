@@ -71,7 +71,7 @@ class World:
         aggregates = task.is_worker and self.oracle.ledger.holds_lease(process.name)
         suffers = self.is_stormy or (task.is_worker and self.scheduler.now < self.calm_since)
         if suffers:
-            self._strike(process, label, often=aggregates)
+            self._strike(process, label, often=aggregates or task.is_rare)
         if not inside:
             self.scheduler.sleep(self._delay(process, suffers=suffers, is_worker=task.is_worker))
 
