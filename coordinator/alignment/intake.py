@@ -1,4 +1,4 @@
-"""Decide whether a body is an alignment pack of its federation. Pure: a checked body and the plan in.
+"""Decide whether a body is an alignment pack of its federation, and is wanted. Pure: what is known comes in.
 
 The held-out errors are believed: any agent of the base model can measure them again.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coordinator.errors import MetadataRefused
+from coordinator.errors import MetadataRefused, UploadConflict
 from schemas.maths.adapter import module_name, module_of
 from schemas.messages.alignment import AlignmentManifest
 from schemas.messages.federations import FederationPlan
@@ -66,6 +66,18 @@ def judge(
         if any(manifest.errors[module].b_task >= limit for module in manifest.selected):
             raise _wrong("selected")
     return manifest
+
+
+def require_replaceable(known: str, *, by_client: bool, state: str) -> None:
+    """Insist that the pack with the digest `known` is replaced by an operator, before the federation starts.
+
+    It comes before all judging: a slower agent's pack may not fit others that were made on the faster one's.
+
+    Raises:
+        UploadConflict: it is not.
+    """
+    if by_client or state != "open":
+        raise UploadConflict(accepted=known)
 
 
 def _complete_modules(envelope: Envelope) -> set[str]:

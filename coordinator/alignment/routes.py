@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 
 from coordinator import events, payloads
 from coordinator.alignment import intake, store
-from coordinator.alignment_tables import PackRow
 from coordinator.bounded_body import ReceivedBody, receive
 from coordinator.database import now
 from coordinator.downloads import Stored, reply, wanted
@@ -200,11 +199,11 @@ def put_pack(
         row = federation(session, fid)
         plan, known = _planned(row), store.pack(session, fid, base_model)
         known_set = store.known_set(session, fid, besides=base_model)
-    if known is not None and known.digest == body.digest:
-        response.status_code = 200
-        return store.view(known)
-    # Before it is looked at: what a slower agent made may not fit packs that were made on the faster one's.
-    _require_replaceable(known, caller, row)
+    if known is not None:
+        if known.digest == body.digest:
+            response.status_code = 200
+            return store.view(known)
+        intake.require_replaceable(known.digest, by_client=isinstance(caller, Member), state=row.state)
     with decoder():
         manifest = _checked(body, fid, base_model, plan, known_set)
     with database.write() as session:
@@ -212,10 +211,11 @@ def put_pack(
         payload_id = payloads.store(session, body.digest, body.bytes, payloads.pieces(file))
         row = lock_federation(session, fid)
         known = store.pack(session, fid, base_model)
-        if known is not None and known.digest == body.digest:
-            response.status_code = 200
-            return store.view(known)
-        _require_replaceable(known, caller, row)
+        if known is not None:
+            if known.digest == body.digest:
+                response.status_code = 200
+                return store.view(known)
+            intake.require_replaceable(known.digest, by_client=isinstance(caller, Member), state=row.state)
         kept = _keep(session, caller, row, base_model, manifest, payload_id, body)
     metrics.bytes_up.inc(body.bytes if isinstance(caller, Member) else 0)
     return kept
@@ -250,16 +250,6 @@ def get_pack(
     if isinstance(caller, Member):
         sent_to(database, metrics, caller.client_id, part.size)
     return reply(database, stored, part)
-
-
-def _require_replaceable(known: PackRow | None, caller: Person | Member, row: FederationRow) -> None:
-    """Insist that no pack is stored, or that an operator replaces it before the federation starts.
-
-    Raises:
-        UploadConflict: neither is so.
-    """
-    if known is not None and (isinstance(caller, Member) or row.state != "open"):
-        raise UploadConflict(accepted=known.digest)
 
 
 def _checked(

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from client_agent import frames_in_use
-from coordinator.alignment import routes
+from coordinator.alignment import intake as packs
 from coordinator.updates import intake
 from tests.simulation.weather import Plan, Weather
 
@@ -17,7 +17,7 @@ from tests.simulation.weather import Plan, Weather
 @contextmanager
 def replaces_packs_that_are_in_use() -> Iterator[None]:
     """Whoever delivers last has its pack kept."""
-    with patch.object(routes, "_require_replaceable", lambda *_: None):
+    with patch.object(packs, "require_replaceable", lambda *_, **__: None):
         yield
 
 

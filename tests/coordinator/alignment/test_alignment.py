@@ -191,15 +191,6 @@ def test_who_may_deliver_a_pack(coordinator: Served) -> None:
     assert deliver(other.http, fid, OTHER, body(fid, OTHER)).status_code == 201
 
 
-def test_a_slower_agent_hears_of_the_pivots_pack_though_others_were_made_on_it(coordinator: Served) -> None:
-    fid = aligned(coordinator)
-    fast, slow = (coordinator.enrol(fid, name, base_model=OTHER) for name in ("fast", "slow"))
-    for base_model in (PIVOT, OTHER):
-        assert deliver(fast.http, fid, base_model, body(fid, base_model)).status_code == 201
-    made_by_itself = body(fid, PIVOT, alignment_set="sha256:" + "6" * 64)
-    assert refused(deliver(slow.http, fid, PIVOT, made_by_itself)) == (409, "upload-conflict")
-
-
 def test_an_operator_replaces_a_pack_until_the_start(coordinator: Served) -> None:
     fid = aligned(coordinator)
     operator = coordinator.person("operator")

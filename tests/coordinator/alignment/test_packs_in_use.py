@@ -43,6 +43,15 @@ def test_a_newcomer_whose_pack_selects_nothing_joins_with_nothing(coordinator: S
     assert len(served.content) == joined.json()["weights"]["bytes"]
 
 
+def test_a_slower_agent_hears_of_the_pivots_pack_though_others_were_made_on_it(coordinator: Served) -> None:
+    fid = aligned(coordinator)
+    fast, slow = (coordinator.enrol(fid, name, base_model=OTHER) for name in ("fast", "slow"))
+    for base_model in (PIVOT, OTHER):
+        assert deliver(fast.http, fid, base_model, body(fid, base_model)).status_code == 201
+    made_by_itself = body(fid, PIVOT, alignment_set="sha256:" + "6" * 64)
+    assert refused(deliver(slow.http, fid, PIVOT, made_by_itself)) == (409, "upload-conflict")
+
+
 @pytest.mark.parametrize("error", [0.5, 0.6])
 def test_what_is_aligned_too_badly_is_not_shared(coordinator: Served, error: float) -> None:
     fid = aligned(coordinator, alignment={"pivot": PIVOT, "max_error": 0.5})
