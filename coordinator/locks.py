@@ -16,16 +16,16 @@ _LOCKED = (
     .execution_options(populate_existing=True)
 )
 _HELD = select(FederationRow.events).where(FederationRow.id == bindparam("fid")).with_for_update()
-_BRIEFLY = text("SET LOCAL lock_timeout = 1000")
+_PATIENCE = text("SELECT set_config('lock_timeout', :patience, true)")
 
 
-def wait_briefly(session: Session) -> None:
-    """Wait for each lock of this transaction a second at most, for who has others to care for.
+def wait_at_most(session: Session, seconds: float) -> None:
+    """Wait for each lock of this transaction so long at most, for who has others to care for.
 
     SQLite knows one lock, which a transaction that writes has from its beginning.
     """
     if session.get_bind().dialect.name != "sqlite":
-        run(session, _BRIEFLY)
+        run(session, _PATIENCE, {"patience": f"{seconds * 1000:.0f}ms"})
 
 
 def hold_federation(session: Session, fid: str) -> int:

@@ -1,8 +1,8 @@
-"""Threads that nobody has to nurse: one moves rounds whose time has come and tells what rounds count, one
-aggregates them, one tidies.
+"""Threads that nobody has to nurse: one moves rounds whose time has come, one aggregates them, one tidies,
+and one tells what rounds count.
 
-All look at the database when they are woken and every tick, so that what happens on another replica, and
-what was going on when a process died, is found without being told.
+The first three look at the database when they are woken and every tick, so that what happens on another
+replica, and what was going on when a process died, is found without being told.
 """
 
 from __future__ import annotations
@@ -61,11 +61,13 @@ class Ticker:
         self._untold = Untold()
         self._stopping = threading.Event()
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
-        self._rounds = _Loop("rounds", self._drive, tick_seconds, self._stopping, pause=self._untold.pause)
+        self._tick_seconds = tick_seconds
+        self._telling = _Loop("telling", self._tell, self._untold.pause, self._stopping)
         self._loops = [
-            self._rounds,
-            _Loop("aggregation", self._aggregate, tick_seconds, self._stopping),
-            _Loop("tidying", self._tidy, tick_seconds, self._stopping),
+            _Loop("rounds", self._drive, self._tick, self._stopping),
+            _Loop("aggregation", self._aggregate, self._tick, self._stopping),
+            _Loop("tidying", self._tidy, self._tick, self._stopping),
+            self._telling,
         ]
 
     def start(self) -> None:
@@ -84,7 +86,7 @@ class Ticker:
     def note(self, change: Change) -> None:
         """See to it that a change is told soon."""
         if self._untold.note(change):
-            self._rounds.wake()
+            self._telling.wake()
 
     def stop(self) -> None:
         """End; tell what is untold; give up an aggregation in progress, for any worker to claim at once."""
@@ -94,14 +96,20 @@ class Ticker:
             loop.join()
         try:
             self._untold.tell(self._database, is_due=True)
-        except (OperationalError, InterfaceError, PoolExhausted):
-            log.exception("rounds-not-told")
+        except Exception:
+            log.exception("counts-not-told")
+
+    def _tick(self) -> float:
+        return self._tick_seconds
 
     def _drive(self) -> bool:
         moved = drive(self._database)
         if moved:
             self.wake()
             self._moved()
+        return False
+
+    def _tell(self) -> bool:
         self._untold.tell(self._database)
         return False
 
@@ -110,12 +118,15 @@ class Ticker:
         if time.monotonic() < self._next_collection:
             return False
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
-        posts = nonces.forget_old(self._database)
+        posts = 0
+        while not self._stopping.is_set() and (gone := nonces.forget_old(self._database)):
+            posts += gone
         forgotten = retention.thin_out(self._database, self._keep_rounds) if self._keep_rounds else 0
         collected = payloads.collect(self._database)
-        if not posts and not forgotten and not collected:
+        if posts or forgotten or collected:
+            log.info("tidied", posts=posts, forgotten=forgotten, collected=collected)
+        if not forgotten and not collected:
             return False
-        log.info("tidied", posts=posts, forgotten=forgotten, collected=collected)
         self._next_collection = time.monotonic()
         return True
 
@@ -176,20 +187,17 @@ def drive(database: Database) -> bool:
 
 
 class _Loop:
-    """A thread that does its work when woken and every tick, and outlives the database's bad moments."""
+    """A thread that works when woken and after each pause, and outlives a database's bad moments."""
 
     def __init__(
         self,
         name: str,
         work: Callable[[], bool],
-        tick_seconds: float,
+        pause: Callable[[], float | None],
         stopping: threading.Event,
-        *,
-        pause: Callable[[float], float] = lambda tick_seconds: tick_seconds,
     ) -> None:
-        self._pause = pause
         self._work = work
-        self._tick_seconds = tick_seconds
+        self._pause = pause
         self._stopping = stopping
         self._woken = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"ticker-{name}", daemon=True)
@@ -206,11 +214,9 @@ class _Loop:
     def _run(self) -> None:
         while not self._stopping.is_set():
             self._woken.clear()
-            pause = self._tick_seconds
             try:
                 if self._work():
                     continue
-                pause = self._pause(pause)
             except Exception:
                 log.exception("tick-failed", loop=self._thread.name)
-            self._woken.wait(pause)
+            self._woken.wait(self._pause())

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolExhausted
+
 from coordinator.database import Database, now
-from coordinator.locks import hold_federation, wait_briefly
+from coordinator.locks import hold_federation, wait_at_most
+from coordinator.logs import logger
 from coordinator.rounds import control, queries, store
 
 TOGETHER_SECONDS = 0.5
@@ -21,6 +26,12 @@ TOGETHER_SECONDS = 0.5
 
 MOST_ROUNDS = 4096
 """How many rounds a process has to tell at most; what others count shows their next event."""
+
+_MOST_HELD = 8
+_MOST_PATIENCE_SECONDS = 8.0
+_LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's error code
+
+log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,7 @@ class Untold:
 
     def __init__(self) -> None:
         self._last_events: dict[tuple[str, int], int] = {}
+        self._failed: Counter[tuple[str, int]] = Counter()
         self._told_at: float | None = None
         self._lock = threading.Lock()
 
@@ -54,29 +66,45 @@ class Untold:
                 self._last_events[which] = max(change.last_event, self._last_events.get(which, 0))
             return is_first
 
-    def pause(self, longest: float) -> float:
-        """Give the seconds in which nothing is to be told, at most `longest`."""
+    def pause(self) -> float | None:
+        """Give the seconds in which nothing is to be told; None = until something is noted."""
         with self._lock:
-            return min(longest, self._seconds_left()) if self._last_events else longest
+            return self._seconds_left() if self._last_events else None
 
-    def tell(self, database: Database, *, is_due: bool = False) -> None:
+    def tell(self, database: Database, *, is_due: bool = False) -> bool:
         """Write one event for each of these rounds, unless others were written too short a time ago.
 
-        With `is_due` it is time, whenever that was. What could not be written is told later.
+        With `is_due` it is time, whenever that was. What could not be written is told later: who holds one
+        federation holds up no other, and each time is waited for longer. False = something was left.
         """
         with self._lock:
             if not self._last_events or (not is_due and self._seconds_left() > 0):
-                return
+                return True
             self._told_at = time.monotonic()
-            changes = [Change(*which, last) for which, last in self._last_events.items()]
+            left = [Change(*which, last) for which, last in self._last_events.items()]
             self._last_events.clear()
-        for place, change in enumerate(changes, 1):
-            try:
-                _tell(database, change)
-            except BaseException:
-                for left in (*changes[place:], change):  # whom somebody holds up comes last
-                    self.note(left)
-                raise
+        held: list[Change] = []
+        try:
+            while left and len(held) < _MOST_HELD:
+                which = left[0].federation_id, left[0].number
+                try:
+                    _tell(database, left[0], min(2.0 ** self._failed[which], _MOST_PATIENCE_SECONDS))
+                except (OperationalError, InterfaceError, PoolExhausted) as error:
+                    log.warning("counts-not-told", federation=which[0], round=which[1], reason=str(error))
+                    if getattr(getattr(error, "orig", None), "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+                        return False  # so it would go with all the others
+                    self._failed[which] += 1
+                    held.append(left[0])
+                except Exception:  # it would fail for ever, and the round's next event shows the same
+                    log.exception("counts-not-told", federation=which[0], round=which[1])
+                else:
+                    del self._failed[which]
+                del left[0]
+            return not held
+        finally:
+            self._told_at = time.monotonic()
+            for change in (*left, *held):  # whom somebody holds up comes last
+                self.note(change)
 
     def _seconds_left(self) -> float:
         if self._told_at is None:
@@ -84,9 +112,9 @@ class Untold:
         return max(0.0, self._told_at + TOGETHER_SECONDS - time.monotonic())
 
 
-def _tell(database: Database, change: Change) -> None:
+def _tell(database: Database, change: Change, patience: float) -> None:
     with database.write() as session:
-        wait_briefly(session)
+        wait_at_most(session, patience)
         hold_federation(session, change.federation_id)
         if not queries.is_told(session, change.federation_id, change.number, change.last_event):
             row = store.numbered(session, change.federation_id, change.number)

@@ -25,7 +25,9 @@ class _Rehearsal:
 
     def __init__(self, database: Any) -> None:
         self._database = database
-        self.read = database.read
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
 
     @contextmanager
     def write(self) -> Iterator[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import math
 import random
 from collections.abc import Callable
 
@@ -79,12 +80,12 @@ class Flag:
     def is_set(self) -> bool:
         return self._set
 
-    def wait(self, timeout: float) -> bool:
+    def wait(self, timeout: float | None) -> bool:
         """Wait until it is set, or so many seconds."""
         if not self._set:
             task = self._scheduler.current()
             self._waiting.append((task, task.turn + 1))
-            self._scheduler.sleep(timeout)
+            self._scheduler.sleep(math.inf if timeout is None else timeout)
         return self._set
 
 
