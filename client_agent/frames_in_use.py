@@ -22,6 +22,7 @@ from schemas.wire.digests import digest_of
 
 log = logging.getLogger(__name__)
 
+_UNKNOWN_CALLER = 401
 _CONFLICT = 409
 _PACK = "pack.safetensors"
 
@@ -81,6 +82,8 @@ def deliver_kept(base_model: str, api: CoordinatorApi, federation: str, folder: 
     try:
         api.put_pack(federation, base_model, (folder / _PACK).read_bytes())
     except CoordinatorRefused as refusal:
+        if refusal.status == _UNKNOWN_CALLER:
+            raise
         raise PackRefused(base_model, refusal) from refusal
 
 
@@ -150,6 +153,8 @@ class _Making:
         try:
             self.api.put_pack(self.federation, base_model, body)
         except CoordinatorRefused as refusal:
+            if refusal.status == _UNKNOWN_CALLER:  # nothing was said about the pack
+                raise
             stored = self.api.pack(self.federation, base_model) if refusal.status == _CONFLICT else None
             if stored is None:
                 raise PackRefused(base_model, refusal) from refusal

@@ -6,7 +6,7 @@ Whoever appends holds the federation's lock.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 from sqlalchemy import bindparam, select
@@ -14,23 +14,27 @@ from sqlalchemy.orm import Session
 
 from coordinator.database import run
 from coordinator.identity_tables import RosterRow
-from coordinator.tables import ClientRow
+from coordinator.tables import ClientRow, FederationRow
 from schemas.identity.documents import hash_of
 from schemas.messages.enrolment import RosterEntry, RosterPage
 
 Event = Literal["enrolled", "rotated", "revoked"]
 
-_LINKS = select(RosterRow.version, RosterRow.hash).where(RosterRow.federation_id == bindparam("fid"))
+_LINKS = select(RosterRow.version, RosterRow.hash, RosterRow.at).where(
+    RosterRow.federation_id == bindparam("fid")
+)
 _NEWEST = _LINKS.order_by(RosterRow.version.desc()).limit(1)
+_FINISHED = select(FederationRow.finished_at).where(FederationRow.id == bindparam("fid"))
 _NEWEST_UNTIL = _NEWEST.where(RosterRow.at <= bindparam("until"))
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One link of the chain: its number, and the hash of its document."""
+    """One link of the chain: its number, the hash of its document, and when it was written."""
 
     version: int
     hash: str
+    at: datetime
 
 
 def append(
@@ -44,6 +48,7 @@ def append(
 ) -> None:
     """Write down what became of a client; `key` is its public key from now on, if it has one."""
     last = newest(session, client.federation_id)
+    moment = _in_order(session, client.federation_id, last, moment)
     entry = RosterEntry(
         federation=client.federation_id,
         version=last.version + 1 if last is not None else 1,
@@ -68,6 +73,17 @@ def append(
         )
     )
     session.flush()
+
+
+def _in_order(session: Session, fid: str, last: Link | None, moment: datetime) -> datetime:
+    """Give a moment that is not before the last link's, and after the federation's end if that was.
+
+    The clock may have stepped back; what the roster was at the end must not change with what comes later.
+    """
+    finished = run(session, _FINISHED, {"fid": fid}).scalar()
+    if last is not None:
+        moment = max(moment, last.at)
+    return moment if finished is None else max(moment, finished + timedelta(microseconds=1))
 
 
 def newest(session: Session, fid: str, *, until: datetime | None = None) -> Link | None:

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from coordinator import events
 from coordinator.database import now
+from coordinator.enrolment import roster
 from coordinator.errors import AnchorsMissing, FederationStateConflict
 from coordinator.federations.store import anchors_stored, federation, plan_of
 from coordinator.rounds import store
@@ -158,8 +159,10 @@ def announce(session: Session, row: RoundRow, moment: datetime) -> None:
 
 
 def _end(session: Session, federation: FederationRow) -> None:
+    moment, link = now(session), roster.newest(session, federation.id)
     federation.state = "finished"
-    federation.finished_at = now(session)
+    # The last manifests name the roster as of the end, whatever the clock did since its last link.
+    federation.finished_at = max(moment, link.at) if link is not None else moment
     session.flush()
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import select, update
 
+from coordinator.database import Database, now
+from coordinator.identity_tables import RosterRow
 from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import name_of, public_key
 from schemas.wire.digests import digest_of
@@ -60,6 +64,33 @@ def test_manifests_are_a_chain_to_the_final_weights(coordinator: Served) -> None
     assert is_theirs(coordinator, final)
     assert (final["round"], final["weights"]) == (3, ends[0]["weights"]["digest"])
     assert final["previous"] == {"round": 2, "hash": hash_of(second)}
+
+
+def test_final_manifests_name_the_roster_of_the_end_though_the_clock_went_back(coordinator: Served) -> None:
+    fid, silos = running(coordinator, 3, **plan(rounds={"total": 1, "min_clients": 2}))
+    database = Database(coordinator.database_url)
+    with database.write() as session:  # when they were enrolled the clock was an hour ahead
+        ahead = now(session) + timedelta(hours=1)
+        session.execute(update(RosterRow).where(RosterRow.federation_id == fid).values(at=ahead))
+    one_round(coordinator, fid, silos[:2], 1, [1.0, 3.0])
+
+    def final() -> dict[str, Any]:
+        answer = silos[0].http.get(url(silos[0], 1).replace("/1", "/current"))
+        return dict(answer.json()["manifest"])
+
+    before = final()
+    joined = silos[0].http.get(url(silos[0], 1, "/manifest")).json()
+    assert (before["round"], before["roster_version"]) == (2, 3)
+    assert before["roster_hash"] == joined["roster_hash"]
+    gone = coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silos[2].client_id}")
+    assert gone.status_code == 204
+    assert final() == before, "what comes after the end changes nothing"
+    with database.read() as session:
+        links = select(RosterRow.at).where(RosterRow.federation_id == fid)
+        times = list(session.scalars(links.order_by(RosterRow.version)))
+    assert times == sorted(times)
+    assert len(times) == 4
+    database.close()
 
 
 def test_the_plan_is_served_in_the_bytes_that_manifests_name(coordinator: Served) -> None:
