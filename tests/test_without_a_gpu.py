@@ -21,6 +21,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_gpu_tests_that_could_not_run_are_no_pass() -> None:
     done = run("-m", "gpu", "tests/gpu")
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
