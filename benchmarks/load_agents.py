@@ -82,26 +82,35 @@ def enrol(coordinator: Coordinator, fid: str, clients: int, *, layers: int, widt
     return [Agent(one.client_id, one.federation, one.key, layout) for one in agents]
 
 
-async def poll(url: str, agents: list[Agent], *, every: float, seconds: float) -> tuple[list[float], int]:
-    """Ask for the current round, each agent `every` seconds from a moment of its own; give latencies, s."""
-    latencies: list[float] = []
+async def poll(
+    url: str, agents: list[Agent], *, every: float, seconds: float
+) -> tuple[list[float], list[float], int]:
+    """Ask for the current round, each agent `every` seconds from a moment of its own.
+
+    Gives latencies in seconds, those of each agent's first request, which connects, apart from the later
+    ones', and how many requests were refused.
+    """
+    first: list[float] = []
+    later: list[float] = []
     refused = 0
 
     async def ask(http: httpx.AsyncClient, agent: Agent) -> None:
         nonlocal refused
         path = f"/v1/federations/{agent.federation}/rounds/current"
         await asyncio.sleep(random.uniform(0, every))
+        latencies = first
         while time.monotonic() < end:
             began = time.monotonic()
             answer = await http.get(path, headers=_signed(agent, "GET", http, path, None))
             latencies.append(time.monotonic() - began)
+            latencies = later
             refused += answer.status_code not in (200, 204)
             await asyncio.sleep(max(0.0, every - (time.monotonic() - began)))
 
     async with _connected(url, agents) as clients:
         end = time.monotonic() + seconds
         await asyncio.gather(*(ask(http, agent) for http, agent in clients))
-    return latencies, refused
+    return first, later, refused
 
 
 async def join(url: str, agents: list[Agent]) -> list[bytes]:
