@@ -246,6 +246,6 @@ async def _connected(url: str, agents: list[Agent]) -> AsyncIterator[list[tuple[
         # A thousand clients in one heap: to go through it is a pause of them all, and would be counted as the
         # server's.
         gc.collect()
-        gc.freeze()
-        stack.callback(gc.unfreeze)
+        gc.disable()
+        stack.callback(gc.enable)
         yield clients

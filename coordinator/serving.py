@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 import signal
@@ -63,11 +64,18 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
     _share_heaps()
     _allow_files(settings.connections)
     server = Server(create_app(settings), settings)
+    _spare_what_stays()
     try:
         server.run()
     except SystemExit as error:
         at = f"{settings.host}:{settings.port}"
         raise SettingsUnusable(f"cannot listen on {at}; the log says more") from error
+
+
+def _spare_what_stays() -> None:
+    """Let the garbage collector pass over what was made until now: all requests wait while it goes through it."""
+    gc.collect()
+    gc.freeze()
 
 
 def _share_heaps() -> None:
