@@ -73,7 +73,7 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
 
 
 def _spare_what_stays() -> None:
-    """Let the garbage collector pass over what was made until now: all requests wait while it goes through it."""
+    """Let the garbage collector pass over what was made until now: while it runs, all requests wait."""
     gc.collect()
     gc.freeze()
 
