@@ -22,7 +22,7 @@ def test_killed_at_every_place_where_it_matters(database_url: str, tmp_path: Pat
 
 
 def test_killed_at_random_moments(database_url: str, tmp_path: Path) -> None:
-    found = kills.at_random(database_url, tmp_path, Trial(clients=8, rounds=10), seed=7, every=1.5)
+    found = kills.at_random(database_url, tmp_path, Trial(clients=8, rounds=12), seed=7, every=1.5)
     assert len(found.died_at) >= 3
 
 
