@@ -14,7 +14,7 @@ from coordinator.database import run
 from coordinator.enrolment.recognition import Member
 from coordinator.errors import NotFound
 from coordinator.identity_tables import ManifestRow
-from coordinator.rounds.bases import Given
+from coordinator.rounds.bases import GIVEN, Given
 from coordinator.tables import FederationRow, ParticipationRow, RoundRow, UpdateRow, WeightsRow
 from coordinator.times import clock
 from schemas.messages.federations import FederationPlan
@@ -45,12 +45,7 @@ _STANDING = (
         ManifestRow.document,
         exists().where(UpdateRow.client_id == _CLIENT, UpdateRow.reject_reason.is_(None)),
         _LAST_PUBLISHED,
-        WeightsRow.round_number,
-        WeightsRow.payload_id,
-        WeightsRow.head,
-        WeightsRow.begin,
-        WeightsRow.digest,
-        WeightsRow.bytes,
+        *GIVEN,
     )
     .select_from(FederationRow)
     .join(RoundRow, (RoundRow.federation_id == FederationRow.id) & (RoundRow.number == _NUMBER))

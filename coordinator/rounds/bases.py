@@ -31,15 +31,18 @@ _REMEMBERED = 1024
 _DIGESTS: dict[tuple[bytes, int], str] = {}
 _REMEMBERING = Lock()
 
+GIVEN = (
+    WeightsRow.round_number,
+    WeightsRow.payload_id,
+    WeightsRow.head,
+    WeightsRow.begin,
+    WeightsRow.digest,
+    WeightsRow.bytes,
+)
+"""The columns of `Given`, in its order."""
+
 _NEWEST = (
-    select(
-        WeightsRow.round_number,
-        WeightsRow.payload_id,
-        WeightsRow.head,
-        WeightsRow.begin,
-        WeightsRow.digest,
-        WeightsRow.bytes,
-    )
+    select(*GIVEN)
     .where(WeightsRow.client_id == bindparam("client"))
     .order_by(WeightsRow.round_number.desc())
     .limit(1)
