@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.aggregation", description=__doc__)
     parser.add_argument("--clients", type=int, help="N; with --values, instead of the usual sizes")
     parser.add_argument("--values", type=int, help="D")
-    parser.add_argument("--block-mib", type=int, default=96, help="the coordinator's block budget")
+    parser.add_argument("--block-mib", type=int, default=192, help="the coordinator's block budget")
     parser.add_argument("--repeats", type=int, default=3, help="how often each program runs; medians count")
     parser.add_argument("--postgres", help="URL of an empty database, instead of a SQLite file")
     parser.add_argument("--folder", type=Path, help="where the database is, on the disk to be measured")

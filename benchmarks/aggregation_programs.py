@@ -19,8 +19,9 @@ from benchmarks.closed_round import close_round, layout_of, states
 from benchmarks.memory import MIB, peak_rss_mib
 from coordinator import migrate, payloads
 from coordinator.aggregation import publishing, store
-from coordinator.aggregation.aggregate import Receiver, in_blocks
+from coordinator.aggregation.aggregate import in_blocks
 from coordinator.aggregation.agreement import products
+from coordinator.aggregation.bodies import Receiver
 from coordinator.aggregation.guard import guarded
 from coordinator.database import Database, now
 from coordinator.federations.store import federation, plan_of

@@ -1,4 +1,4 @@
-"""Content-addressed bytes in chunk rows: written once, read in pieces, collected when nobody refers to them.
+"""Content-addressed bytes in chunk rows: written once, read in pieces (`collection` deletes them).
 
 Refuses to know what the bytes are. There are two ways in: `store` puts known bytes down inside the caller's
 transaction; a `Staged` payload grows over many short transactions, has no digest until it is adopted, and is
@@ -11,32 +11,17 @@ import hashlib
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, BinaryIO
 
-from sqlalchemy import bindparam, delete, exists, or_, select, update
+from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from coordinator.alignment_tables import AnchorsRow, PackRow
-from coordinator.crash import may_crash
 from coordinator.database import Database, driver_of, now, run
-from coordinator.tables import (
-    CHUNK_BYTES,
-    FoldRow,
-    PayloadRow,
-    RoundRow,
-    UpdateRow,
-    WeightsRow,
-)
+from coordinator.tables import CHUNK_BYTES, PayloadRow
 from coordinator.times import clock
-from coordinator.weights_tables import CodedWeightsRow
 from schemas.wire.digests import digest_from_hash, digest_of
-
-_COLLECTED_AT_ONCE = 200
-GRACE = timedelta(hours=1)
-"""How long a payload that nobody refers to is left alone: it may be in the making."""
 
 # A block of an aggregation is a small part of each payload, and SQLite follows a chunk from its beginning:
 # of the largest chunks it would read several times what is wanted.
@@ -45,21 +30,13 @@ _WRITTEN_BYTES = 2**18
 SENT_BYTES = 2**17
 """What is read of a payload at a time for one who takes it slowly, and so what he keeps in memory."""
 
-_REFERENCES = (
-    UpdateRow.payload_id,
-    UpdateRow.state_payload_id,
-    WeightsRow.payload_id,
-    CodedWeightsRow.payload_id,
-    FoldRow.payload_id,
-    AnchorsRow.payload_id,
-    PackRow.payload_id,
-)
-# What is being written may be a running aggregation's, however long that takes.
-_IN_THE_MAKING = PayloadRow.digest.is_(None) & exists().where(RoundRow.state == "aggregating")
-_UNREFERENCED = select(PayloadRow.id).where(
-    ~or_(*(exists().where(column == PayloadRow.id) for column in _REFERENCES)), ~_IN_THE_MAKING
-)
 _WITH_DIGEST = select(PayloadRow.id).where(PayloadRow.digest == bindparam("digest"))
+_AMONG = select(PayloadRow.digest).where(PayloadRow.digest.in_(bindparam("digests", expanding=True)))
+_FINISHED = (
+    update(PayloadRow)
+    .where(PayloadRow.id == bindparam("payload"))
+    .values(digest=bindparam("digest"), bytes=bindparam("size"))
+)
 _SHARED = _WITH_DIGEST.with_for_update(read=True, key_share=True)
 # SQLite's clock has another form than the times it keeps; asking for it is a function call, not a round trip.
 _NEW = {
@@ -143,7 +120,10 @@ def read_alone(database: Database, payload_id: int, begin: int, end: int) -> byt
 
 @dataclass(slots=True)
 class Staged:
-    """A payload in the making: `append` in short transactions, `adopt` in the one that refers to it."""
+    """A payload in the making: `append` in short transactions, `adopt` in the one that refers to it.
+
+    What is appended may be looked at before it is written, in the same order, by whoever has time then.
+    """
 
     payload_id: int
     size: int = 0
@@ -151,13 +131,21 @@ class Staged:
 
     @property
     def digest(self) -> str:
-        """The digest of what was written so far."""
+        """The digest of what was looked at so far."""
         return digest_from_hash(self._seen.hexdigest())
 
     def append(self, session: Session, content: bytes | memoryview) -> None:
-        """Write further bytes."""
-        _append(session, self.payload_id, self.size, [content])
+        """Look at further bytes and write them."""
+        self.look_at(content)
+        self.write(session, content)
+
+    def look_at(self, content: bytes | memoryview) -> None:
+        """Hash further bytes."""
         self._seen.update(content)
+
+    def write(self, session: Session, content: bytes | memoryview) -> None:
+        """Write further bytes that are looked at before the payload is adopted."""
+        _append(session, self.payload_id, self.size, [content])
         self.size += len(content)
 
     def adopt(self, session: Session) -> int:
@@ -166,17 +154,31 @@ class Staged:
         if older is None:
             try:
                 with session.begin_nested():
-                    session.execute(
-                        update(PayloadRow)
-                        .where(PayloadRow.id == self.payload_id)
-                        .values(digest=self.digest, bytes=self.size)
-                    )
+                    values = {"payload": self.payload_id, "digest": self.digest, "size": self.size}
+                    run(session, _FINISHED, values)
             except IntegrityError:  # somebody else finished the same bytes meanwhile
                 older = run(session, _WITH_DIGEST, {"digest": self.digest}).scalar_one()
         if older is None:
             return self.payload_id
         session.execute(delete(PayloadRow).where(PayloadRow.id == self.payload_id))
         return older
+
+
+def adopt_all(session: Session, staged: Iterable[Staged]) -> dict[int, int]:
+    """Finish payloads in few statements; give by id of each what its `adopt` gives."""
+    waiting = {one.payload_id: one for one in staged}
+    digests = {one.digest for one in waiting.values()}
+    older = set(run(session, _AMONG, {"digests": [*digests]}).scalars())
+    new = [one for one in waiting.values() if one.digest not in older]
+    try:
+        with session.begin_nested():
+            rows = [{"payload": one.payload_id, "digest": one.digest, "size": one.size} for one in new]
+            if rows:
+                run(session, _FINISHED, rows)
+    except IntegrityError:  # two of them are equal, or somebody else finished the same bytes meanwhile
+        new = []
+    finished = {one.payload_id for one in new}
+    return {key: key if key in finished else one.adopt(session) for key, one in waiting.items()}
 
 
 def stage(session: Session) -> Staged:
@@ -204,26 +206,6 @@ def let_go(session: Session, *payload_ids: int) -> None:
         .values(created_at=now(session))
         .execution_options(synchronize_session=False)
     )
-
-
-def collect(database: Database, *, grace: timedelta = GRACE) -> int:
-    """Delete some payloads that nobody refers to and that are older than `grace`; give their number.
-
-    When that is 0 there are no more. Those in the making stay while any round is being aggregated.
-    """
-    with database.read() as session:
-        old = _UNREFERENCED.where(PayloadRow.created_at < now(session) - grace)
-        candidates = list(session.scalars(old.limit(_COLLECTED_AT_ONCE)))
-    collected = 0
-    for payload_id in candidates:
-        with database.write() as session:
-            # The lock waits for who is about to refer to it, and the second look then sees the reference.
-            session.scalar(select(PayloadRow.id).where(PayloadRow.id == payload_id).with_for_update())
-            if session.scalar(_UNREFERENCED.where(PayloadRow.id == payload_id)) is not None:
-                session.execute(delete(PayloadRow).where(PayloadRow.id == payload_id))
-                collected += 1
-                may_crash("collection-deleted")
-    return collected
 
 
 def store_bytes(session: Session, body: bytes) -> tuple[int, str]:

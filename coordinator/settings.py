@@ -78,7 +78,7 @@ class Settings(BaseSettings):
     aggregation_block_mib: Annotated[
         int,
         Field(ge=1, le=65536, description="memory while aggregating: for what is read, made and written"),
-    ] = 96
+    ] = 192
     keep_rounds: Annotated[
         int | None,
         Field(ge=1, description="how many published rounds keep their tensors; empty: all"),

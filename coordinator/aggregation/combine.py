@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from coordinator.aggregation.aggregate import Made, Receiver, Weights, alike, append, begin, discard, mix
+from coordinator.aggregation.aggregate import Weights, alike, mix
+from coordinator.aggregation.bodies import Made, Receiver, append, begin, discard
 from coordinator.aggregation.reading import StoredState, Values
 from coordinator.aggregation.stored_factors import StoredFactors
 from coordinator.database import Database

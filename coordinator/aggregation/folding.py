@@ -13,7 +13,8 @@ from hashlib import sha256
 import numpy as np
 
 from coordinator import payloads
-from coordinator.aggregation.aggregate import Made, Weights, discard
+from coordinator.aggregation.aggregate import Weights
+from coordinator.aggregation.bodies import Made, discard
 from coordinator.aggregation.folds import Fold
 from coordinator.aggregation.reading import StoredState
 from coordinator.aggregation.stored_factors import StoredFactors, places, read_factors

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from coordinator import payloads
 from coordinator.aggregation import newcomers
-from coordinator.aggregation.aggregate import Made, discard
+from coordinator.aggregation.bodies import Made, discard
 from coordinator.aggregation.standing import Standing, standing
 from coordinator.crash import may_crash
 from coordinator.database import Database

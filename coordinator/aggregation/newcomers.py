@@ -10,7 +10,7 @@ from threading import BoundedSemaphore
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation import folds, store
-from coordinator.aggregation.aggregate import Made, Receiver
+from coordinator.aggregation.bodies import Made, Receiver
 from coordinator.aggregation.combine import weights_of
 from coordinator.aggregation.weighed import weighed
 from coordinator.database import Database

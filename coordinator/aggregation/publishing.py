@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from coordinator import payloads
 from coordinator.aggregation import folds, store
-from coordinator.aggregation.aggregate import Receiver, Written, discard
+from coordinator.aggregation.bodies import Receiver, Written, discard
 from coordinator.aggregation.combine import weights_of
 from coordinator.aggregation.folding import Folds, Member, fold
 from coordinator.aggregation.reading import StoredState
@@ -181,12 +182,9 @@ def _folded(
 def _publish(database: Database, claim: Claim, settled: Weighed, done: Folds) -> None:
     made = done.made
     with database.write() as session:
-        adopted: dict[int, int] = {}
         written: list[Written] = [*dict(sorted(made.items())).values(), *done.folds]
-        for one in written:  # before the federation is locked, as whoever delivers does it
-            staged = one.staged
-            if staged.payload_id not in adopted:
-                adopted[staged.payload_id] = staged.adopt(session)
+        # before the federation is locked, as whoever delivers does it
+        adopted = payloads.adopt_all(session, (one.staged for one in written))
         locked = lock_federation(session, claim.federation_id)
         row = rounds.numbered(session, claim.federation_id, claim.number, lock=True)
         if row.lease_token != claim.token:

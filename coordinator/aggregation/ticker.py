@@ -14,7 +14,7 @@ from collections.abc import Callable
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
-from coordinator import payloads
+from coordinator import collection
 from coordinator.aggregation import publishing
 from coordinator.aggregation.publishing import Claim, Lease
 from coordinator.database import Database, now
@@ -122,7 +122,7 @@ class Ticker:
         while not self._stopping.is_set() and (gone := nonces.forget_old(self._database)):
             posts += gone
         forgotten = retention.thin_out(self._database, self._keep_rounds) if self._keep_rounds else 0
-        collected = payloads.collect(self._database)
+        collected = collection.collect(self._database)
         if posts or forgotten or collected:
             log.info("tidied", posts=posts, forgotten=forgotten, collected=collected)
         if not forgotten and not collected:

@@ -3,7 +3,7 @@
 Refuses to touch what a round may still need: each client's last counted update, the weights it was given
 last, and what is folded into each base model. What weights are in recipes goes whole: it can be made again
 of weights that stay. The bytes themselves go when nobody refers to them any more
-(`payloads.collect`).
+(`collection.collect`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import delete, func, select
 
-from coordinator import payloads
+from coordinator import collection, payloads
 from coordinator.alignment_tables import AnchorsRow
 from coordinator.database import Database, now
 from coordinator.downloads import Stored
@@ -60,7 +60,7 @@ def test_no_payload_gets_the_id_of_one_that_was_collected(database: Database) ->
     given: list[int] = []
     for number in range(3):
         given.append(keep(b"another %d" % number))
-        assert payloads.collect(database, grace=LONG_AGO) == 1
+        assert collection.collect(database, grace=LONG_AGO) == 1
         payloads.discard(database, [one := staged(database, b"never finished", 100)])
         given.append(one.payload_id)
     assert given == sorted(set(given))
@@ -111,9 +111,9 @@ def test_only_what_nobody_refers_to_is_collected_and_only_when_old(database: Dat
         session.flush()
         session.add(AnchorsRow(federation_id="f", payload_id=kept, digest=digest, bytes=4, count=1))
     staged(database, BODY, 2**20)
-    assert payloads.collect(database) == 0
-    assert payloads.collect(database, grace=LONG_AGO) == 2
-    assert payloads.collect(database, grace=LONG_AGO) == 0
+    assert collection.collect(database) == 0
+    assert collection.collect(database, grace=LONG_AGO) == 2
+    assert collection.collect(database, grace=LONG_AGO) == 0
     with database.read() as session:
         assert payloads.read(session, kept, 0, 4) == b"kept"
     assert count(database, ChunkRow) == 1
@@ -153,14 +153,14 @@ def test_what_shared_weights_need_is_not_collected(
     with database.write() as session:
         payloads.store_bytes(session, b"orphan")
         session.execute(delete(WeightsRow).where(WeightsRow.client_id == "c0"))
-    assert payloads.collect(database, grace=LONG_AGO) == 1
+    assert collection.collect(database, grace=LONG_AGO) == 1
     with database.read() as session:
         row = session.scalars(select(WeightsRow)).one()
         rest = payloads.read(session, payload_id, row.begin, row.begin + 1000)
     assert (row.head or b"") + rest == bodies[1]
     with database.write() as session:
         session.execute(delete(WeightsRow))
-    assert payloads.collect(database, grace=LONG_AGO) == 1
+    assert collection.collect(database, grace=LONG_AGO) == 1
     assert count(database, ChunkRow) == 0
 
 
@@ -179,7 +179,7 @@ def test_what_is_stored_while_it_is_collected_stays_whole(database: Database) ->
             )
 
     with ThreadPoolExecutor(2) as pool:
-        collecting = pool.submit(payloads.collect, database, grace=LONG_AGO)
+        collecting = pool.submit(collection.collect, database, grace=LONG_AGO)
         for body in bodies:
             refer(body)
         collecting.result()

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from sqlalchemy import delete, select
 
-from coordinator import payloads
+from coordinator import collection
 from coordinator.aggregation import joining, publishing, ticker
 from coordinator.aggregation import store as aggregation_store
 from coordinator.enrolment import nonces, store
@@ -122,19 +122,19 @@ def collects_what_is_served() -> Iterator[None]:
             session.execute(delete(ChunkRow).where(ChunkRow.payload_id.not_in(kept)))
         return 0
 
-    with patch.object(payloads, "collect", collect):
+    with patch.object(collection, "collect", collect):
         yield
 
 
 @contextmanager
 def collects_what_is_in_the_making() -> Iterator[None]:
-    collect, every = payloads.collect, payloads._REFERENCES
+    collect, every = collection.collect, collection._REFERENCES
     unreferenced = select(PayloadRow.id).where(
-        ~payloads.or_(*(payloads.exists().where(column == PayloadRow.id) for column in every))
+        ~collection.or_(*(collection.exists().where(column == PayloadRow.id) for column in every))
     )
     with (
-        patch.object(payloads, "_UNREFERENCED", unreferenced),
-        patch.object(payloads, "collect", lambda database, **_: collect(database, grace=timedelta(0))),
+        patch.object(collection, "_UNREFERENCED", unreferenced),
+        patch.object(collection, "collect", lambda database, **_: collect(database, grace=timedelta(0))),
         patch.object(ticker, "_COLLECT_EVERY_SECONDS", 0.0),
     ):
         yield

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import zstandard
 
-from coordinator import payloads
+from coordinator import collection
 from coordinator.errors import ReferenceMismatch
 from schemas.wire.compress import is_frame
 from schemas.wire.digests import digest_of
@@ -231,7 +231,7 @@ class Oracle:
             world.violated("I12", f"still waiting for {waiting or 'the operator'}")
             world.scheduler.raise_failure()
         database = world.replicas[0].database
-        world.scheduler.say(f"collected {payloads.collect(database, grace=settled.AT_ONCE)}")
+        world.scheduler.say(f"collected {collection.collect(database, grace=settled.AT_ONCE)}")
         connection: sqlite3.Connection = self.ledger.connection
         settled.check(world, connection)
         self.packs.settle()

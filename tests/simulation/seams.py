@@ -22,23 +22,20 @@ import anyio.to_thread
 import structlog
 from anyio._core import _tasks
 
-from coordinator.aggregation import aggregate
+from coordinator.aggregation import bodies
 
 EPOCH = 1_800_000_000.0
 """When every schedule begins, seconds since 1970."""
 
 
 class InTurn:
-    """A pool that does what it is given at once: the writer of an aggregation, without its thread."""
+    """A pool that does what it is given at once: the writer of an aggregation, without its threads."""
 
     def __init__(self, *_: object) -> None:
         pass
 
-    def __enter__(self) -> InTurn:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    def shutdown(self, **_: object) -> None:
+        """Have nothing left to do."""
 
     def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -109,7 +106,7 @@ def taken(
             lambda count=None: urlsafe_b64encode(token_bytes(count)).rstrip(b"=").decode(),
         ),
         *((module, "get_async_backend", NoLoop) for module in (anyio.to_thread, anyio.lowlevel, _tasks)),
-        (aggregate, "ThreadPoolExecutor", InTurn),
+        (bodies, "ThreadPoolExecutor", InTurn),
     ]
     with ExitStack() as stack:
         for owner, name, value in seams:

@@ -83,10 +83,10 @@ def while_collecting(database_url: str) -> int:
     program = (
         "from datetime import timedelta\n"
         "import sys\n"
-        "from coordinator import crash, payloads\n"
+        "from coordinator import collection, crash\n"
         "from coordinator.database import Database\n"
         "crash.arm()\n"
-        "payloads.collect(Database(sys.argv[1]), grace=timedelta(0))\n"
+        "collection.collect(Database(sys.argv[1]), grace=timedelta(0))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, database_url],

@@ -11,8 +11,10 @@ import pytest
 from sqlalchemy import event, update
 from sqlalchemy.exc import OperationalError
 
-from coordinator import payloads
-from coordinator.aggregation.aggregate import Made, Receiver, StoredState, discard, mix
+from coordinator import collection, payloads
+from coordinator.aggregation.aggregate import mix
+from coordinator.aggregation.bodies import Made, Receiver, discard
+from coordinator.aggregation.reading import StoredState
 from coordinator.database import Database
 from coordinator.strategies.base import ClientFacts, Cohort, Weighing, modules_of
 from coordinator.tables import PayloadRow, RoundRow
@@ -92,4 +94,4 @@ def test_a_database_that_fails_meanwhile_hides_nothing_and_the_rest_is_collected
     assert count(database, PayloadRow) == 3 + 1
     with database.write() as session:
         session.execute(update(RoundRow).values(state="abandoned"))
-    assert payloads.collect(database, grace=timedelta(seconds=-5)) == 1
+    assert collection.collect(database, grace=timedelta(seconds=-5)) == 1

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from coordinator import payloads
+from coordinator import collection, payloads
 from coordinator.aggregation import publishing
 from coordinator.aggregation.publishing import Lease, claim_due
 from coordinator.aggregation.ticker import Ticker
@@ -57,8 +57,8 @@ def test_a_worker_that_dies_is_replaced_when_its_lease_runs_out(database: Databa
     with pytest.raises(LostRace):
         publishing.aggregate(database, first, block_bytes=BLOCK_BYTES, between=nothing)
     assert count(database, WeightsRow) == 3
-    assert payloads.collect(database) == 0
-    assert payloads.collect(database, grace=timedelta(seconds=-5)) == 3
+    assert collection.collect(database) == 0
+    assert collection.collect(database, grace=timedelta(seconds=-5)) == 3
     assert count(database, PayloadRow) == 3 + 1  # what was delivered, and the mean that all share
 
 
@@ -70,7 +70,7 @@ def test_what_a_running_aggregation_has_written_is_not_collected(database: Datab
         database,
         claim,
         block_bytes=BLOCK_BYTES,
-        between=lambda: _none(payloads.collect(database, grace=timedelta(seconds=-5))),
+        between=lambda: _none(collection.collect(database, grace=timedelta(seconds=-5))),
     )
     assert count(database, WeightsRow) == 3
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select, update
 
-from coordinator import payloads
+from coordinator import collection
 from coordinator.alignment import store
 from coordinator.database import Database, now
 from coordinator.tables import PayloadRow
@@ -96,7 +96,7 @@ def test_who_reads_what_is_replaced_may_finish(coordinator: Served) -> None:
         long_ago = now(session) - timedelta(days=9)
         session.execute(update(PayloadRow).where(PayloadRow.id.in_(before)).values(created_at=long_ago))
     assert deliver(coordinator.admin, fid, PIVOT, body(fid, PIVOT, selected=["b0.v"])).status_code == 201
-    payloads.collect(database)
+    collection.collect(database)
     with database.read() as session:
         kept = session.scalars(select(PayloadRow.id).where(PayloadRow.id.in_(before))).all()
     database.close()

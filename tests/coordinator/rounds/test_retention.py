@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from alembic.util import CommandError
 
-from coordinator import migrate, payloads
+from coordinator import collection, migrate
 from coordinator.database import Database
 from coordinator.rounds import retention
 from tests.served import Served, Silo, slug
@@ -57,7 +57,7 @@ def _thin_out(served: Served) -> int:
     database = Database(served.database_url)
     try:
         forgotten = retention.thin_out(database, KEPT)
-        payloads.collect(database, grace=timedelta(0))
+        collection.collect(database, grace=timedelta(0))
         return forgotten
     finally:
         database.close()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from sqlalchemy import delete, text
 
-from coordinator import payloads
+from coordinator import collection
 from coordinator.database import Database
 from coordinator.limits import uploads
 from coordinator.limits.uploads import decoder
@@ -137,7 +137,7 @@ def test_what_is_kept_goes_with_the_rounds_weights_and_what_stays_is_whole(
     with closing(Database(served.database_url)) as database:
         assert retention.thin_out(database, 2) > 0
         assert rows(served.database_url, KEPT) == [(number, "int8") for number in (3, 4, 5)]
-        payloads.collect(database, grace=timedelta(0))
+        collection.collect(database, grace=timedelta(0))
         for number in (3, 4, 5):
             assert ask(silo, number, "int8").headers["etag"] == named[number]
         assert slug(ask(silo, 2, "int8")) == "not-found"
@@ -152,7 +152,7 @@ def test_what_was_kept_follows_from_the_weights_alone(served: Served) -> None:
     with closing(Database(served.database_url)) as database:
         with database.write() as session:
             session.execute(delete(CodedWeightsRow))
-        assert payloads.collect(database, grace=timedelta(0)) == 1
+        assert collection.collect(database, grace=timedelta(0)) == 1
     after = ask(silo, 2, "int4_own_last")
     assert after.content == before.content
     assert after.headers["tessera-weights"] == before.headers["tessera-weights"]
