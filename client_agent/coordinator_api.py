@@ -260,10 +260,12 @@ class CoordinatorApi:
                 return answer
 
         answer = self._persist(fetch)
-        digest = digest_of(bytes(received))
+        body = bytes(received)
+        received.clear()
+        digest = digest_of(body)
         if from_field(answer.headers.get("Repr-Digest", "")) != digest:
             raise DownloadDamaged(path)
-        return TensorBody(bytes(received), digest, answer.headers.get("Tessera-Weights", ""))
+        return TensorBody(body, digest, answer.headers.get("Tessera-Weights", ""))
 
 
 def _upload_headers(body: bytes) -> dict[str, str]:

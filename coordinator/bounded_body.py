@@ -8,13 +8,14 @@ before any session: nobody unknown is read from, and no transaction is open mean
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
 from threading import Lock
 from typing import Literal
 
+from anyio import to_thread
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
@@ -32,6 +33,9 @@ from schemas.wire.digests import digest_from_hash, from_field
 
 _IN_MEMORY_BYTES = 2 * 2**20
 _ALL_IN_MEMORY_BYTES = 64 * 2**20
+# A large body is hashed and written by other threads than the one that receives everybody's; to change
+# threads costs as much as to hash 64 KiB.
+_AT_ONCE_BYTES = 2**19
 log = logger(__name__)
 
 
@@ -120,23 +124,38 @@ async def _spool(
     request: Request, file: SpooledTemporaryFile[bytes], share: _Share, max_bytes: int
 ) -> tuple[str, int]:
     seen = hashlib.sha256()
-    size = 0
+    size = held = 0
     is_in_memory = True
+    batch: list[bytes] = []
     try:
         async for piece in request.stream():
             size += len(piece)
             if size > max_bytes:
                 raise BodyOverran(limit=max_bytes)
-            seen.update(piece)
-            if is_in_memory and not share.take(len(piece)):
+            if is_in_memory and share.take(len(piece)):
+                _add(file, seen, [piece])
+                continue
+            if is_in_memory:
                 is_in_memory = False
-                file.rollover()
+                await to_thread.run_sync(file.rollover)
                 share.give_back()
-            file.write(piece)
+            batch.append(piece)
+            held += len(piece)
+            if held >= _AT_ONCE_BYTES:
+                await to_thread.run_sync(_add, file, seen, batch)
+                batch, held = [], 0
     except ClientDisconnect as error:
         log.info("body-incomplete", received=size)
         raise BodyIncomplete from error
+    if batch:
+        await to_thread.run_sync(_add, file, seen, batch)
     return digest_from_hash(seen.hexdigest()), size
+
+
+def _add(file: SpooledTemporaryFile[bytes], seen: hashlib._Hash, pieces: Iterable[bytes]) -> None:
+    for piece in pieces:
+        seen.update(piece)
+        file.write(piece)
 
 
 def _encoding(value: str | None) -> Literal["zstd"] | None:

@@ -83,7 +83,8 @@ def unpack(
 ) -> Envelope:
     """Decode and check a body: codec, header, names, shapes, dtypes, layout, finite values; in this order.
 
-    `source` is read from its current position to its end; a file must outlive the envelope. `max_bytes`
+    `source` is read from its current position to its end; a file must outlive the envelope, bytes are not
+    copied: their tensors lie in them. `max_bytes`
     bounds the decoded size. The manifest is checked when it is asked for: what is wrong with the tensors
     comes first. `coded` are the streams that may come in place of `expected`.
 
@@ -96,7 +97,8 @@ def unpack(
         size = file.seek(0, io.SEEK_END) - start
         if size > max_bytes:
             raise DecompressedTooLarge(f"more than {max_bytes} bytes")
-        return _checked(plain, start, size, expected, coded)
+        memory = memoryview(source) if isinstance(source, bytes) else None
+        return _checked(plain, start, size, expected, coded, memory=memory)
     spool = cast("BinaryIO", tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES))  # noqa: SIM115 (the envelope closes it)
     try:
         size = zstd.decompress(file, spool, max_bytes=max_bytes)
@@ -109,11 +111,14 @@ def unpack(
 class Envelope:
     """A checked body whose tensors are read on demand."""
 
-    def __init__(self, file: BinaryIO, start: int, header: Header, *, owned: bool) -> None:
+    def __init__(
+        self, file: BinaryIO, start: int, header: Header, *, owned: bool, memory: memoryview | None
+    ) -> None:
         self._file = file
         self._start = start
         self._header = header
         self._owned = owned
+        self._memory = memory
         self._entries = {entry.name: entry for entry in header.entries}
         self._squares: dict[str, float] = {}
 
@@ -157,8 +162,7 @@ class Envelope:
     def read(self, name: str) -> Array:
         """Read one tensor as it was sent."""
         entry = self._entries[name]
-        self._file.seek(self._start + entry.begin)
-        raw = self._file.read(entry.end - entry.begin)
+        raw = self._bytes(entry.begin, entry.end - entry.begin)
         return cast("Array", np.frombuffer(raw, _DTYPES[entry.dtype]).reshape(entry.shape))
 
     def length(self, name: str) -> int:
@@ -170,8 +174,7 @@ class Envelope:
         entry = self._entries[name]
         width = ITEM_BYTES[entry.dtype]
         at = entry.begin + begin * width
-        self._file.seek(self._start + at)
-        raw = self._file.read(max(0, min(count * width, entry.end - at)))
+        raw = self._bytes(at, max(0, min(count * width, entry.end - at)))
         return cast("NDArray[np.uint8] | NDArray[np.float16]", np.frombuffer(raw, _DTYPES[entry.dtype]))
 
     def read_float32(self, name: str) -> NDArray[np.float32]:
@@ -201,12 +204,16 @@ class Envelope:
                 self._squares[entry.name] = squares_of(entry.name, self._pieces(entry))
 
     def _pieces(self, entry: Entry) -> Iterator[Array]:
-        self._file.seek(self._start + entry.begin)
-        left = entry.end - entry.begin
-        while left:
-            raw = self._file.read(min(_PIECE_BYTES, left))
-            left -= len(raw)
+        for at in range(entry.begin, entry.end, _PIECE_BYTES):
+            raw = self._bytes(at, min(_PIECE_BYTES, entry.end - at))
             yield cast("Array", np.frombuffer(raw, _DTYPES[entry.dtype]))
+
+    def _bytes(self, begin: int, size: int) -> bytes | memoryview:
+        """Give bytes of the decoded body."""
+        if self._memory is not None:
+            return self._memory[self._start + begin : self._start + begin + size]
+        self._file.seek(self._start + begin)
+        return self._file.read(size)
 
 
 def _checked(
@@ -217,9 +224,11 @@ def _checked(
     coded: Expected | None,
     *,
     owned: bool = False,
+    memory: memoryview | None = None,
 ) -> Envelope:
     file.seek(start)
-    envelope = Envelope(file, start, read_header(file, size, expected, coded), owned=owned)
+    header = read_header(file, size, expected, coded)
+    envelope = Envelope(file, start, header, owned=owned, memory=memory)
     envelope.check_finite()
     return envelope
 
