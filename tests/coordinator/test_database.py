@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import func, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
+from coordinator import database as databases
 from coordinator import payloads
 from coordinator.database import Database, now
 from coordinator.tables import FederationRow
@@ -49,3 +51,26 @@ def test_a_look_past_sessions_ends_with_its_block_even_when_that_fails(database:
     with database.write() as session:  # nobody reads any more, or SQLite would not commit
         payloads.store_bytes(session, b"def")
     assert payloads.read_alone(database, payload_id, 1, 3) == b"bc"
+
+
+def test_a_writer_of_sqlite_that_waits_too_long_is_told_so_and_takes_nobodys_turn(
+    fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(databases, "_BUSY_MILLISECONDS", 50)
+    database = Database(fresh_database("sqlite"))
+
+    def store(body: bytes) -> int:
+        with database.write() as session:
+            return payloads.store_bytes(session, body)[0]
+
+    with ThreadPoolExecutor(1) as other:
+        with database.write() as session:
+            first, _ = payloads.store_bytes(session, b"first")
+            with pytest.raises(OperationalError, match="locked"):
+                other.submit(store, b"second").result()
+        with pytest.raises(LookupError), database.write():
+            raise LookupError  # who fails gives the turn back too
+        second = other.submit(store, b"second").result()
+    assert payloads.read_alone(database, first, 0, 5) == b"first"
+    assert payloads.read_alone(database, second, 0, 6) == b"second"
+    database.close()

@@ -103,6 +103,28 @@ def test_a_staged_payload_gives_way_to_an_equal_one(database: Database) -> None:
     assert count(database, ChunkRow) == 9
 
 
+def test_payloads_that_are_adopted_together_give_way_to_equal_ones_as_each_would_alone(
+    database: Database,
+) -> None:
+    older = staged(database, BODY, 2**20)
+    with database.write() as session:
+        assert payloads.adopt_all(session, [older]) == {older.payload_id: older.payload_id}
+    new, same = staged(database, b"new", 2), staged(database, BODY, 2**19)
+    with database.write() as session:
+        adopted = payloads.adopt_all(session, [new, same, new])
+    assert adopted == {new.payload_id: new.payload_id, same.payload_id: older.payload_id}
+    one, two, other = (staged(database, body, 2) for body in (b"twin", b"twin", b"other"))
+    with database.write() as session:
+        adopted = payloads.adopt_all(session, [one, two, other])
+    assert adopted == {one.payload_id: one.payload_id, two.payload_id: one.payload_id} | {
+        other.payload_id: other.payload_id
+    }
+    with database.read() as session:
+        digests = sorted(session.scalars(select(PayloadRow.digest)))
+        assert digests == sorted(map(digest_of, [BODY, b"new", b"twin", b"other"]))
+        assert payloads.read(session, other.payload_id, 0, 5) == b"other"
+
+
 def test_only_what_nobody_refers_to_is_collected_and_only_when_old(database: Database) -> None:
     with database.write() as session:
         kept, digest = payloads.store_bytes(session, b"kept")

@@ -80,6 +80,18 @@ def test_a_body_comes_out_as_it_went_in(values: dict[str, Array], compress: bool
             np.testing.assert_array_equal(envelope.read(name), array)
 
 
+def test_tensors_of_a_body_in_memory_lie_in_it_and_cannot_be_written() -> None:
+    values = tensors()
+    body = pack(values, MANIFEST)
+    with unpack(body, encoding=None, expected=EXPECTED, max_bytes=LIMIT) as envelope:
+        read = {name: envelope.read_float32(name) for name in LAYOUT}
+    inside = np.frombuffer(body, np.uint8)
+    for name, array in read.items():
+        assert np.shares_memory(array, inside)
+        assert not array.flags.writeable
+        np.testing.assert_array_equal(array, values[name])
+
+
 def test_a_head_and_the_values_behind_it_are_a_body() -> None:
     values = tensors()
     streamed = head(LAYOUT, MANIFEST) + b"".join(values[name].tobytes() for name in LAYOUT)

@@ -6,14 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import update
+from sqlalchemy import event, select, update
 
+from coordinator import payloads
 from coordinator.aggregation.columns import blocks
 from coordinator.database import Database, now
 from coordinator.tables import ClientRow, PayloadRow, RelevanceRow, WeightsRow
 from schemas.maths.adapter import Layout, in_order, size
+from schemas.wire.digests import digest_of
 from tests.coordinator.aggregation.closed_round import (
     Sent,
     close_round,
@@ -128,6 +131,40 @@ def test_what_is_served_does_not_depend_on_the_size_of_a_block(
         database.close()
     np.testing.assert_allclose(seen[0], seen[1], atol=1e-7)
     np.testing.assert_allclose(seen[0], seen[2], atol=1e-7)
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedmosaic"])
+def test_bodies_of_many_blocks_are_what_their_digests_say_in_fewer_transactions_than_blocks(
+    fresh_database: Callable[[str], str], strategy: str
+) -> None:
+    layout = {"b0.q.Q": (50_000,)}
+    values = np.random.default_rng(2).normal(size=(3, 50_000)).astype(np.float32)
+    signatures = [(1.0, 0.0), (0.8, 0.6), (0.0, 1.0)]
+    sent = [Sent(layout, row, signature=one) for row, one in zip(values, signatures, strict=True)]
+    seen = []
+    for block_bytes in (2**14, 2**20, 2**24):  # hundreds of short blocks, some of long rows, and one
+        database = Database(fresh_database("sqlite"))
+        closed = close_round(database, plan(strategy), sent)
+        blocks_done: list[None] = []
+        commits: list[object] = []
+        event.listen(database.engine, "commit", commits.append)
+        publish(database, lambda done=blocks_done: done.append(None), block_bytes)
+        if strategy == "fedavg" and block_bytes == 2**14:
+            assert len(commits) < len(blocks_done)
+        with database.read() as session:
+            rows = session.scalars(select(WeightsRow)).all()
+        assert len({row.payload_id for row in rows}) == (1 if strategy == "fedavg" else 3)
+        for row in rows:
+            head = row.head or b""
+            end = row.begin + row.bytes - len(head)
+            tail = payloads.read_alone(database, row.payload_id, row.begin, end)
+            assert row.digest == digest_of(head + tail)
+        seen.append(np.stack([served(database, client, layout) for client in closed.clients]))
+        database.close()
+    np.testing.assert_allclose(seen[0], seen[2], atol=1e-6)
+    np.testing.assert_allclose(seen[1], seen[2], atol=1e-6)
+    if strategy == "fedavg":
+        np.testing.assert_allclose(seen[0], np.tile(values.mean(axis=0), (3, 1)), atol=1e-6)
 
 
 def test_an_update_accepted_before_its_client_was_revoked_counts_and_the_client_is_served_nothing(
