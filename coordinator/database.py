@@ -27,8 +27,6 @@ from sqlalchemy import (
     make_url,
     text,
 )
-from sqlalchemy.dialects import registry
-from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import (
     ArgumentError,
@@ -42,39 +40,15 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from coordinator.errors import SettingsUnusable
+from coordinator.sqlite_connections import BUSY_MILLISECONDS, DRIVERS, prepare
 from coordinator.times import CLOCK_OF_POSTGRESQL, CLOCK_OF_SQLITE
 
 Columns = TypeVarTuple("Columns")
 Values = Mapping[str, object] | Sequence[Mapping[str, object]] | None
 
-_BUSY_MILLISECONDS = 10_000
 _SURE_SECONDS = 1.0
 _LAST_USE = "last use"
-# A chunk of tensors is a chain of pages: with the usual 4 KiB, following it costs four times as much.
-_PAGE_BYTES = 16384
 _CLOCK = text(f"SELECT {CLOCK_OF_POSTGRESQL}")
-# Per connection, and there are dozens; the operating system caches the file anyway. Who writes keeps what a
-# transaction changes, so that it goes to the disk once.
-_CACHE_KIB = {"writing": 1024, "reading": 256}
-# Before this version concurrent writers can corrupt a write-ahead log when it is reset.
-_FIRST_SAFE_WAL = (3, 51, 3)
-_DRIVERS = {"writing": "sqlite+tessera_writing", "reading": "sqlite+pysqlite"}
-
-
-class _WritingSqlite(SQLiteDialect_pysqlite):
-    """SQLite whose transactions take the write lock when they begin, which is with their first statement.
-
-    A listener to the engine's "begin" would have every statement told to listeners.
-    """
-
-    supports_statement_cache = True
-
-    def do_begin(self, dbapi_connection: PoolProxiedConnection) -> None:
-        """Begin to write."""
-        dbapi_connection.execute("BEGIN IMMEDIATE")
-
-
-registry.register(_DRIVERS["writing"].replace("+", "."), __name__, _WritingSqlite.__name__)
 
 
 class Database:
@@ -84,7 +58,7 @@ class Database:
         self.url = _checked(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._writing = self._engine("writing")
-        self._says_begin = self.is_sqlite
+        self._says_begin = self.is_sqlite  # the driver is told not to begin transactions of its own
         self._turn = Lock()
         # SQLite: BEGIN IMMEDIATE would make readers queue behind writers, so they get an engine of their own.
         # PostgreSQL: the same connections, but every statement of a transaction sees the same state.
@@ -160,7 +134,7 @@ class Database:
         if not self.is_sqlite:
             yield
             return
-        if not self._turn.acquire(timeout=_BUSY_MILLISECONDS / 1000):
+        if not self._turn.acquire(timeout=BUSY_MILLISECONDS / 1000):
             raise sqlite3.OperationalError("database is locked")
         try:
             yield
@@ -191,7 +165,7 @@ class Database:
                 connect_args={
                     "prepare_threshold": None,  # works behind a connection pooler
                     "connect_timeout": 10,
-                    "options": f"-c statement_timeout=60000 -c lock_timeout={_BUSY_MILLISECONDS}"
+                    "options": f"-c statement_timeout=60000 -c lock_timeout={BUSY_MILLISECONDS}"
                     " -c idle_in_transaction_session_timeout=60000"
                     " -c synchronous_commit=on -c timezone=UTC",
                 },
@@ -199,8 +173,8 @@ class Database:
             event.listen(engine, "checkin", _note_use)
             event.listen(engine, "checkout", partial(_ping_if_idle, engine.dialect))
             return engine
-        engine = create_engine(self.url.set(drivername=_DRIVERS[use]), pool_size=20, max_overflow=20)
-        event.listen(engine, "connect", partial(_prepare_sqlite, _CACHE_KIB[use]))
+        engine = create_engine(self.url.set(drivername=DRIVERS[use]), pool_size=20, max_overflow=20)
+        event.listen(engine, "connect", partial(prepare, use))
         return engine
 
 
@@ -270,22 +244,6 @@ def _checked(url: str) -> URL:
             "TESSERA_DATABASE_URL: SQLite needs a file, an in-memory database forgets rounds"
         )
     return parsed
-
-
-def _prepare_sqlite(cache_kib: int, connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-    if not isinstance(connection, sqlite3.Connection):
-        raise TypeError("not the standard SQLite driver")
-    connection.isolation_level = None  # the driver must not begin transactions of its own
-    journal = "WAL" if sqlite3.sqlite_version_info >= _FIRST_SAFE_WAL else "TRUNCATE"
-    for pragma in (
-        f"busy_timeout={_BUSY_MILLISECONDS}",
-        f"page_size={_PAGE_BYTES}",  # of new files; an older file keeps its own
-        f"cache_size=-{cache_kib}",
-        "foreign_keys=ON",
-        f"journal_mode={journal}",
-        "synchronous=FULL",
-    ):
-        connection.execute(f"PRAGMA {pragma}")
 
 
 def _note_use(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:

@@ -56,7 +56,7 @@ def test_a_look_past_sessions_ends_with_its_block_even_when_that_fails(database:
 def test_a_writer_of_sqlite_that_waits_too_long_is_told_so_and_takes_nobodys_turn(
     fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(databases, "_BUSY_MILLISECONDS", 50)
+    monkeypatch.setattr(databases, "BUSY_MILLISECONDS", 50)
     database = Database(fresh_database("sqlite"))
 
     def store(body: bytes) -> int:

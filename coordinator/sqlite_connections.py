@@ -1,0 +1,56 @@
+"""How SQLite is connected to: pages, caches, journal, and transactions that take the write lock at once."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
+
+BUSY_MILLISECONDS = 10_000
+"""How long a lock is waited for, of whichever database."""
+
+# A chunk of tensors is a chain of pages: with the usual 4 KiB, following it costs four times as much.
+_PAGE_BYTES = 16384
+# Per connection, and there are dozens; the operating system caches the file anyway. Who writes keeps what a
+# transaction changes, so that it goes to the disk once.
+_CACHE_KIB = {"writing": 1024, "reading": 256}
+# Before this version concurrent writers can corrupt a write-ahead log when it is reset.
+_FIRST_SAFE_WAL = (3, 51, 3)
+DRIVERS = {"writing": "sqlite+tessera_writing", "reading": "sqlite+pysqlite"}
+"""What SQLAlchemy calls the connections that write and those that read."""
+
+
+class _WritingSqlite(SQLiteDialect_pysqlite):
+    """SQLite whose transactions take the write lock when they begin, which is with their first statement.
+
+    A listener to the engine's "begin" would have every statement told to listeners.
+    """
+
+    supports_statement_cache = True
+
+    def do_begin(self, dbapi_connection: PoolProxiedConnection) -> None:
+        """Begin to write."""
+        dbapi_connection.execute("BEGIN IMMEDIATE")
+
+
+registry.register(DRIVERS["writing"].replace("+", "."), __name__, _WritingSqlite.__name__)
+
+
+def prepare(use: str, connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    """Set a new connection up for its use, one of `DRIVERS`."""
+    if not isinstance(connection, sqlite3.Connection):
+        raise TypeError("not the standard SQLite driver")
+    connection.isolation_level = None  # the driver must not begin transactions of its own
+    journal = "WAL" if sqlite3.sqlite_version_info >= _FIRST_SAFE_WAL else "TRUNCATE"
+    for pragma in (
+        f"busy_timeout={BUSY_MILLISECONDS}",
+        f"page_size={_PAGE_BYTES}",  # of new files; an older file keeps its own
+        f"cache_size=-{_CACHE_KIB[use]}",
+        "foreign_keys=ON",
+        f"journal_mode={journal}",
+        "synchronous=FULL",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
