@@ -35,7 +35,7 @@ _IN_MEMORY_BYTES = 2 * 2**20
 _ALL_IN_MEMORY_BYTES = 64 * 2**20
 # A large body is hashed and written by other threads than the one that receives everybody's; to change
 # threads costs as much as to hash 64 KiB.
-_AT_ONCE_BYTES = 2**19
+_AT_ONCE_BYTES = 2**18
 log = logger(__name__)
 
 
@@ -112,8 +112,9 @@ async def receive(
     announced = request.headers.get("content-length")
     if announced is not None and int(announced) > max_bytes:
         raise BodyTooLarge(limit=max_bytes)
+    may_be_small = announced is None or int(announced) <= _IN_MEMORY_BYTES
     with _ROOM.share() as share, SpooledTemporaryFile[bytes]() as file:
-        digest, size = await _spool(request, file, share, max_bytes)
+        digest, size = await _spool(request, file, share if may_be_small else None, max_bytes)
         if digest != expected:
             raise DigestMismatch(received=digest)
         file.seek(0)
@@ -121,35 +122,40 @@ async def receive(
 
 
 async def _spool(
-    request: Request, file: SpooledTemporaryFile[bytes], share: _Share, max_bytes: int
+    request: Request, file: SpooledTemporaryFile[bytes], share: _Share | None, max_bytes: int
 ) -> tuple[str, int]:
+    """Receive into memory as long as `share` has room, and then, or without one, into the file proper."""
     seen = hashlib.sha256()
     size = held = 0
-    is_in_memory = True
     batch: list[bytes] = []
     try:
         async for piece in request.stream():
             size += len(piece)
             if size > max_bytes:
                 raise BodyOverran(limit=max_bytes)
-            if is_in_memory and share.take(len(piece)):
-                _add(file, seen, [piece])
-                continue
-            if is_in_memory:
-                is_in_memory = False
+            if share is not None:
+                if share.take(len(piece)):
+                    _add(file, seen, [piece])
+                    continue
                 await to_thread.run_sync(file.rollover)
                 share.give_back()
+                share = None
             batch.append(piece)
             held += len(piece)
             if held >= _AT_ONCE_BYTES:
-                await to_thread.run_sync(_add, file, seen, batch)
+                await to_thread.run_sync(_write, file, seen, batch)
                 batch, held = [], 0
     except ClientDisconnect as error:
         log.info("body-incomplete", received=size)
         raise BodyIncomplete from error
     if batch:
-        await to_thread.run_sync(_add, file, seen, batch)
+        await to_thread.run_sync(_write, file, seen, batch)
     return digest_from_hash(seen.hexdigest()), size
+
+
+def _write(file: SpooledTemporaryFile[bytes], seen: hashlib._Hash, pieces: Iterable[bytes]) -> None:
+    file.rollover()
+    _add(file, seen, pieces)
 
 
 def _add(file: SpooledTemporaryFile[bytes], seen: hashlib._Hash, pieces: Iterable[bytes]) -> None:

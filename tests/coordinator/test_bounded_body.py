@@ -95,3 +95,21 @@ def test_small_bodies_need_no_disk_while_there_is_room_for_all_of_them_in_memory
     monkeypatch.setattr(bounded_body, "_ROOM", bounded_body._Room(2**20))
     assert [put(small), put(smaller), put(small)] == [507, 200, 507]
     assert [put(smaller) for _ in range(8)] == [200] * 8, "what was taken is given back"
+
+
+def test_a_body_that_is_announced_as_large_takes_no_memory_on_its_way_to_the_disk(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    class Counting(bounded_body._Room):
+        def take(self, size: int) -> bool:
+            asked.append(max(size, 0))
+            return super().take(size)
+
+    monkeypatch.setattr(bounded_body, "_ROOM", Counting(2**30))
+    body = os.urandom(CAP)
+    answer = httpx.put(f"{url}/body", content=body, headers=_headers(body))
+    assert (answer.status_code, sum(asked)) == (200, 0)
+    answer = httpx.put(f"{url}/body", content=iter([body[:100], body[100:]]), headers=_headers(body))
+    assert (answer.status_code, sum(asked) > 0) == (200, True), "nobody knows how long this one will be"
