@@ -55,7 +55,7 @@ def mix(
                 database, weights, states, firsts, block_bytes=block_bytes - batch_bytes
             ):
                 writer.flush()
-                product = columns.product(writer.spare)
+                product = columns.product(writer.spare())
                 writer.wait()
                 writer.take([bodies[place] for place in columns.places], product)
                 between()

@@ -157,7 +157,7 @@ class Writer:
         self._held: list[Product] = []
         self._under_way: list[Future[None]] = []
         self._written: list[Values] = []
-        self._spare: list[Values] = []
+        self._spare: Values | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -167,10 +167,10 @@ class Writer:
     ) -> None:
         self._thread.shutdown(cancel_futures=kind is not None)
 
-    @property
     def spare(self) -> Values | None:
-        """Memory of values that were taken and are written; it is given once."""
-        return self._spare.pop() if self._spare else None
+        """Give away the memory of values that were taken and are written, if there is any."""
+        spare, self._spare = self._spare, None
+        return spare
 
     def take(self, bodies: Sequence[Body], values: Values) -> None:
         """Take values (bodies, block), which nobody changes from now on; hashing them begins."""
@@ -190,7 +190,8 @@ class Writer:
         under_way, self._under_way = self._under_way, []
         for one in under_way:
             one.result()
-        self._spare, self._written = self._spare + self._written, []
+        self._spare = max(self._written, key=lambda values: values.size, default=None)
+        self._written = []
 
 
 def _bytes_of(row: Values) -> memoryview:

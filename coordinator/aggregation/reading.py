@@ -32,14 +32,15 @@ class StoredState:
 
 
 def room(rows: int, values: int, spare: Values | None = None) -> Values:
-    """Give memory for rows of float32 (rows, values): that of `spare`, which came from here, if it is enough.
+    """Give memory for rows of float32 (rows, values): that of `spare`, which came from here, if it fits.
 
-    New memory has to be cleared by the kernel. Long rows have gaps between them: blocks like powers of two,
-    and rows so far apart share few places of a processor's cache, where a product takes twice as long.
+    It must be enough, and not so much that few values would hold a large block's memory; new memory has to be
+    cleared by the kernel. Long rows have gaps between them: blocks are often powers of two long, and rows so
+    far apart share few places of a processor's cache, where a product takes twice as long.
     """
     stride = values + (_APART_VALUES if values > 100 * _APART_VALUES else 0)
     flat = spare.base if spare is not None else None
-    if flat is None or flat.size < rows * stride:
+    if flat is None or not rows * stride <= flat.size <= 2 * rows * stride:
         flat = np.empty(rows * stride, "<f4")
     return flat[: rows * stride].reshape(rows, stride)[:, :values]
 

@@ -163,7 +163,10 @@ class Envelope:
         """Read one tensor as it was sent."""
         entry = self._entries[name]
         raw = self._bytes(entry.begin, entry.end - entry.begin)
-        return cast("Array", np.frombuffer(raw, _DTYPES[entry.dtype]).reshape(entry.shape))
+        values = np.require(
+            np.frombuffer(raw, _DTYPES[entry.dtype]), requirements="A"
+        )  # a header may be of any length
+        return cast("Array", values.reshape(entry.shape))
 
     def length(self, name: str) -> int:
         """Say how many items a tensor has, 0 if it did not come."""

@@ -92,6 +92,18 @@ def test_tensors_of_a_body_in_memory_lie_in_it_and_cannot_be_written() -> None:
         np.testing.assert_array_equal(array, values[name])
 
 
+@pytest.mark.parametrize("padding", range(4))
+def test_tensors_are_aligned_whatever_the_length_of_the_header(padding: int) -> None:
+    values = np.arange(6, dtype=np.float32)
+    header = json.dumps({"w": entry([6], 0, 24)}).encode()
+    header += b" " * (-len(header) % 8 + padding)
+    body = len(header).to_bytes(8, "little") + header + values.tobytes()
+    with unpack(body, encoding=None, expected={"w": Slot((6,))}, max_bytes=LIMIT) as envelope:
+        read = envelope.read_float32("w")
+    assert read.flags.aligned
+    np.testing.assert_array_equal(read, values)
+
+
 def test_a_head_and_the_values_behind_it_are_a_body() -> None:
     values = tensors()
     streamed = head(LAYOUT, MANIFEST) + b"".join(values[name].tobytes() for name in LAYOUT)

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from coordinator.aggregation.aggregate import Columns
+from coordinator.aggregation.reading import room
 from coordinator.database import Database
 from tests.coordinator.aggregation.closed_round import Sent, close_round, plan, publish, served
 
@@ -41,3 +42,14 @@ def test_clients_that_all_sent_the_same_get_it_back(fresh_database: Callable[[st
     publish(database, block_bytes=2**20)
     np.testing.assert_allclose(served(database, closed.clients[7], LAYOUT), same, rtol=1e-6)
     database.close()
+
+
+def test_memory_is_used_again_only_by_values_that_need_about_as_much_of_it() -> None:
+    large = room(4, 100_000)
+    again = room(3, 90_000, large)
+    assert again.shape == (3, 90_000)
+    assert np.shares_memory(again, large)
+    assert all(row.flags.c_contiguous for row in again)
+    small = room(4, 1_000, large)
+    assert not np.shares_memory(small, large), "or a few values held back would hold a whole block's memory"
+    assert not np.shares_memory(room(4, 200_000, large), large)
