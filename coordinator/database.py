@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from threading import Lock
 from typing import Any, TypeVarTuple, overload
 
 from sqlalchemy import (
@@ -59,7 +58,6 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._writing = self._engine("writing")
         self._says_begin = self.is_sqlite  # the driver is told not to begin transactions of its own
-        self._turn = Lock()
         # SQLite: BEGIN IMMEDIATE would make readers queue behind writers, so they get an engine of their own.
         # PostgreSQL: the same connections, but every statement of a transaction sees the same state.
         if self.is_sqlite:
@@ -114,7 +112,6 @@ class Database:
         """Change things; committed when the block ends, rolled back when it raises."""
         with (
             self._one_kind_of_error(),
-            self._one_writer(),
             Session(self._writing, expire_on_commit=False) as session,
             session.begin(),
         ):
@@ -124,22 +121,6 @@ class Database:
         """Close all connections."""
         self._writing.dispose()
         self._reading.dispose()
-
-    @contextmanager
-    def _one_writer(self) -> Iterator[None]:
-        """Let this process's writers of SQLite come one after the other.
-
-        SQLite's own way to wait is to sleep, up to a tenth of a second at a time, while nobody writes.
-        """
-        if not self.is_sqlite:
-            yield
-            return
-        if not self._turn.acquire(timeout=BUSY_MILLISECONDS / 1000):
-            raise sqlite3.OperationalError("database is locked")
-        try:
-            yield
-        finally:
-            self._turn.release()
 
     @contextmanager
     def _one_kind_of_error(self) -> Iterator[None]:

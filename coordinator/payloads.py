@@ -172,7 +172,12 @@ def adopt_all(session: Session, staged: Iterable[Staged]) -> dict[int, int]:
     new = [one for one in waiting.values() if one.digest not in older]
     try:
         with session.begin_nested():
-            rows = [{"payload": one.payload_id, "digest": one.digest, "size": one.size} for one in new]
+            rows = [
+                {"payload": one.payload_id, "digest": one.digest, "size": one.size}
+                for one in sorted(
+                    new, key=lambda one: one.digest
+                )  # two that do this wait for each other once
+            ]
             if rows:
                 run(session, _FINISHED, rows)
     except IntegrityError:  # two of them are equal, or somebody else finished the same bytes meanwhile

@@ -58,6 +58,7 @@ def mix(
                 product = columns.product(writer.spare())
                 writer.wait()
                 writer.take([bodies[place] for place in columns.places], product)
+                del columns  # its memory is used again, or given back before there is more
                 between()
             writer.flush(at_least=0)
             writer.wait()

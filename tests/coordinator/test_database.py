@@ -9,8 +9,7 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from coordinator import database as databases
-from coordinator import payloads
+from coordinator import payloads, sqlite_connections
 from coordinator.database import Database, now
 from coordinator.tables import FederationRow
 
@@ -56,7 +55,7 @@ def test_a_look_past_sessions_ends_with_its_block_even_when_that_fails(database:
 def test_a_writer_of_sqlite_that_waits_too_long_is_told_so_and_takes_nobodys_turn(
     fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(databases, "BUSY_MILLISECONDS", 50)
+    monkeypatch.setattr(sqlite_connections, "BUSY_MILLISECONDS", 50)
     database = Database(fresh_database("sqlite"))
 
     def store(body: bytes) -> int:
