@@ -14,6 +14,8 @@ from tests.torture.processes import Coordinator
 LEASE_SECONDS = 1.0
 _FROZEN_SECONDS = 2.5 * LEASE_SECONDS
 _TO_FREEZE: tuple[Place, ...] = ("claim-committed", "block-staged", "update-written")
+_OVERTAKEN = "aggregation-overtaken"
+_AGGREGATING = _TO_FREEZE[:2]
 _TO_KILL: tuple[Place | None, ...] = ("publication-written", "update-committed", None)
 
 
@@ -50,8 +52,8 @@ class _Tormentor(threading.Thread):
             self._start(self._frozen, freeze, freeze=True)
             if not self._wait(self._frozen.is_frozen):
                 return
-            self._done.wait(_FROZEN_SECONDS)
-            self._frozen.thaw()
+            if not self._thaw_later(freeze):
+                return
             self.havoc.frozen_at.append(freeze)
             if kill is None:
                 return
@@ -60,6 +62,19 @@ class _Tormentor(threading.Thread):
                 return
             self.havoc.killed_at.append(kill)
             self._start(self._killed)
+
+    def _thaw_later(self, place: Place) -> bool:
+        """Let the frozen one go on; one that aggregates when its work is done, and until it has found that."""
+        if place not in _AGGREGATING:
+            self._done.wait(_FROZEN_SECONDS)
+            self._frozen.thaw()
+            return True
+        published = _said(self._killed, "round-published")
+        if not self._wait(lambda: _said(self._killed, "round-published") > published):
+            return False
+        found = _said(self._frozen, _OVERTAKEN)
+        self._frozen.thaw()
+        return self._wait(lambda: _said(self._frozen, _OVERTAKEN) > found)
 
     def _start(self, replica: Coordinator, place: Place | None = None, *, freeze: bool = False) -> None:
         self.rounds_go_on.clear()
@@ -77,6 +92,10 @@ class _Tormentor(threading.Thread):
         """Do nothing any more."""
         self._done.set()
         self.join()
+
+
+def _said(replica: Coordinator, event: str) -> int:
+    return replica.log.read_text().count(event)
 
 
 def frozen_and_killed(database_url: str, folder: Path, trial: Trial) -> Havoc:
@@ -106,5 +125,5 @@ def frozen_and_killed(database_url: str, folder: Path, trial: Trial) -> Havoc:
         raise AssertionError(str(tormentor.fault)) from tormentor.fault
     havoc = tormentor.havoc
     assert (len(havoc.frozen_at), len(havoc.killed_at)) == (len(_TO_FREEZE), len(_TO_KILL) - 1), havoc
-    havoc.overtaken = sum(replica.log.read_text().count("aggregation-overtaken") for replica in replicas)
+    havoc.overtaken = sum(_said(replica, _OVERTAKEN) for replica in replicas)
     return havoc
