@@ -19,6 +19,8 @@ from coordinator.aggregation.reading import StoredState, Values, read_columns, r
 from coordinator.database import Database
 from coordinator.strategies.base import Cohort, Floats, Module, modules_of
 
+_BATCH_BYTES = 8 * 2**20
+
 
 class Weights(Protocol):
     """Who is given how much of whom."""
@@ -46,16 +48,19 @@ def mix(
     """
     bodies = begin(database, alike(weights, receivers))
     firsts = [body.receivers[0] for body in bodies]
+    batch_bytes = min(_BATCH_BYTES, block_bytes // 8)
     try:
-        with Writer(database) as writer:
-            for columns in in_blocks(database, weights, states, firsts, block_bytes=block_bytes):
-                writer.flush()
+        with Writer(database, batch_bytes=batch_bytes) as writer:
+            for columns in in_blocks(
+                database, weights, states, firsts, block_bytes=block_bytes - batch_bytes
+            ):
+                writer.flush(at_least=0)
                 product = columns.product(writer.spare())
                 writer.wait()
                 writer.take([bodies[place] for place in columns.places], product)
                 del columns  # its memory is used again, or given back before there is more
                 between()
-            writer.flush()
+            writer.flush(at_least=0)
             writer.wait()
     except BaseException:
         discard(database, [made for body in bodies for made in body.made().values()])

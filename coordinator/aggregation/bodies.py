@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator import payloads
-from coordinator.aggregation.reading import VALUE_BYTES, Values, portions
+from coordinator.aggregation.reading import Values, portions
 from coordinator.crash import may_crash
 from coordinator.database import Database
 from coordinator.downloads import Stored
@@ -119,7 +119,7 @@ def begin(database: Database, groups: Sequence[Sequence[Receiver]]) -> list[Body
 def append(database: Database, bodies: Sequence[Body], values: Values) -> None:
     """Hash and write a row of values (bodies, block) to each body."""
     look_at(bodies, values)
-    write(database, bodies, values)
+    write(database, [(bodies, values)])
 
 
 def look_at(bodies: Sequence[Body], values: Values) -> None:
@@ -128,9 +128,11 @@ def look_at(bodies: Sequence[Body], values: Values) -> None:
         body.look_at(_bytes_of(row))
 
 
-def write(database: Database, bodies: Sequence[Body], values: Values) -> None:
-    """Write a row of values (bodies, block), which were looked at, to each body, in short transactions."""
-    for some in portions(list(zip(bodies, values, strict=True)), values.shape[1] * VALUE_BYTES):
+def write(database: Database, products: Iterable[Product]) -> None:
+    """Write rows of values that were looked at to their bodies, in transactions that are short."""
+    rows = [pair for bodies, values in products for pair in zip(bodies, values, strict=True)]
+    longest = max((row.nbytes for _, row in rows), default=0)
+    for some in portions(rows, longest):
         with database.write() as session:
             for body, row in some:
                 body.write(session, _bytes_of(row))
@@ -142,14 +144,19 @@ class Writer:
 
     Reading waits for nobody's writing, where a database shuts readers out meanwhile (SQLite's rollback
     journal): whoever reads what is multiplied next says `flush` behind it, and `wait` before it reads again.
+
+    Args:
+        batch_bytes: how much is held back until it is worth a transaction, which costs as much however
+            little is in it.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, batch_bytes: int) -> None:
         self._database = database
+        self._batch_bytes = batch_bytes
         self._thread = ThreadPoolExecutor(1, "aggregation-writer")
-        self._held: Product | None = None
+        self._held: list[Product] = []
         self._under_way: list[Future[None]] = []
-        self._written: Values | None = None
+        self._written: list[Values] = []
         self._spare: Values | None = None
 
     def __enter__(self) -> Self:
@@ -167,22 +174,24 @@ class Writer:
 
     def take(self, bodies: Sequence[Body], values: Values) -> None:
         """Take values (bodies, block), which nobody changes from now on; hashing them begins."""
-        self._held = bodies, values
+        self._held.append((bodies, values))
         self._under_way.append(self._thread.submit(look_at, bodies, values))
 
-    def flush(self) -> None:
-        """Begin to write what was taken, if anything was."""
-        if self._held is not None:
-            bodies, self._written = self._held
-            self._under_way.append(self._thread.submit(write, self._database, bodies, self._written))
-            self._held = None
+    def flush(self, *, at_least: int | None = None) -> None:
+        """Begin to write what is held, unless it is less than this many bytes; a batch's by default."""
+        enough = self._batch_bytes if at_least is None else at_least
+        if sum(values.nbytes for _, values in self._held) >= enough:
+            self._under_way.append(self._thread.submit(write, self._database, self._held))
+            self._written += [values for _, values in self._held]
+            self._held = []
 
     def wait(self) -> None:
         """Wait until everything that was begun is done; raises what went wrong."""
         under_way, self._under_way = self._under_way, []
         for one in under_way:
             one.result()
-        self._spare, self._written = self._written, None
+        self._spare = max(self._written, key=lambda values: values.size, default=None)
+        self._written = []
 
 
 def _bytes_of(row: Values) -> memoryview:
