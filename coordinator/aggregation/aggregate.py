@@ -54,7 +54,7 @@ def mix(
             for columns in in_blocks(
                 database, weights, states, firsts, block_bytes=block_bytes - batch_bytes
             ):
-                writer.flush(at_least=0)
+                writer.flush()
                 product = columns.product(writer.spare())
                 writer.wait()
                 writer.take([bodies[place] for place in columns.places], product)
