@@ -64,7 +64,7 @@ class _Tormentor(threading.Thread):
             self._start(self._killed)
 
     def _thaw_later(self, place: Place) -> bool:
-        """Let the frozen one go on; one that aggregates when its work is done, and until it has found that."""
+        """Let the frozen one go on; one that aggregates when its work is done, and until it has found so."""
         if place not in _AGGREGATING:
             self._done.wait(_FROZEN_SECONDS)
             self._frozen.thaw()
