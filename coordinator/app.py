@@ -15,7 +15,7 @@ from fastapi_offline import FastAPIOffline
 from coordinator import health, migrate, openapi, problems, server_key
 from coordinator.aggregation import routes as aggregation
 from coordinator.aggregation.ticker import Ticker
-from coordinator.alignment import acceptance
+from coordinator.alignment import acceptance, anchors
 from coordinator.alignment import routes as alignment
 from coordinator.dashboard import routes as dashboard
 from coordinator.database import Database
@@ -52,6 +52,7 @@ _ROUTERS = (
     events.router,
     running.router,
     revoking.router,
+    anchors.router,
     alignment.router,
     acceptance.router,
     dashboard.router,

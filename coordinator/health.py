@@ -9,12 +9,12 @@ from starlette.responses import PlainTextResponse, Response
 
 from coordinator import migrate
 from coordinator.database import now
+from coordinator.dependencies import TheDatabase, TheMetrics, TheServerKey, TheSettings, settings_of
 from coordinator.enrolment.recognition import Person, authenticated
 from coordinator.errors import Forbidden, Invalid, Unavailable
 from coordinator.federations.store import rounds_by_state
 from coordinator.metrics import CONTENT_TYPE
 from coordinator.problems import answers
-from coordinator.sessions import Reading, TheDatabase, TheMetrics, TheServerKey, TheSettings, settings_of
 from schemas import PROTOCOL_VERSION
 from schemas.messages.people import Hello
 
@@ -37,7 +37,7 @@ def is_ready(database: TheDatabase) -> str:
 
 @router.get("/v1/hello", responses=answers(Invalid))
 def hello(
-    session: Reading,
+    database: TheDatabase,
     settings: TheSettings,
     key: TheServerKey,
     challenge: Annotated[
@@ -46,7 +46,8 @@ def hello(
     ] = None,
 ) -> Hello:
     """Introduce this coordinator, signed with the key whose thumbprint every enrolment token has."""
-    moment = now(session)
+    with database.look() as asked:
+        moment = now(asked)
     said = Hello(
         name=settings.name,
         protocol_version=PROTOCOL_VERSION,
@@ -66,6 +67,8 @@ def _may_see_metrics(request: Request) -> None:
 
 
 @router.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(_may_see_metrics)])
-def metrics(session: Reading, counted: TheMetrics) -> Response:
+def metrics(database: TheDatabase, counted: TheMetrics) -> Response:
     """Give this process' counters, and the rounds of all, in Prometheus' text format."""
-    return Response(counted.render(rounds_by_state(session)), media_type=CONTENT_TYPE)
+    with database.read() as session:
+        rounds = rounds_by_state(session)
+    return Response(counted.render(rounds), media_type=CONTENT_TYPE)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Request
 
 from coordinator.aggregation.joining import SentSignature, join
 from coordinator.bounded_body import ReceivedBody, receive
+from coordinator.dependencies import TheDatabase, TheMetrics, TheServerKey
 from coordinator.enrolment.auth import AsMember
 from coordinator.errors import (
     AuthMissing,
@@ -32,7 +33,6 @@ from coordinator.paths import RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds import bases
 from coordinator.rounds.waking import Tell
-from coordinator.sessions import TheDatabase, TheMetrics, TheServerKey
 from coordinator.strategies.base import Signature
 from coordinator.updates.intake import Address, check_address, signature_of
 from schemas.maths.adapter import SIGNATURE

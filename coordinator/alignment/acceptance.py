@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends, Response
 from coordinator import events
 from coordinator.alignment import store
 from coordinator.database import now
+from coordinator.dependencies import TheDatabase
 from coordinator.enrolment.auth import AsReader
 from coordinator.enrolment.recognition import Member, still_member
 from coordinator.errors import (
@@ -30,7 +31,6 @@ from coordinator.locks import lock_federation
 from coordinator.logs import logger
 from coordinator.paths import BaseModel, FederationId
 from coordinator.problems import answers
-from coordinator.sessions import Writing
 from schemas.messages.alignment import Acceptance, PackView
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["alignment"])
@@ -71,7 +71,7 @@ def put_acceptance(
     fid: FederationId,
     base_model: BaseModel,
     acceptance: Annotated[Acceptance, Depends(json_body(Acceptance))],
-    session: Writing,
+    database: TheDatabase,
     response: Response,
 ) -> PackView:
     """Store a pack's acceptance test; a client replaces a client's, an operator everybody's.
@@ -84,27 +84,28 @@ def put_acceptance(
             raise Forbidden("a client tests the pack of its own base model")
     elif not caller.at_least("operator"):
         raise Forbidden(needs="operator")
-    row = lock_federation(session, fid)
-    alignment = plan_of(row).alignment
-    if alignment is None:
-        raise FederationStateConflict("this federation's plan has no alignment", state=row.state)
-    if isinstance(caller, Member):
-        still_member(session, caller)
-    pack = store.found(store.pack(session, fid, base_model))
-    if acceptance.pack != pack.digest:
-        raise Invalid("pack: this is not the pack that is stored", field="pack", stored=pack.digest)
-    ways = {(direction.source, direction.target) for direction in acceptance.directions}
-    if ways != {(alignment.pivot, base_model), (base_model, alignment.pivot)} or len(ways) != 2:
-        raise Invalid("directions: must be pivot to base model and back", field="directions")
-    tested_by = caller.client_id if isinstance(caller, Member) else None
-    if pack.acceptance is not None:
-        author = pack.acceptance["tested_by"]
-        if store.acceptance(pack) == acceptance and author in (tested_by, None):
-            response.status_code = 200
-            return store.view(pack)
-        if author is None and tested_by is not None:
-            raise UploadConflict("an operator's acceptance test stands")
-    store.keep_acceptance(session, pack, acceptance, tested_by=tested_by, moment=now(session))
-    events.append(session, fid, "alignment", {"base_model": base_model, "digest": pack.digest})
-    log.info("pack-tested", federation=fid, base_model=base_model, verdict=acceptance.verdict)
-    return store.view(pack)
+    with database.write() as session:
+        row = lock_federation(session, fid)
+        alignment = plan_of(row).alignment
+        if alignment is None:
+            raise FederationStateConflict("this federation's plan has no alignment", state=row.state)
+        if isinstance(caller, Member):
+            still_member(session, caller)
+        pack = store.found(store.pack(session, fid, base_model))
+        if acceptance.pack != pack.digest:
+            raise Invalid("pack: this is not the pack that is stored", field="pack", stored=pack.digest)
+        ways = {(direction.source, direction.target) for direction in acceptance.directions}
+        if ways != {(alignment.pivot, base_model), (base_model, alignment.pivot)} or len(ways) != 2:
+            raise Invalid("directions: must be pivot to base model and back", field="directions")
+        tested_by = caller.client_id if isinstance(caller, Member) else None
+        if pack.acceptance is not None:
+            author = pack.acceptance["tested_by"]
+            if store.acceptance(pack) == acceptance and author in (tested_by, None):
+                response.status_code = 200
+                return store.view(pack)
+            if author is None and tested_by is not None:
+                raise UploadConflict("an operator's acceptance test stands")
+        store.keep_acceptance(session, pack, acceptance, tested_by=tested_by, moment=now(session))
+        events.append(session, fid, "alignment", {"base_model": base_model, "digest": pack.digest})
+        log.info("pack-tested", federation=fid, base_model=base_model, verdict=acceptance.verdict)
+        return store.view(pack)

@@ -1,4 +1,4 @@
-"""The routes of alignment: anchor texts come from an operator, packs from the first agent of a base model."""
+"""The routes of alignment packs, which come from the first agent of a base model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from coordinator import events, payloads
 from coordinator.alignment import intake, store
 from coordinator.bounded_body import ReceivedBody, receive
 from coordinator.database import now
+from coordinator.dependencies import TheDatabase, TheMetrics
 from coordinator.downloads import Stored, reply, wanted
-from coordinator.enrolment.auth import AsOperator, AsReader
-from coordinator.enrolment.recognition import Member, Person, still_member, still_person
+from coordinator.enrolment.auth import AsReader
+from coordinator.enrolment.recognition import Member, Person, still_member
 from coordinator.errors import (
     AuthMissing,
     BodyTooLarge,
@@ -24,8 +25,6 @@ from coordinator.errors import (
     DigestMissing,
     FederationStateConflict,
     Forbidden,
-    Invalid,
-    JsonMalformed,
     MediaTypeRefused,
     MetadataRefused,
     NotFound,
@@ -35,8 +34,7 @@ from coordinator.errors import (
     StorageFull,
     UploadConflict,
 )
-from coordinator.federations.store import federation, plan_of
-from coordinator.json_body import json_body, takes
+from coordinator.federations.store import federation
 from coordinator.limits.uploads import HasSpace, TheTurns, decoder
 from coordinator.locks import lock_federation
 from coordinator.logs import logger
@@ -44,9 +42,8 @@ from coordinator.paths import BaseModel, FederationId
 from coordinator.problems import answers
 from coordinator.rounds import parts
 from coordinator.rounds.traffic import sent_to
-from coordinator.sessions import Reading, TheDatabase, TheMetrics, Writing
 from coordinator.tables import FederationRow
-from schemas.messages.alignment import AlignmentManifest, Anchors, AnchorsView, PackList, PackView
+from schemas.messages.alignment import AlignmentManifest, PackList, PackView
 from schemas.messages.federations import FederationPlan
 from schemas.wire.compress import is_frame
 from schemas.wire.envelope import MEDIA_TYPE, unpack
@@ -57,90 +54,13 @@ log = logger(__name__)
 PACK_BYTES = 256 * 2**20
 """The most a pack may have, the pivot's responses included, encoded or decoded."""
 
-ANCHORS_BYTES = 32 * 2**20
-"""The most the anchor texts may have."""
-
-
-def _planned(row: FederationRow) -> FederationPlan:
-    """Read the plan of a federation that aligns its base models.
-
-    Raises:
-        FederationStateConflict: it does not.
-    """
-    plan = plan_of(row)
-    if plan.alignment is None:
-        raise FederationStateConflict("this federation's plan has no alignment", state=row.state)
-    return plan
-
-
-@router.put(
-    "/anchors",
-    status_code=201,
-    openapi_extra=takes(
-        Anchors,
-        example={"anchors": [{"id": "a1", "prompt": "2 + 2 =", "answer": " 4"}]},
-        limit=ANCHORS_BYTES,
-    ),
-    responses={
-        200: {"model": AnchorsView, "description": "These were stored before"},
-        **answers(JsonMalformed, AuthMissing, Forbidden, NotFound, FederationStateConflict, Invalid),
-    },
-)
-def put_anchors(
-    person: AsOperator,
-    fid: FederationId,
-    _: HasSpace,
-    anchors: Annotated[Anchors, Depends(json_body(Anchors, limit=ANCHORS_BYTES))],
-    session: Writing,
-    response: Response,
-) -> AnchorsView:
-    """Set the public texts on which base models are aligned, before the federation starts."""
-    if len({anchor.id for anchor in anchors.anchors}) != len(anchors.anchors):
-        raise Invalid("anchors: two have the same id", field="anchors")
-    body = anchors.model_dump_json().encode()
-    payload_id, digest = payloads.store_bytes(session, body)
-    row = lock_federation(session, fid)
-    still_person(session, person)
-    _planned(row)
-    known = store.anchors(session, fid)
-    if known is not None and known.digest == digest:
-        response.status_code = 200
-    elif row.state != "open" or store.packs(session, fid):
-        raise FederationStateConflict(
-            "anchors are set before the federation starts and before there are packs", state=row.state
-        )
-    kept = store.keep_anchors(
-        session, fid, payload_id=payload_id, digest=digest, size=len(body), count=len(anchors.anchors)
-    )
-    return AnchorsView(digest=kept.digest, bytes=kept.bytes, count=kept.count)
-
-
-@router.get(
-    "/anchors",
-    response_class=Response,
-    responses={
-        200: {"content": {"application/json": {"schema": Anchors.model_json_schema()}}},
-        **answers(AuthMissing, NotFound),
-    },
-)
-def get_anchors(
-    caller: AsReader, fid: FederationId, request: Request, database: TheDatabase, metrics: TheMetrics
-) -> Response:
-    """Give the public texts on which base models are aligned."""
-    with database.read() as session:
-        row = store.found(store.anchors(session, fid))
-    stored = Stored(row.payload_id, row.digest, row.bytes, "application/json")
-    part = wanted(request.headers, stored)
-    if isinstance(caller, Member):
-        sent_to(database, metrics, caller.client_id, part.size)
-    return reply(database, stored, part)
-
 
 @router.get("/alignments", responses=answers(AuthMissing, NotFound))
-def list_packs(_: AsReader, fid: FederationId, session: Reading) -> PackList:
+def list_packs(_: AsReader, fid: FederationId, database: TheDatabase) -> PackList:
     """List the alignment packs with their held-out errors."""
-    federation(session, fid)
-    return PackList(items=[store.view(row) for row in store.packs(session, fid)])
+    with database.read() as session:
+        federation(session, fid)
+        return PackList(items=[store.view(row) for row in store.packs(session, fid)])
 
 
 def _may_deliver(caller: AsReader, fid: FederationId, base_model: BaseModel, database: TheDatabase) -> None:
@@ -150,7 +70,7 @@ def _may_deliver(caller: AsReader, fid: FederationId, base_model: BaseModel, dat
         Forbidden: somebody else.
     """
     with database.read() as session:
-        plan = _planned(federation(session, fid))
+        plan = store.planned(federation(session, fid))
     if isinstance(caller, Person):
         if not caller.at_least("operator"):
             raise Forbidden(needs="operator")
@@ -197,7 +117,7 @@ def put_pack(
     """Keep the alignment pack of a base model; an operator may replace it before the federation starts."""
     with database.read() as session:
         row = federation(session, fid)
-        plan, known = _planned(row), store.pack(session, fid, base_model)
+        plan, known = store.planned(row), store.pack(session, fid, base_model)
         known_set = store.known_set(session, fid, besides=base_model)
     if known is not None:
         if known.digest == body.digest:

@@ -10,11 +10,25 @@ from sqlalchemy.orm import Session
 
 from coordinator import payloads
 from coordinator.alignment_tables import AnchorsRow, PackRow
-from coordinator.errors import NotFound
-from coordinator.federations.store import standing
+from coordinator.errors import FederationStateConflict, NotFound
+from coordinator.federations.store import plan_of, standing
+from coordinator.tables import FederationRow
 from schemas.messages.alignment import Acceptance, AcceptanceView, AlignmentManifest, PackView
+from schemas.messages.federations import FederationPlan
 
 Row = TypeVar("Row")
+
+
+def planned(row: FederationRow) -> FederationPlan:
+    """Read the plan of a federation that aligns its base models.
+
+    Raises:
+        FederationStateConflict: it does not.
+    """
+    plan = plan_of(row)
+    if plan.alignment is None:
+        raise FederationStateConflict("this federation's plan has no alignment", state=row.state)
+    return plan
 
 
 def anchors(session: Session, fid: str) -> AnchorsRow | None:

@@ -11,11 +11,11 @@ from anyio import to_thread
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
+from coordinator.dependencies import database_of
 from coordinator.enrolment import nonces
 from coordinator.enrolment.recognition import Member, Person, authenticated
 from coordinator.errors import Forbidden, NotFound
 from coordinator.paths import ClientId, FederationId
-from coordinator.sessions import database_of
 from schemas.messages.people import PersonRole
 
 _documented = HTTPBearer(

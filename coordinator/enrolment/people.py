@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from coordinator import audit
+from coordinator.dependencies import TheDatabase
 from coordinator.enrolment import store, tokens
 from coordinator.enrolment.auth import AsAdmin, AsAuditor
 from coordinator.enrolment.recognition import hash_of, still_person
@@ -15,7 +16,6 @@ from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, N
 from coordinator.json_body import json_body, takes
 from coordinator.paths import DEFAULT_LIMIT, After, Limit, TokenId
 from coordinator.problems import answers
-from coordinator.sessions import Reading, Writing
 from schemas.messages.people import AuditPage, NewToken, TokenPage, TokenRequest, TokenView
 
 router = APIRouter(tags=["enrolment"])
@@ -32,39 +32,45 @@ _PLACE = re.compile(r"[0-9]{1,9}")
 def make_token(
     person: AsAdmin,
     request: Annotated[TokenRequest, Depends(json_body(TokenRequest))],
-    session: Writing,
+    database: TheDatabase,
 ) -> NewToken:
     """Make a person's token; it is shown once."""
-    still_person(session, person)
     token = tokens.new_person_token(request.role)
-    row = store.add_person_token(session, request, hash_of(token))
-    audit.append(session, "person-token-made", actor=person.id, subject=row.id)
-    return NewToken(id=row.id, role=request.role, name=row.name, token=token, expires_at=row.expires_at)
+    with database.write() as session:
+        still_person(session, person)
+        row = store.add_person_token(session, request, hash_of(token))
+        audit.append(session, "person-token-made", actor=person.id, subject=row.id)
+        return NewToken(id=row.id, role=request.role, name=row.name, token=token, expires_at=row.expires_at)
 
 
 @router.get("/v1/tokens", responses=answers(AuthMissing, Forbidden))
-def list_tokens(_: AsAdmin, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT) -> TokenPage:
+def list_tokens(
+    _: AsAdmin, database: TheDatabase, after: After = None, limit: Limit = DEFAULT_LIMIT
+) -> TokenPage:
     """List people's tokens, oldest first, without the tokens."""
-    return store.person_tokens(session, after=after, limit=limit)
+    with database.read() as session:
+        return store.person_tokens(session, after=after, limit=limit)
 
 
 @router.get("/v1/tokens/{token_id}", responses=answers(AuthMissing, Forbidden, NotFound))
-def show_token(_: AsAdmin, token_id: TokenId, session: Reading) -> TokenView:
+def show_token(_: AsAdmin, token_id: TokenId, database: TheDatabase) -> TokenView:
     """Show a person's token, without the token."""
-    return store.token_view(store.person_token(session, token_id))
+    with database.read() as session:
+        return store.token_view(store.person_token(session, token_id))
 
 
 @router.delete("/v1/tokens/{token_id}", status_code=204, responses=answers(AuthMissing, Forbidden, NotFound))
-def revoke_token(person: AsAdmin, token_id: TokenId, session: Writing) -> None:
+def revoke_token(person: AsAdmin, token_id: TokenId, database: TheDatabase) -> None:
     """Revoke a person's token, effective at once."""
-    still_person(session, person)
-    if store.revoke_person_token(session, token_id):
-        audit.append(session, "person-token-revoked", actor=person.id, subject=token_id)
+    with database.write() as session:
+        still_person(session, person)
+        if store.revoke_person_token(session, token_id):
+            audit.append(session, "person-token-revoked", actor=person.id, subject=token_id)
 
 
 @router.get("/v1/audit", tags=["about"], responses=answers(AuthMissing, Forbidden, Invalid))
 def show_audit(
-    _: AsAuditor, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT
+    _: AsAuditor, database: TheDatabase, after: After = None, limit: Limit = DEFAULT_LIMIT
 ) -> AuditPage:
     """Show who let whom in, shut whom out or ran a federation, oldest first.
 
@@ -72,4 +78,5 @@ def show_audit(
     """
     if after is not None and not _PLACE.fullmatch(after):
         raise Invalid("after: not where a page of the audit log ends", field="after")
-    return audit.page(session, after=int(after or 0), limit=limit)
+    with database.read() as session:
+        return audit.page(session, after=int(after or 0), limit=limit)

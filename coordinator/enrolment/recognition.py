@@ -16,11 +16,11 @@ from fastapi import Request
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
+from coordinator.dependencies import database_of, settings_of
 from coordinator.enrolment import callers, seen, signatures
 from coordinator.enrolment.callers import Holder, Token
 from coordinator.errors import AuthMissing, CredentialInvalid, KeyRevoked
 from coordinator.logs import bind
-from coordinator.sessions import database_of, settings_of
 from schemas.identity.signed_requests import SignedRequest
 from schemas.messages.enrolment import Profile
 from schemas.messages.people import PersonRole

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from coordinator import audit
 from coordinator.database import now
+from coordinator.dependencies import TheDatabase
 from coordinator.enrolment import roster, store
 from coordinator.enrolment.auth import AnyMember
 from coordinator.enrolment.recognition import Member, still_member
@@ -30,7 +31,6 @@ from coordinator.json_body import json_body, takes
 from coordinator.locks import lock_federation
 from coordinator.logs import logger
 from coordinator.problems import answers
-from coordinator.sessions import Writing
 from schemas.identity.documents import is_signed
 from schemas.identity.keys import KeyUnusable, public_key
 from schemas.messages.enrolment import KeyInUse, KeyRotation, rotation_statement
@@ -61,15 +61,16 @@ _EXAMPLE = {
 def replace_key(
     member: AnyMember,
     request: Annotated[KeyRotation, Depends(json_body(KeyRotation))],
-    session: Writing,
+    database: TheDatabase,
 ) -> KeyInUse:
     """Replace the key that signs this request; a repeated request gets the same answer."""
     if member.public_key is None:
         raise Forbidden("a bearer client has no key to replace: revoke it, and enrol with a key")
     _check(member, member.public_key, request)
-    lock_federation(session, member.federation_id)
-    still_member(session, member)
-    return _replace(session, member, member.public_key, request)
+    with database.write() as session:
+        lock_federation(session, member.federation_id)
+        still_member(session, member)
+        return _replace(session, member, member.public_key, request)
 
 
 def _check(member: Member, old: str, request: KeyRotation) -> None:

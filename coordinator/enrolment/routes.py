@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from coordinator import audit, events
 from coordinator.crash import may_crash
 from coordinator.database import Database, now
+from coordinator.dependencies import TheDatabase, TheServerKey, TheSettings
 from coordinator.enrolment import failures, possession, roster, store, tokens
 from coordinator.enrolment.admission import admit
 from coordinator.enrolment.auth import AsOperator
@@ -35,7 +36,6 @@ from coordinator.logs import bind, logger
 from coordinator.paths import FederationId
 from coordinator.problems import answers
 from coordinator.server_key import ServerKey
-from coordinator.sessions import TheDatabase, TheServerKey, TheSettings, Writing
 from coordinator.tables import ClientRow, EnrolmentTokenRow
 from schemas import PROTOCOL_VERSION
 from schemas.identity.enrolment_token import EnrolmentTokenText, TokenMalformed, read
@@ -78,21 +78,22 @@ def make_enrolment_token(
     person: AsOperator,
     fid: FederationId,
     request: Annotated[EnrolmentTokenRequest, Depends(json_body(EnrolmentTokenRequest))],
-    session: Writing,
+    database: TheDatabase,
     key: TheServerKey,
 ) -> EnrolmentToken:
     """Make a one-time token for one client; it is shown once."""
-    federation = lock_federation(session, fid)
-    still_person(session, person)
-    if federation.state == "finished":
-        raise FederationStateConflict(state=federation.state)
-    if store.is_name_taken(session, fid, request.client_name):
-        raise ClientNameTaken
-    row_id = new_id(tokens.ENROLMENT_PREFIX.rstrip("_"))
-    token = tokens.new_enrolment_token(row_id, key.id)
-    row = store.add_enrolment_token(session, row_id, fid, request, hash_of(token.secret))
-    audit.append(session, "enrolment-token-made", actor=person.id, subject=row_id)
-    return EnrolmentToken(token=str(token), expires_at=row.expires_at)
+    with database.write() as session:
+        federation = lock_federation(session, fid)
+        still_person(session, person)
+        if federation.state == "finished":
+            raise FederationStateConflict(state=federation.state)
+        if store.is_name_taken(session, fid, request.client_name):
+            raise ClientNameTaken
+        row_id = new_id(tokens.ENROLMENT_PREFIX.rstrip("_"))
+        token = tokens.new_enrolment_token(row_id, key.id)
+        row = store.add_enrolment_token(session, row_id, fid, request, hash_of(token.secret))
+        audit.append(session, "enrolment-token-made", actor=person.id, subject=row_id)
+        return EnrolmentToken(token=str(token), expires_at=row.expires_at)
 
 
 @router.post(

@@ -17,13 +17,13 @@ from starlette.responses import StreamingResponse
 
 from coordinator import events
 from coordinator.database import Database
+from coordinator.dependencies import TheDatabase
 from coordinator.enrolment.auth import AsReader
 from coordinator.enrolment.recognition import Member, Person, still_member, still_person
 from coordinator.errors import AuthMissing, CredentialInvalid, KeyRevoked, NotFound
 from coordinator.federations import store
 from coordinator.paths import FederationId
 from coordinator.problems import answers
-from coordinator.sessions import TheDatabase
 
 router = APIRouter(tags=["federations"])
 

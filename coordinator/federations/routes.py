@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from coordinator import audit
+from coordinator.dependencies import TheDatabase
 from coordinator.enrolment.admission import check_adapter, check_budget
 from coordinator.enrolment.auth import AsAuditor, AsOperator
 from coordinator.enrolment.recognition import still_person
@@ -18,7 +19,6 @@ from coordinator.logs import logger
 from coordinator.lora_methods import RanksDiffer, is_of_lora
 from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit
 from coordinator.problems import answers
-from coordinator.sessions import Reading, Writing
 from coordinator.strategies.base import Strategy, UnknownStrategy, load, names
 from coordinator.strategy_needs import Particular
 from schemas.messages.federations import Federation, FederationPage, FederationPlan, StrategyPlan
@@ -39,28 +39,32 @@ log = logger(__name__)
 def create_federation(
     person: AsOperator,
     plan: Annotated[FederationPlan, Depends(json_body(FederationPlan))],
-    session: Writing,
+    database: TheDatabase,
 ) -> Federation:
     """Create a federation; what the plan leaves out gets its default, and the resolved plan is kept."""
-    still_person(session, person)
-    row = store.create(session, _resolved(plan))
-    audit.append(session, "federation-created", actor=person.id, subject=row.id)
-    log.info("federation-created", federation=row.id, strategy=plan.strategy.name)
-    return store.view(session, row)
+    resolved = _resolved(plan)
+    with database.write() as session:
+        still_person(session, person)
+        row = store.create(session, resolved)
+        audit.append(session, "federation-created", actor=person.id, subject=row.id)
+        log.info("federation-created", federation=row.id, strategy=plan.strategy.name)
+        return store.view(session, row)
 
 
 @router.get("", responses=answers(AuthMissing, Forbidden))
 def list_federations(
-    _: AsAuditor, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT
+    _: AsAuditor, database: TheDatabase, after: After = None, limit: Limit = DEFAULT_LIMIT
 ) -> FederationPage:
     """List federations, oldest first."""
-    return store.page(session, after=after, limit=limit)
+    with database.read() as session:
+        return store.page(session, after=after, limit=limit)
 
 
 @router.get("/{fid}", responses=answers(AuthMissing, Forbidden, NotFound))
-def show_federation(_: AsAuditor, fid: FederationId, session: Reading) -> Federation:
+def show_federation(_: AsAuditor, fid: FederationId, database: TheDatabase) -> Federation:
     """Show a federation with its resolved plan, its round and its claims."""
-    return store.view(session, store.federation(session, fid))
+    with database.read() as session:
+        return store.view(session, store.federation(session, fid))
 
 
 def _resolved(plan: FederationPlan) -> FederationPlan:

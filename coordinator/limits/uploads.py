@@ -17,9 +17,9 @@ import anyio
 from fastapi import Depends, Request
 
 from coordinator.database import Database
+from coordinator.dependencies import database_of, settings_of
 from coordinator.errors import Busy, RateLimited, StorageFull
 from coordinator.logs import logger
-from coordinator.sessions import database_of, settings_of
 from coordinator.settings import Settings
 
 # Decoding costs memory and processor time, and so does encoding; beyond two at a time the others wait, then

@@ -6,6 +6,7 @@ from fastapi import APIRouter
 
 from coordinator import audit, events
 from coordinator.database import now
+from coordinator.dependencies import TheDatabase
 from coordinator.enrolment.auth import AsAdminOfClient
 from coordinator.enrolment.recognition import still_person
 from coordinator.errors import AuthMissing, Forbidden, NotFound
@@ -16,7 +17,6 @@ from coordinator.paths import ClientId, FederationId
 from coordinator.problems import answers
 from coordinator.rounds import control, store
 from coordinator.rounds.waking import Wake
-from coordinator.sessions import TheDatabase
 
 router = APIRouter(tags=["clients"])
 log = logger(__name__)

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Depends, Header, Request, Response
 from sqlalchemy.orm import Session
 
 from coordinator.database import now
+from coordinator.dependencies import TheDatabase, database_of, server_key_of, settings_of
 from coordinator.enrolment.auth import IDENTIFIED, AsMember, AsReader, member_of
 from coordinator.enrolment.recognition import Member, Person, note_seen, recognise, still_member
 from coordinator.errors import (
@@ -38,7 +39,6 @@ from coordinator.rounds.telling import Change
 from coordinator.rounds.waiting import LONGEST_SECONDS, Ended, seconds_of, waiting_of
 from coordinator.rounds.waking import Tell
 from coordinator.server_key import ServerKey
-from coordinator.sessions import Reading, TheDatabase, database_of, server_key_of, settings_of
 from coordinator.tables import FederationRow
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import (
@@ -108,20 +108,22 @@ async def current_round(
         **answers(AuthMissing, NotFound),
     },
 )
-def show_plan(_: AsReader, fid: FederationId, session: Reading) -> Response:
+def show_plan(_: AsReader, fid: FederationId, database: TheDatabase) -> Response:
     """Give the federation's resolved plan in the very bytes whose digest every round's manifest has."""
-    return Response(
-        manifests.plan_bytes(federations.federation(session, fid).plan), media_type="application/json"
-    )
+    with database.read() as session:
+        return Response(
+            manifests.plan_bytes(federations.federation(session, fid).plan), media_type="application/json"
+        )
 
 
 @router.get("/rounds/{n}/manifest", responses=answers(AuthMissing, Forbidden, NotFound))
-def show_manifest(member: AsMember, n: RoundNumber, session: Reading) -> SignedDocument:
+def show_manifest(member: AsMember, n: RoundNumber, database: TheDatabase) -> SignedDocument:
     """Give a client the signed manifest that it got when it joined a round."""
-    told = manifests.of(session, member.client_id, n)
-    if told is None:
-        raise NotFound
-    return told
+    with database.read() as session:
+        told = manifests.of(session, member.client_id, n)
+        if told is None:
+            raise NotFound
+        return told
 
 
 @router.put(
@@ -147,30 +149,35 @@ def put_scores(
 
 @router.get("/rounds", responses=answers(AuthMissing, NotFound, Invalid))
 def list_rounds(
-    _: AsReader, fid: FederationId, session: Reading, after: After = None, limit: Limit = DEFAULT_LIMIT
+    _: AsReader, fid: FederationId, database: TheDatabase, after: After = None, limit: Limit = DEFAULT_LIMIT
 ) -> RoundPage:
     """List rounds, newest first."""
-    federations.federation(session, fid)
-    if after is not None and not _PLACE.fullmatch(after):
-        raise Invalid("after: not where a page of rounds ends", field="after")
-    rows = queries.page(session, fid, before=int(after) if after else None, limit=limit + 1)
-    moment = now(session)
-    return RoundPage(
-        items=[views.summary(session, row, moment) for row in rows[:limit]],
-        next=str(rows[limit - 1].number) if len(rows) > limit else None,
-    )
+    with database.read() as session:
+        federations.federation(session, fid)
+        if after is not None and not _PLACE.fullmatch(after):
+            raise Invalid("after: not where a page of rounds ends", field="after")
+        rows = queries.page(session, fid, before=int(after) if after else None, limit=limit + 1)
+        moment = now(session)
+        return RoundPage(
+            items=[views.summary(session, row, moment) for row in rows[:limit]],
+            next=str(rows[limit - 1].number) if len(rows) > limit else None,
+        )
 
 
 @router.get("/rounds/{n}", responses=answers(AuthMissing, NotFound))
-def show_round(reader: AsReader, fid: FederationId, n: RoundNumber, session: Reading) -> RoundView:
+def show_round(reader: AsReader, fid: FederationId, n: RoundNumber, database: TheDatabase) -> RoundView:
     """Show a round with its clients; a client sees itself only."""
-    return views.view(session, store.numbered(session, fid, n), only=_self(reader))
+    with database.read() as session:
+        return views.view(session, store.numbered(session, fid, n), only=_self(reader))
 
 
 @router.get("/rounds/{n}/relevance", responses=answers(AuthMissing, NotFound))
-def show_relevance(reader: AsReader, fid: FederationId, n: RoundNumber, session: Reading) -> RelevanceView:
+def show_relevance(
+    reader: AsReader, fid: FederationId, n: RoundNumber, database: TheDatabase
+) -> RelevanceView:
     """Show who listened to whom in a published round; a client sees its own row only."""
-    return views.relevance(session, store.numbered(session, fid, n), only=_self(reader))
+    with database.read() as session:
+        return views.relevance(session, store.numbered(session, fid, n), only=_self(reader))
 
 
 # The request that comes most often: who asks, and what it has to do, are found out in one change of threads

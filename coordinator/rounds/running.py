@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session
 
 from coordinator import audit
 from coordinator.crash import may_crash
+from coordinator.dependencies import TheDatabase
 from coordinator.enrolment.auth import AsOperator
 from coordinator.enrolment.recognition import Person, still_person
 from coordinator.errors import AnchorsMissing, AuthMissing, FederationStateConflict, Forbidden, NotFound
@@ -17,7 +18,6 @@ from coordinator.paths import FederationId
 from coordinator.problems import answers
 from coordinator.rounds import control
 from coordinator.rounds.waking import Wake
-from coordinator.sessions import TheDatabase, Writing
 from coordinator.tables import FederationRow
 from schemas.messages.federations import Federation
 
@@ -42,13 +42,14 @@ def start_federation(person: AsOperator, fid: FederationId, database: TheDatabas
 
 
 @router.post("/pause", responses=answers(AuthMissing, Forbidden, NotFound, FederationStateConflict))
-def pause_federation(person: AsOperator, fid: FederationId, session: Writing) -> Federation:
+def pause_federation(person: AsOperator, fid: FederationId, database: TheDatabase) -> Federation:
     """Let the current round complete and open no other."""
-    row = _locked(session, fid, person)
-    before = row.state
-    control.pause(session, row)
-    _write_down(session, row, "federation-paused", person, before)
-    return view(session, row)
+    with database.write() as session:
+        row = _locked(session, fid, person)
+        before = row.state
+        control.pause(session, row)
+        _write_down(session, row, "federation-paused", person, before)
+        return view(session, row)
 
 
 @router.post("/finish", responses=answers(AuthMissing, Forbidden, NotFound))

@@ -11,6 +11,7 @@ from fastapi.responses import StreamingResponse
 
 from coordinator import payloads
 from coordinator.bounded_body import ReceivedBody, receive
+from coordinator.dependencies import TheDatabase, TheMetrics, database_of, metrics_of
 from coordinator.enrolment.auth import AsMember, AsReader
 from coordinator.enrolment.recognition import Member
 from coordinator.errors import (
@@ -43,7 +44,6 @@ from coordinator.problems import answers
 from coordinator.rounds.references import layout_of
 from coordinator.rounds.traffic import sent_to
 from coordinator.rounds.waking import Tell, Wake
-from coordinator.sessions import TheDatabase, TheMetrics, database_of, metrics_of
 from coordinator.updates import store
 from coordinator.updates.delivery import Expected, deliver, expect
 from schemas.maths.adapter import size as values_of

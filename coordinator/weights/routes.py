@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from coordinator.dependencies import database_of, metrics_of, server_key_of, settings_of
 from coordinator.downloads import Stored, reply, wanted
 from coordinator.enrolment.auth import AsMember
 from coordinator.enrolment.recognition import Member
@@ -16,7 +17,6 @@ from coordinator.limits.uploads import decoder, turns_of
 from coordinator.paths import RoundNumber
 from coordinator.problems import answers
 from coordinator.rounds.traffic import sent_to
-from coordinator.sessions import database_of, metrics_of, server_key_of, settings_of
 from coordinator.weights import store
 from coordinator.weights.coded import Asked, asked_for, coded, signed
 from coordinator.weights.whole import instead_of

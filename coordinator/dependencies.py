@@ -1,17 +1,15 @@
-"""What a route is handed: the database, a session of one transaction, metrics, keys. Knows no table.
+"""What a route is handed: the database, metrics, settings, keys. Knows no table.
 
-`Reading` and `Writing` end before the reply leaves (`scope="function"`): a commit that fails is an error the
-caller sees, and no transaction is open while bytes travel. A parameter that reads a body must stand before
-them in a route's signature.
+No route is handed a session. A route begins and ends its transactions itself, within one thread: between the
+steps of a request (what it depends on, the route, checking its answer) FastAPI gives its thread back, and a
+transaction that waits for another one keeps what those that have all the threads are waiting for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated
 
 from fastapi import Depends, Request
-from sqlalchemy.orm import Session
 
 from coordinator.database import Database
 from coordinator.metrics import Metrics
@@ -61,7 +59,7 @@ async def _server_key(request: Request) -> ServerKey:
 
 
 TheDatabase = Annotated[Database, Depends(_database)]
-"""The service's database, for routes with more than one transaction."""
+"""The service's database."""
 
 TheMetrics = Annotated[Metrics, Depends(_metrics)]
 """The counters of this process."""
@@ -72,20 +70,3 @@ TheSettings = Annotated[Settings, Depends(_settings)]
 
 TheServerKey = Annotated[ServerKey, Depends(_server_key)]
 """What this coordinator signs with."""
-
-
-def _reading(database: TheDatabase) -> Iterator[Session]:
-    with database.read() as session:
-        yield session
-
-
-def _writing(database: TheDatabase) -> Iterator[Session]:
-    with database.write() as session:
-        yield session
-
-
-Reading = Annotated[Session, Depends(_reading, scope="function")]
-"""A session that looks at one consistent state; nothing written in it stays."""
-
-Writing = Annotated[Session, Depends(_writing, scope="function")]
-"""A session whose transaction is committed before the reply leaves, and rolled back when the route raises."""

@@ -1,0 +1,98 @@
+"""The routes of anchors, the public texts on which base models are aligned; they come from an operator."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from coordinator import payloads
+from coordinator.alignment import store
+from coordinator.dependencies import TheDatabase, TheMetrics
+from coordinator.downloads import Stored, reply, wanted
+from coordinator.enrolment.auth import AsOperator, AsReader
+from coordinator.enrolment.recognition import Member, still_person
+from coordinator.errors import (
+    AuthMissing,
+    FederationStateConflict,
+    Forbidden,
+    Invalid,
+    JsonMalformed,
+    NotFound,
+)
+from coordinator.json_body import json_body, takes
+from coordinator.limits.uploads import HasSpace
+from coordinator.locks import lock_federation
+from coordinator.paths import FederationId
+from coordinator.problems import answers
+from coordinator.rounds.traffic import sent_to
+from schemas.messages.alignment import Anchors, AnchorsView
+
+router = APIRouter(prefix="/v1/federations/{fid}", tags=["alignment"])
+
+_ANCHORS_BYTES = 32 * 2**20
+"""The most the anchor texts may have."""
+
+
+@router.put(
+    "/anchors",
+    status_code=201,
+    openapi_extra=takes(
+        Anchors,
+        example={"anchors": [{"id": "a1", "prompt": "2 + 2 =", "answer": " 4"}]},
+        limit=_ANCHORS_BYTES,
+    ),
+    responses={
+        200: {"model": AnchorsView, "description": "These were stored before"},
+        **answers(JsonMalformed, AuthMissing, Forbidden, NotFound, FederationStateConflict, Invalid),
+    },
+)
+def put_anchors(
+    person: AsOperator,
+    fid: FederationId,
+    _: HasSpace,
+    anchors: Annotated[Anchors, Depends(json_body(Anchors, limit=_ANCHORS_BYTES))],
+    database: TheDatabase,
+    response: Response,
+) -> AnchorsView:
+    """Set the public texts on which base models are aligned, before the federation starts."""
+    if len({anchor.id for anchor in anchors.anchors}) != len(anchors.anchors):
+        raise Invalid("anchors: two have the same id", field="anchors")
+    body = anchors.model_dump_json().encode()
+    with database.write() as session:
+        payload_id, digest = payloads.store_bytes(session, body)
+        row = lock_federation(session, fid)
+        still_person(session, person)
+        store.planned(row)
+        known = store.anchors(session, fid)
+        if known is not None and known.digest == digest:
+            response.status_code = 200
+        elif row.state != "open" or store.packs(session, fid):
+            raise FederationStateConflict(
+                "anchors are set before the federation starts and before there are packs", state=row.state
+            )
+        kept = store.keep_anchors(
+            session, fid, payload_id=payload_id, digest=digest, size=len(body), count=len(anchors.anchors)
+        )
+        return AnchorsView(digest=kept.digest, bytes=kept.bytes, count=kept.count)
+
+
+@router.get(
+    "/anchors",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/json": {"schema": Anchors.model_json_schema()}}},
+        **answers(AuthMissing, NotFound),
+    },
+)
+def get_anchors(
+    caller: AsReader, fid: FederationId, request: Request, database: TheDatabase, metrics: TheMetrics
+) -> Response:
+    """Give the public texts on which base models are aligned."""
+    with database.read() as session:
+        row = store.found(store.anchors(session, fid))
+    stored = Stored(row.payload_id, row.digest, row.bytes, "application/json")
+    part = wanted(request.headers, stored)
+    if isinstance(caller, Member):
+        sent_to(database, metrics, caller.client_id, part.size)
+    return reply(database, stored, part)
