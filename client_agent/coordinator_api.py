@@ -93,6 +93,11 @@ class CoordinatorApi:
     ) -> None:
         self._client.close()
 
+    def sign_with(self, key: Ed25519PrivateKey) -> None:
+        """Sign every request with another key of the same client's from now on."""
+        if self._signing is not None:
+            self._signing.sign_with(key)
+
     def hello(self) -> Hello:
         """Ask who answers; the answer proves nothing."""
         return read(Hello, self._call("GET", "/v1/hello"))

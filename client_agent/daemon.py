@@ -21,6 +21,7 @@ from client_agent.errors import (
     RequestTooSlow,
     Stopped,
 )
+from client_agent.key_rotation import went_over
 from client_agent.participant import Participant
 from client_agent.round import finish, resume, take_part
 from schemas.messages.rounds import FinishedBrief, RoundBrief
@@ -90,9 +91,19 @@ def run(participant: Participant, sleep: Callable[[float], None]) -> None:
         except _PASSING as trouble:
             _wait_out(trouble, sleep)
         except CoordinatorRefused as refusal:
-            if refusal.slug in _FATAL:
+            if refusal.slug in _FATAL and not _has_another_key(participant, refusal):
                 raise
             _wait_out(refusal, sleep)
+
+
+def _has_another_key(participant: Participant, refusal: CoordinatorRefused) -> bool:
+    """Say whether our key is over because the one that is to replace it counts, or may."""
+    if refusal.slug != "key-revoked":
+        return False
+    try:
+        return went_over(participant.api, participant.folder)
+    except (*_PASSING, CoordinatorRefused):
+        return True  # asked again, when this key is refused the next time
 
 
 def prepare(participant: Participant, sleep: Callable[[float], None]) -> str | None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import os
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -39,22 +38,20 @@ from schemas.identity.enrolment_token import TokenMalformed, read
 from schemas.identity.keys import name_of
 from schemas.messages.enrolment import (
     EnrolmentRequest,
-    KeyRotation,
     Profile,
     enrolment_statement,
-    rotation_statement,
 )
 from schemas.messages.strict import Strict
 
 log = logging.getLogger("tessera.agent")
 
 _MEMBERSHIP = "membership.json"
-_KEY = "client.key"
-_NEXT_KEY = "next.key"
+KEY = "client.key"
+"""The file of this agent's private key."""
+NEXT_KEY = "next.key"
+"""The file of the key that is to replace this agent's."""
 _OWNER_ONLY = 0o600
 _KEY_BYTES = 32
-
-Connect = Callable[[Ed25519PrivateKey], AbstractContextManager[CoordinatorApi]]
 
 
 class Membership(Strict):
@@ -84,7 +81,7 @@ def read_membership(folder: Path) -> Membership:
         ) from error
 
 
-def read_key(folder: Path, name: str = _KEY) -> Ed25519PrivateKey:
+def read_key(folder: Path, name: str = KEY) -> Ed25519PrivateKey:
     """Read this agent's private key, or the one that is to replace it.
 
     Raises:
@@ -128,7 +125,7 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
     except TokenMalformed as error:
         raise TokenDamaged from error
     hello = api.proved_hello(text.server)
-    key = _key(folder, _KEY)
+    key = own_key(folder, KEY)
     said = enrolment_statement(server=text.server, token=text.id, public_key=name_of(key), nonce=hello.nonce)
     request = EnrolmentRequest(
         token=token,
@@ -138,7 +135,7 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
         nonce=said["nonce"],
         proof=sign("tessera-enrolment-v1", said, key),
     )
-    with _naming(folder / _KEY):
+    with naming(folder / KEY):
         answer = api.enrol(request)
     membership = Membership(
         name=name,
@@ -163,83 +160,14 @@ def keep_to(folder: Path, member: Membership) -> None:
     )
 
 
-def replace_key(connect: Connect, folder: Path, *, at_once: bool = False) -> str:
-    """Make a new key and have the old one endorse it; give when the old one is over, RFC 3339.
-
-    Killed or cut off at any point, the same call again finishes what was begun. `connect` gives a connection
-    that signs with a key. `at_once` leaves the old key, and those before it, no overlap.
-
-    Raises:
-        NotEnrolled: there is no membership.
-        KeyRefused: the new key is a client's already.
-        CoordinatorRefused: the coordinator does not take the new key.
-    """
-    member, old, new = read_membership(folder), read_key(folder), _key(folder, _NEXT_KEY)
-    said = rotation_statement(
-        federation=member.federation_id,
-        client=member.client_id,
-        old_key=name_of(old),
-        public_key=name_of(new),
-    )
-    request = KeyRotation(
-        public_key=name_of(new),
-        proof=sign("tessera-rotation-v1", said, new),
-        endorsement=sign("tessera-rotation-v1", said, old),
-    )
-    if at_once:
-        request = request.model_copy(update={"overlap_seconds": 0})
-    try:
-        with connect(old) as api, _naming(folder / _NEXT_KEY):
-            over = api.replace_key(request).old_key_expires_at.isoformat()
-    except CoordinatorRefused as refusal:
-        # An earlier call was heard, and its answer lost for longer than the overlap.
-        if refusal.slug != "key-revoked" or not _is_accepted(connect, new, member):
-            raise
-        over = "over"
-    _take_up_next(folder)
-    return over
-
-
 def waiting_key(folder: Path) -> Path | None:
     """Name the file of a key that is to replace this agent's; None where no replacing is under way."""
-    file = folder / _NEXT_KEY
+    file = folder / NEXT_KEY
     return file if file.exists() else None
 
 
-def key_in_use(connect: Connect, folder: Path) -> Ed25519PrivateKey:
-    """Give this agent's key; where replacing it was interrupted, the new one if the coordinator has it.
-
-    Raises:
-        NotEnrolled: there is none.
-        CoordinatorUnreachable: which key counts cannot be found out now.
-    """
-    if file := waiting_key(folder):
-        if _is_accepted(connect, read_key(folder, _NEXT_KEY), read_membership(folder)):
-            _take_up_next(folder)
-            log.info("replacing the key was interrupted; the new key is in use now")
-        else:
-            log.warning("%s is not known to the coordinator: `tessera agent rotate-key` finishes that", file)
-    return read_key(folder)
-
-
-def _is_accepted(connect: Connect, key: Ed25519PrivateKey, member: Membership) -> bool:
-    """Ask whether the coordinator takes a key for this client's."""
-    try:
-        with connect(key) as api:
-            return api.me().client_id == member.client_id
-    except CoordinatorRefused as refusal:
-        if refusal.slug not in ("signature-invalid", "key-revoked"):
-            raise
-        return False
-
-
-def _take_up_next(folder: Path) -> None:
-    os.replace(folder / _NEXT_KEY, folder / _KEY)
-    fsync_folder(folder)
-
-
 @contextmanager
-def _naming(file: Path) -> Iterator[None]:
+def naming(file: Path) -> Iterator[None]:
     """Say which file holds the key that is refused."""
     try:
         yield
@@ -274,7 +202,7 @@ def pem_of(key: Ed25519PrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _key(folder: Path, name: str) -> Ed25519PrivateKey:
+def own_key(folder: Path, name: str) -> Ed25519PrivateKey:
     """Make a key once: it is what makes a lost answer repeatable."""
     file = folder / name
     if not file.exists():

@@ -24,6 +24,8 @@ log = logging.getLogger("tessera.agent")
 
 _NONCE_BYTES = 18
 _GREETING_SECONDS = 60.0
+# A coordinator's clock may be set while it tells the time, and hardly three times in a row.
+_MOST_CORRECTIONS = 3
 
 
 class SignedRequests(httpx.Auth):
@@ -31,7 +33,7 @@ class SignedRequests(httpx.Auth):
 
     Where the coordinator finds our clock wrong, it is asked for the time, and only what it signs with
     `server_key` is believed: who stands in between must not make us sign for a later time. The request is
-    then sent once more, and later ones go by its clock. Without `server_key` our own clock is all there is.
+    then sent again, and later ones go by its clock. Without `server_key` our own clock is all there is.
     """
 
     requires_request_body = True
@@ -48,7 +50,7 @@ class SignedRequests(httpx.Auth):
         self._ahead = 0.0  # how far the coordinator's clock is before ours, seconds
 
     def sync_auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Sign, send, and after a `clock-skew` ask for the time, sign and send once more.
+        """Sign, send, and after a `clock-skew` ask for the time, sign and send again.
 
         Raises:
             CoordinatorRefused: the time that was told is not the coordinator's own word.
@@ -57,8 +59,23 @@ class SignedRequests(httpx.Auth):
         request.read()
         self._sign(request)
         answer = yield request
-        if self._server_key is None or not _is_about_the_clock(answer):
-            return
+        for _ in range(_MOST_CORRECTIONS):
+            if self._server_key is None or not _is_about_the_clock(answer):
+                return
+            ahead = yield from self._ask_the_time(request, self._server_key)
+            if ahead is None:
+                accepted(answer)
+                return
+            moved, self._ahead = abs(ahead - self._ahead), ahead
+            if moved < SKEW_SECONDS:
+                raise RequestTooSlow(request.url.path)
+            self._sign(request)
+            answer = yield request
+
+    def _ask_the_time(
+        self, request: httpx.Request, server_key: str
+    ) -> Generator[httpx.Request, httpx.Response, float | None]:
+        """Ask how far the coordinator's clock is before ours, seconds; None if the answer proves nothing."""
         challenge, asked_at = new_challenge(), self._clock()
         path = f"/v1/hello?challenge={challenge}".encode()
         greeting = yield httpx.Request(
@@ -69,16 +86,14 @@ class SignedRequests(httpx.Auth):
         )
         greeting.read()
         try:
-            ahead = _told(greeting, challenge, self._server_key, asked_at, self._clock())
+            return _told(greeting, challenge, server_key, asked_at, self._clock())
         except AgentError as error:
             log.warning("this clock is said to be wrong, and what says so proves no other time: %s", error)
-            accepted(answer)
-            return
-        moved, self._ahead = abs(ahead - self._ahead), ahead
-        if moved < SKEW_SECONDS:
-            raise RequestTooSlow(request.url.path)
-        self._sign(request)
-        yield request
+            return None
+
+    def sign_with(self, key: Ed25519PrivateKey) -> None:
+        """Sign with another key from now on."""
+        self._key = key
 
     def now(self) -> float:
         """Tell the time on the coordinator's clock, as far as it is known."""

@@ -107,8 +107,9 @@ def participant(
     settings: AgentSettings, enrolment: tuple[str, str] | None = None
 ) -> Iterator[tuple[Participant, StopFlag]]:
     """Open everything a round needs; with `enrolment` = (token, name), enrol first where that is missing."""
+    from client_agent.key_rotation import key_in_use
     from client_agent.membership import enrol as spend
-    from client_agent.membership import exclusive, is_enrolled, keep_to, key_in_use, read_membership
+    from client_agent.membership import exclusive, is_enrolled, keep_to, read_membership
 
     if enrolment is None:
         read_membership(settings.folder)  # that nobody enrolled is said before torch is, and a model

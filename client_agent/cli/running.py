@@ -62,7 +62,8 @@ def rotate_key(
 ) -> None:
     """Replace the agent's key while it does not run; the old one counts for an hour. Safe to repeat."""
     with clear_errors(), opened_settings(config) as settings:
-        from client_agent.membership import exclusive, replace_key
+        from client_agent.key_rotation import replace_key
+        from client_agent.membership import exclusive
 
         with exclusive(settings.folder):
             connect = partial(connection, settings)
@@ -83,8 +84,9 @@ def accept_restored(
     is kept in `earlier/`; the adapter that was trained last is not lost: the next round begins from it.
     """
     with clear_errors(), opened_settings(config) as settings:
+        from client_agent.key_rotation import key_in_use
         from client_agent.manifests import Manifests
-        from client_agent.membership import exclusive, key_in_use, read_membership
+        from client_agent.membership import exclusive, read_membership
         from client_agent.restored import accept, look
         from client_agent.roster import read_pins
 

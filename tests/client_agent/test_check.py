@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from client_agent.check import findings
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.daemon import run
-from client_agent.membership import enrol, read_key, replace_key
+from client_agent.key_rotation import replace_key
+from client_agent.membership import enrol, read_key
 from client_agent.participant import Participant
 from client_agent.settings import read_settings
 from client_agent.silo import open_silo

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from itertools import chain, count, repeat
 from typing import Any
 
 import httpx
@@ -71,6 +72,24 @@ def test_a_wrong_clock_is_corrected_once_and_then_right(served: Served, silo: Si
         assert http.get("/v1/me").status_code == 200
     assert len(between.sent) == 4
     assert all(abs(created - time.time()) < 30 for _, created in between.sent[2:])
+
+
+def test_a_clock_that_is_set_while_the_time_is_asked_for_is_corrected_again(
+    served: Served, silo: Silo
+) -> None:
+    wrong_by = chain([-DAY] * 3, repeat(DAY))  # to sign, to ask, to hear; and then to sign again
+    http, between = signing(served, silo, clock=lambda: time.time() + next(wrong_by))
+    with http:
+        assert http.get("/v1/me").status_code == 200
+    assert [path for path, _ in between.sent] == ["/v1/me", "/v1/hello", "/v1/me", "/v1/hello", "/v1/me"]
+
+
+def test_a_clock_that_never_stands_still_ends_the_asking(served: Served, silo: Silo) -> None:
+    wrong_by = (DAY * (number // 3) for number in count(3))
+    http, between = signing(served, silo, clock=lambda: time.time() + next(wrong_by))
+    with http:
+        assert http.get("/v1/me").status_code == 401
+    assert [path for path, _ in between.sent].count("/v1/hello") == 3
 
 
 def test_nobody_in_between_can_have_requests_signed_for_later(served: Served, silo: Silo) -> None:

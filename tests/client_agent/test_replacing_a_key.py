@@ -11,11 +11,13 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from client_agent import membership
+from client_agent import key_rotation, membership
 from client_agent.cli.opening import participant
 from client_agent.coordinator_api import CoordinatorApi
+from client_agent.daemon import run
 from client_agent.errors import CoordinatorRefused, KeyRefused, SettingsUnusable, Stopped
-from client_agent.membership import Membership, enrol, key_in_use, read_key, replace_key
+from client_agent.key_rotation import key_in_use, replace_key
+from client_agent.membership import Membership, enrol, read_key
 from client_agent.settings import read_settings
 from schemas.identity.keys import name_of
 from schemas.messages.enrolment import Profile
@@ -78,7 +80,7 @@ def _stop(*_: object) -> None:
 
 
 def _before_the_files_are_changed(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
-    patch.setattr(membership, "_take_up_next", _stop)
+    patch.setattr(key_rotation, "_take_up_next", _stop)
     return scene.connect
 
 
@@ -87,7 +89,7 @@ def _before_the_change_is_on_the_disk(scene: Scene, patch: pytest.MonkeyPatch) -
         if not (folder / "next.key").exists():
             raise Stopped
 
-    patch.setattr(membership, "fsync_folder", stop)
+    patch.setattr(key_rotation, "fsync_folder", stop)
     return scene.connect
 
 
@@ -166,6 +168,66 @@ def test_starting_the_agent_takes_up_the_new_key(scene: Scene, tmp_path: Path) -
     with participant(settings) as (who, _):
         assert who.api.me().client_id == scene.member.client_id
     assert name_of(read_key(scene.folder)) == name_of(new)
+
+
+class Held(httpx.HTTPTransport):
+    """Keeps requests to itself; `let_go` has the coordinator answer the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._requests: list[httpx.Request] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self._requests.append(request)
+        raise Stopped
+
+    def let_go(self) -> int:
+        with httpx.Client() as http:
+            return http.send(self._requests[0]).status_code
+
+
+def _twice() -> Callable[[float], None]:
+    naps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 2:
+            raise Stopped
+
+    return sleep
+
+
+def test_a_running_agent_takes_up_a_new_key_of_which_the_coordinator_hears_late(
+    scene: Scene, tmp_path: Path
+) -> None:
+    held = Held()
+    with pytest.raises(Stopped):
+        replace_key(lambda key: scene.connect(key, held), scene.folder, at_once=True)
+    new = read_key(scene.folder, "next.key")
+    settings = read_settings(config(tmp_path, url=scene.served.url))
+    with participant(settings) as (who, _):
+        assert who.api.me().client_id == scene.member.client_id
+        assert held.let_go() == 200
+        assert not scene.is_let_in(scene.old)
+        with pytest.raises(Stopped):
+            run(who, _twice())
+        assert who.api.me().client_id == scene.member.client_id
+    assert name_of(read_key(scene.folder)) == name_of(new)
+    assert not (scene.folder / "next.key").exists()
+
+
+def test_a_running_agent_ends_with_its_key_when_the_next_one_is_not_known(
+    scene: Scene, tmp_path: Path
+) -> None:
+    with pytest.raises(Stopped):
+        replace_key(lambda key: scene.connect(key, Held()), scene.folder)
+    settings = read_settings(config(tmp_path, url=scene.served.url))
+    with participant(settings) as (who, _):
+        let_expire(scene.served.database_url, name_of(scene.old))
+        with pytest.raises(CoordinatorRefused, match="key-revoked"):
+            run(who, _twice())
+    assert name_of(read_key(scene.folder)) == name_of(scene.old)
+    assert (scene.folder / "next.key").exists()
 
 
 def test_a_new_key_that_is_there_is_never_overwritten(scene: Scene) -> None:

@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.errors import RosterRefused, SettingsUnusable
+from client_agent.key_rotation import replace_key
 from client_agent.manifests import Manifests
-from client_agent.membership import enrol, read_key, replace_key
+from client_agent.membership import enrol, read_key
 from client_agent.roster import Roster, read_pins
 from schemas.identity.keys import name_of
 from schemas.messages.enrolment import Profile

@@ -22,15 +22,9 @@ from client_agent.coordinator_api import CoordinatorApi
 from client_agent.daemon import run
 from client_agent.errors import AgentError, CoordinatorRefused, CoordinatorUnreachable
 from client_agent.frames_in_use import FramesInUse
+from client_agent.key_rotation import Connect, key_in_use, replace_key
 from client_agent.local_training import Trained
-from client_agent.membership import (
-    Connect,
-    enrol,
-    is_enrolled,
-    key_in_use,
-    read_membership,
-    replace_key,
-)
+from client_agent.membership import enrol, is_enrolled, read_membership
 from client_agent.participant import Participant
 from client_agent.signature import Signature
 from client_agent.silo import Silo

@@ -16,7 +16,7 @@ from tests.served import ADMIN_TOKEN
 from tests.simulation.agents import Agent, learnt
 from tests.simulation.network import Network
 from tests.simulation.packs import ANCHORS, PACK, PIVOT, made
-from tests.simulation.replicas import AUTHORITY
+from tests.simulation.replicas import AUTHORITY, LEASE_SECONDS
 from tests.simulation.scheduler import Flag, Process
 from tests.simulation.weather import LAST_ROUND
 from tests.taking_part import upload_headers
@@ -124,6 +124,17 @@ class Operator(Process):
         self._ask("POST", f"/v1/federations/{self.federation}/pause")
         self._world.scheduler.sleep(self._world.scheduler.dice.uniform(1.0, 30.0))
         self._ask("POST", f"/v1/federations/{self.federation}/start")
+        self._start_if_paused_late()
+
+    def _start_if_paused_late(self) -> None:
+        """See whether a replica that stood still has carried a pause out after the start that followed it."""
+        world = self._world
+        while world.scheduler.now < world.calm_since + LEASE_SECONDS:
+            world.scheduler.sleep(LEASE_SECONDS)
+            shown = self._ask("GET", f"/v1/federations/{self.federation}").json()
+            if shown["state"] == "paused":
+                world.count("paused late")
+                self._ask("POST", f"/v1/federations/{self.federation}/start")
 
 
 class _Member(Process):
