@@ -22,7 +22,7 @@ router = APIRouter(tags=["about"])
 
 
 @router.get("/healthz", response_class=PlainTextResponse)
-def is_alive() -> str:
+async def is_alive() -> str:
     """Say that the process answers."""
     return "ok\n"
 

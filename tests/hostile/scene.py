@@ -31,6 +31,7 @@ RECIPE = Recipe(reference="own_last", density=0.5, values="int4")
 """What updates may be written in, beside dense: all that a recipe can do."""
 
 _CPU_SECONDS_PER_MIB = 0.02  # receiving, hashing and writing down what is large is the row's own honest cost
+_TRIES = 3  # who shares a processor now and then takes twice the time for the same; what is dear each time is dear
 _A_DAY = 86400
 _VOLATILE = {"used_nonces": "*", "failed_enrolments": "*", "clients": "last_seen_at"}
 
@@ -119,14 +120,18 @@ class Case:
 def attack(scene: Scene, case: Case) -> Answer:
     """Send a hostile input; check the answer, what it cost, and that nothing is there afterwards."""
     served, before = scene.served, scene.stored()
-    in_use, computed = served.forget_peak(), served.cpu_seconds()
-    answer = told(case.send(scene))
-    computed = served.cpu_seconds() - computed
-    grown = served.peak_bytes() - in_use
-    assert (answer.status, answer.problem) == (case.status, case.problem)
-    assert not case.closes or answer.is_closed or answer.headers.get("connection") == "close"
-    assert computed <= (CPU_SECONDS + _CPU_SECONDS_PER_MIB * case.sends_mib) * case.inputs
-    assert grown <= MEMORY_BYTES
+    allowed = (CPU_SECONDS + _CPU_SECONDS_PER_MIB * case.sends_mib) * case.inputs
+    for _ in range(_TRIES):
+        in_use, computed = served.forget_peak(), served.cpu_seconds()
+        answer = told(case.send(scene))
+        computed = served.cpu_seconds() - computed
+        grown = served.peak_bytes() - in_use
+        assert (answer.status, answer.problem) == (case.status, case.problem)
+        assert not case.closes or answer.is_closed or answer.headers.get("connection") == "close"
+        assert grown <= MEMORY_BYTES
+        if computed <= allowed:
+            break
+    assert computed <= allowed
     after = scene.stored()
     assert {name for name in after if after[name] != before[name]} <= case.writes
     assert scene.silo.http.get("/v1/me").json()["client_id"] == scene.silo.client_id
