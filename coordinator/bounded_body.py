@@ -112,9 +112,9 @@ async def receive(
     announced = request.headers.get("content-length")
     if announced is not None and int(announced) > max_bytes:
         raise BodyTooLarge(limit=max_bytes)
-    may_be_small = announced is None or int(announced) <= _IN_MEMORY_BYTES
+    is_small = announced is None or int(announced) <= _IN_MEMORY_BYTES
     with _ROOM.share() as share, SpooledTemporaryFile[bytes]() as file:
-        digest, size = await _spool(request, file, share if may_be_small else None, max_bytes)
+        digest, size = await _spool(request, file, share, max_bytes, in_memory=is_small)
         if digest != expected:
             raise DigestMismatch(received=digest)
         file.seek(0)
@@ -122,9 +122,14 @@ async def receive(
 
 
 async def _spool(
-    request: Request, file: SpooledTemporaryFile[bytes], share: _Share | None, max_bytes: int
+    request: Request,
+    file: SpooledTemporaryFile[bytes],
+    share: _Share,
+    max_bytes: int,
+    *,
+    in_memory: bool,
 ) -> tuple[str, int]:
-    """Receive into memory as long as `share` has room, and then, or without one, into the file proper."""
+    """Receive into memory while `share` has room, if it may stay there, and else into the file proper."""
     seen = hashlib.sha256()
     size = 0
     batch = bytearray()  # as a list, pieces of a few bytes would take twenty times as much
@@ -133,18 +138,24 @@ async def _spool(
             size += len(piece)
             if size > max_bytes:
                 raise BodyOverran(limit=max_bytes)
-            if share is not None:
-                if share.take(len(piece)):
-                    seen.update(piece)
-                    file.write(piece)
-                    continue
-                await to_thread.run_sync(file.rollover)
+            has_room = share.take(len(piece))
+            if in_memory and has_room:
+                seen.update(piece)
+                file.write(piece)
+                continue
+            if in_memory:
+                in_memory = False
+                file.rollover()
                 share.give_back()
-                share = None
             batch += piece
-            if len(batch) >= _AT_ONCE_BYTES:
+            if not has_room:  # what waits for a thread takes memory, and lets more come in
+                _write(file, seen, batch)
+            elif len(batch) >= _AT_ONCE_BYTES:
                 await to_thread.run_sync(_write, file, seen, batch)
-                batch = bytearray()
+            else:
+                continue
+            batch = bytearray()
+            share.give_back()
     except ClientDisconnect as error:
         log.info("body-incomplete", received=size)
         raise BodyIncomplete from error

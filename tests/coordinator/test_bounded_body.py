@@ -7,11 +7,12 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Annotated, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import httpx
 import pytest
 import uvicorn
+from anyio import to_thread
 from fastapi import Depends, FastAPI, Request
 
 from coordinator import bounded_body, problems
@@ -97,19 +98,50 @@ def test_small_bodies_need_no_disk_while_there_is_room_for_all_of_them_in_memory
     assert [put(smaller) for _ in range(8)] == [200] * 8, "what was taken is given back"
 
 
-def test_a_body_that_is_announced_as_large_takes_no_memory_on_its_way_to_the_disk(
+def test_a_body_that_is_announced_as_large_takes_little_memory_on_its_way_to_the_disk(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    in_use = [0]
 
     class Counting(bounded_body._Room):
         def take(self, size: int) -> bool:
-            asked.append(max(size, 0))
-            return super().take(size)
+            enough = super().take(size)
+            in_use.append(in_use[-1] + size if enough else in_use[-1])
+            return enough
 
     monkeypatch.setattr(bounded_body, "_ROOM", Counting(2**30))
     body = os.urandom(CAP)
-    answer = httpx.put(f"{url}/body", content=body, headers=_headers(body))
-    assert (answer.status_code, sum(asked)) == (200, 0)
-    answer = httpx.put(f"{url}/body", content=iter([body[:100], body[100:]]), headers=_headers(body))
-    assert (answer.status_code, sum(asked) > 0) == (200, True), "nobody knows how long this one will be"
+    assert httpx.put(f"{url}/body", content=body, headers=_headers(body)).status_code == 200
+    assert max(in_use) <= 2 * bounded_body._AT_ONCE_BYTES
+    pieces = iter([body[: 2**20], body[2**20 :]])
+    assert httpx.put(f"{url}/body", content=pieces, headers=_headers(body)).status_code == 200
+    assert max(in_use) > 2**20, "nobody knew how long this one would be"
+    assert in_use[-1] == 0
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_what_has_no_room_in_memory_waits_for_no_thread(
+    url: str, monkeypatch: pytest.MonkeyPatch, announced: bool
+) -> None:
+    """A thousand bodies would each keep a piece meanwhile, and more would come in behind it."""
+    waited: list[object] = []
+
+    class Noted:
+        @staticmethod
+        async def run_sync(*call: Any) -> Any:
+            waited.append(call[0])
+            return await to_thread.run_sync(*call)
+
+    monkeypatch.setattr(bounded_body, "to_thread", Noted)
+    body = os.urandom(CAP)
+
+    def put() -> int:
+        content = body if announced else iter([body[: 2**20], body[2**20 :]])
+        return httpx.put(f"{url}/body", content=content, headers=_headers(body)).status_code
+
+    assert put() == 200
+    assert waited, "with room they do"
+    waited.clear()
+    monkeypatch.setattr(bounded_body, "_ROOM", bounded_body._Room(0))
+    assert put() == 200
+    assert not waited

@@ -31,7 +31,7 @@ RECIPE = Recipe(reference="own_last", density=0.5, values="int4")
 """What updates may be written in, beside dense: all that a recipe can do."""
 
 _CPU_SECONDS_PER_MIB = 0.02  # receiving, hashing and writing down what is large is the row's own honest cost
-_TRIES = 3  # who shares a processor now and then takes twice the time for the same; what is dear each time is dear
+_TRIES = 3  # a shared processor now and then takes twice as long; what is dear each time is dear
 _A_DAY = 86400
 _VOLATILE = {"used_nonces": "*", "failed_enrolments": "*", "clients": "last_seen_at"}
 
