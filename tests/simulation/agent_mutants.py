@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from client_agent import membership, round_folder
+from client_agent import key_rotation, membership, round_folder
 from client_agent.round_folder import RECEIPT, TRAINED, UPDATE, RoundFolder
 from tests.simulation.weather import Plan, Weather
 
@@ -54,7 +54,7 @@ def sends_a_key_before_it_is_safe() -> Iterator[None]:
 @contextmanager
 def takes_up_a_key_unseen() -> Iterator[None]:
     """A new key that is there is used, whether the coordinator has heard of it or not."""
-    with patch.object(membership, "_is_accepted", lambda *_: True):
+    with patch.object(key_rotation, "_is_accepted", lambda *_: True):
         yield
 
 
