@@ -102,8 +102,10 @@ def _has_another_key(participant: Participant, refusal: CoordinatorRefused) -> b
         return False
     try:
         return went_over(participant.api, participant.folder)
-    except (*_PASSING, CoordinatorRefused):
+    except _PASSING:
         return True  # asked again, when this key is refused the next time
+    except CoordinatorRefused as other:
+        return other.slug not in _FATAL
 
 
 def prepare(participant: Participant, sleep: Callable[[float], None]) -> str | None:

@@ -11,10 +11,12 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent.coordinator_api import CoordinatorApi
+from client_agent.earlier import keep_copy
 from client_agent.errors import CoordinatorRefused
 from client_agent.membership import (
     KEY,
     NEXT_KEY,
+    OWNER_ONLY,
     Membership,
     naming,
     own_key,
@@ -122,5 +124,7 @@ def _is_me(api: CoordinatorApi, member: Membership) -> bool:
 
 
 def _take_up_next(folder: Path) -> None:
+    # That the coordinator has the new key is not signed: who stands in between may have made it up.
+    keep_copy(folder / KEY, mode=OWNER_ONLY)
     os.replace(folder / NEXT_KEY, folder / KEY)
     fsync_folder(folder)

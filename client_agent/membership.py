@@ -50,7 +50,7 @@ KEY = "client.key"
 """The file of this agent's private key."""
 NEXT_KEY = "next.key"
 """The file of the key that is to replace this agent's."""
-_OWNER_ONLY = 0o600
+OWNER_ONLY = 0o600
 _KEY_BYTES = 32
 
 
@@ -207,6 +207,6 @@ def own_key(folder: Path, name: str) -> Ed25519PrivateKey:
     file = folder / name
     if not file.exists():
         key = Ed25519PrivateKey.from_private_bytes(secrets.token_bytes(_KEY_BYTES))  # RFC 8032, section 5.1.5
-        write_durably(file, pem_of(key), mode=_OWNER_ONLY)
+        write_durably(file, pem_of(key), mode=OWNER_ONLY)
     fsync_folder(folder)  # who made it may have been killed before this, and nobody may hear of it until then
     return read_key(folder, name)

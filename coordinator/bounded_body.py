@@ -1,8 +1,8 @@
 """Receive a large body: streamed to memory or a file, hashed on the way, stopped at the limit.
 
 Bodies that are small stay in memory while there is room for all of them together; the others lie in files.
-Knows nothing of what is inside. A route takes it through a dependency that stands behind the caller and
-before any session: nobody unknown is read from, and no transaction is open meanwhile.
+Knows nothing of what is inside. A route takes it through a dependency that stands behind the caller: nobody
+unknown is read from, and no transaction is open meanwhile.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from schemas.wire.digests import digest_from_hash, from_field
 
 _IN_MEMORY_BYTES = 2 * 2**20
 _ALL_IN_MEMORY_BYTES = 64 * 2**20
-# A large body is hashed and written by other threads than the one that receives everybody's; to change
-# threads costs as much as to hash 64 KiB.
+# While there is room for its batches, a large body is hashed and written by other threads than the one that
+# receives everybody's; to change threads costs as much as to hash 64 KiB.
 _AT_ONCE_BYTES = 2**18
 log = logger(__name__)
 
@@ -161,6 +161,7 @@ async def _spool(
         raise BodyIncomplete from error
     if batch:
         await to_thread.run_sync(_write, file, seen, batch)
+        share.give_back()
     return digest_from_hash(seen.hexdigest()), size
 
 

@@ -16,7 +16,7 @@ from client_agent.cli.opening import participant
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.daemon import run
 from client_agent.errors import CoordinatorRefused, KeyRefused, SettingsUnusable, Stopped
-from client_agent.key_rotation import key_in_use, replace_key
+from client_agent.key_rotation import key_in_use, replace_key, went_over
 from client_agent.membership import Membership, enrol, read_key
 from client_agent.settings import read_settings
 from schemas.identity.keys import name_of
@@ -214,6 +214,25 @@ def test_a_running_agent_takes_up_a_new_key_of_which_the_coordinator_hears_late(
         assert who.api.me().client_id == scene.member.client_id
     assert name_of(read_key(scene.folder)) == name_of(new)
     assert not (scene.folder / "next.key").exists()
+
+
+def test_a_key_is_not_lost_to_who_makes_up_that_the_next_one_counts(scene: Scene) -> None:
+    with pytest.raises(Stopped):
+        replace_key(lambda key: scene.connect(key, Held()), scene.folder)
+
+    class Liar(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            me = scene.member
+            told = {"client_id": me.client_id, "name": me.name, "federation_id": me.federation_id}
+            return httpx.Response(200, json=told | {"state": "enrolled", "organisation": None, "layout": {}})
+
+    with scene.connect(scene.old, Liar()) as api:
+        assert went_over(api, scene.folder)
+    assert not scene.is_let_in(read_key(scene.folder))
+    kept = scene.folder / "earlier" / "client.key-1"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    kept.replace(scene.folder / "client.key")
+    assert scene.is_let_in(read_key(scene.folder))
 
 
 def test_a_running_agent_ends_with_its_key_when_the_next_one_is_not_known(
