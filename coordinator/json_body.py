@@ -1,17 +1,21 @@
 """Read a JSON body: after the caller is known, in bounded memory, strictly parsed, into a message.
 
 A body that is not JSON is 400, one that is JSON but not the message is 422 with the name of the field. What
-was sent is never repeated in an answer.
+was sent is never repeated in an answer. What clients send is small, so that many of them at once are, too;
+operators' plans and anchors may be more, and are parsed by another thread than the one that serves everybody.
 """
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from anyio import to_thread
 from fastapi import Request
 from pydantic import BaseModel, JsonValue, ValidationError
+from starlette.requests import ClientDisconnect
 
 from coordinator.errors import (
+    BodyIncomplete,
     BodyOverran,
     BodyTooLarge,
     ContentEncodingRefused,
@@ -21,21 +25,26 @@ from coordinator.errors import (
     JsonMalformed,
     MediaTypeRefused,
 )
+from coordinator.logs import logger
 from schemas.wire.digests import digest_of, from_field
 from schemas.wire.strict_json import MalformedJson, loads
 
-LIMIT_BYTES = 2**20
+LIMIT_BYTES = 2**16
 MEDIA_TYPE = "application/json"
 
 Message = TypeVar("Message", bound=BaseModel)
 _OWN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+log = logger(__name__)
 
 
 def json_body(message: type[Message], *, limit: int = LIMIT_BYTES) -> Callable[[Request], Awaitable[Message]]:
     """Make the dependency that reads a message; it stands behind the caller in a route's signature."""
 
     async def read(request: Request) -> Message:
-        return parse(message, await _received(request, limit))
+        received = await _received(request, limit)
+        if len(received) <= LIMIT_BYTES:
+            return parse(message, received)
+        return await to_thread.run_sync(parse, message, received)
 
     return read
 
@@ -94,10 +103,14 @@ async def _received(request: Request, limit: int) -> bytes:
     if announced.isdigit() and int(announced) > limit:
         raise BodyTooLarge(limit=limit)
     received = bytearray()
-    async for piece in request.stream():
-        received += piece
-        if len(received) > limit:
-            raise BodyOverran(limit=limit)
+    try:
+        async for piece in request.stream():
+            received += piece
+            if len(received) > limit:
+                raise BodyOverran(limit=limit)
+    except ClientDisconnect as error:
+        log.info("body-incomplete", received=len(received))
+        raise BodyIncomplete from error
     _check_digest(request, received)
     return bytes(received)
 

@@ -50,7 +50,6 @@ from schemas.messages.federations import FederationPlan
 router = APIRouter(tags=["enrolment"])
 log = logger(__name__)
 
-_ENROLMENT_BYTES = 64 * 1024  # nobody is known yet who sends one
 _EXAMPLE_ENROLMENT = {
     "token": "tsr1_...",
     "name": "hospital-a",
@@ -99,7 +98,7 @@ def make_enrolment_token(
 @router.post(
     "/v1/enrolments",
     status_code=201,
-    openapi_extra=takes(EnrolmentRequest, example=_EXAMPLE_ENROLMENT, limit=_ENROLMENT_BYTES),
+    openapi_extra=takes(EnrolmentRequest, example=_EXAMPLE_ENROLMENT),
     responses=answers(
         JsonMalformed,
         EnrolmentTokenInvalid,
@@ -113,7 +112,7 @@ def make_enrolment_token(
     | {200: {"model": Enrolment, "description": "The same answer again to a repeated request"}},
 )
 def enrol(
-    request: Annotated[EnrolmentRequest, Depends(json_body(EnrolmentRequest, limit=_ENROLMENT_BYTES))],
+    request: Annotated[EnrolmentRequest, Depends(json_body(EnrolmentRequest))],
     caller: Request,
     database: TheDatabase,
     settings: TheSettings,
