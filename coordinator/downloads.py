@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from anyio import to_thread
+from sqlalchemy.orm import Session
 from starlette.datastructures import Headers
 from starlette.responses import Response, StreamingResponse
 
 from coordinator import payloads
 from coordinator.database import Database
-from coordinator.errors import RangeUnsatisfiable
+from coordinator.errors import RangeUnsatisfiable, Refused, ReplyEnded
 from coordinator.tables import CHUNK_BYTES
 from schemas.wire.digests import to_field
 
@@ -25,7 +26,14 @@ _PROMPT_BYTES = 4 * 2**20
 """Who takes so much without a pause gets a whole row at a time, which costs least. Less says nothing of a
 reader: buffers on the way take it for him."""
 
+_ASKED_AGAIN_SECONDS = 5.0
+"""How long a download goes on before it is asked again whether its caller may still have it."""
+
 _SINGLE = re.compile(r"bytes\s*=\s*(\d{0,18})-(\d{0,18})\s*")
+
+
+Still = Callable[[Session], None]
+"""Refuses when its caller may no longer have what is being sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +83,8 @@ def wanted(headers: Headers, stored: Stored) -> Wanted:
     return Wanted(200, 0, stored.size)
 
 
-def reply(database: Database, stored: Stored, part: Wanted) -> Response:
-    """Make the answer; the bytes are read while they are sent."""
+def reply(database: Database, stored: Stored, part: Wanted, still: Still) -> Response:
+    """Make the answer; the bytes are read while they are sent, and end where `still` refuses."""
     headers = {
         "ETag": stored.etag,
         "Repr-Digest": to_field(stored.digest),
@@ -90,25 +98,48 @@ def reply(database: Database, stored: Stored, part: Wanted) -> Response:
     if part.status == 206:
         headers["Content-Range"] = f"bytes {part.begin}-{part.end - 1}/{stored.size}"
     headers["Content-Length"] = str(part.size)
-    return StreamingResponse(_content(database, stored, part), part.status, headers, stored.media_type)
+    content = _content(database, stored, part, still)
+    return StreamingResponse(content, part.status, headers, stored.media_type)
 
 
-async def _content(database: Database, stored: Stored, part: Wanted) -> AsyncIterator[bytes]:
-    """Give the bytes; only what the database is asked for costs a change of threads."""
-    shift = stored.begin - len(stored.head)
-    if part.begin < len(stored.head):
-        yield stored.head[part.begin : part.end]
-    at, end = max(part.begin, len(stored.head)) + shift, part.end + shift
-    prompt = 0
+async def stream(
+    database: Database, payload_id: int, begin: int, end: int, still: Still
+) -> AsyncIterator[bytes]:
+    """Give the bytes of a payload from `begin` up to `end`; only asking the database changes threads.
+
+    Raises:
+        ReplyEnded: `still` refused while they were under way.
+    """
+    at, prompt, asked = begin, 0, time.monotonic()
     while at < end:
         size = CHUNK_BYTES if prompt >= _PROMPT_BYTES else payloads.SENT_BYTES
         upto = min(end, at + size, at - at % CHUNK_BYTES + CHUNK_BYTES)  # of one row
-        piece = await to_thread.run_sync(payloads.read_alone, database, stored.payload_id, at, upto)
+        piece = await to_thread.run_sync(payloads.read_alone, database, payload_id, at, upto)
         offered = time.monotonic()
+        if offered - asked >= _ASKED_AGAIN_SECONDS:
+            await to_thread.run_sync(_ask, database, still)
+            asked = offered = time.monotonic()
         yield piece  # comes back when the peer has taken nearly all of it
         is_prompt = time.monotonic() - offered < _PROMPT_SECONDS
         prompt = prompt + upto - at if is_prompt else 0
         at = upto
+
+
+async def _content(database: Database, stored: Stored, part: Wanted, still: Still) -> AsyncIterator[bytes]:
+    if part.begin < len(stored.head):
+        yield stored.head[part.begin : part.end]
+    shift = stored.begin - len(stored.head)
+    begin = max(part.begin, len(stored.head)) + shift
+    async for piece in stream(database, stored.payload_id, begin, part.end + shift, still):
+        yield piece
+
+
+def _ask(database: Database, still: Still) -> None:
+    try:
+        with database.read() as session:
+            still(session)
+    except Refused as refused:
+        raise ReplyEnded(refused.slug) from refused
 
 
 def _range(field: str | None, size: int) -> tuple[int, int] | None:

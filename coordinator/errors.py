@@ -13,6 +13,10 @@ class SettingsUnusable(Exception):
     """The service cannot start with these settings; the message says which and what to do."""
 
 
+class ReplyEnded(Exception):
+    """An answer under way has to end before all of it is there: the message is the problem type's slug."""
+
+
 class Refused(Exception):
     """A request that is answered with a problem document; `facts` become its extra members."""
 

@@ -9,6 +9,7 @@ import time
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from coordinator.errors import ReplyEnded
 from coordinator.logs import logger, scope
 from coordinator.metrics import Metrics
 from coordinator.problems import render_unexpected
@@ -47,6 +48,8 @@ class Observed:
 
         try:
             await self._app(asgi_scope, receive, note)
+        except ReplyEnded as ended:
+            log.info("reply-ended", reason=str(ended))  # the server cuts the connection of half an answer
         except Exception:
             answer, incident = render_unexpected()
             log.exception("request-failed", incident=incident, method=asgi_scope["method"])

@@ -13,7 +13,10 @@ from coordinator.database import Database
 from coordinator.errors import SettingsUnusable
 
 # Locks on these are advisory to one machine, or late, or none: SQLite's own documentation warns of them.
-_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "glusterfs", "fuse.sshfs")
+_NETWORK = re.compile(
+    r"nfs4?|cifs|smb[0-9]?|smbfs|9p|afs|ceph|lustre|beegfs|gpfs|ocfs2|gfs2"
+    r"|fuse\.(sshfs|glusterfs|ceph|ceph-fuse|rclone|s3fs|gcsfuse|juicefs)"
+)
 _MOUNTS = Path("/proc/self/mountinfo")
 _OCTAL = re.compile(r"\\([0-7]{3})")  # as which a blank in a path is written there
 
@@ -30,7 +33,7 @@ def only_replica(database: Database) -> Iterator[None]:
         return
     path = database.url.database or ""
     kind = file_system_of(Path(path), _mounts())
-    if kind in _NETWORK:
+    if kind is not None and _NETWORK.fullmatch(kind):
         raise SettingsUnusable(
             f"TESSERA_DATABASE_URL: {path} is on a network file system ({kind}), where SQLite's locks do not"
             " hold: use a local disk, or PostgreSQL"

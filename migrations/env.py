@@ -20,7 +20,9 @@ _LOCK = 0x7E55E2A
 def run(connection: Connection) -> None:
     """Migrate inside one transaction; on PostgreSQL one process at a time."""
     if connection.dialect.name == "postgresql":
-        connection.execute(text("SET LOCAL lock_timeout = 0"))  # another's migration may take its time
+        # Migrations of much data, and waiting for another's, take longer than any request may.
+        connection.execute(text("SET LOCAL lock_timeout = 0"))
+        connection.execute(text("SET LOCAL statement_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
     context.configure(
         connection=connection,

@@ -15,7 +15,7 @@ from coordinator.alignment import store
 from coordinator.database import now
 from coordinator.dependencies import TheDatabase
 from coordinator.enrolment.auth import AsReader
-from coordinator.enrolment.recognition import Member, still_member
+from coordinator.enrolment.recognition import Member, still_counts
 from coordinator.errors import (
     AuthMissing,
     FederationStateConflict,
@@ -89,8 +89,7 @@ def put_acceptance(
         alignment = plan_of(row).alignment
         if alignment is None:
             raise FederationStateConflict("this federation's plan has no alignment", state=row.state)
-        if isinstance(caller, Member):
-            still_member(session, caller)
+        still_counts(session, caller)
         pack = store.found(store.pack(session, fid, base_model))
         if acceptance.pack != pack.digest:
             raise Invalid("pack: this is not the pack that is stored", field="pack", stored=pack.digest)
@@ -102,10 +101,10 @@ def put_acceptance(
             author = pack.acceptance["tested_by"]
             if store.acceptance(pack) == acceptance and author in (tested_by, None):
                 response.status_code = 200
-                return store.view(pack)
+                return store.view(pack, caller)
             if author is None and tested_by is not None:
                 raise UploadConflict("an operator's acceptance test stands")
         store.keep_acceptance(session, pack, acceptance, tested_by=tested_by, moment=now(session))
         events.append(session, fid, "alignment", {"base_model": base_model, "digest": pack.digest})
         log.info("pack-tested", federation=fid, base_model=base_model, verdict=acceptance.verdict)
-        return store.view(pack)
+        return store.view(pack, caller)

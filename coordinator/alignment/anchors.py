@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -11,7 +12,7 @@ from coordinator.alignment import store
 from coordinator.dependencies import TheDatabase, TheMetrics
 from coordinator.downloads import Stored, reply, wanted
 from coordinator.enrolment.auth import AsOperator, AsReader
-from coordinator.enrolment.recognition import Member, still_person
+from coordinator.enrolment.recognition import Member, still_counts, still_person
 from coordinator.errors import (
     AuthMissing,
     FederationStateConflict,
@@ -95,4 +96,4 @@ def get_anchors(
     part = wanted(request.headers, stored)
     if isinstance(caller, Member):
         sent_to(database, metrics, caller.client_id, part.size)
-    return reply(database, stored, part)
+    return reply(database, stored, part, partial(still_counts, caller=caller))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, BinaryIO, cast
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -15,7 +16,7 @@ from coordinator.database import now
 from coordinator.dependencies import TheDatabase, TheMetrics
 from coordinator.downloads import Stored, reply, wanted
 from coordinator.enrolment.auth import AsReader
-from coordinator.enrolment.recognition import Member, Person, still_member
+from coordinator.enrolment.recognition import Member, Person, still_counts
 from coordinator.errors import (
     AuthMissing,
     BodyTooLarge,
@@ -46,6 +47,7 @@ from coordinator.tables import FederationRow
 from schemas.messages.alignment import AlignmentManifest, PackList, PackView
 from schemas.messages.federations import FederationPlan
 from schemas.wire.compress import is_frame
+from schemas.wire.digests import from_field
 from schemas.wire.envelope import MEDIA_TYPE, unpack
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["alignment"])
@@ -56,39 +58,45 @@ PACK_BYTES = 256 * 2**20
 
 
 @router.get("/alignments", responses=answers(AuthMissing, NotFound))
-def list_packs(_: AsReader, fid: FederationId, database: TheDatabase) -> PackList:
+def list_packs(caller: AsReader, fid: FederationId, database: TheDatabase) -> PackList:
     """List the alignment packs with their held-out errors."""
     with database.read() as session:
         federation(session, fid)
-        return PackList(items=[store.view(row) for row in store.packs(session, fid)])
+        return PackList(items=[store.view(row, caller) for row in store.packs(session, fid)])
 
 
-def _may_deliver(caller: AsReader, fid: FederationId, base_model: BaseModel, database: TheDatabase) -> None:
+def _may_deliver(
+    caller: AsReader, fid: FederationId, base_model: BaseModel, database: TheDatabase, request: Request
+) -> None:
     """Let in operators, agents of the base model, and any agent for the pivot, which all of them load.
 
     Raises:
         Forbidden: somebody else.
+        UploadConflict: another pack is there to stay; of a body that is so large, nothing is read for that.
     """
     with database.read() as session:
-        plan = store.planned(federation(session, fid))
+        row = federation(session, fid)
+        plan, known = store.planned(row), store.pack(session, fid, base_model)
     if isinstance(caller, Person):
         if not caller.at_least("operator"):
             raise Forbidden(needs="operator")
     elif base_model not in (caller.base_model, plan.alignment.pivot if plan.alignment else None):
         raise Forbidden("a client delivers the pack of its own base model or of the pivot")
+    announced = from_field(",".join(request.headers.getlist("content-digest")))
+    if known is not None and announced not in (known.digest, None):
+        intake.require_replaceable(known.digest, by_client=isinstance(caller, Member), state=row.state)
 
 
 async def _body(
     request: Request,
     caller: AsReader,
-    base_model: BaseModel,
     _: Annotated[None, Depends(_may_deliver)],
     __: HasSpace,
     turns: TheTurns,
 ) -> AsyncIterator[ReceivedBody]:
     name = caller.client_id if isinstance(caller, Member) else caller.id
     async with (
-        turns.one_of(("pack", name, base_model)),
+        turns.one_of(("pack", name)),
         receive(request, max_bytes=PACK_BYTES, media_types={MEDIA_TYPE}) as body,
     ):
         yield body
@@ -122,7 +130,7 @@ def put_pack(
     if known is not None:
         if known.digest == body.digest:
             response.status_code = 200
-            return store.view(known)
+            return store.view(known, caller)
         intake.require_replaceable(known.digest, by_client=isinstance(caller, Member), state=row.state)
     with decoder():
         manifest = _checked(body, fid, base_model, plan, known_set)
@@ -134,7 +142,7 @@ def put_pack(
         if known is not None:
             if known.digest == body.digest:
                 response.status_code = 200
-                return store.view(known)
+                return store.view(known, caller)
             intake.require_replaceable(known.digest, by_client=isinstance(caller, Member), state=row.state)
         kept = _keep(session, caller, row, base_model, manifest, payload_id, body)
     metrics.bytes_up.inc(body.bytes if isinstance(caller, Member) else 0)
@@ -169,7 +177,7 @@ def get_pack(
     part = wanted(request.headers, stored)
     if isinstance(caller, Member):
         sent_to(database, metrics, caller.client_id, part.size)
-    return reply(database, stored, part)
+    return reply(database, stored, part, partial(still_counts, caller=caller))
 
 
 def _checked(
@@ -196,12 +204,12 @@ def _keep(
     body: ReceivedBody,
 ) -> PackView:
     """Write a pack down, unless the packs of other base models were made on something else meanwhile."""
+    still_counts(session, caller)
     known_set = store.known_set(session, row.id, besides=base_model)
     if known_set not in (None, manifest.alignment_set):
         raise MetadataRefused("the manifest's alignment_set does not fit", field="alignment_set")
     stored_by = None
     if isinstance(caller, Member):
-        still_member(session, caller)
         parts.count_bytes(session, None, caller.client_id, up=body.bytes)
         stored_by = caller.client_id
     kept = store.keep_pack(
@@ -217,4 +225,4 @@ def _keep(
     )
     events.append(session, row.id, "alignment", {"base_model": base_model, "digest": body.digest})
     log.info("pack-stored", federation=row.id, base_model=base_model, selected=len(manifest.selected))
-    return store.view(kept)
+    return store.view(kept, caller)

@@ -136,6 +136,18 @@ def still_person(session: Session, person: Person) -> None:
         _valid(*callers.token(session, person.id))
 
 
+def still_counts(session: Session, caller: Person | Member) -> None:
+    """Check in a later transaction that a caller was not revoked since.
+
+    Raises:
+        KeyRevoked, CredentialInvalid: it was.
+    """
+    if isinstance(caller, Member):
+        still_member(session, caller)
+    else:
+        still_person(session, caller)
+
+
 def _bearer(asked: Connection, authorization: str | None, *, admin_token: str | None) -> Person | Member:
     if authorization is None:
         raise AuthMissing

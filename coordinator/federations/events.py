@@ -19,7 +19,7 @@ from coordinator import events
 from coordinator.database import Database
 from coordinator.dependencies import TheDatabase
 from coordinator.enrolment.auth import AsReader
-from coordinator.enrolment.recognition import Member, Person, still_member, still_person
+from coordinator.enrolment.recognition import Member, Person, still_counts
 from coordinator.errors import AuthMissing, CredentialInvalid, KeyRevoked, NotFound
 from coordinator.federations import store
 from coordinator.paths import FederationId
@@ -103,10 +103,7 @@ def _next(database: Database, fid: str, number: int, caller: Person | Member) ->
     """Give the next events; None ends the stream of a caller who would not be let in any more."""
     with database.read() as session:
         try:
-            if isinstance(caller, Member):
-                still_member(session, caller)
-            else:
-                still_person(session, caller)
+            still_counts(session, caller)
         except (KeyRevoked, CredentialInvalid):
             return None
         seen_by = caller.client_id if isinstance(caller, Member) else None

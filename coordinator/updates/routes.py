@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from coordinator import payloads
 from coordinator.bounded_body import ReceivedBody, receive
 from coordinator.dependencies import TheDatabase, TheMetrics, database_of, metrics_of
+from coordinator.downloads import stream
 from coordinator.enrolment.auth import AsMember, AsReader
-from coordinator.enrolment.recognition import Member
+from coordinator.enrolment.recognition import Member, still_counts
 from coordinator.errors import (
     AuthMissing,
     BaseMismatch,
@@ -76,7 +77,7 @@ async def _received(
     try:
         require_space(request)
         async with (
-            turns_of(request).one_of(("update", expected.member.client_id, expected.number)),
+            turns_of(request).one_of(("update", expected.member.client_id)),
             receive(request, max_bytes=expected.max_bytes, media_types={MEDIA_TYPE}) as body,
         ):
             yield _Arrived(expected, body)
@@ -159,9 +160,11 @@ def get_adapter(
     if isinstance(reader, Member):
         sent_to(database, metrics, reader.client_id, len(beginning) + size)
 
-    def content() -> Iterator[bytes]:
+    async def content() -> AsyncIterator[bytes]:
         yield beginning
-        yield from payloads.stream(database, payload_id, row.state_begin, row.state_begin + size)
+        begin, still = row.state_begin, partial(still_counts, caller=reader)
+        async for piece in stream(database, payload_id, begin, begin + size, still):
+            yield piece
 
     return StreamingResponse(
         content(), media_type=MEDIA_TYPE, headers={"Content-Length": str(len(beginning) + size)}

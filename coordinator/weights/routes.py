@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -11,7 +12,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from coordinator.dependencies import database_of, metrics_of, server_key_of, settings_of
 from coordinator.downloads import Stored, reply, wanted
 from coordinator.enrolment.auth import AsMember
-from coordinator.enrolment.recognition import Member
+from coordinator.enrolment.recognition import Member, still_counts
 from coordinator.errors import AuthMissing, Busy, NotFound, NotJoined, RangeUnsatisfiable, RateLimited
 from coordinator.limits.uploads import decoder, turns_of
 from coordinator.paths import RoundNumber
@@ -91,6 +92,6 @@ def get_weights(
         headers["Tessera-Weights"] = signed(member, n, weights, made.digest, server_key_of(request))
     part = wanted(request.headers, stored)
     sent_to(database, metrics_of(request), member.client_id, part.size, round_id=served.round_id)
-    answer = reply(database, stored, part)
+    answer = reply(database, stored, part, partial(still_counts, caller=member))
     answer.headers.update(headers)
     return answer

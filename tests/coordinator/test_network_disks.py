@@ -40,15 +40,18 @@ def test_this_machine_tells_its_mounts(tmp_path: Path) -> None:
     assert file_system_of(tmp_path, Path("/proc/self/mountinfo").read_text("utf-8")) not in (None, "nfs")
 
 
-def test_sqlite_on_a_network_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["nfs4", "fuse.glusterfs", "smb3"])
+def test_sqlite_on_a_network_disk_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
-        f"22 1 0:21 / / rw - ext4 /dev/sda1 rw\n23 22 0:22 / {tmp_path} rw - nfs4 filer:/x rw\n"
+        f"22 1 0:21 / / rw - ext4 /dev/sda1 rw\n23 22 0:22 / {tmp_path} rw - {kind} filer:/x rw\n"
     )
     monkeypatch.setattr(replica, "_MOUNTS", mounts)
     database = Database(f"sqlite:///{tmp_path / 'tessera.db'}")
     with (
-        pytest.raises(SettingsUnusable, match=r"network file system \(nfs4\).*PostgreSQL"),
+        pytest.raises(SettingsUnusable, match=rf"network file system \({kind}\).*PostgreSQL"),
         only_replica(database),
     ):
         raise AssertionError("it serves")
