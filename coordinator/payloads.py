@@ -19,6 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from coordinator.database import Database, driver_of, now, run
+from coordinator.errors import Unavailable
 from coordinator.tables import CHUNK_BYTES, PayloadRow
 from coordinator.times import clock
 from schemas.wire.digests import digest_from_hash, digest_of
@@ -30,6 +31,7 @@ _WRITTEN_BYTES = 2**18
 SENT_BYTES = 2**17
 """What is read of a payload at a time for one who takes it slowly, and so what he keeps in memory."""
 
+_COLLECTED = "what was being written was taken for old, as the clock was set; try again"
 _WITH_DIGEST = select(PayloadRow.id).where(PayloadRow.digest == bindparam("digest"))
 _AMONG = select(PayloadRow.digest).where(PayloadRow.digest.in_(bindparam("digests", expanding=True)))
 _FINISHED = (
@@ -144,18 +146,30 @@ class Staged:
         self._seen.update(content)
 
     def write(self, session: Session, content: bytes | memoryview) -> None:
-        """Write further bytes that are looked at before the payload is adopted."""
-        _append(session, self.payload_id, self.size, [content])
+        """Write further bytes that are looked at before the payload is adopted.
+
+        Raises:
+            Unavailable: the payload was collected, as old by a clock that was set meanwhile.
+        """
+        try:
+            _append(session, self.payload_id, self.size, [content])
+        except session.get_bind().dialect.loaded_dbapi.IntegrityError as error:
+            raise Unavailable(_COLLECTED) from error
         self.size += len(content)
 
     def adopt(self, session: Session) -> int:
-        """Finish: give the id of the payload with these bytes, this one or an older equal one."""
+        """Finish: give the id of the payload with these bytes, this one or an older equal one.
+
+        Raises:
+            Unavailable: the payload was collected, as old by a clock that was set meanwhile.
+        """
         older = run(session, _SHARED, {"digest": self.digest}).scalar()
         if older is None:
             try:
                 with session.begin_nested():
                     values = {"payload": self.payload_id, "digest": self.digest, "size": self.size}
-                    run(session, _FINISHED, values)
+                    if not run(session, _FINISHED, values).rowcount:
+                        raise Unavailable(_COLLECTED)
             except IntegrityError:  # somebody else finished the same bytes meanwhile
                 older = run(session, _WITH_DIGEST, {"digest": self.digest}).scalar_one()
         if older is None:

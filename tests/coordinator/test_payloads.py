@@ -14,6 +14,7 @@ from coordinator import collection, payloads
 from coordinator.alignment_tables import AnchorsRow
 from coordinator.database import Database, now
 from coordinator.downloads import Stored
+from coordinator.errors import Unavailable
 from coordinator.payloads import Staged
 from coordinator.tables import (
     ChunkRow,
@@ -93,6 +94,16 @@ def test_a_staged_payload_is_adopted_under_its_digest(database: Database) -> Non
     with database.read() as session:
         assert payloads.read(session, payload_id, 0, len(BODY)) == BODY
         assert session.scalars(select(PayloadRow.digest)).one() == digest_of(BODY)
+
+
+def test_who_goes_on_with_a_payload_that_was_collected_is_told_to_try_again(database: Database) -> None:
+    made = staged(database, BODY, 2**20)
+    assert collection.collect(database, grace=LONG_AGO) == 1  # as when the clock is set on by hours
+    with pytest.raises(Unavailable, match="clock"), database.write() as session:
+        made.append(session, BODY)
+    with pytest.raises(Unavailable, match="clock"), database.write() as session:
+        made.adopt(session)
+    assert count(database, PayloadRow) == count(database, ChunkRow) == 0
 
 
 def test_a_staged_payload_gives_way_to_an_equal_one(database: Database) -> None:
