@@ -58,11 +58,11 @@ PACK_BYTES = 256 * 2**20
 
 
 @router.get("/alignments", responses=answers(AuthMissing, NotFound))
-def list_packs(caller: AsReader, fid: FederationId, database: TheDatabase) -> PackList:
+def list_packs(_: AsReader, fid: FederationId, database: TheDatabase) -> PackList:
     """List the alignment packs with their held-out errors."""
     with database.read() as session:
         federation(session, fid)
-        return PackList(items=[store.view(row, caller) for row in store.packs(session, fid)])
+        return PackList(items=[store.view(row) for row in store.packs(session, fid)])
 
 
 def _may_deliver(
@@ -130,7 +130,7 @@ def put_pack(
     if known is not None:
         if known.digest == body.digest:
             response.status_code = 200
-            return store.view(known, caller)
+            return store.view(known)
         intake.require_replaceable(known.digest, by_client=isinstance(caller, Member), state=row.state)
     with decoder():
         manifest = _checked(body, fid, base_model, plan, known_set)
@@ -142,7 +142,7 @@ def put_pack(
         if known is not None:
             if known.digest == body.digest:
                 response.status_code = 200
-                return store.view(known, caller)
+                return store.view(known)
             intake.require_replaceable(known.digest, by_client=isinstance(caller, Member), state=row.state)
         kept = _keep(session, caller, row, base_model, manifest, payload_id, body)
     metrics.bytes_up.inc(body.bytes if isinstance(caller, Member) else 0)
@@ -225,4 +225,4 @@ def _keep(
     )
     events.append(session, row.id, "alignment", {"base_model": base_model, "digest": body.digest})
     log.info("pack-stored", federation=row.id, base_model=base_model, selected=len(manifest.selected))
-    return store.view(kept, caller)
+    return store.view(kept)

@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 
 from coordinator import payloads
 from coordinator.alignment_tables import AnchorsRow, PackRow
-from coordinator.enrolment.recognition import Member, Person
 from coordinator.errors import FederationStateConflict, NotFound
 from coordinator.federations.store import plan_of, standing
 from coordinator.tables import FederationRow
@@ -123,12 +122,8 @@ def keep_acceptance(
     session.flush()
 
 
-def view(row: PackRow, reader: Person | Member) -> PackView:
-    """Show a pack; a client does not learn from it which other clients there are."""
-    tested = row.acceptance
-    known = {None, reader.client_id} if isinstance(reader, Member) else None
-    if tested is not None and known is not None and tested["tested_by"] not in known:
-        tested = {**tested, "tested_by": "client"}
+def view(row: PackRow) -> PackView:
+    """Show a pack."""
     return PackView.model_validate(
         {
             "base_model": row.base_model,
@@ -138,7 +133,7 @@ def view(row: PackRow, reader: Person | Member) -> PackView:
             "selected": row.selected,
             "errors": row.errors,
             "stored_at": row.stored_at,
-            "acceptance": tested,
+            "acceptance": row.acceptance,
             "sharing": standing(row).sharing,
         }
     )

@@ -144,7 +144,7 @@ def verdict_on(directions: list[Direction]) -> Verdict:
 
 
 class AcceptanceView(Strict):
-    """A stored acceptance test; `tested_by` is a client, `client` to other clients, null for an operator."""
+    """A stored acceptance test; `tested_by` is a client, or null for an operator."""
 
     verdict: Verdict
     directions: list[Direction]
