@@ -47,6 +47,10 @@ Values = Mapping[str, object] | Sequence[Mapping[str, object]] | None
 
 _SURE_SECONDS = 1.0
 _LAST_USE = "last use"
+_UNSAFE = text(
+    "SELECT name FROM pg_settings WHERE setting = 'off'"
+    " AND name IN ('fsync', 'full_page_writes', 'synchronous_commit')"
+)
 _CLOCK = text(f"SELECT {CLOCK_OF_POSTGRESQL}")
 
 
@@ -207,6 +211,13 @@ def now(asked: Session | Connection) -> datetime:
     if not isinstance(moment, datetime):
         raise TypeError("the database did not tell the time")
     return moment.astimezone(UTC)
+
+
+def unsafe_settings(session: Session) -> list[str]:
+    """Name the settings of a PostgreSQL server with which a commit may be lost when its machine fails."""
+    if session.get_bind().dialect.name == "sqlite":
+        return []
+    return sorted(session.scalars(_UNSAFE))
 
 
 def _checked(url: str) -> URL:

@@ -27,7 +27,7 @@ from coordinator import backup as copies
 from coordinator import crash, logs, server_key
 from coordinator import migrate as migrations
 from coordinator.app import create_app
-from coordinator.database import Database
+from coordinator.database import Database, unsafe_settings
 from coordinator.enrolment import store, tokens
 from coordinator.enrolment.recognition import hash_of
 from coordinator.errors import SettingsUnusable
@@ -57,6 +57,10 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
     crash.arm()
     with _database(settings) as database, only_replica(database):
         migrations.prepare(database)
+        with database.read() as session:
+            unsafe = unsafe_settings(session)
+        if unsafe:
+            log.warning("database-may-lose-commits", off=unsafe)
         server_key.load(database, settings.signing_key)
         token = _first_admin_token(database) if settings.admin_token is None else None
     if token is not None:

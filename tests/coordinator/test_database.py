@@ -10,8 +10,9 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from coordinator import payloads, sqlite_connections
-from coordinator.database import Database, now
+from coordinator.database import Database, now, unsafe_settings
 from coordinator.tables import FederationRow
+from tests.postgres_server import PostgresServer
 
 
 def test_on_postgresql_a_reader_sees_one_state_and_changes_nothing(
@@ -73,3 +74,18 @@ def test_a_writer_of_sqlite_that_waits_too_long_is_told_so_and_takes_nobodys_tur
     assert payloads.read_alone(database, first, 0, 5) == b"first"
     assert payloads.read_alone(database, second, 0, 6) == b"second"
     database.close()
+
+
+def test_a_server_that_may_lose_commits_is_named(postgres: PostgresServer, database: Database) -> None:
+    with database.read() as session:
+        unsafe = unsafe_settings(session)
+    assert unsafe == ([] if database.is_sqlite else ["fsync", "full_page_writes"])  # the tests' own server
+
+
+def test_nothing_is_said_against_a_server_that_writes_durably() -> None:
+    with PostgresServer(durable=True) as server:
+        server.create("safe")
+        database = Database(server.url("safe"))
+        with database.read() as session:
+            assert unsafe_settings(session) == []
+        database.close()
