@@ -43,9 +43,10 @@ def collect(database: Database, *, grace: timedelta = GRACE) -> int:
     collected = 0
     for payload_id in candidates:
         with database.write() as session:
-            # The lock waits for who is about to refer to it, and the second look then sees the reference.
+            # The lock waits for who is about to refer to it, and the second look then sees the reference, or
+            # that it was let go meanwhile and has its grace.
             session.scalar(select(PayloadRow.id).where(PayloadRow.id == payload_id).with_for_update())
-            if session.scalar(_UNREFERENCED.where(PayloadRow.id == payload_id)) is not None:
+            if session.scalar(old.where(PayloadRow.id == payload_id)) is not None:
                 session.execute(delete(PayloadRow).where(PayloadRow.id == payload_id))
                 collected += 1
                 may_crash("collection-deleted")
