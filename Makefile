@@ -58,7 +58,7 @@ format: setup ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-models: setup ## Pretrain the two tiny models of examples/models anew (about 10 minutes)
+models: setup ## Pretrain the three tiny models of examples/models anew (about 10 minutes)
 	$(RUN) $(BIN)/python -m examples.models.make_models
 
 openapi: setup ## Rewrite the OpenAPI snapshot that the tests compare with

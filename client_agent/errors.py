@@ -11,6 +11,10 @@ class ModelNotFound(AgentError):
     """There is no loadable base model at the given place."""
 
 
+class ModelTooLarge(AgentError):
+    """A base model does not fit into the memory of its device."""
+
+
 class UnknownArchitecture(AgentError):
     """No entry of `client_agent/model/roles.py` describes this kind of model."""
 

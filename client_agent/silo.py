@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from client_agent import __version__
-from client_agent.errors import PivotMissing, SettingsUnusable
+from client_agent.errors import ModelTooLarge, PivotMissing, SettingsUnusable
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
 from client_agent.settings import AgentSettings
 from client_agent.training.data import SiloData, load_data
@@ -55,7 +55,8 @@ class Silo:
                     f"the federation shares the model {slug}, and pivot_model is {found}: other weights"
                 )
             log.info("loading the shared model %s", slug)
-            self._pivot = load_base_model(source, device=self.base.device)
+            self._pivot = None  # two that are shared need not be there at once
+            self._pivot = _loaded(source, self.base.device)
         return self._pivot
 
     @property
@@ -71,6 +72,18 @@ class Silo:
             agent_version=__version__,
             protocol_version=PROTOCOL_VERSION,
         )
+
+
+def _loaded(source: str, device: torch.device) -> BaseModel:
+    """Load a shared model beside our own, or where there is room: dense it may take eight times as much."""
+    try:
+        return load_base_model(source, device=device)
+    except ModelTooLarge:
+        log.warning(
+            "%s has no room for %s beside our own model: it goes to the CPU, and takes longer", device, source
+        )
+        torch.cuda.empty_cache()
+        return load_base_model(source, device=torch.device("cpu"))
 
 
 def open_silo(settings: AgentSettings) -> Silo:

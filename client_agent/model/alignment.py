@@ -121,9 +121,10 @@ def aligned_pack(
                 z, g = responses.z(site.name, rows.z_rows), responses.g(site.name, rows.g_rows)
                 missed[site.name][0].add(rows.h[site.source].double() @ a[site.source].T, z)
                 missed[site.name][1].add(rows.g[site.name].double() @ b[site.name].T, g)
+        of_pivots = responses.frames(group, pivot_sites, pivot.device)
         by_task = task_errors(
             TaskFrames(base, group, a, None),
-            TaskFrames(pivot, [pivot_sites[s.name] for s in group], *responses.frames(group, pivot_sites)),
+            TaskFrames(pivot, [pivot_sites[s.name] for s in group], *of_pivots),
             anchors,
             plan.seed,
             progress,

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from client_agent.errors import ModelNotFound, TokenizerUnfit
+from client_agent.errors import ModelNotFound, ModelTooLarge, TokenizerUnfit
 from client_agent.model.quantisation import bits_and_bytes, keep_differentiable
 from client_agent.model.roles import Architecture, architecture_of
 from client_agent.settings import Quantization
@@ -70,6 +70,7 @@ def load_base_model(
 
     Raises:
         ModelNotFound: there is no config.json with safetensors weights, or they cannot be loaded.
+        ModelTooLarge: the memory of `device` does not suffice.
         UnknownArchitecture: `client_agent/model/roles.py` does not describe it.
         TokenizerUnfit: the tokenizer gives no character offsets or has no end-of-sequence token.
     """
@@ -95,6 +96,11 @@ def load_base_model(
             ),
         )
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder, local_files_only=True)
+    except torch.OutOfMemoryError as error:
+        raise ModelTooLarge(
+            f"{source}: {device} has no room for it in {str(dtype).removeprefix('torch.')}; "
+            "set quantization to nf4, or device to one with more memory"
+        ) from error
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelNotFound(f"{source}: cannot be loaded ({error}); download the model again") from error
     _check(tokenizer, source)

@@ -73,11 +73,12 @@ class Responses:
         return self._tensor(self._pack.tensors[f"{name}.g"][rows])
 
     def frames(
-        self, group: Sequence[Site], sites: Mapping[str, Site]
+        self, group: Sequence[Site], sites: Mapping[str, Site], device: torch.device
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Give the pivot's A by its source (r, d_in) and B^T by name (r, d_out)."""
-        a = {sites[site.name].source: self._tensor(self._pack.tensors[f"{site.name}.A"]) for site in group}
-        return a, {site.name: self._tensor(self._pack.tensors[f"{site.name}.B"]).T for site in group}
+        """Give the pivot's A by its source (r, d_in) and B^T by name (r, d_out), on the pivot's device."""
+        found = self._pack.tensors
+        a = {sites[site.name].source: self._tensor(found[f"{site.name}.A"]).to(device) for site in group}
+        return a, {site.name: self._tensor(found[f"{site.name}.B"]).T.to(device) for site in group}
 
     def _tensor(self, values: Array) -> Tensor:
         return torch.from_numpy(values.astype(np.float64)).to(self._device)

@@ -135,11 +135,17 @@ def verdicts(report: Answer) -> list[str]:
         f"after {rounds} rounds; alone {end_alone:.2f} after "
         f"{len(late['local']['accuracy_by_round'])} rounds: "
         f"{'ahead' if joined > end_alone else 'not ahead'} of local training's end.",
-        f"FedMosaic is {abs(ahead):.3f} {'ahead of' if ahead > 0 else 'behind'} the better local method "
+        f"FedMosaic is {_beside(ahead)} the better local method "
         f"({best_local}) in mean exact match, {mean['fedmosaic']['accuracy']:.3f} against "
         f"{mean[best_local]['accuracy']:.3f}; worst client {worst['fedmosaic']['accuracy']:.2f} against "
         f"{worst_local:.2f}.",
     ]
+
+
+def _beside(ahead: float) -> str:
+    if round(ahead, 3) == 0:
+        return "level with"
+    return f"{abs(ahead):.3f} {'ahead of' if ahead > 0 else 'behind'}"
 
 
 def _of_client(rounds: list[Answer]) -> Answer:

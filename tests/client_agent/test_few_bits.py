@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from transformers import AutoModelForCausalLM
 
 from client_agent.check import findings
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.daemon import prepare
-from client_agent.errors import SettingsUnusable
+from client_agent.errors import ModelTooLarge, SettingsUnusable
 from client_agent.membership import enrol, read_key
 from client_agent.model.alignment import aligned_pack
 from client_agent.model.loading import base_model_slug, load_base_model
@@ -44,6 +47,26 @@ def test_a_quantised_model_and_the_dense_one_are_one_base_model_to_the_coordinat
         for quantization in ("nf4", "none")
     )
     assert few.profile == dense.profile
+
+
+def test_a_shared_model_for_which_a_device_has_no_room_goes_to_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    few = open_silo(read_settings(config(tmp_path, quantization="nf4")))
+    few.base = replace(few.base, device=GPU)
+    load = AutoModelForCausalLM.from_pretrained
+
+    def with_a_small_gpu(*args: Any, device_map: dict[str, torch.device], **how: Any) -> Any:
+        if device_map[""] == GPU:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return load(*args, device_map=device_map, **how)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", with_a_small_gpu)
+    shared = few.model_named(few.base.slug)
+    assert shared.device == CPU
+    assert "no room for" in caplog.text
+    with pytest.raises(ModelTooLarge, match=r"cuda has no room for it in bfloat16; set quantization to nf4"):
+        load_base_model(str(MODELS["S"]), device=GPU, dtype=torch.bfloat16)
 
 
 def test_what_silos_compare_is_computed_on_dense_weights(tmp_path: Path) -> None:

@@ -210,6 +210,7 @@ def test_the_plan_of_the_example_federation_says_only_what_it_must() -> None:
     """A default that it repeats would hide the default's change."""
     wanted = json.loads((ROOT / "deploy" / "try_out.json").read_text("utf-8"))
     defaults = FederationPlan(name="x", strategy={"name": "fedmosaic"}).model_dump(mode="json")
+    assert wanted["strategy"] == {"name": "fedmosaic"}
     for part in ("rounds", "training", "signature"):
         repeated = {key for key, value in wanted[part].items() if defaults[part][key] == value}
         assert repeated <= {"min_clients"}  # two agents, whatever the default is
