@@ -40,8 +40,10 @@ torture: setup ## Kills, freezes, bad networks, hostile bytes and fuzzing at len
 load: setup ## A thousand agents polling and delivering at once, and a long time (ten minutes)
 	$(RUN) $(BIN)/python -m benchmarks.load
 
-test-gpu: setup ## Models of 1 and 7 billion parameters in 16, 8 and 4 bits; fails where there is no GPU
+test-gpu: setup ## Models of 1 and 7 billion parameters in 16, 8 and 4 bits, and what a step costs there; needs a GPU
 	$(RUN) $(BIN)/python -m pytest -m gpu tests/gpu
+	$(RUN) $(BIN)/python -m benchmarks.training_step --device cuda --size 1b --quantization nf4 --gradient-checkpointing
+	$(RUN) $(BIN)/python -m benchmarks.training_step --device cuda --size 7b --quantization nf4 --gradient-checkpointing
 
 bench: setup ## What rounds, aggregation and a training step cost (an hour; nothing else should run)
 	$(RUN) $(BIN)/python -m benchmarks.round

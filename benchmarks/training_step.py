@@ -138,6 +138,8 @@ def main() -> None:
         "--out", type=Path, help="default: runs/benchmarks/training_step-<size>-<quantization>.json"
     )
     arguments = parser.parse_args()
+    if arguments.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("there is no GPU here that torch can use: leave --device out to measure on the CPU")
     name = f"training_step-{arguments.size}-{arguments.quantization}.json"
     out = arguments.out or Path("runs/benchmarks") / name
     found = measure(
