@@ -19,7 +19,7 @@ from schemas.maths.draws import Key
 from schemas.messages.recipes import Recipe
 from schemas.wire.header import Expected, Slot
 from schemas.wire.quantise import LEVELS, Floats, code_bytes, decode_values, encode_values, scale_count
-from schemas.wire.refusals import SparseIndex, StreamLength
+from schemas.wire.refusals import BodyRefused, QuantScale, SparseIndex, StreamLength
 from schemas.wire.sparse import Mask, kept_count, largest, longest, read_places, write_places
 
 CODES, SCALES, POSITIONS = "codes", "scales", "positions"
@@ -116,13 +116,14 @@ def decode(streams: Streams, layout: Layout, recipe: Recipe) -> Iterator[tuple[s
     Whatever is wrong is told at the end at the latest, so the tensors are worth nothing until then.
 
     Raises:
-        StreamLength, SparseIndex, QuantScale, QuantCode: what is wrong, of the first tensor where it is.
+        SparseIndex, StreamLength, QuantScale, QuantCode: what is wrong, of the first tensor where it is; of
+            streams that are longer than any update's before all tensors.
     """
-    limits = _longest(layout, recipe)
-    for name, limit in limits.items():
-        if streams.length(name) > limit:
-            raise StreamLength(f"{name} has {streams.length(name)} items and may have {limit}")
-    codes, scales, positions = (_Reader(streams, name) for name in (CODES, SCALES, POSITIONS))
+    limits, misfits = _longest(layout, recipe), _misfits(recipe)
+    for name, misfit in misfits.items():
+        if streams.length(name) > limits[name]:
+            raise misfit(f"{name} has {streams.length(name)} items and may have {limits[name]}")
+    positions, codes, scales = (_Reader(streams, name, misfit) for name, misfit in misfits.items())
     allowed = _kept(map(prod, layout.values()), recipe)
     for name, shape in layout.items():
         size = prod(shape)
@@ -139,16 +140,17 @@ def decode(streams: Streams, layout: Layout, recipe: Recipe) -> Iterator[tuple[s
             values[mask] = found
             found = values
         yield name, found.reshape(shape)
-    for reader in (codes, scales, positions):
+    for reader in (positions, codes, scales):
         reader.check_end()
 
 
 class _Reader:
     """Goes through one stream from its beginning to its end."""
 
-    def __init__(self, streams: Streams, name: str) -> None:
+    def __init__(self, streams: Streams, name: str, misfit: type[BodyRefused]) -> None:
         self._streams = streams
         self._name = name
+        self._misfit = misfit
         self._at = 0
 
     def peek(self, count: int) -> Stream:
@@ -166,14 +168,23 @@ class _Reader:
         """Give exactly so many items, and go on behind them."""
         items = self.peek(count)
         if items.size < count:
-            raise StreamLength(f"{self._name} ends early")
+            raise self._misfit(f"{self._name} ends early")
         self.skip(count)
         return items
 
     def check_end(self) -> None:
         """Make sure that nothing is left."""
         if self._at < self._streams.length(self._name):
-            raise StreamLength(f"{self._name} goes on behind the last value")
+            raise self._misfit(f"{self._name} goes on behind the last value")
+
+
+def _misfits(recipe: Recipe) -> dict[str, type[BodyRefused]]:
+    """Say what is wrong where a stream has too few or too many items, in the order of the streams.
+
+    Where a part of the values travels, codes that are not as many as the places are the places' fault.
+    """
+    is_sparse = recipe.density < 1
+    return {POSITIONS: SparseIndex, CODES: SparseIndex if is_sparse else StreamLength, SCALES: QuantScale}
 
 
 def _kept(sizes: Iterable[int], recipe: Recipe) -> int:

@@ -85,22 +85,22 @@ class RecipeRefused(BodyRefused):
     slug, title = "recipe", "The recipe is neither dense nor the plan's"
 
 
-class StreamLength(BodyRefused):
-    """The streams of a body have fewer or more bytes than its values take."""
-
-    slug, title = "stream-length", "A stream is too short or too long"
-
-
 class SparseIndex(BodyRefused):
-    """The places of sparse values are not written in the one way there is."""
+    """The places of sparse values are not written in the one way there is, or not as many as the values."""
 
-    slug, title = "sparse-index", "The places of sparse values are malformed"
+    slug, title = "sparse-index", "The places of sparse values are malformed, or do not fit the values"
+
+
+class StreamLength(BodyRefused):
+    """All values travel, and their codes have fewer or more bytes than these take."""
+
+    slug, title = "stream-length", "The codes of all values are too few or too many"
 
 
 class QuantScale(BodyRefused):
-    """A scale is no ordinary positive number."""
+    """A scale is no ordinary positive number, or there is not one for each block."""
 
-    slug, title = "quant-scale", "A scale is negative, not finite, or 0 where values are not"
+    slug, title = "quant-scale", "Scales are not one a block, negative, not finite, or 0 where codes are not"
 
 
 class QuantCode(BodyRefused):

@@ -79,6 +79,29 @@ def test_codes_of_another_length_are_refused(form: ValueFormat, change: int) -> 
     assert refusal(streams, Recipe(values=form)) is refusals.StreamLength
 
 
+def test_places_that_are_not_as_many_as_the_codes_are_refused_as_places() -> None:
+    for some in (1, 3):
+        assert refusal(places(1, 1, 5) | codes(*[1] * some)) is refusals.SparseIndex
+    assert refusal({POSITIONS: np.zeros(1, np.uint8)}, Recipe(values="int8")) is refusals.SparseIndex
+    assert refusal({POSITIONS: np.zeros(1, np.uint8)}, Recipe(values="f16")) is refusals.SparseIndex
+
+
+def test_scales_that_are_not_one_a_block_are_refused_as_scales() -> None:
+    for count in (0, 1, 3):
+        assert refusal(places(1, 1, 5) | codes(1, 1, scales=(1,) * count)) is refusals.QuantScale
+    for count in (0, 16, 18):
+        streams = codes(*[1] * 1003, scales=(1,) * count)
+        assert refusal(streams, Recipe(values="int8")) is refusals.QuantScale
+    assert refusal(codes(*[0] * 2006), Recipe(values="f16")) is refusals.QuantScale
+
+
+def test_a_scale_beyond_float16_is_infinite_there_and_refused() -> None:
+    with np.errstate(over="ignore"):
+        beyond = np.array([1, 1e38], np.float32).astype(np.float16)
+    streams: dict[str, Stream] = {**places(1, 1, 5), **codes(1, 1), SCALES: beyond}
+    assert refusal(streams) is refusals.QuantScale
+
+
 def test_the_most_negative_code_is_refused() -> None:
     for form, size, worst in (("int8", 1003, 0x80), ("int4", 502, 0x08)):
         coded = np.zeros(size, np.uint8)
