@@ -7,7 +7,7 @@ it are checked here.
 
 from __future__ import annotations
 
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import zstandard
 
@@ -22,10 +22,21 @@ from schemas.wire.refusals import (
 WINDOW_LIMIT = 8 * 2**20
 """Largest window in bytes, as RFC 9659 sets it for HTTP."""
 
-# A block of four bytes can stand for 128 KiB, so this many bytes decode to 16 MiB at most.
-_PIECE = 512
+# A block of four bytes can stand for 128 KiB, so the smallest piece decodes to a MiB at most, the largest to
+# sixteen. Pieces begin small, and are small again behind one that unfolded to much: to have the kernel clear
+# so much memory at once costs more than to decode it.
+_SMALLEST_PIECE = 32
+_LARGEST_PIECE = 512
+_MUCH = 2**18
 _FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
 _LARGEST_FRAME_HEADER = 18
+
+
+class Sink(Protocol):
+    """Where decoded bytes go."""
+
+    def write(self, plain: bytes, /) -> int:
+        """Take some."""
 
 
 def compress(body: bytes) -> bytes:
@@ -38,7 +49,7 @@ def is_frame(body: bytes) -> bool:
     return body.startswith(_FRAME_MAGIC)
 
 
-def decompress(source: BinaryIO, sink: BinaryIO, *, max_bytes: int) -> int:
+def decompress(source: BinaryIO, sink: Sink, *, max_bytes: int) -> int:
     """Decode one frame from `source` into `sink` and give the number of bytes written.
 
     Raises:
@@ -47,7 +58,7 @@ def decompress(source: BinaryIO, sink: BinaryIO, *, max_bytes: int) -> int:
     head = source.read(_LARGEST_FRAME_HEADER)
     _check_frame(head, max_bytes)
     decoder = zstandard.ZstdDecompressor(max_window_size=WINDOW_LIMIT).decompressobj(read_across_frames=False)
-    written, piece = 0, head
+    written, piece, size = 0, head, _SMALLEST_PIECE
     while piece:
         try:
             plain = decoder.decompress(piece)
@@ -59,7 +70,8 @@ def decompress(source: BinaryIO, sink: BinaryIO, *, max_bytes: int) -> int:
         sink.write(plain)
         if decoder.eof:
             break
-        piece = source.read(_PIECE)
+        size = _SMALLEST_PIECE if len(plain) >= _MUCH else min(2 * size, _LARGEST_PIECE)
+        piece = source.read(size)
     if not decoder.eof:
         raise CodecTruncated("the frame has no end")
     if decoder.unused_data or source.read(1):

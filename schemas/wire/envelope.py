@@ -21,7 +21,18 @@ from pydantic import ValidationError
 from schemas.maths.adapter import Layout, Shape
 from schemas.messages.updates import Manifest
 from schemas.wire import compress as zstd
-from schemas.wire.header import DENSE, ITEM_BYTES, Entry, Expected, Header, Slot, read_header, write_header
+from schemas.wire.header import (
+    DENSE,
+    ITEM_BYTES,
+    LENGTH_BYTES,
+    Entry,
+    Expected,
+    Header,
+    Slot,
+    is_too_long,
+    read_header,
+    write_header,
+)
 from schemas.wire.ordinary import squares_of
 from schemas.wire.refusals import DecompressedTooLarge, ManifestRefused
 from schemas.wire.strict_json import MalformedJson, loads
@@ -101,7 +112,7 @@ def unpack(
         return _checked(plain, start, size, expected, coded, memory=memory)
     spool = cast("BinaryIO", tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES))  # noqa: SIM115 (the envelope closes it)
     try:
-        size = zstd.decompress(file, spool, max_bytes=max_bytes)
+        size = zstd.decompress(file, _Decoded(spool), max_bytes=max_bytes)
         return _checked(spool, 0, size, expected, coded, owned=True)
     except BaseException:
         spool.close()
@@ -217,6 +228,22 @@ class Envelope:
             return self._memory[self._start + begin : self._start + begin + size]
         self._file.seek(self._start + begin)
         return self._file.read(size)
+
+
+class _Decoded:
+    """Keeps what is decoded; where the header is too long to be read, only enough to say so."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._beginning = b""
+
+    def write(self, plain: bytes) -> int:
+        """Take some of it."""
+        missing = LENGTH_BYTES - len(self._beginning)
+        if missing <= 0 and is_too_long(self._beginning):
+            return len(plain)
+        self._beginning += plain[: max(0, missing)]
+        return self._file.write(plain)
 
 
 def _checked(

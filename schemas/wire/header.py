@@ -15,7 +15,7 @@ from schemas.wire.refusals import TensorDtype, TensorHeader, TensorLayout, Tenso
 from schemas.wire.strict_json import MalformedJson, loads
 
 HEADER_LIMIT = 64 * 1024
-_LENGTH_BYTES = 8
+LENGTH_BYTES = 8
 _METADATA = "__metadata__"
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "I32": 4, "U8": 1}
@@ -68,12 +68,12 @@ def write_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: M
         position = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # data begin at a multiple of 8, as the format asks
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
 def read_own_head(head: bytes) -> tuple[dict[str, tuple[int, ...]], Mapping[str, str]]:
     """Read names and shapes, in the order of their data, and the metadata of what `write_header` wrote."""
-    raw = json.loads(head[_LENGTH_BYTES:])
+    raw = json.loads(head[LENGTH_BYTES:])
     metadata = raw.pop(_METADATA)
     return {name: tuple(entry["shape"]) for name, entry in raw.items()}, metadata
 
@@ -104,14 +104,19 @@ def read_header(source: BinaryIO, size: int, expected: Expected, coded: Expected
     return Header(tuple(entries), metadata)
 
 
+def is_too_long(beginning: bytes) -> bool:
+    """Say whether a body that begins so has a header that nobody reads."""
+    return int.from_bytes(beginning[:LENGTH_BYTES], "little") > HEADER_LIMIT
+
+
 def _raw_entries(source: BinaryIO, size: int) -> tuple[dict[str, dict[str, object]], int]:
-    length_field = source.read(_LENGTH_BYTES)
-    if len(length_field) < _LENGTH_BYTES:
+    length_field = source.read(LENGTH_BYTES)
+    if len(length_field) < LENGTH_BYTES:
         raise TensorHeader("the body is shorter than a header")
-    length = int.from_bytes(length_field, "little")
-    if length > HEADER_LIMIT:
+    if is_too_long(length_field):
         raise TensorHeader(f"the header is longer than {HEADER_LIMIT} bytes")
-    if _LENGTH_BYTES + length > size:
+    length = int.from_bytes(length_field, "little")
+    if LENGTH_BYTES + length > size:
         raise TensorHeader("the header is longer than the body")
     text = source.read(length)
     if not text.startswith(b"{"):
@@ -129,7 +134,7 @@ def _raw_entries(source: BinaryIO, size: int) -> tuple[dict[str, dict[str, objec
             raise TensorHeader("an entry has other members than dtype, shape and data_offsets")
         if name != _METADATA and not isinstance(entry["dtype"], str):
             raise TensorHeader("a dtype is not a string")
-    return raw, _LENGTH_BYTES + length
+    return raw, LENGTH_BYTES + length
 
 
 def _metadata(raw: object) -> Mapping[str, str]:
