@@ -29,3 +29,12 @@ def scene(
         assert "request-failed" not in served.log.read_text()
     finally:
         served.stop()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Repeat what tests measured and said, for who reads only the end of their output."""
+    for kind in ("passed", "failed"):
+        for report in terminalreporter.stats.get(kind, []):
+            for name, value in report.user_properties:
+                if name == "said":
+                    terminalreporter.write_line(str(value))

@@ -1,7 +1,4 @@
-"""What hostile inputs are thrown at, and the check that each is refused exactly so and leaves no trace.
-
-A case is a row of the table of hostile inputs: what is sent, and the status and problem type that answer it.
-"""
+"""What hostile inputs are thrown at, and how they travel."""
 
 from __future__ import annotations
 
@@ -12,26 +9,23 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, text, update
 
-from coordinator.tables import Table
+from coordinator.tables import RoundRow, Table
 from schemas.messages.recipes import Recipe
 from tests.hostile.process import ServedProcess
 from tests.served import Served, Silo, slug
-from tests.taking_part import deliver, plan, put, running, try_join, update_body, url, values, wait_for
+from tests.taking_part import deliver, join, plan, running, try_join, update_body, url, values, wait_for
 
-CPU_SECONDS = 0.25
-MEMORY_BYTES = 64 * 2**20
 CAP = 64 * 2**20
 RECIPE = Recipe(reference="own_last", density=0.5, values="int4")
 """What updates may be written in, beside dense: all that a recipe can do."""
 
-_CPU_SECONDS_PER_MIB = 0.02  # receiving, hashing and writing down what is large is the row's own honest cost
-_TRIES = 3  # a shared processor now and then takes twice as long; what is dear each time is dear
 _A_DAY = 86400
 _VOLATILE = {"used_nonces": "*", "failed_enrolments": "*", "clients": "last_seen_at"}
 
@@ -51,8 +45,9 @@ class Scene:
     """A federation in its first round, and clients of every kind.
 
     `silo` and `other` have joined, `delivered` has done that too, `newcomer` has done nothing, `revoked` was
-    shut out after it had joined. `elsewhere` has joined the round of another federation, which was finished.
-    `base` is what `silo` was told to start from.
+    shut out after it had joined. Of other federations, `elsewhere` has joined a round that ended with its
+    federation, `late` one that is being aggregated, and `private` one of a plan with differential privacy.
+    `base` is what `silo` was told to start from, `private_base` what `private` was.
     """
 
     served: ServedProcess
@@ -62,7 +57,10 @@ class Scene:
     newcomer: Silo
     revoked: Silo
     elsewhere: Silo
+    late: Silo
+    private: Silo
     base: str
+    private_base: str
 
     @property
     def update(self) -> str:
@@ -99,47 +97,6 @@ class Scene:
             engine.dispose()
 
 
-@dataclass(frozen=True)
-class Case:
-    """One hostile input. `writes` names the tables in which a refusal is itself written down."""
-
-    row: int
-    name: str
-    send: Callable[[Scene], Answer | httpx.Response]
-    status: int
-    problem: str
-    closes: bool = False
-    sends_mib: int = 0
-    inputs: int = 1
-    writes: frozenset[str] = frozenset()
-
-    def __str__(self) -> str:
-        return f"{self.row} {self.name}"
-
-
-def attack(scene: Scene, case: Case) -> Answer:
-    """Send a hostile input; check the answer, what it cost, and that nothing is there afterwards."""
-    served, before = scene.served, scene.stored()
-    allowed = (CPU_SECONDS + _CPU_SECONDS_PER_MIB * case.sends_mib) * case.inputs
-    for _ in range(_TRIES):
-        in_use, computed = served.forget_peak(), served.cpu_seconds()
-        answer = told(case.send(scene))
-        computed = served.cpu_seconds() - computed
-        grown = served.peak_bytes() - in_use
-        assert (answer.status, answer.problem) == (case.status, case.problem)
-        assert not case.closes or answer.is_closed or answer.headers.get("connection") == "close"
-        assert grown <= MEMORY_BYTES
-        if computed <= allowed:
-            break
-    assert computed <= allowed
-    after = scene.stored()
-    assert {name for name in after if after[name] != before[name]} <= case.writes
-    assert scene.silo.http.get("/v1/me").json()["client_id"] == scene.silo.client_id
-    # What is good is still taken: a wrong base would not be told before everything else is right.
-    assert told(put(scene.silo, 1, scene.manifest(base="sha256:" + "0" * 64))).problem == "base-mismatch"
-    return answer
-
-
 def told(answer: Answer | httpx.Response) -> Answer:
     """Read an answer."""
     if isinstance(answer, Answer):
@@ -162,10 +119,32 @@ def set_up(served: ServedProcess) -> Scene:
     beside, (elsewhere, _) = running(served)
     assert try_join(elsewhere, 1).status_code == 200
     assert served.admin.post(f"/v1/federations/{beside}/finish").status_code == 200
-    for one in (silo, other, newcomer, elsewhere):  # seen just now: nobody is noted as seen meanwhile
-        assert one.http.get("/v1/me").status_code == 200
+    late = _joined_and_closed(served)
+    _, (private, _) = running(served, **plan(signature={"dim": 4, "dp": {"epsilon": 4}}))
+    private_base = join(private, 1)
+    for one in (silo, other, newcomer, elsewhere, late, private):
+        assert one.http.get("/v1/me").status_code == 200  # seen just now: nobody is noted as seen meanwhile
     wait_until_told(served, fid, joined=4, arrived=1)
-    return Scene(served, silo, other, delivered, newcomer, revoked, elsewhere, base)
+    wait_until_told(served, private.federation_id, joined=1)
+    return Scene(
+        served, silo, other, delivered, newcomer, revoked, elsewhere, late, private, base, private_base
+    )
+
+
+def _joined_and_closed(served: Served) -> Silo:
+    """Join a round which then closes, and stays with a worker that is busy with it for a day."""
+    fid, (late, *others) = running(served, clients=3, **plan(rounds={"min_clients": 3}))
+    for one in (late, *others):
+        assert try_join(one, 1).status_code == 200
+    deliver(others[0], 1, values(1.0))
+    wait_until_told(served, fid, joined=3, arrived=1)
+    engine = create_engine(served.database_url)
+    with engine.begin() as connection:  # as another process' claim leaves it: this one would be done at once
+        moment = datetime.now(UTC) + timedelta(seconds=_A_DAY)
+        held = update(RoundRow).where(RoundRow.federation_id == fid)
+        connection.execute(held.values(state="aggregating", lease_token="another's", lease_expires_at=moment))
+    engine.dispose()
+    return late
 
 
 def wait_until_told(served: Served, fid: str, **counts: int) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 import zstandard
 
-from tests.hostile.scene import Answer, Case, Scene, attack, told
+from tests.hostile.attack import Case, attack
+from tests.hostile.scene import Scene, told
 from tests.taking_part import put
 
 _SKIPPABLE = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"
@@ -26,15 +28,9 @@ def _frame(make: Callable[[bytes], bytes]) -> Callable[[Scene], Any]:
     return lambda scene: put(scene.silo, 1, make(scene.good()), "zstd")
 
 
-def _each(make: Callable[[bytes], Iterable[bytes]]) -> Callable[[Scene], Answer]:
-    """Send many frames, which must all get the same answer."""
-
-    def send(scene: Scene) -> Answer:
-        answers = [told(put(scene.silo, 1, frame, "zstd")) for frame in make(_zstd(scene.good()))]
-        assert len({(answer.status, answer.problem) for answer in answers}) == 1, answers
-        return answers[0]
-
-    return send
+def _each(make: Callable[[bytes], Iterable[bytes]]) -> Callable[[Scene], Iterator[httpx.Response]]:
+    """Send many frames, one by one."""
+    return lambda scene: (put(scene.silo, 1, frame, "zstd") for frame in make(_zstd(scene.good())))
 
 
 def _bomb(*, sized: bool) -> bytes:
@@ -46,7 +42,7 @@ def _bomb(*, sized: bool) -> bytes:
 
 
 def _cut(frame: bytes) -> Iterable[bytes]:
-    return (frame[:length] for length in range(0, len(frame), 5))
+    return (frame[:length] for length in range(len(frame)))
 
 
 def _damaged_checksum(frame: bytes) -> Iterable[bytes]:
@@ -74,8 +70,7 @@ CASES = [
         422,
         "codec-window",
     ),
-    Case(22, "cut off anywhere", _each(_cut), 422, "codec-truncated", inputs=60),
-    Case(22, "cut off in its checksum", _frame(lambda good: _zstd(good)[:-1]), 422, "codec-truncated"),
+    Case(22, "cut off at every byte", _each(_cut), 422, "codec-truncated"),
     Case(23, "two frames", _frame(lambda good: _zstd(good) * 2), 422, "codec-trailing"),
     Case(
         23, "a skippable frame before", _frame(lambda good: _SKIPPABLE + _zstd(good)), 422, "codec-trailing"
@@ -92,7 +87,7 @@ CASES = [
         "codec-trailing",
     ),
     Case(23, "no frame at all", _frame(lambda good: good), 422, "codec-trailing"),
-    Case(24, "a damaged checksum", _each(_damaged_checksum), 422, "codec-corrupt", inputs=32),
+    Case(24, "a damaged checksum", _each(_damaged_checksum), 422, "codec-corrupt"),
     Case(24, "no checksum", _frame(lambda good: _zstd(good, write_checksum=False)), 422, "codec-corrupt"),
 ]
 

@@ -39,7 +39,7 @@ NOT_THERE = {
 
 
 TOLD_BY: dict[int, Callable[..., None]] = {
-    14: test_slow_peers.test_who_pauses_for_ten_seconds_is_shown_out,
+    14: test_slow_peers.test_a_body_of_a_byte_a_second_is_given_up_after_its_grace,
     43: test_message_rows.test_the_same_update_twice_at_once_by_two_replicas_is_taken_once,
     51: test_load_rows.test_a_client_that_polls_too_often_is_told_when_to_come_back_and_nobody_else_is,
     52: test_load_rows.test_nothing_is_taken_while_the_disk_is_nearly_full,

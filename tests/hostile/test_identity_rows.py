@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from schemas.identity.keys import name_of
 from schemas.messages.federations import FederationPlan
-from tests.hostile.scene import Case, Scene, attack
+from tests.hostile.attack import Case, attack
+from tests.hostile.scene import Scene
 from tests.served import Silo, enrolment
 from tests.signed import signed
 from tests.taking_part import upload_headers, url

@@ -16,10 +16,14 @@ import psycopg
 import pytest
 
 from client_agent.coordinator_api import CoordinatorApi, NothingYet
+from coordinator import migrate
+from coordinator.database import Database
 from coordinator.limits.polls import BURST
+from tests.hostile.attack import at_a_bounded_cost
 from tests.hostile.process import start_process
 from tests.hostile.scene import Answer, Scene, connected, listen, request_bytes, set_up, told, wait_until_told
 from tests.integration.agents import wait_until
+from tests.postgres_server import PostgresServer
 from tests.served import Served, Silo
 from tests.signed import signed
 from tests.taking_part import (
@@ -43,7 +47,8 @@ def test_a_client_that_polls_too_often_is_told_when_to_come_back_and_nobody_else
     """Row 51."""
     path = f"/v1/federations/{scene.delivered.federation_id}/rounds/current"
     before = scene.stored()
-    answers = [scene.delivered.http.get(path) for _ in range(BURST + 5)]
+    with at_a_bounded_cost(scene.served):
+        answers = [scene.delivered.http.get(path) for _ in range(BURST + 5)]
     limited = [answer for answer in answers if answer.status_code != 204]
     assert len(limited) >= 4
     for answer in limited:
@@ -154,6 +159,45 @@ def test_nothing_is_taken_while_the_disk_is_nearly_full(
     wait_for(mended, fid, 1, "published")
 
 
+class _Interrupted(PostgresServer):
+    """A PostgreSQL server that can be gone for a while."""
+
+    @contextmanager
+    def gone(self) -> Iterator[None]:
+        data = f"-D{self._home / 'data'}"
+        self._run("pg_ctl", data, "-w", "-m", "immediate", "stop")
+        try:
+            yield
+        finally:
+            options = f"{self._options} -c port={self._port} -c unix_socket_directories={self._home}"
+            self._run("pg_ctl", data, "-w", "-l", str(self._home / "log"), "-o", options, "start")
+
+
+@pytest.mark.slow
+def test_an_upload_while_postgresql_is_gone_comes_again_and_is_taken_when_it_is_back(tmp_path: Path) -> None:
+    """Row 52."""
+    with _Interrupted() as server:
+        server.create("gone_for_a_while")
+        database = Database(server.url("gone_for_a_while"))
+        migrate.upgrade(database)
+        database.close()
+        served = start_process(server.url("gone_for_a_while"), tmp_path)
+        try:
+            scene = set_up(served)
+            before = scene.stored()
+            with server.gone():
+                for _ in range(3):
+                    with at_a_bounded_cost(served):
+                        refused = put(scene.silo, 1, scene.good())
+                    assert (told(refused).status, told(refused).problem) == (503, "unavailable")
+                    assert 1 <= int(refused.headers["retry-after"]) <= 10
+            assert scene.stored() == before
+            assert put(scene.silo, 1, scene.good()).status_code == 201
+            assert "request-failed" not in served.log.read_text()
+        finally:
+            served.stop()
+
+
 def _can_mount() -> bool:
     done = subprocess.run([*_SPACE, "mount -t tmpfs none /mnt"], capture_output=True, check=False)
     return done.returncode == 0
@@ -192,7 +236,8 @@ def test_a_disk_that_is_full_is_said_and_the_round_goes_on_when_there_is_space(t
         deliver(other, 1, values(1.0, rank=512))
         body = update_body(silo, 1, join(silo, 1), values(2.0, rank=512))
         _leave(seen, 300_000)
-        refused = put(silo, 1, body)
+        with at_a_bounded_cost(served):
+            refused = put(silo, 1, body)
         assert (told(refused).status, told(refused).problem) == (507, "storage-full")
         shown = served.admin.get(f"/v1/federations/{fid}/rounds/1").json()
         assert shown["counts"]["arrived"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import select
 import socket
 import statistics
 import threading
@@ -11,11 +12,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from coordinator.limits.pace import GRACE_SECONDS, HEAD_SECONDS, IDLE_SECONDS
-from tests.hostile.scene import Answer, Scene, connected, listen, request_bytes
+from tests.hostile.attack import Case, attack
+from tests.hostile.process import start_process
+from tests.hostile.scene import Answer, Scene, connected, listen, request_bytes, set_up
 from tests.signed import signed
 from tests.taking_part import upload_headers
 
@@ -25,6 +30,9 @@ POST = (
     b"Content-Type: application/json\r\nContent-Length: 5000\r\n\r\n"
 )
 SLOW_PEERS = 200
+PHASES = 20
+TURNS = 5
+MOST_TURNS = 12  # where the machine serves others, too: what starves somebody does so in most of them
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +55,12 @@ def _waits(sent: bytes) -> Callable[[Scene], tuple[Answer, float]]:
 
 def _pauses_in_its_update(scene: Scene) -> tuple[Answer, float]:
     body = scene.good()
-    typed = {"Content-Type": upload_headers(body)["Content-Type"]}
-    request = signed(scene.served, scene.silo, "PUT", scene.update, body, **typed)
+    request = signed(scene.served, scene.silo, "PUT", scene.update, body, **_typed(body))
     return _waits(request_bytes(request, body=body[:100]))(scene)
+
+
+def _typed(body: bytes) -> dict[str, str]:
+    return {"Content-Type": upload_headers(body)["Content-Type"]}
 
 
 def _refused_and_goes_on(scene: Scene) -> tuple[Answer, float]:
@@ -64,6 +75,25 @@ def _refused_and_goes_on(scene: Scene) -> tuple[Answer, float]:
                 time.sleep(1.0)
         except OSError:
             return answer, time.monotonic() - began
+
+
+def _trickles(scene: Scene, request: bytes) -> Answer:
+    """Send a byte a second behind a request's beginning, until there is an answer."""
+    with connected(scene.served, 60) as line:
+        line.sendall(request)
+        while not select.select([line], [], [], 1.0)[0]:
+            line.sendall(b"x")
+        return listen(line)
+
+
+def _trickling_bodies(scene: Scene) -> Iterator[Answer]:
+    """Send an update and a JSON body at that pace, at once."""
+    update = signed(scene.served, scene.silo, "PUT", scene.update, scene.good(), **_typed(scene.good()))
+    bodies = [request_bytes(update, body=b""), POST]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        began = time.monotonic()
+        yield from pool.map(partial(_trickles, scene), bodies)
+        assert time.monotonic() - began < GRACE_SECONDS + 10
 
 
 PAUSES: dict[str, tuple[Callable[[Scene], tuple[Answer, float]], int, str, float]] = {
@@ -85,6 +115,22 @@ def test_who_pauses_for_ten_seconds_is_shown_out(scene: Scene) -> None:
             assert seconds - 0.5 < taken < seconds + 5, name
     assert scene.stored() == before
     assert scene.silo.http.get("/v1/me").status_code == 200
+
+
+@pytest.fixture
+def calm(fresh_database: Callable[[str], str], tmp_path: Path) -> Iterator[Scene]:
+    """A coordinator that computes nothing by itself, so that half a minute costs what its requests do."""
+    served = start_process(fresh_database("sqlite"), tmp_path, tick_seconds=3600)
+    try:
+        yield set_up(served)
+    finally:
+        served.stop()
+
+
+@pytest.mark.slow
+def test_a_body_of_a_byte_a_second_is_given_up_after_its_grace(calm: Scene) -> None:
+    """Row 14."""
+    attack(calm, Case(14, "a byte a second", _trickling_bodies, 408, "request-timeout", closes=True))
 
 
 @pytest.mark.slow
@@ -129,7 +175,7 @@ def _follow(scene: Scene, seconds: float) -> bool:
 
 @dataclass
 class Tricklers:
-    """Connections that send a byte a second, and how long each was borne with."""
+    """Connections that send a byte a second, some after the others, and how long each was borne with."""
 
     lines: list[socket.socket]
     borne: list[float] = field(default_factory=list)
@@ -137,8 +183,10 @@ class Tricklers:
     over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        while self.lines and not self.over.wait(1.0):
-            for line in [*self.lines]:
+        phase = 0
+        while self.lines and not self.over.wait(1.0 / PHASES):
+            phase = (phase + 1) % PHASES
+            for line in self.lines[phase::PHASES]:
                 try:
                     line.sendall(b"x")
                     line.setblocking(False)
@@ -170,16 +218,37 @@ def _trickling(scene: Scene) -> Iterator[Tricklers]:
 
 
 @pytest.mark.slow
-def test_two_hundred_slow_peers_are_shown_out_and_starve_nobody(scene: Scene) -> None:
+def test_two_hundred_slow_peers_starve_nobody(
+    scene: Scene, record_property: Callable[[str, object], None]
+) -> None:
+    """Who behaves waits less than twice as long: both are measured in turns, for a machine's pace changes."""
     _asked(scene)  # what the first requests cost is nobody's fault
-    alone = _asked(scene)
+    alone, beside = [], []
+    while len(alone) < TURNS or (_times(beside, alone) >= 2 and len(alone) < MOST_TURNS):
+        alone.append(_asked(scene))
+        with _trickling(scene):
+            beside.append(_asked(scene))
+        time.sleep(0.5)  # those who were slow are forgotten
+    said = f"p99 beside {SLOW_PEERS} slow peers {_times(beside, alone):.2f} times that alone"
+    record_property("said", f"{said} ({_wait(beside) * 1000:.1f} ms, {_wait(alone) * 1000:.1f} ms)")
+    assert _times(beside, alone) < 2
+    assert sum(one.cpu_seconds for one in beside) < 1.5 * sum(one.cpu_seconds for one in alone)
+
+
+def _wait(turns: list[Asked]) -> float:
+    return statistics.median(turn.p99 for turn in turns)
+
+
+def _times(beside: list[Asked], alone: list[Asked]) -> float:
+    return _wait(beside) / _wait(alone)
+
+
+@pytest.mark.slow
+def test_two_hundred_slow_peers_are_shown_out(scene: Scene) -> None:
     with _trickling(scene) as peers:
-        beside = _asked(scene)
         while peers.lines and time.monotonic() - peers.began < 2 * GRACE_SECONDS:
             time.sleep(0.5)
         assert len(peers.borne) == SLOW_PEERS
-    assert beside.cpu_seconds < 1.5 * alone.cpu_seconds
-    assert beside.p99 < max(2 * alone.p99, 0.1)
     assert statistics.median_low(sorted(peers.borne)[: SLOW_PEERS // 2]) < HEAD_SECONDS + 5
     assert max(peers.borne) < GRACE_SECONDS + 10
 
@@ -193,7 +262,7 @@ def test_a_body_that_trickles_on_behind_its_refusal_ends_too(scene: Scene) -> No
 
 @dataclass(frozen=True)
 class Asked:
-    """What 400 good requests took: processor time of the server's in all, and the wait of the unluckiest."""
+    """What 400 good requests took: processor time of the server in all, and the wait that four exceeded."""
 
     cpu_seconds: float
     p99: float

@@ -14,8 +14,9 @@ import pytest
 
 from coordinator.limits.pace import ANSWER_BYTES_PER_SECOND, GRACE_SECONDS, IDLE_SECONDS
 from schemas.wire.envelope import MEDIA_TYPE
+from tests.hostile.attack import MEMORY_BYTES
 from tests.hostile.process import ServedProcess, start_process
-from tests.hostile.scene import MEMORY_BYTES, connected, request_bytes
+from tests.hostile.scene import connected, request_bytes
 from tests.served import Served, Silo
 from tests.signed import signed
 from tests.taking_part import deliver, join, plan, running, url, wait_for

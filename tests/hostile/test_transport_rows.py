@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.hostile.scene import CAP, Answer, Case, Scene, attack, connected, request_bytes, talk
+from tests.hostile.attack import Case, attack
+from tests.hostile.scene import CAP, Answer, Scene, connected, request_bytes, talk
 from tests.signed import signed
 from tests.taking_part import upload_headers
 
@@ -108,7 +109,7 @@ CASES = [
     Case(12, "announced over the cap", _announced(CAP + 1), 413, "body-too-large"),
     Case(12, "announced far over it", _announced(2**62), 413, "body-too-large"),
     Case(12, "JSON announced over its cap", _announced_json, 413, "body-too-large"),
-    Case(13, "chunks passing the cap", _chunked(CAP), 413, "body-too-large", closes=True, sends_mib=64),
+    Case(13, "chunks passing the cap", _chunked(CAP), 413, "body-too-large", closes=True, travels_mib=64),
     Case(15, "hangs up amid its body", _hangs_up, 0, ""),
     Case(16, "no digest", _without_digest, 400, "digest-missing"),
     Case(16, "an empty digest", _sends({"Content-Digest": ""}), 400, "digest-missing"),
