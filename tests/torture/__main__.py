@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -25,13 +24,14 @@ from rich.table import Table
 from coordinator import migrate
 from coordinator.database import Database
 from tests.postgres_server import PostgresServer
-from tests.torture import kills, real_agents, replicas
+from tests.torture import kills, programs, real_agents, replicas
 from tests.torture.one_hot import Trial, check, taking_part, wait_for_the_end
 from tests.torture.processes import Coordinator
 from tests.torture.proxy import bad_network
+from tests.torture.targets import TARGETS
 
-FUZZED = ("body", "frame", "signature", "token", "digest")
 OUT = Path("runs/torture.json")
+READY_GOAL_SECONDS = 3
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Rack:
         for backend in ("sqlite", "postgresql"):
             with _judged(Row(f"kill -9 at every place, {backend}", "", 0)) as row:
                 found = kills.at_every_place(*self.database(backend), Trial(clients=4, rounds=8))
-                row.done = f"{len(found.died_at)} kills, ready again in {_slowest(found.back_after)}"
+                row.done = f"{len(found.died_at)} kills, {_ready(found.back_after)}"
             yield row
 
     def random_kills(self) -> Iterator[Row]:
@@ -86,16 +86,19 @@ class Rack:
                     found = kills.at_random(*self.database(backend), trial, seed=seed, every=1.0)
                     died, seed = died + len(found.died_at), seed + 1
                     slowest += found.back_after
-                row.done = f"{died} kills in {seed} federations, ready again in {_slowest(slowest)}"
+                row.done = f"{died} kills in {seed} federations, {_ready(slowest)}"
             yield row
 
     def two_replicas(self) -> Iterator[Row]:
         """Freeze one, kill the other."""
-        with _judged(Row("two replicas, postgresql", "", 0)) as row:
-            havoc = replicas.frozen_and_killed(*self.database("postgresql"), Trial(clients=4, rounds=40))
+        with _judged(Row("two replicas against one, postgresql", "", 0)) as row:
+            trial = Trial(clients=4, rounds=40)
+            alone = replicas.undisturbed(*self.database("postgresql"), trial)
+            havoc = replicas.frozen_and_killed(*self.database("postgresql"), trial)
+            assert havoc.published == alone, "the replicas published something else"
             row.done = (
                 f"{len(havoc.frozen_at)} frozen beyond the lease, {len(havoc.killed_at)} killed,"
-                f" {havoc.overtaken} overtaken"
+                f" {havoc.overtaken} overtaken: {len(alone)} weights the same, bit for bit"
             )
         yield row
 
@@ -104,15 +107,18 @@ class Rack:
         with _judged(Row("six training agents: two replicas against one", "", 0)) as row:
             alone = real_agents.undisturbed(*self.database("postgresql"))
             together = real_agents.on_two_replicas(*self.database("postgresql"))
-            assert real_agents.same(alone, together), "the replicas published something else"
-            row.done = "one killed, one frozen beyond the lease: the same weights, bit for bit"
+            assert alone == together, "the replicas published something else"
+            row.done = (
+                "one killed, one frozen with the lease and overtaken:"
+                f" {len(alone)} weights the same, bit for bit"
+            )
         yield row
         with _judged(Row("three training agents, one cut off for a round", "", 0)) as row:
             told = real_agents.cut_off(*self.database("sqlite"))
-            assert (told["1"], told["4"]) == ("arrived", "arrived"), told
+            assert told["3"] == "arrived", told
             assert told["2"] != "arrived", told
-            assert "round 2" in told["log"], told
-            row.done = f"coordinator restarted; cut off in round 2 ({told['2']}), back in round 4"
+            assert "round 2 goes on without this client" in told["log"], told
+            row.done = f"coordinator restarted; cut off in round 2 ({told['2']}), said so, back in round 3"
         yield row
 
     def networks(self) -> Iterator[Row]:
@@ -138,25 +144,31 @@ class Rack:
                 return sum(count for fault, count in network.done.items() if fault != "none")
         finally:
             coordinator.kill()
+            assert coordinator.errors == []
 
     def simulation(self) -> Iterator[Row]:
         """Many schedules, then all mutants."""
-        yield _program("simulation", ["-m", "tests.simulation", "--schedules", str(self.arguments.schedules)])
-        yield _program("simulation, mutants", ["-m", "tests.simulation", "--schedules", "0", "--mutants"])
+        many = ("--schedules", str(self.arguments.schedules))
+        yield _program("simulation", partial(programs.module, "tests.simulation", *many))
+        mutants = ("--schedules", "0", "--mutants")
+        yield _program("simulation, mutants", partial(programs.module, "tests.simulation", *mutants))
 
     def tests(self) -> Iterator[Row]:
         """What pytest runs, the slow ones included."""
-        for harness, where in (
-            ("hostile inputs, roles, slow peers", "tests/hostile"),
-            ("schemathesis", "tests/coordinator/test_conformance.py"),
+        for harness, arguments in (
+            ("hostile inputs, roles, slow peers", ("tests/hostile",)),
+            ("schemathesis", ("-p", "tests.torture.counted", "tests/coordinator/test_conformance.py")),
         ):
-            yield _program(harness, ["-m", "pytest", "-q", "-m", "", where])
+            yield _program(harness, partial(programs.tests, *arguments))
 
     def fuzzing(self) -> Iterator[Row]:
         """Each reader of strangers' bytes."""
         seconds = str(self.arguments.fuzz_seconds)
-        for target in FUZZED:
-            yield _program(f"fuzzing: {target}", ["-m", "tests.torture.fuzz", target, "--seconds", seconds])
+        for target in TARGETS:
+            fuzz = partial(programs.module, "tests.torture.fuzz", target, "--seconds", seconds)
+            row = _program(f"fuzzing: {target}", fuzz)
+            row.done += " inputs"
+            yield row
 
 
 HARNESSES: dict[str, Callable[[Rack], Iterator[Row]]] = {
@@ -169,11 +181,6 @@ HARNESSES: dict[str, Callable[[Rack], Iterator[Row]]] = {
     "tests": Rack.tests,
     "fuzz": Rack.fuzzing,
 }
-
-# How each program says what it has done, the last match counting.
-_SAID = re.compile(
-    r"(\d+ passed)|number_of_executed_units: (\d+)|(\d+ schedules) in|(\d+ of \d+ mutants \w+)"
-)
 
 
 def main() -> None:
@@ -234,18 +241,16 @@ def _judged(row: Row) -> Iterator[Row]:
     row.seconds = time.monotonic() - began
 
 
-def _program(harness: str, command: list[str]) -> Row:
+def _program(harness: str, run: Callable[[], programs.Ran]) -> Row:
     began = time.monotonic()
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
-    said = done.stdout + done.stderr
-    found = [next(filter(None, match)) for match in _SAID.findall(said)]
-    row = Row(harness, found[-1] if found else "", int(done.returncode != 0), time.monotonic() - began)
-    row.said = said[-2000:] if row.violations else ""
-    return row
+    ran = run()
+    said = ran.said if ran.failed else ""
+    return Row(harness, ran.done, int(ran.failed), time.monotonic() - began, said)
 
 
-def _slowest(seconds: list[float]) -> str:
-    return f"{max(seconds):.1f} s at most"
+def _ready(seconds: list[float]) -> str:
+    """Say how long it took to be ready again, beside what it should take: a machine's pace judges nothing."""
+    return f"ready again in {max(seconds):.1f} s at most ({READY_GOAL_SECONDS})"
 
 
 def _migrate(url: str) -> None:

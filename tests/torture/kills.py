@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.crash import PLACES
+from coordinator import payloads
+from coordinator.crash import PLACES, VARIABLE, Place
+from coordinator.database import Database
 from tests.torture.one_hot import Trial, check, taking_part, wait_for_the_end
 from tests.torture.processes import Coordinator, Undertaker
 
-# Nothing is collected within an hour of its writing: that place has a harness of its own.
-_WHILE_SERVING = [place for place in PLACES if place != "collection-deleted"]
+# Nothing is collected within an hour of its writing: at that place dies another process than a coordinator.
+_COLLECTING: Place = "collection-deleted"
+_WHILE_SERVING = [place for place in PLACES if place != _COLLECTING]
+_LEFT_OVER = 4
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ def at_every_place(database_url: str, folder: Path, trial: Trial) -> Kills:
     """Die at each place in turn, the first ones while clients enrol; nothing acknowledged is lost.
 
     Raises:
-        AssertionError: something was lost, doubled or changed, or a place was never come to.
+        AssertionError: something was lost, doubled, changed or left over, or a place was never come to.
     """
     coordinator = Coordinator(database_url, folder / "log")
     undertaker = Undertaker(coordinator, _WHILE_SERVING)
@@ -38,14 +43,17 @@ def at_every_place(database_url: str, folder: Path, trial: Trial) -> Kills:
     try:
         with taking_part(trial, [coordinator.url]) as (fid, agents):
             wait_for_the_end(agents)
+            assert undertaker.died_at == _WHILE_SERVING, (
+                f"never died at {set(_WHILE_SERVING) - {*undertaker.died_at}}"
+            )
+            leave_over(database_url)
+            assert while_collecting(database_url) == -signal.SIGKILL
             check(trial, database_url, fid, agents)
     finally:
         undertaker.finish()
         coordinator.kill()
-    assert undertaker.died_at == _WHILE_SERVING, (
-        f"never died at {set(_WHILE_SERVING) - {*undertaker.died_at}}"
-    )
-    return Kills(list(undertaker.died_at), undertaker.back_after)
+    assert coordinator.errors == []
+    return Kills([*undertaker.died_at, _COLLECTING], undertaker.back_after)
 
 
 def at_random(database_url: str, folder: Path, trial: Trial, *, seed: int, every: float) -> Kills:
@@ -75,11 +83,23 @@ def at_random(database_url: str, folder: Path, trial: Trial, *, seed: int, every
     finally:
         finished.set()
         coordinator.kill()
+    assert coordinator.errors == []
     return Kills(["random"] * (len(back_after) - 1), back_after[1:])
 
 
+def leave_over(database_url: str) -> None:
+    """Store payloads that nobody refers to."""
+    database = Database(database_url)
+    try:
+        with database.write() as session:
+            for fill in range(_LEFT_OVER):
+                payloads.store_bytes(session, bytes([fill]) * 2**21)
+    finally:
+        database.close()
+
+
 def while_collecting(database_url: str) -> int:
-    """Collect payloads that nobody refers to in a process that dies after the first; give its exit status."""
+    """Collect what nobody refers to in a process that dies amid the second of it; give its exit status."""
     program = (
         "from datetime import timedelta\n"
         "import sys\n"
@@ -90,7 +110,7 @@ def while_collecting(database_url: str) -> int:
     )
     done = subprocess.run(
         [sys.executable, "-c", program, database_url],
-        env=os.environ | {"TESSERA_CRASH": "collection-deleted:2"},
+        env=os.environ | {VARIABLE: f"{_COLLECTING}:2"},
         check=False,
     )
     return done.returncode

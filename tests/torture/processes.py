@@ -88,6 +88,15 @@ class Coordinator:
         except httpx.TransportError:
             return False
 
+    def said(self, event: str) -> int:
+        """How often it has logged an event."""
+        return self.log.read_text().count(event)
+
+    @property
+    def errors(self) -> list[str]:
+        """What it has logged that must not happen however it is treated, like a request answered 500."""
+        return [line[:2000] for line in self.log.read_text().splitlines() if '"level": "error"' in line]
+
     def _last_words(self) -> str:
         return self.log.read_text()[-3000:]
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import signal
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import safetensors.numpy
 
+from schemas.wire.digests import digest_of
 from tests.integration.agents import AgentProcess, prepare_agent, wait_until
 from tests.served import ADMIN_TOKEN
 from tests.torture.front import front
 from tests.torture.processes import Coordinator
+from tests.torture.stored import Published, published_in, values_of
 
 SILOS = {"aster": "S", "birch": "S", "cedar": "L", "delta": "L", "elder": "S", "fjord": "S"}
 LEASE_SECONDS = 2.0
-_FROZEN_SECONDS = 3 * LEASE_SECONDS
-
-Tensors = dict[str, Any]
 
 
 @dataclass
@@ -53,9 +49,12 @@ class Federation:
 
 @contextmanager
 def federation(
-    url: str, folder: Path, names: Sequence[str], **rounds: Any
+    url: str, folder: Path, names: Sequence[str], lines: Mapping[str, str] | None = None, **rounds: Any
 ) -> Iterator[tuple[Federation, list[AgentProcess]]]:
-    """Create a federation of the demo's silos and start their agents, who enrol in the order of names."""
+    """Create a federation of the demo's silos and start their agents, who enrol in the order of names.
+
+    `lines` are other addresses of the coordinator for some of them.
+    """
     plan = {
         "name": "demo",
         "strategy": {"name": "fedmosaic"},
@@ -71,7 +70,7 @@ def federation(
         for name in names:
             path = f"/v1/federations/{fid}/enrolment-tokens"
             token = admin.post(path, json={"client_name": name}).json()["token"]
-            agent = prepare_agent(folder, name, url, token, model=SILOS[name])
+            agent = prepare_agent(folder, name, (lines or {}).get(name, url), token, model=SILOS[name])
             agents.append(agent)
             agent.start()
             # Ids follow enrolment, and sums follow ids: in one order they come out the same to the last bit.
@@ -82,89 +81,91 @@ def federation(
         finally:
             for agent in agents:
                 if agent.process is not None and agent.process.poll() is None:
-                    agent.process.send_signal(signal.SIGCONT)
                     agent.kill()
 
 
-def undisturbed(database_url: str, folder: Path) -> dict[str, Tensors]:
-    """Run the federation on one coordinator; give everybody's final weights by name."""
+def undisturbed(database_url: str, folder: Path) -> Published:
+    """Run the federation on one coordinator; give what was published."""
     coordinator = Coordinator(database_url, folder / "log")
     coordinator.start()
     try:
         with federation(coordinator.url, folder, list(SILOS)) as (_, agents):
-            return _final(agents)
+            return _in_the_end(database_url, agents)
     finally:
         coordinator.kill()
 
 
-def on_two_replicas(database_url: str, folder: Path) -> dict[str, Tensors]:
-    """The same behind one address of two replicas: one is killed, then the other frozen, meanwhile."""
+def on_two_replicas(database_url: str, folder: Path) -> Published:
+    """The same behind one address of two replicas: one is killed, and the other freezes with the lease.
+
+    Who is left alone aggregates the first round, and freezes amid that until the other has published it.
+    """
     lease = {"TESSERA_LEASE_SECONDS": str(LEASE_SECONDS), "TESSERA_PUBLIC_NAMES": "127.0.0.1"}
     killed, frozen = (Coordinator(database_url, folder / f"log{i}", **lease) for i in (0, 1))
     killed.start()
-    frozen.start()
+    frozen.start("block-staged", freeze=True)
     try:
         with (
-            front([killed.port, frozen.port]) as url,
-            federation(url, folder, list(SILOS)) as (watched, agents),
+            front([killed.port, frozen.port]) as line,
+            federation(line.url, folder, list(SILOS)) as (watched, agents),
         ):
             wait_until(lambda: watched.is_there(1, 2), what="two updates of round 1")
             killed.kill()
-            wait_until(lambda: watched.is_there(1, 4), what="four updates of round 1")
+            wait_until(frozen.is_frozen, what="the aggregation of round 1")
             killed.start()
-            wait_until(lambda: watched.is_there(2, 2), what="two updates of round 2")
-            frozen.freeze()
-            time.sleep(_FROZEN_SECONDS)
+            wait_until(lambda: killed.said("round-published"), what="round 1 of who has taken it over")
             frozen.thaw()
-            return _final(agents)
+            wait_until(lambda: frozen.said("aggregation-overtaken"), what="who was frozen to find so")
+            wait_until(lambda: watched.is_there(2, 2), what="two updates of round 2")
+            frozen.kill()
+            frozen.start()
+            return _in_the_end(database_url, agents)
     finally:
         killed.kill()
         frozen.kill()
+        assert killed.errors + frozen.errors == []
 
 
 def cut_off(database_url: str, folder: Path) -> dict[str, str]:
-    """Restart the coordinator in mid-round, and cut an agent off for longer than a round.
+    """Restart the coordinator in mid-round, and cut an agent's line for longer than a round.
 
     Gives how its part stood in the rounds, by number, and what it said.
     """
     coordinator = Coordinator(database_url, folder / "log")
     coordinator.start()
     names = list(SILOS)[:3]
-    plan = {"min_clients": 2, "collect_seconds": 25, "total": 4}
+    plan = {"quorum": 2, "collect_seconds": 25}  # no round begins to collect without all three
     try:
-        with federation(coordinator.url, folder, names, **plan) as (watched, agents):
+        with (
+            front([coordinator.port]) as line,
+            federation(coordinator.url, folder, names, {names[0]: line.url}, **plan) as (watched, agents),
+        ):
             wait_until(lambda: watched.is_there(1, 1), what="an update of round 1")
             coordinator.kill()
             coordinator.start()
             lost = agents[0]
-            assert lost.process is not None
             wait_until(lambda: watched.client(2, lost.name) == "joined", what="round 2")
-            lost.process.send_signal(signal.SIGSTOP)
+            line.cut()
             wait_until(lambda: watched.round(2).get("state") == "published", what="round 2 without it")
-            lost.process.send_signal(signal.SIGCONT)
+            line.mend()
             for agent in agents:
                 agent.wait()
-            told = {str(number): watched.client(number, lost.name) for number in (1, 2, 3, 4)}
-            return told | {"log": lost.log}
+            told = {str(number): watched.client(number, lost.name) for number in (1, 2, 3)}
+            return told | {"log": " ".join(lost.log.split())}  # it comes in lines of 80 characters
     finally:
         coordinator.kill()
+        assert coordinator.errors == []
 
 
-def same(one: dict[str, Tensors], other: dict[str, Tensors]) -> bool:
-    """Whether everybody has the same weights, to the last bit."""
-    return one.keys() == other.keys() and all(
-        one[name].keys() == other[name].keys()
-        and all(one[name][tensor].tobytes() == other[name][tensor].tobytes() for tensor in one[name])
-        for name in one
-    )
-
-
-def _final(agents: Sequence[AgentProcess]) -> dict[str, Tensors]:
-    found = {}
+def _in_the_end(database_url: str, agents: Sequence[AgentProcess]) -> Published:
+    """Wait for the end; give what was published, of which everybody has kept the last."""
     for agent in agents:
         agent.wait()
+    found = published_in(database_url)
+    last = max(number for _, number in found)
+    for agent in agents:
         file = next((agent.folder / "state").glob("*/final_weights.safetensors"))
-        found[agent.name] = safetensors.numpy.load_file(file)
+        assert digest_of(values_of(file.read_bytes())) == found[agent.name, last]
     return found
 
 

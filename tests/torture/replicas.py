@@ -10,6 +10,7 @@ from pathlib import Path
 from coordinator.crash import Place
 from tests.torture.one_hot import Trial, check, taking_part, wait_for_the_end
 from tests.torture.processes import Coordinator
+from tests.torture.stored import Published, published_in
 
 LEASE_SECONDS = 1.0
 _FROZEN_SECONDS = 2.5 * LEASE_SECONDS
@@ -26,6 +27,7 @@ class Havoc:
     frozen_at: list[Place] = field(default_factory=list)
     killed_at: list[Place] = field(default_factory=list)
     overtaken: int = 0
+    published: Published = field(default_factory=dict)
 
 
 class _Tormentor(threading.Thread):
@@ -69,12 +71,12 @@ class _Tormentor(threading.Thread):
             self._done.wait(_FROZEN_SECONDS)
             self._frozen.thaw()
             return True
-        published = _said(self._killed, "round-published")
-        if not self._wait(lambda: _said(self._killed, "round-published") > published):
+        published = self._killed.said("round-published")
+        if not self._wait(lambda: self._killed.said("round-published") > published):
             return False
-        found = _said(self._frozen, _OVERTAKEN)
+        found = self._frozen.said(_OVERTAKEN)
         self._frozen.thaw()
-        return self._wait(lambda: _said(self._frozen, _OVERTAKEN) > found)
+        return self._wait(lambda: self._frozen.said(_OVERTAKEN) > found)
 
     def _start(self, replica: Coordinator, place: Place | None = None, *, freeze: bool = False) -> None:
         self.rounds_go_on.clear()
@@ -92,10 +94,6 @@ class _Tormentor(threading.Thread):
         """Do nothing any more."""
         self._done.set()
         self.join()
-
-
-def _said(replica: Coordinator, event: str) -> int:
-    return replica.log.read_text().count(event)
 
 
 def frozen_and_killed(database_url: str, folder: Path, trial: Trial) -> Havoc:
@@ -123,7 +121,22 @@ def frozen_and_killed(database_url: str, folder: Path, trial: Trial) -> Havoc:
             replica.kill()
     if tormentor.fault is not None:
         raise AssertionError(str(tormentor.fault)) from tormentor.fault
+    assert [error for replica in replicas for error in replica.errors] == []
     havoc = tormentor.havoc
     assert (len(havoc.frozen_at), len(havoc.killed_at)) == (len(_TO_FREEZE), len(_TO_KILL) - 1), havoc
-    havoc.overtaken = sum(_said(replica, _OVERTAKEN) for replica in replicas)
+    havoc.overtaken = sum(replica.said(_OVERTAKEN) for replica in replicas)
+    havoc.published = published_in(database_url)
     return havoc
+
+
+def undisturbed(database_url: str, folder: Path, trial: Trial) -> Published:
+    """Let the same federation run on a single replica, to which nothing happens."""
+    alone = Coordinator(database_url, folder / "log")
+    alone.start()
+    try:
+        with taking_part(trial, [alone.url]) as (fid, agents):
+            wait_for_the_end(agents)
+            check(trial, database_url, fid, agents)
+    finally:
+        alone.kill()
+    return published_in(database_url)

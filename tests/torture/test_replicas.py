@@ -17,7 +17,11 @@ def test_replicas_that_freeze_and_die_lose_and_double_nothing(
     fresh_database: Callable[[str], str], tmp_path: Path
 ) -> None:
     trial = Trial(clients=4, rounds=30)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    published = replicas.undisturbed(fresh_database("postgres"), alone, trial)
     havoc = replicas.frozen_and_killed(fresh_database("postgres"), tmp_path, trial)
+    assert havoc.published == published
     assert havoc.frozen_at == ["claim-committed", "block-staged", "update-written"]
     assert havoc.killed_at == ["publication-written", "update-committed"]
     assert havoc.overtaken >= 2, "who is frozen while it aggregates must find that another did its work"

@@ -1,0 +1,57 @@
+"""Harnesses that are programs of their own: what they did, as far as they say it, and whether they failed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+# How each program says what it has done, the last match counting.
+_SAID = re.compile(r"number_of_executed_units: (\d+)|(\d+ schedules) in|(\d+ of \d+ mutants \w+)")
+_LAST_CHARACTERS = 2000
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a program did, whether it failed, and its last words if so."""
+
+    done: str
+    failed: bool
+    said: str
+
+
+def module(*command: str) -> Ran:
+    """Run `python -m ...`."""
+    done = _run(*command)
+    said = done.stdout + done.stderr
+    found = [next(filter(None, match)) for match in _SAID.findall(said)]
+    return Ran(found[-1] if found else "", done.returncode != 0, said[-_LAST_CHARACTERS:])
+
+
+def tests(*arguments: str) -> Ran:
+    """Run pytest, the slow tests included; what tests record as `said` is what was done."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        done = _run("pytest", "-q", "-m", "", f"--junitxml={report}", *arguments)
+        told = _told(report) if report.exists() else []
+    return Ran(", ".join(told), done.returncode != 0, (done.stdout + done.stderr)[-_LAST_CHARACTERS:])
+
+
+def _told(report: Path) -> list[str]:
+    root = ElementTree.parse(report).getroot()
+    suites = list(root.iter("testsuite"))
+    count = {
+        kind: sum(int(suite.get(kind, 0)) for suite in suites)
+        for kind in ("tests", "failures", "errors", "skipped")
+    }
+    passed = count["tests"] - count["failures"] - count["errors"] - count["skipped"]
+    said = [one.get("value", "") for one in root.iter("property") if one.get("name") == "said"]
+    return [f"{passed} passed", *said]
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
