@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +12,7 @@ import pytest
 from schemas.messages.alignment import AlignmentManifest
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import pack
-from tests.hostile.scene import request_bytes
 from tests.served import PROFILE, Served, Silo, slug
-from tests.signed import signed
 from tests.taking_part import (
     join,
     put,
@@ -204,19 +201,6 @@ def test_an_operator_replaces_a_pack_until_the_start(coordinator: Served) -> Non
     assert [item["selected"] for item in listed] == [["b0.v"]]
     operator.post(f"/v1/federations/{fid}/start")
     assert refused(deliver(operator, fid, PIVOT, body(fid, PIVOT))) == (409, "upload-conflict")
-
-
-def test_a_pack_that_cannot_be_kept_is_refused_before_it_is_sent(coordinator: Served) -> None:
-    fid = aligned(coordinator)
-    silo = coordinator.enrol(fid, "a")
-    assert deliver(silo.http, fid, PIVOT, body(fid, PIVOT)).status_code == 201
-    path = f"/v1/federations/{fid}/alignments/{PIVOT}"
-    other = body(fid, PIVOT, selected=["b0.v"])
-    request = signed(coordinator, silo, "PUT", path, other, **upload_headers(other))
-    place = coordinator.admin.base_url
-    with socket.create_connection((place.host, place.port), timeout=5) as line:
-        line.sendall(request_bytes(request, body=b""))
-        assert line.recv(2**16).startswith(b"HTTP/1.1 409 ")
 
 
 HOSTILE: dict[str, tuple[str, dict[str, Any] | None, dict[str, Any], str]] = {

@@ -1,7 +1,8 @@
-"""What a stored pack changes for its clients, and what its downloads count."""
+"""What a stored pack changes for its clients and for other packs, and what its downloads count."""
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 
 import pytest
@@ -23,8 +24,19 @@ from tests.coordinator.alignment.test_alignment import (
     refused,
     tensors,
 )
+from tests.hostile.scene import request_bytes
 from tests.served import Served
-from tests.taking_part import join, put, try_join, update_body, url, values, wait_for
+from tests.signed import signed
+from tests.taking_part import (
+    join,
+    put,
+    try_join,
+    update_body,
+    upload_headers,
+    url,
+    values,
+    wait_for,
+)
 
 
 def test_a_newcomer_whose_pack_selects_nothing_joins_with_nothing(coordinator: Served) -> None:
@@ -101,3 +113,16 @@ def test_who_reads_what_is_replaced_may_finish(coordinator: Served) -> None:
         kept = session.scalars(select(PayloadRow.id).where(PayloadRow.id.in_(before))).all()
     database.close()
     assert sorted(kept) == sorted(before)
+
+
+def test_a_pack_that_cannot_be_kept_is_refused_before_it_is_sent(coordinator: Served) -> None:
+    fid = aligned(coordinator)
+    silo = coordinator.enrol(fid, "a")
+    assert deliver(silo.http, fid, PIVOT, body(fid, PIVOT)).status_code == 201
+    path = f"/v1/federations/{fid}/alignments/{PIVOT}"
+    other = body(fid, PIVOT, selected=["b0.v"])
+    request = signed(coordinator, silo, "PUT", path, other, **upload_headers(other))
+    place = coordinator.admin.base_url
+    with socket.create_connection((place.host, place.port), timeout=5) as line:
+        line.sendall(request_bytes(request, body=b""))
+        assert line.recv(2**16).startswith(b"HTTP/1.1 409 ")

@@ -1,0 +1,85 @@
+"""Messages in JSON over HTTP: what is not strictly one is refused, before and while it is read."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.served import Served, slug
+
+PLAN = {"name": "x", "strategy": {"name": "fedavg"}}
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"NaN",
+        b'{"name": "x", "name": "y"}',
+        b'{"name": "\\ud800"}',
+        b'{"name": ' + b"9" * 5000 + b"}",
+        b"[" * 60_000,
+        b'{"name": 1e400}',
+    ],
+    ids=["empty", "cut", "not UTF-8", "NaN", "twice", "surrogate", "long number", "deep", "infinite"],
+)
+def test_json_is_parsed_strictly(coordinator: Served, body: bytes) -> None:
+    refused = coordinator.admin.post("/v1/federations", content=body, headers=JSON)
+    assert (refused.status_code, slug(refused)) == (400, "malformed-json")
+
+
+@pytest.mark.parametrize("value", ["true", '"3"', "3.5", "null"])
+def test_a_number_is_a_number_and_nothing_else(coordinator: Served, value: str) -> None:
+    body = f'{{"name": "x", "strategy": {{"name": "fedavg"}}, "rounds": {{"total": {value}}}}}'
+    refused = coordinator.admin.post("/v1/federations", content=body, headers=JSON)
+    assert (refused.status_code, refused.json()["field"]) == (422, "rounds.total")
+
+
+def test_other_media_types_and_encodings_are_refused(coordinator: Served) -> None:
+    body = json.dumps(PLAN).encode()
+    for headers, expected in [
+        ({"Content-Type": "text/plain"}, "media-type"),
+        ({}, "media-type"),
+        (JSON | {"Content-Encoding": "gzip"}, "content-encoding"),
+    ]:
+        refused = coordinator.admin.post("/v1/federations", content=body, headers=headers)
+        assert (refused.status_code, slug(refused)) == (415, expected)
+
+
+def test_a_json_body_over_the_limit_is_refused_announced_or_not(coordinator: Served) -> None:
+    large = b'"' + b"x" * 2**16 + b'"'
+
+    def chunks() -> Iterator[bytes]:
+        yield from (large[i : i + 4096] for i in range(0, len(large), 4096))
+
+    announced = coordinator.admin.post("/v1/federations", content=large, headers=JSON)
+    chunked = coordinator.admin.post("/v1/federations", content=chunks(), headers=JSON)
+    assert (announced.status_code, slug(announced)) == (413, "body-too-large")
+    assert (chunked.status_code, slug(chunked)) == (413, "body-too-large")
+    assert chunked.headers["connection"] == "close"
+    assert coordinator.admin.get("/v1/federations").status_code == 200
+
+
+def test_who_hangs_up_amid_a_json_body_is_refused_like_everybody_else(coordinator: Served) -> None:
+    head = b"POST /v1/enrolments HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n"
+    address = coordinator.admin.base_url
+    with socket.create_connection((address.host, address.port)) as line:
+        line.sendall(head + b'Content-Type: application/json\r\n\r\n{"token": ')
+    deadline = time.monotonic() + 10
+    while not (answered := _answered(coordinator, "/v1/enrolments") & {"400", "500"}):
+        assert time.monotonic() < deadline, "nothing was counted"
+        time.sleep(0.02)
+    assert answered == {"400"}
+
+
+def _answered(served: Served, route: str) -> set[str]:
+    """With which statuses was a route answered so far?"""
+    lines = served.http().get("/metrics").text.splitlines()
+    return {line.split('status="')[1][:3] for line in lines if f'route="{route}"' in line}
