@@ -1,4 +1,4 @@
-"""Who has the whole database and all logs can act as nobody, and finds no tensor or secret in a log."""
+"""Who has the whole database and the coordinator's logs can act as nobody, and finds no secret in either."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from client_agent.signed_requests import SignedRequests
 from schemas.identity.enrolment_token import read
 from schemas.identity.keys import decode
 from tests.hostile.process import ServedProcess, start_process
-from tests.served import ADMIN_TOKEN, SIGNING_KEY, Silo
+from tests.served import ADMIN_TOKEN, PROFILE, SIGNING_KEY, Silo
 from tests.taking_part import deliver, join, plan, wait_for, weights
 
+RETRY_KEY = "cmV0cnkta2V5LW9mLXRoZS10ZXN0cy0zMi1ieXRlcyE"
 TELLING = np.float32(0.0123456789)
 _WORD = re.compile(r"[A-Za-z0-9_+/=:.-]{12,}")
 
@@ -49,7 +50,7 @@ def loot(
     served = start_process(fresh_database(backend), folder, log_level="debug")
     signatures: list[str] = []
     try:
-        fid = served.federation(**plan(rounds={"total": 2}))
+        fid = served.federation(**plan(rounds={"total": 2}, privacy={"allow_bearer_clients": True}))
         silos = [served.enrol(fid, f"silo-{i}") for i in range(2)]
         for silo in silos:
             silo.http.event_hooks = {
@@ -57,6 +58,8 @@ def loot(
             }
         unused = served.enrolment_token(fid, "late")
         person = served.admin.post("/v1/tokens", json={"role": "operator", "name": "x"}).json()["token"]
+        used = served.enrolment_token(fid, "bearer")
+        credential = bearer_client(served, used)
         served.admin.post(f"/v1/federations/{fid}/start")
         telling = {
             "b0.q.P": np.full((2, 2), TELLING, np.float32),
@@ -73,19 +76,35 @@ def loot(
             "the admin's token": ADMIN_TOKEN,
             "a person's token": person,
             "an enrolment token's secret": read(unused).secret,
-            **_forms("the coordinator's key", decode(SIGNING_KEY)),
-            **{k: v for silo in silos for k, v in _forms(silo.client_id, _seed(silo.key)).items()},
+            "a used enrolment token's secret": read(used).secret,
+            "a bearer's credential": credential,
+            "a bearer's retry key": RETRY_KEY,
+            **forms("the coordinator's key", decode(SIGNING_KEY)),
+            **{k: v for silo in silos for k, v in forms(silo.client_id, seed_of(silo.key)).items()},
         }
         yield Loot(served, silos, list(_stored(served.database_url)), _log(folder), secrets, signatures)
     finally:
         served.stop()
 
 
-def _seed(key: Ed25519PrivateKey) -> bytes:
+def bearer_client(served: ServedProcess, token: str) -> str:
+    """Enrol without a key, twice as when an answer is lost, and be refused once; give the credential."""
+    anyone = served.http()
+    request = {"token": token, "name": "bearer", "profile": PROFILE, "retry_key": RETRY_KEY}
+    asked = [anyone.post("/v1/enrolments", json=request) for _ in range(2)]
+    assert [answer.status_code for answer in asked] == [201, 200]
+    assert anyone.post("/v1/enrolments", json=request | {"retry_key": "q" * 43}).status_code == 401
+    credential = str(asked[0].json()["credential"])
+    assert served.http(credential).get("/v1/me").status_code == 200
+    assert served.http(credential + "x").get("/v1/me").status_code == 401
+    return credential
+
+
+def seed_of(key: Ed25519PrivateKey) -> bytes:
     return key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
 
 
-def _forms(name: str, raw: bytes) -> dict[str, str]:
+def forms(name: str, raw: bytes) -> dict[str, str]:
     plain = base64.b64encode(raw).decode().rstrip("=")
     url = base64.urlsafe_b64encode(raw).decode().rstrip("=")
     return {f"{name}, {kind}": form for kind, form in (("hex", raw.hex()), ("base64", plain), ("url", url))}
