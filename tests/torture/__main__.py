@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -237,7 +238,7 @@ def _judged(row: Row) -> Iterator[Row]:
     try:
         yield row
     except AssertionError as error:
-        row.violations, row.said = 1, str(error)[:2000]
+        row.violations, row.said = 1, "".join(traceback.format_exception(error))[-2000:]
     row.seconds = time.monotonic() - began
 
 
