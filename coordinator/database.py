@@ -147,6 +147,7 @@ class Database:
                 self.url,
                 pool_size=20,
                 max_overflow=20,
+                hide_parameters=True,  # an error's text is logged, and among them are signatures
                 connect_args={
                     "prepare_threshold": None,  # works behind a connection pooler
                     "connect_timeout": 10,
@@ -158,7 +159,8 @@ class Database:
             event.listen(engine, "checkin", _note_use)
             event.listen(engine, "checkout", partial(_ping_if_idle, engine.dialect))
             return engine
-        engine = create_engine(self.url.set(drivername=DRIVERS[use]), pool_size=20, max_overflow=20)
+        path = self.url.set(drivername=DRIVERS[use])
+        engine = create_engine(path, pool_size=20, max_overflow=20, hide_parameters=True)
         event.listen(engine, "connect", partial(prepare, use))
         return engine
 

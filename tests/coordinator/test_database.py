@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from coordinator import payloads, sqlite_connections
@@ -89,3 +89,14 @@ def test_nothing_is_said_against_a_server_that_writes_durably() -> None:
         with database.read() as session:
             assert unsafe_settings(session) == []
         database.close()
+
+
+def test_an_error_does_not_repeat_what_was_to_be_written(database: Database) -> None:
+    secret = b"a vector of a signature"
+    with pytest.raises(DBAPIError) as failed, database.write() as session:
+        session.execute(
+            text("INSERT INTO payload_chunks (payload_id, begin, data) VALUES (-1, 0, :data)"),
+            {"data": secret},
+        )
+    assert "payload_chunks" in str(failed.value)
+    assert repr(secret)[2:-1] not in str(failed.value)
