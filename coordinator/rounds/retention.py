@@ -8,7 +8,7 @@ of weights that stay. The bytes themselves go when nobody refers to them any mor
 
 from __future__ import annotations
 
-from sqlalchemy import Select, exists, func, select
+from sqlalchemy import Select, exists, select
 from sqlalchemy.orm import Session, aliased
 
 from coordinator import payloads
@@ -34,13 +34,11 @@ def thin_out(database: Database, keep_rounds: int, *, most: int = 200) -> int:
 
 
 def _thin_out(session: Session, fid: str, keep_rounds: int, most: int) -> int:
-    last = session.scalar(
-        select(func.max(RoundRow.number)).where(RoundRow.federation_id == fid, RoundRow.state == "published")
-    )
-    oldest_kept = (last or 0) - keep_rounds + 1
-    if oldest_kept <= 1:
+    published = list(session.scalars(_published(fid).limit(keep_rounds)))
+    if len(published) < keep_rounds:
         return 0
-    updates = list(session.scalars(_old_updates(fid, oldest_kept, last or 0).limit(most)))
+    oldest_kept = published[-1]
+    updates = list(session.scalars(_old_updates(fid, oldest_kept, published[0]).limit(most)))
     weights = list(session.scalars(_old_weights(fid, oldest_kept).limit(most)))
     folds = list(session.scalars(_old_folds(fid, oldest_kept).limit(most)))
     coded = list(session.scalars(_old_coded(fid, oldest_kept).limit(most)))
@@ -56,6 +54,12 @@ def _thin_out(session: Session, fid: str, keep_rounds: int, most: int) -> int:
     for made in coded:
         session.delete(made)
     return len(updates) + len(weights) + len(folds) + len(coded)
+
+
+def _published(fid: str) -> Select[int]:
+    """Select the numbers of published rounds, the newest first: between them may be abandoned ones."""
+    published = RoundRow.federation_id == fid, RoundRow.state == "published"
+    return select(RoundRow.number).where(*published).order_by(RoundRow.number.desc())
 
 
 def _old_updates(fid: str, oldest_kept: int, published: int) -> Select[UpdateRow]:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation import published
+from tests.simulation.given import Given, Row
 from tests.simulation.replicas import LEASE_SECONDS
 from tests.simulation.weather import LAST_ROUND
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _ORDER = ("open", "collecting", "closing", "aggregating", "published", "abandoned")
-_ENDED = ("published", "abandoned")
+ENDED = ("published", "abandoned")
 _ROUNDS = (
     "SELECT id, number, state, version, reason, deadline, lease_token, lease_expires_at"
     " FROM rounds ORDER BY id"
@@ -50,13 +51,13 @@ class Ledger:
         self._world = world
         self.rounds: dict[int, Round] = {}
         self.revoked: set[str] = set()
-        self.weights: dict[int, tuple[Any, ...]] = {}
+        self.given = Given(world)
         self.counted: dict[int, frozenset[str]] = {}
         self._keys: dict[str, str] = {}
         self._owners: dict[str, str] = {}
         self.opened: dict[int, float] = {}  # when a round was opened
         self._since: dict[int, float] = {}  # when a round entered its state
-        self._last = {"updates": 0, "weights": 0}
+        self._last_update = 0
         self._parts: set[tuple[int, str]] = set()
         self._seen: list[tuple[Any, ...]] = []
 
@@ -95,6 +96,11 @@ class Ledger:
             return None
         return None if self.connection.execute(delivered, (client, number)).fetchone() else number
 
+    def had_joined(self, client: str, number: int, moment: float) -> bool:
+        """Whether a client takes part in a round that was there at a moment."""
+        parts = [(row.id, client) for row in self.rounds.values() if row.number == number]
+        return number in self.opened and self.opened[number] < moment and any(p in self._parts for p in parts)
+
     def client_of(self, key: str) -> str | None:
         """Whose key is this?"""
         if key not in self._keys:
@@ -122,7 +128,7 @@ class Ledger:
         self._look_at_updates()
         self._look_at_parts()
         rows = self.connection.execute(_ROUNDS).fetchall()
-        new_weights = self._new_weights()
+        new_weights, ended = self.given.look(self.connection), len(self.counted)
         if rows != self._seen:
             self._seen = rows
             for row in (Round(*found) for found in rows):
@@ -130,11 +136,12 @@ class Ledger:
                 if before != row:
                     self._look_at_round(before, row, actor, new_weights)
                 self.rounds[row.id] = row
-        elif new_weights:
-            published.check_joined(self._world, self.connection, new_weights)
+        if new_weights and len(self.counted) == ended:
+            published.check_joined(self._world, new_weights)
         self.revoked.update(
             client for (client,) in self.connection.execute("SELECT id FROM clients WHERE state = 'revoked'")
         )
+        self._world.oracle.thinned.look(self.connection)
 
     def _broken(self, promise: str, what: str) -> None:
         self._world.violated(promise, what)
@@ -143,10 +150,10 @@ class Ledger:
         rows = self.connection.execute(
             "SELECT id, round_id, round_number, client_id, digest, state_payload_id, state_begin FROM updates"
             " WHERE id > ? ORDER BY id",
-            (self._last["updates"],),
+            (self._last_update,),
         ).fetchall()
         for place, round_id, number, client, digest, *state in rows:
-            self._last["updates"] = place
+            self._last_update = place
             if client in self.revoked:
                 self._broken("I6", f"an update of {client} was accepted after it was revoked")
             if self.rounds[round_id].state not in ("open", "collecting"):
@@ -170,30 +177,17 @@ class Ledger:
                 self._broken("I4", f"{client} joined a round that was {self.rounds[round_id].state}")
         self._parts = parts
 
-    def _new_weights(self) -> list[tuple[Any, ...]]:
-        rows = self.connection.execute(
-            "SELECT id, client_id, round_number, payload_id, head, begin, digest, bytes FROM weights"
-            " WHERE id > ? ORDER BY id",
-            (self._last["weights"],),
-        ).fetchall()
-        for row in rows:
-            self._last["weights"] = row[0]
-            self.weights[row[0]] = row
-        return rows
-
-    def _look_at_round(
-        self, before: Round | None, row: Round, actor: str, new_weights: list[tuple[Any, ...]]
-    ) -> None:
+    def _look_at_round(self, before: Round | None, row: Round, actor: str, new_weights: list[Row]) -> None:
         world = self._world
         if before is None:
             self.opened[row.number] = world.scheduler.now
             previous = [one for one in self.rounds.values() if one.number == row.number - 1]
-            if row.number > 1 and (not previous or previous[0].state not in _ENDED):
+            if row.number > 1 and (not previous or previous[0].state not in ENDED):
                 self._broken("I4", f"round {row.number} was opened before the one before had ended")
             if row.number > LAST_ROUND:
                 self._broken("I12", "rounds are abandoned without end")
         elif before.state != row.state:
-            if before.state in _ENDED or _ORDER.index(row.state) < _ORDER.index(before.state):
+            if before.state in ENDED or _ORDER.index(row.state) < _ORDER.index(before.state):
                 self._broken("I4", f"round {row.number} went from {before.state} to {row.state}")
             if row.version <= before.version:
                 self._broken("I4", f"round {row.number} moved and kept its version")
@@ -206,9 +200,7 @@ class Ledger:
             world.count(f"rounds {row.state}")
             self._entered(before, row, actor, new_weights)
 
-    def _entered(
-        self, before: Round | None, row: Round, actor: str, new_weights: list[tuple[Any, ...]]
-    ) -> None:
+    def _entered(self, before: Round | None, row: Round, actor: str, new_weights: list[Row]) -> None:
         if row.state == "closing":
             self._may_close(row)
         if row.state == "abandoned":

@@ -25,7 +25,6 @@ from schemas.wire.coding import decode, encode, stream_slots
 from schemas.wire.compress import is_frame
 from schemas.wire.envelope import Envelope, slots, unpack
 from schemas.wire.header import Slot
-from tests.simulation import published
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -37,10 +36,6 @@ _STEPS: dict[WeightsRecipeName, float] = {"dense": 0, "int8_own_last": 1.01 / 12
 """How far rounding may take a value from what it was, of the largest; scales are rounded too."""
 
 _SIGNED = {SIGNATURE: Slot((None,), frozenset({"F32"}), optional=True)}
-_WEIGHTS = (
-    "SELECT id, client_id, round_number, payload_id, head, begin, digest, bytes FROM weights"
-    " WHERE client_id = ? AND round_number <= ? ORDER BY round_number DESC LIMIT 1"
-)
 
 
 @dataclass(frozen=True)
@@ -170,9 +165,9 @@ class Meaning:
         return max((one for one in counted if one < number and client in counted[one]), default=None)
 
     def _given(self, client: str, number: int) -> Values | None:
-        connection = self._connection
-        row = connection.execute(_WEIGHTS, (client, number)).fetchone()
-        return published.read_weights(self._world, connection, row) if row is not None else None
+        given = self._world.oracle.ledger.given
+        row = given.to(client, number)
+        return given.values[row] if row is not None else None
 
     def _kept(self, payload: int, begin: int) -> Values:
         chunks = self._connection.execute(

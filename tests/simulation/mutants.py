@@ -41,6 +41,7 @@ from tests.simulation.lease_mutants import (
 from tests.simulation.pack_mutants import PACK_MUTANTS
 from tests.simulation.receipt_mutants import acknowledges_other_bytes, answers_before_the_commit
 from tests.simulation.recipe_mutants import RECIPE_MUTANTS
+from tests.simulation.thinning_mutants import THINNING_MUTANTS
 from tests.simulation.weather import Plan, Weather
 
 Where = Callable[[Plan, Weather], bool]
@@ -245,7 +246,10 @@ MUTANTS: tuple[Mutant, ...] = (
         _set(store, "end_keys", _nothing),
         lambda plan, _: plan.rotations > 0 and plan.at_once,
     ),
-    *(Mutant(name, plant, where) for name, plant, where in (*AGENT_MUTANTS, *RECIPE_MUTANTS, *PACK_MUTANTS)),
+    *(
+        Mutant(name, plant, where)
+        for name, plant, where in (*AGENT_MUTANTS, *RECIPE_MUTANTS, *PACK_MUTANTS, *THINNING_MUTANTS)
+    ),
 )
 
 

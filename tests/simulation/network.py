@@ -129,7 +129,8 @@ class Network(httpx.BaseTransport):
         if answer is None:
             raise httpx.ReadError("the replica died")
         content = bytes(answer.body)
-        end = self._dice.randrange(len(content)) if cut and content else None
+        end = len(content) if answer.is_half else None
+        end = self._dice.randrange(len(content)) if cut and content else end
         return httpx.Response(answer.status, headers=answer.headers, stream=Body(content, end))
 
 

@@ -24,6 +24,7 @@ from tests.simulation.meaning import Meaning, read_body
 from tests.simulation.packs import Packs
 from tests.simulation.replicas import Answer
 from tests.simulation.storage import observer
+from tests.simulation.thinning import Thinned
 from tests.simulation.waits import LOOK_SECONDS
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Oracle:
         self.ledger = Ledger(world)
         self.meaning = Meaning(world)
         self.packs = Packs(world)
+        self.thinned = Thinned(world)
         self.acknowledged: dict[tuple[str, int], str] = {}
         self._pushed: dict[tuple[int, int], str] = {}
         self._updates: dict[str, bytes] = {}
@@ -106,12 +108,13 @@ class Oracle:
             key.group(1) if key else None,
             nonce.group(1) if nonce else None,
             client in self.revoked,
-            key is not None and (key.group(1) in self._over or self.ledger.is_over(key.group(1))),
+            key is not None and self._is_over(key.group(1)),
             sent.headers.get("accept", ""),
             self._world.scheduler.now,
         )
         found = _ROUND.search(sent.target)
-        if found and client is not None and found.group(2) == self._world.plan.revoked_while:
+        awaited = (str(self.newest_round), self._world.plan.revoked_while)
+        if found is not None and client is not None and found.groups() == awaited:
             self._world.operator.notice(client)
         return asked
 
@@ -134,6 +137,9 @@ class Oracle:
             )
         self._pushed[agent, number] = digest
 
+    def _is_over(self, key: str) -> bool:
+        return key in self._over or self.ledger.is_over(key)
+
     def _refers_to_another(self, agent: int, number: int, first: str, body: bytes) -> bool:
         """Whether a body is another as the coordinator did not hold what the first was the difference to."""
         rank = self._world.plan.rank
@@ -148,12 +154,19 @@ class Oracle:
         """Check an answer as it leaves a replica."""
         if answer.status in _OURS:
             self._world.violated("requests do not fail for no reason", f"{asked.method} {asked.path}")
-        self.packs.answered(asked, answer)
         client = self.ledger.client_of(asked.key) if asked.key else None
+        if answer.is_half:
+            self._world.count("replies ended")
+            if asked.key is None or (client not in self.revoked and not self._is_over(asked.key)):
+                self._world.violated("replies end for who was shut out only", f"{asked.path} of {client}")
+            return
+        self.packs.answered(asked, answer)
         found = _ROUND.search(asked.path)
         if answer.status == _MISMATCH and found is not None and client is not None:
             self._mismatched.add((client, int(found.group(1))))
             self._world.count("references mismatched")
+        if client is not None:
+            self.thinned.answered(client, asked, answer)
         if not 200 <= answer.status < 300:
             return
         self._world.count("answers")
@@ -223,6 +236,12 @@ class Oracle:
         """The bytes of an update that was sent."""
         return self._updates[digest]
 
+    def receipted(self, agent: int, client: str, number: int) -> bytes | None:
+        """The bytes that an agent has sent last for a round, if they were acknowledged."""
+        digest = self.acknowledged.get((client, number))
+        is_last = digest is not None and self._pushed.get((agent, number)) == digest
+        return self._updates[digest] if digest is not None and is_last else None
+
     def settle(self, *, is_over: bool) -> None:
         """Check what must be true when no fault is left."""
         world = self._world
@@ -231,7 +250,10 @@ class Oracle:
             world.violated("I12", f"still waiting for {waiting or 'the operator'}")
             world.scheduler.raise_failure()
         database = world.replicas[0].database
-        world.scheduler.say(f"collected {collection.collect(database, grace=settled.AT_ONCE)}")
+        self.thinned.settle(database)
+        world.scheduler.raise_failure()
+        while collected := collection.collect(database, grace=settled.AT_ONCE):
+            world.scheduler.say(f"collected {collected}")
         connection: sqlite3.Connection = self.ledger.connection
         settled.check(world, connection)
         self.packs.settle()

@@ -145,11 +145,11 @@ class _Member(Process):
         self.world = world
         self.index = index
 
-    def while_it_goes_on(self, work: Callable[[Agent], None]) -> None:
-        """Do something again and again as long as there is a storm."""
+    def while_it_goes_on(self, work: Callable[[Agent], None], *, for_good: bool = False) -> None:
+        """Do something again and again as long as there is a storm, or for good."""
         scheduler = self.world.scheduler
-        while self.world.storm_begins is None or self.world.is_stormy:
-            scheduler.sleep(scheduler.dice.uniform(1.0, 10.0))
+        while for_good or self.world.storm_begins is None or self.world.is_stormy:
+            scheduler.sleep(scheduler.dice.uniform(1.0, 3.0 if for_good else 10.0))
             agent = self.world.agents[self.index] if len(self.world.agents) > self.index else None
             if agent is None or agent.api is None or agent.client is None:
                 continue
@@ -221,6 +221,32 @@ class Curious(_Member):
             ]
         )
         agent.api._call(method, path)
+
+
+class Historian(_Member):
+    """Asks with each agent's key for what it had in rounds gone by, and delivers again what it did then."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, "historian", 0)
+        if world.plan.keep_rounds is not None:
+            world.scheduler.spawn(self, lambda: self.while_it_goes_on(self._look_back, for_good=True))
+
+    def _look_back(self, agent: Agent) -> None:
+        world, api, client = self.world, agent.api, agent.client
+        dice, this = world.scheduler.dice, self.index
+        self.index = dice.randrange(world.plan.agents)  # the next one
+        if api is None or client is None or world.oracle.newest_round == 0:
+            return
+        number = dice.randint(1, world.oracle.newest_round)
+        fid = read_membership(agent.folder).federation_id
+        what = dice.choice(["weights", "adapter", "update"])
+        body = world.oracle.receipted(this, client, number) if what == "update" else None
+        if what == "weights":
+            api.weights(fid, number)
+        elif what == "adapter":
+            api._call("GET", f"/v1/federations/{fid}/clients/{client}/adapter?round={number}")
+        elif body is not None:
+            api.push_update(fid, number, body)
 
 
 def _plan_of(world: World) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def check_receivers(
     if not enrolled <= receivers <= delivered.keys():  # who is shut out meanwhile may have been given some
         world.violated("I1", f"round {number} gave weights to {sorted(receivers)}, not to {sorted(enrolled)}")
     for row in given:
-        values = read_weights(world, connection, row)
+        values = world.oracle.ledger.given.values[row[0]]
         if values is None:
             continue
         wrong = _who_is_wrong(world, number, counted, values) if world.plan.is_exact else []
@@ -64,12 +64,12 @@ def check_receivers(
             world.violated("I2", f"round {number} counted other bytes than were accepted")
 
 
-def check_joined(world: World, connection: sqlite3.Connection, given: list[tuple[Any, ...]]) -> None:
+def check_joined(world: World, given: list[tuple[Any, ...]]) -> None:
     """Check what clients got when they joined: zeros, or the mean of the last published round's updates."""
     last = max(world.oracle.ledger.counted, default=0)
     counted = world.oracle.ledger.counted.get(last, frozenset())
     for row in given:
-        values = read_weights(world, connection, row)
+        values = world.oracle.ledger.given.values[row[0]]
         if values is None or not values.any():
             continue
         if not world.plan.is_exact:

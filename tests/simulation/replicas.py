@@ -48,6 +48,12 @@ class Answer:
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     body: bytearray = field(default_factory=bytearray)
 
+    @property
+    def is_half(self) -> bool:
+        """Whether the reply ended before its end, so that a server could only cut the connection."""
+        promised = next((int(value) for name, value in self.headers if name.lower() == b"content-length"), 0)
+        return len(self.body) < promised  # nobody here asks with HEAD
+
 
 @cache
 def _application(number: int) -> FastAPI:
@@ -100,6 +106,7 @@ class Replica(Process):
             lease_seconds=LEASE_SECONDS,
             tick_seconds=TICK_SECONDS,
             block_bytes=_BLOCK_BYTES,
+            keep_rounds=world.plan.keep_rounds,
             metrics=_metrics(self.number),
             moved=waiting.look,
         )
@@ -120,10 +127,12 @@ class Replica(Process):
         look_for_waiting(world, self, waiting)
 
     def _collect_soon(self, ticker: Ticker) -> None:
-        """Have payloads collected every few ticks: a schedule is shorter than the ten minutes between."""
+        """Have it tidy up every few ticks: a schedule is shorter than the ten minutes between."""
         scheduler = self._world.scheduler
+        is_often = self._world.plan.keep_rounds is not None  # the last rounds follow fast
         if ticker._next_collection > scheduler.now + 100.0 or ticker._next_collection < scheduler.now:
-            ticker._next_collection = scheduler.now + scheduler.dice.uniform(5.0, 40.0)
+            begin, end = (0.5, 6.0) if is_often else (5.0, 40.0)
+            ticker._next_collection = scheduler.now + scheduler.dice.uniform(begin, end)
 
     def _watched(self, work: Callable[[], bool], ticker: Ticker) -> Callable[[], bool]:
         def watched() -> bool:

@@ -53,6 +53,7 @@ class Plan:
     aligned: bool
     packs_before: int
     replaces_pack: bool
+    keep_rounds: int | None
 
     @property
     def is_exact(self) -> bool:
@@ -97,19 +98,21 @@ class Weather:
 
 def plan_of(seed: int) -> Plan:
     """Draw what a schedule is about."""
-    dice, wires, packs = (random.Random(f"{what} {seed}") for what in ("plan", "wire", "packs"))
+    dice, wires, packs, past = (random.Random(f"{what} {seed}") for what in ("plan", "wire", "packs", "past"))
     recipe = wires.choices([name for name, _ in _RECIPES], [often for _, often in _RECIPES])[0]
     agents = dice.choices([3, 4, 5, 8, 20], [45, 35, 15, 4, 1])[0]
     thief = dice.random() < 0.2
     revoked = dice.choices([0, 1], [60, 40])[0] if agents > 3 else 0
     min_clients = max(2, dice.choice([agents, agents - 1, agents // 2]) - revoked - thief)
+    keep_rounds = past.choice([1, 1, 1, 2, 2, 3]) if past.random() < 0.25 else None
+    more = past.choice([1, 2, 3])  # rounds that are published when the first is old
     rank = 1
     while rank * rank + rank < agents * LAST_ROUND + NOISE:
         rank += 1
     return Plan(
         replicas=dice.choices([1, 2, 3], [25, 40, 35])[0],
         agents=agents,
-        rounds=dice.choice([1, 2, 2, 3]),
+        rounds=max(dice.choice([1, 2, 2, 3]), keep_rounds + more if keep_rounds is not None else 0),
         min_clients=min_clients,
         quorum=dice.randint(1, min_clients),
         collect_seconds=dice.choice([8.0, 15.0, 40.0]),
@@ -130,6 +133,7 @@ def plan_of(seed: int) -> Plan:
         aligned=packs.random() < 0.2,
         packs_before=packs.choice([0, 0, 1, 2]),
         replaces_pack=packs.random() < 0.5,
+        keep_rounds=keep_rounds,
     )
 
 

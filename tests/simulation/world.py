@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tests.simulation.agents import Agent, SimulatedSilo, without_models
 from tests.simulation.disk import Disks
 from tests.simulation.oracle import Oracle
-from tests.simulation.people import Curious, Operator, TwoMouthed
+from tests.simulation.people import Curious, Historian, Operator, TwoMouthed
 from tests.simulation.replicas import LEASE_SECONDS, Replica
 from tests.simulation.scheduler import Killed, Process, Scheduler, Violation
 from tests.simulation.seams import EPOCH, taken
@@ -240,6 +240,7 @@ class World:
         self.operator = Operator(self)
         TwoMouthed(self)
         Curious(self)
+        Historian(self)
         try:
             self.scheduler.run(self._is_over, _SETTLING_SECONDS)
             self.oracle.settle(is_over=self._is_over())

@@ -99,3 +99,24 @@ def test_what_was_forgotten_cannot_be_migrated_back(served: Served) -> None:
         migrate.downgrade(database)
     assert migrate.is_current(database)
     database.close()
+
+
+def test_abandoned_rounds_do_not_count_among_those_that_are_kept(served: Served) -> None:
+    wanted = plan(rounds={"total": 5, "min_clients": 2, "quorum": 2, "collect_seconds": 2})
+    fid, silos = running(served, **wanted)
+    one_round(served, fid, silos, 1, [1.0, 1.0])
+    join(silos[1], 2)
+    deliver(silos[0], 2, values(2.0))
+    wait_for(served, fid, 2, "abandoned")
+    one_round(served, fid, silos, 3, [3.0, 3.0])
+
+    def is_kept(number: int) -> bool:
+        adapter = f"/v1/federations/{fid}/clients/{silos[0].client_id}/adapter"
+        answer = served.admin.get(adapter, params={"round": number})
+        return answer.status_code == 200 and silos[0].http.get(url(silos[0], number, "/weights")).is_success
+
+    assert _thin_out(served) == 0
+    assert is_kept(1)
+    one_round(served, fid, silos, 4, [4.0, 4.0])
+    assert _thin_out(served) > 0
+    assert [is_kept(number) for number in (1, 3, 4)] == [False, True, True]
