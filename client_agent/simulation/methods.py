@@ -15,7 +15,8 @@ from pydantic import JsonValue, ValidationError
 
 from client_agent.errors import StudyUnusable
 from client_agent.simulation.study import Study, StudyMethod, Table, faults
-from schemas.messages.federations import ALL_ROLES, FederationPlan
+from schemas.messages.federations import FederationPlan
+from schemas.messages.recommended import CA_PFL, LORA, LORA_STRATEGIES, SAME_ARCHITECTURE_RANK
 
 LOCAL: Final = "local"
 LOCAL_LORA: Final = "local_lora"
@@ -28,33 +29,15 @@ _SET_BY: Final[Mapping[str, str]] = {
     "alignment.pivot": "it is the study's pivot_model; set that",
 }
 
-_BOTH: Final[Table] = {"adapter": {"same_architecture_rank": 8}}
-"""P and Q for everybody, beside a LoRA for those of the identical base model (docs/decisions/0017)."""
+_BOTH: Final[Table] = {"adapter": {"same_architecture_rank": SAME_ARCHITECTURE_RANK}}
 
-_LORA: Final[Table] = {
-    "adapter": {"kind": "lora", "rank": 16, "roles": list(ALL_ROLES)},
-    "training": {"learning_rate": 0.003},
-}
-"""An ordinary LoRA of usual rank and rate, on every layer and all roles."""
-
-LORA_METHODS: Final = ("ffa_lora", "fedsa_lora", "lora_fair", "fedex_lora", "flora", "het_lora")
-"""Baselines for ordinary LoRA, one strategy each: shared inside each base model."""
-
-_CA_PFL: Final[Table] = {
-    "strategy": {"name": "ca_pfl"},
-    "adapter": {"kind": "lora", "rank": 8, "scale": 16.0, "roles": ["q", "v"]},
-    "training": {"learning_rate": 0.001},
-    "wire": {"recipe": {"reference": "served", "density": 0.9, "values": "int8"}},
-}
-"""The published adapter; the recipe's density is the most that a round of the warm-up sends."""
-
-ON_REQUEST: Final = (*LORA_METHODS, "ca_pfl", "ca_pfl_unmodulated")
+ON_REQUEST: Final = (*LORA_STRATEGIES, "ca_pfl", "ca_pfl_unmodulated")
 """Methods that a study compares only where it, or --methods, names them."""
 
 BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     # P and Q alone, in the frames that the federations use.
     LOCAL: StudyMethod(alone=True, plan={"strategy": {"name": "fedavg"}}),
-    LOCAL_LORA: StudyMethod(alone=True, plan={"strategy": {"name": "fedavg"}, **_LORA}),
+    LOCAL_LORA: StudyMethod(alone=True, plan={"strategy": {"name": "fedavg"}, **LORA}),
     # What a client of `fedmosaic` trains, by itself.
     LOCAL_BOTH: StudyMethod(alone=True, like=LOCAL, plan=_BOTH),
     "fedavg": StudyMethod(alone=False, plan={"strategy": {"name": "fedavg"}, **_BOTH}),
@@ -62,8 +45,8 @@ BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     # A fifth of the bytes.
     "fedmosaic_pq": StudyMethod(like="fedmosaic", plan={"adapter": {"same_architecture_rank": 0}}),
     "fedmosaic": StudyMethod(alone=False, plan={"strategy": {"name": "fedmosaic"}, **_BOTH}),
-    **{name: StudyMethod(alone=False, plan={"strategy": {"name": name}, **_LORA}) for name in LORA_METHODS},
-    "ca_pfl": StudyMethod(alone=False, plan=_CA_PFL),
+    **{name: StudyMethod(alone=False, plan={"strategy": {"name": name}, **LORA}) for name in LORA_STRATEGIES},
+    "ca_pfl": StudyMethod(alone=False, plan=CA_PFL),
     "ca_pfl_unmodulated": StudyMethod(like="ca_pfl", plan={"strategy": {"options": {"modulator": False}}}),
 }
 

@@ -11,6 +11,7 @@ import typer
 from coordinator.operator.api import DEFAULT_URL, AsJson, Coordinator, Token, Url, give_up, print_json
 from coordinator.operator.show import ago, print_facts, print_table
 from schemas.messages.federations import SignaturePlan
+from schemas.messages.recommended import recommended
 from schemas.privacy import promise
 
 app = typer.Typer(help="Federations: plans, states, claims.", no_args_is_help=True)
@@ -31,13 +32,22 @@ def create(
     quorum: Annotated[int | None, typer.Option(help="How many updates are enough at the deadline.")] = None,
     collect_seconds: Annotated[float | None, typer.Option(help="How long a round collects.")] = None,
     rank: Annotated[int | None, typer.Option(help="The adapters' rank.")] = None,
+    pivot: Annotated[
+        str | None,
+        typer.Option(
+            help="The small model that others are aligned to: its slug. `tessera agent check` has it."
+        ),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Local steps per round.")] = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Create a federation; what is not said gets its default."""
-    wanted = _read(plan) if plan is not None else {}
+    """Create a federation.
+
+    Without a plan its adapter is what we recommend for its strategy; what is not said gets its default.
+    """
+    wanted = _read(plan) if plan is not None else recommended(strategy or "")
     changes = {
         "name": name,
         "strategy.name": strategy,
@@ -46,6 +56,7 @@ def create(
         "rounds.quorum": quorum,
         "rounds.collect_seconds": collect_seconds,
         "adapter.rank": rank,
+        "alignment.pivot": pivot,
         "training.steps": steps,
         **{f"strategy.options.{key}": value for key, value in map(_option, option or [])},
     }

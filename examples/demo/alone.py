@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from client_agent.simulation.methods import laid_over
 from client_agent.simulation.operator import Answer
-from examples.demo.federated import ADAPTER
 from examples.demo.silos import SILOS, DemoFailed, SiloSetup, start_agent, write_config
+from schemas.messages.recommended import FEDMOSAIC, LORA
 
-# An ordinary LoRA of usual rank and rate, on every layer and all seven roles.
-LORA = {"adapter": {"kind": "lora", "rank": 16}, "training": {"learning_rate": 0.003, "max_length": 64}}
 _AT_ONCE = 2
 
 
@@ -30,14 +29,15 @@ def local_plan(rounds: int) -> Answer:
         "name": "local",
         "strategy": {"name": "fedavg"},
         "rounds": {"total": rounds},
-        "adapter": ADAPTER,
+        **FEDMOSAIC,
         "training": {"max_length": 64},
     }
 
 
 def local_lora_plan(rounds: int) -> Answer:
     """Train an ordinary LoRA alone."""
-    return {"name": "local_lora", "strategy": {"name": "fedavg"}, "rounds": {"total": rounds}, **LORA}
+    named = {"name": "local_lora", "strategy": {"name": "fedavg"}, "rounds": {"total": rounds}}
+    return laid_over(LORA, {**named, "training.max_length": 64})
 
 
 def run_alone(

@@ -23,10 +23,9 @@ from examples.demo.silos import (
     start_agent,
     write_config,
 )
+from schemas.messages.recommended import FEDMOSAIC
 
 JOINS_AFTER = 4
-# q and k carry little that these tasks need, and cost twelve examples much: docs/log.md has both.
-ADAPTER = {"roles": ["v", "o", "gate", "up", "down"], "same_architecture_rank": 8}
 _GIVE_UP_SECONDS = 900.0
 
 Report = Callable[[str], None]
@@ -50,7 +49,7 @@ def plan_of(name: str, strategy: str, frames: str, rounds: int) -> Answer:
         "name": name,
         "strategy": {"name": strategy},
         "rounds": {"total": rounds, "min_clients": len(FOUNDERS), "collect_seconds": 600},
-        "adapter": ADAPTER,
+        **FEDMOSAIC,
         "training": {"max_length": 64},
         "signature": {"probe_examples": 12},
         "alignment": {"pivot": base_model_slug(str(PIVOT)), "frames": frames},

@@ -16,6 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from coordinator.cli import commands
+from coordinator.strategies.base import names
 from tests.served import ADMIN_TOKEN, Served
 from tests.taking_part import PLAN, deliver, running, values, wait_for
 
@@ -55,10 +56,12 @@ def test_an_operator_runs_a_federation_from_the_command_line(tessera: Operator) 
     )
     fid = made["id"]
     assert made["plan"]["rounds"]["total"] == 3
+    assert made["plan"]["adapter"]["same_architecture_rank"] == 8, "what is recommended for it"
     assert made["plan"]["strategy"]["options"]["temperature"] == 0.4
     token = tessera.json("enrolment", "create", fid, "hospital-a", "--organisation", "A")["token"]
     assert token.startswith("tsr1_")
-    silo = tessera.served.enrol(fid, "hospital-b")
+    shapes = {role: [64, 64] for role in made["plan"]["adapter"]["roles"]}
+    silo = tessera.served.enrol(fid, "hospital-b", shapes=shapes)
     assert fid in tessera("federation", "list")
     assert silo.client_id in tessera("client", "list", fid)
     assert tessera.json("federation", "start", fid)["state"] == "running"
@@ -69,6 +72,18 @@ def test_an_operator_runs_a_federation_from_the_command_line(tessera: Operator) 
     assert tessera.json("client", "list", fid)[0]["state"] == "revoked"
     assert "finished" in tessera("federation", "finish", fid)
     assert "finished" in tessera("federation", "show", fid)
+
+
+@pytest.mark.parametrize("strategy", names())
+def test_every_strategy_can_be_had_by_its_name_alone(tessera: Operator, strategy: str) -> None:
+    made = tessera.json("federation", "create", "--name", strategy, "--strategy", strategy)
+    assert made["plan"]["strategy"]["name"] == strategy
+
+
+def test_a_pivot_makes_a_federation_of_several_base_models(tessera: Operator) -> None:
+    pivot = "llama-96x4-4e79db21c87f"
+    made = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic", "--pivot", pivot)
+    assert made["plan"]["alignment"]["pivot"] == pivot
 
 
 def test_a_plan_file_is_read_and_options_change_it(tessera: Operator, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 from client_agent.errors import StudyUnusable
 from client_agent.simulation.methods import (
     BUILT_IN,
-    LORA_METHODS,
     ON_REQUEST,
     methods_of,
     plan_of,
@@ -21,6 +20,7 @@ from client_agent.simulation.study import read_study
 from coordinator.strategies.base import make
 from coordinator.strategy_needs import Particular
 from schemas.messages.federations import ALL_ROLES, FederationPlan
+from schemas.messages.recommended import LORA_STRATEGIES
 from tests.client_agent.simulation.studies import silo_table, study, write_study
 from tests.integration.agents import EXAMPLES, MODELS
 
@@ -101,7 +101,7 @@ def test_the_ordinary_lora_is_not_held_to_the_roles_and_rate_of_p_and_q(tmp_path
 def test_the_baselines_share_the_ordinary_lora_that_is_trained_alone_beside_them(tmp_path: Path) -> None:
     read = study(tmp_path)
     local = plans(tmp_path)["local_lora"]
-    for method in methods_of(read, [*LORA_METHODS]):
+    for method in methods_of(read, [*LORA_STRATEGIES]):
         plan = plan_of(read, method, 0, PIVOT)
         assert (plan.adapter, plan.training, plan.strategy.name) == (
             local.adapter,
