@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SEED ?= 0
+SCHEDULES ?= 1000
 # One thread per process: agents and test workers share the cores, and oversubscription costs more than it gives.
 RUN := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 PYTEST := $(RUN) $(BIN)/python -m pytest -n 2
@@ -32,6 +33,9 @@ test-slow: setup ## The tests that take longer: kills, memory, transfer between 
 
 test-system: setup ## The page in Chromium, replicas behind Caddy; on Debian `apt-get install chromium caddy`
 	$(RUN) $(BIN)/python -m pytest -m system
+
+simulate: setup ## Play the whole system through schedules of faults (SCHEDULES=1000: five minutes)
+	$(RUN) $(BIN)/python -m tests.simulation --schedules $(SCHEDULES)
 
 torture: setup ## Kills, freezes, bad networks, hostile bytes and fuzzing at length, with a table (an hour)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[fuzz]'
@@ -69,4 +73,4 @@ openapi: setup ## Rewrite the OpenAPI snapshot that the tests compare with
 clean: ## Remove what was built, not what was trained
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test test-slow test-system torture load test-gpu bench lint format models openapi clean
+.PHONY: help setup demo test test-slow test-system simulate torture load test-gpu bench lint format models openapi clean
