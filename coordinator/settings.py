@@ -81,7 +81,7 @@ class Settings(BaseSettings):
     ] = 192
     keep_rounds: Annotated[
         int | None,
-        Field(ge=1, description="how many published rounds keep their tensors; empty: all"),
+        Field(ge=1, le=2**31 - 1, description="how many published rounds keep their tensors; empty: all"),
     ] = None
     lease_seconds: Annotated[
         float, Field(gt=0, description="how long an aggregating process may be silent")

@@ -21,7 +21,9 @@ Federation = Annotated[str, typer.Argument(help="The federation's id.")]
 
 @app.command("create")
 def create(
-    plan: Annotated[Path | None, typer.Option(help="A plan as JSON; the other options change it.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="A plan as JSON, whole; the other options change it.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="The federation's name.")] = None,
     strategy: Annotated[str | None, typer.Option(help="fedmosaic, fedavg, ...")] = None,
     option: Annotated[
@@ -31,7 +33,10 @@ def create(
     min_clients: Annotated[int | None, typer.Option(help="How many clients a round waits for.")] = None,
     quorum: Annotated[int | None, typer.Option(help="How many updates are enough at the deadline.")] = None,
     collect_seconds: Annotated[float | None, typer.Option(help="How long a round collects.")] = None,
-    rank: Annotated[int | None, typer.Option(help="The adapters' rank.")] = None,
+    rank: Annotated[int | None, typer.Option(help="The rank of P and Q, or of an ordinary LoRA.")] = None,
+    same_architecture_rank: Annotated[
+        int | None, typer.Option(help="The rank of the LoRA beside P and Q; 0: none.")
+    ] = None,
     pivot: Annotated[
         str | None,
         typer.Option(
@@ -45,7 +50,8 @@ def create(
 ) -> None:
     """Create a federation.
 
-    Without a plan its adapter is what we recommend for its strategy; what is not said gets its default.
+    Without a plan adapter, rate, recipe and limits are what we recommend for the strategy. What is not said
+    gets its default.
     """
     wanted = _read(plan) if plan is not None else recommended(strategy or "")
     changes = {
@@ -56,6 +62,7 @@ def create(
         "rounds.quorum": quorum,
         "rounds.collect_seconds": collect_seconds,
         "adapter.rank": rank,
+        "adapter.same_architecture_rank": same_architecture_rank,
         "alignment.pivot": pivot,
         "training.steps": steps,
         **{f"strategy.options.{key}": value for key, value in map(_option, option or [])},

@@ -35,6 +35,9 @@ CA_PFL: Final[Table] = {
 }
 """The published adapter; the recipe's density is the most that a round of the warm-up sends."""
 
+# A LoRA of models of 8B and more is larger than a plan's default lets pass.
+_LIMITS: Final[Table] = {"max_update_bytes": 256 * 2**20}
+
 # q and k carry little that a few examples can teach, and cost them much: docs/log.md has both.
 FEDMOSAIC: Final[Table] = {
     "adapter": {"roles": ["v", "o", "gate", "up", "down"], "same_architecture_rank": SAME_ARCHITECTURE_RANK}
@@ -42,10 +45,10 @@ FEDMOSAIC: Final[Table] = {
 """P and Q for everybody, beside a LoRA for those of the identical base model."""
 
 _BY_STRATEGY: Final[Mapping[str, Table]] = {
-    "fedmosaic": FEDMOSAIC,
-    "fedavg": FEDMOSAIC,
+    "fedmosaic": {**FEDMOSAIC, "limits": _LIMITS},
+    "fedavg": {**FEDMOSAIC, "limits": _LIMITS},
     "ca_pfl": CA_PFL,
-    **dict.fromkeys(LORA_STRATEGIES, LORA),
+    **{name: {**LORA, "limits": _LIMITS} for name in LORA_STRATEGIES},
 }
 
 

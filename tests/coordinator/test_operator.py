@@ -80,6 +80,20 @@ def test_every_strategy_can_be_had_by_its_name_alone(tessera: Operator, strategy
     assert made["plan"]["strategy"]["name"] == strategy
 
 
+@pytest.mark.parametrize("strategy", ["fedmosaic", "flora"])
+def test_what_is_recommended_admits_a_model_of_8b(tessera: Operator, strategy: str) -> None:
+    made = tessera.json("federation", "create", "--name", "x", "--strategy", strategy)
+    shapes = {"q": (4096, 4096), "k": (1024, 4096), "v": (1024, 4096), "o": (4096, 4096)}
+    shapes |= {"gate": (14336, 4096), "up": (14336, 4096), "down": (4096, 14336)}
+    tessera.served.enrol(made["id"], "large", hidden_size=4096, layers=32, shapes=shapes)
+
+
+def test_the_lora_beside_p_and_q_can_be_left_out(tessera: Operator) -> None:
+    gate = ("--option", "mix=gate", "--same-architecture-rank", "0")
+    made = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic", *gate)
+    assert made["plan"]["adapter"]["same_architecture_rank"] == 0
+
+
 def test_a_pivot_makes_a_federation_of_several_base_models(tessera: Operator) -> None:
     pivot = "llama-96x4-4e79db21c87f"
     made = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic", "--pivot", pivot)
