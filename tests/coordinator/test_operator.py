@@ -85,7 +85,8 @@ def test_what_is_recommended_admits_a_model_of_8b(tessera: Operator, strategy: s
     made = tessera.json("federation", "create", "--name", "x", "--strategy", strategy)
     shapes = {"q": (4096, 4096), "k": (1024, 4096), "v": (1024, 4096), "o": (4096, 4096)}
     shapes |= {"gate": (14336, 4096), "up": (14336, 4096), "down": (4096, 14336)}
-    tessera.served.enrol(made["id"], "large", hidden_size=4096, layers=32, shapes=shapes)
+    silo = tessera.served.enrol(made["id"], "large", hidden_size=4096, layers=32, shapes=shapes)
+    assert silo.client_id in tessera("client", "list", made["id"])
 
 
 def test_the_lora_beside_p_and_q_can_be_left_out(tessera: Operator) -> None:
