@@ -35,7 +35,16 @@ from coordinator.rounds import routes as rounds
 from coordinator.rounds.waiting import Waiting
 from coordinator.settings import Settings
 from coordinator.updates import routes as updates
+from coordinator.updates.together import Together
 from coordinator.weights import routes as weights
+
+KEEPERS = 2
+"""How many transactions keep updates of a round at the same time: they write bytes in parallel."""
+
+KEPT_TOGETHER = 16
+"""How many updates of a round one transaction keeps at most."""
+# Threads of their own: most of them wait until their updates are kept, and nobody else should for one.
+_DELIVERERS = 24
 
 # A request is compared with one router after the other: what comes most often stands first.
 _ROUTERS = (
@@ -79,6 +88,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.stopping = threading.Event()
     app.state.polls = Polls(settings.polls_per_second)
     app.state.turns = Turns()
+    app.state.together = Together(servers=KEEPERS, most=KEPT_TOGETHER)
+    app.state.deliverers = anyio.CapacityLimiter(_DELIVERERS)
     app.state.sightings = Sightings()
     problems.install(app)
     for router in _ROUTERS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -115,10 +116,10 @@ def count_bytes(
     run(session, _COUNT_ALTOGETHER, counted)
 
 
-def arrive(session: Session, round_id: int, client_id: str, size: int) -> None:
-    """Say that a client's update is in, and count its encoded bytes."""
-    counted = {"client": client_id, "up": size, "down": 0}
-    run(session, _ARRIVE, {"round": round_id, **counted})
+def arrive(session: Session, round_id: int, sizes: Mapping[str, int]) -> None:
+    """Say that these clients' updates are in, and count the encoded bytes of each."""
+    counted = [{"client": client, "up": sizes[client], "down": 0} for client in sorted(sizes)]
+    run(session, _ARRIVE, [{"round": round_id, **one} for one in counted])
     run(session, _COUNT_ALTOGETHER, counted)
 
 

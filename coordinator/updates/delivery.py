@@ -1,13 +1,11 @@
-"""Take one update in: what it must fit, decoding with no transaction open, one write transaction at the end.
-
-The database arbitrates: of two deliveries at once the first commit wins, and the same bytes get its receipt.
-"""
+"""Take one update in: what it must fit, decoding with no transaction open; `keeping` it comes last."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from tempfile import SpooledTemporaryFile
 from typing import BinaryIO, cast
@@ -16,15 +14,14 @@ from coordinator import payloads
 from coordinator.bounded_body import ReceivedBody
 from coordinator.crash import may_crash
 from coordinator.database import Database
-from coordinator.enrolment.recognition import Member, still_member
-from coordinator.errors import NotJoined, RoundClosed, UploadConflict
+from coordinator.enrolment.recognition import Member
+from coordinator.errors import NotJoined, RoundClosed
 from coordinator.limits.uploads import decoder
 from coordinator.locks import hold_federation
 from coordinator.lora_methods import RanksDiffer
-from coordinator.rounds import bases, control, parts, references
+from coordinator.rounds import bases, parts, references
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import TAKING_PART
-from coordinator.rounds.telling import Change
 from coordinator.strategies.base import make
 from coordinator.updates import store
 from coordinator.updates.clipping import Pieces, scale_to, scaled
@@ -40,14 +37,17 @@ from coordinator.updates.intake import (
     judge,
     state,
 )
+from coordinator.updates.keeping import Delivered, Ready, keep
 from coordinator.updates.ranks import sent_layout
+from coordinator.updates.store import Content
+from coordinator.updates.together import Together
 from schemas.maths.adapter import Layout
-from schemas.messages.updates import Receipt
 from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import Envelope, unpack
 from schemas.wire.ranks import any_rank
 
 _SPOOL_BYTES = 4 * 2**20
+_SMALL_BYTES = 4 * 2**20  # received and decoded together: what each thread may hold while it waits
 _LONG_BYTES = 2 * 2**20  # it travels long enough to ask again how its client stands, before any work on it
 
 
@@ -57,20 +57,7 @@ class _Decoded:
 
     verdict: Verdict
     layout: Layout
-    state: store.Content | int
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """An update is there for good: whether it was not before, and whether its round waits for no other.
-
-    `change` is what has to be told; None = there is nothing, or it was told.
-    """
-
-    receipt: Receipt
-    is_new: bool = False
-    closed_round: bool = False
-    change: Change | None = None
+    state: Content | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +111,10 @@ def expect(database: Database, member: Member, number: int) -> Expected:
     return Expected(member, number, standing, terms)
 
 
-def deliver(database: Database, expected: Expected, body: ReceivedBody) -> Delivered:
+def deliver(database: Database, expected: Expected, body: ReceivedBody, together: Together) -> Delivered:
     """Take in an update of which this was expected; what has changed since is found when it is kept.
+
+    Small ones that come at the same time are kept `together`, in one transaction.
 
     Raises:
         Refused, BodyRefused: the subclass says why; nothing of it was kept but that its client was late.
@@ -141,9 +130,17 @@ def deliver(database: Database, expected: Expected, body: ReceivedBody) -> Deliv
             raise RoundClosed(state=expected.standing.state)
         if terms is None:
             raise NotJoined
-        with decoder(), _decoded(database, body, terms) as decoded:
-            may_crash("update-decoded")
-            kept = _keep(database, member, terms, body, decoded)
+        with ExitStack() as slot:
+            slot.enter_context(decoder())
+            with _decoded(database, body, terms) as decoded:
+                may_crash("update-decoded")
+                ready = _ready(member, terms, body, decoded)
+                if ready.bytes > _SMALL_BYTES:
+                    (kept,) = keep(database, [ready])
+                else:
+                    slot.close()
+                    round_of = member.federation_id, expected.number
+                    kept = together.done(round_of, ready, partial(keep, database))
         may_crash("update-committed")
         return kept
     except RoundClosed:
@@ -195,8 +192,7 @@ def _from_streams(database: Database, envelope: Envelope, terms: Terms) -> Itera
         made = DecodedState(envelope, terms.layout, terms.recipe, read, cast("BinaryIO", spool))
         verdict = _clipped(judge(envelope, made.norm, terms), terms, made.pieces())
         if not verdict.clipped:
-            same = scaled(made.pieces(), terms.layout, terms.seed, 1.0)
-            content = store.Content(made.digest, made.size, same)
+            content = Content(made.digest, made.size, partial(payloads.pieces, cast("BinaryIO", spool)))
             yield _Decoded(verdict, terms.layout, content)
             return
         with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as copy:
@@ -205,54 +201,28 @@ def _from_streams(database: Database, envelope: Envelope, terms: Terms) -> Itera
             yield _Decoded(verdict, terms.layout, content)
 
 
+def _ready(member: Member, terms: Terms, body: ReceivedBody, decoded: _Decoded) -> Ready:
+    return Ready(
+        member=member,
+        number=terms.address.round,
+        pack=terms.address.pack,
+        received=Content(body.digest, body.bytes, partial(payloads.pieces, cast("BinaryIO", body.file))),
+        state=decoded.state,
+        layout=decoded.layout,
+        verdict=decoded.verdict,
+    )
+
+
 def _clipped(verdict: Verdict, terms: Terms, pieces: Pieces) -> Verdict:
     return replace(verdict, scale=scale_to(terms.limits.clip_norm, pieces, terms.layout, terms.seed))
 
 
-def _copied(state: Iterator[bytes], copy: BinaryIO) -> store.Content:
+def _copied(state: Iterator[bytes], copy: BinaryIO) -> Content:
     seen, size = sha256(), 0
     for piece in state:
         seen.update(piece)
         size += copy.write(piece)
-    return store.Content(digest_from_hash(seen.hexdigest()), size, payloads.pieces(copy))
-
-
-def _keep(
-    database: Database, member: Member, terms: Terms, body: ReceivedBody, decoded: _Decoded
-) -> Delivered:
-    """Keep an update in one transaction: the bytes first, then, with the round locked, what refers to them.
-
-    Raises:
-        UploadConflict, RoundClosed: what the round has become meanwhile; nothing is kept.
-    """
-    received = store.Content(body.digest, body.bytes, payloads.pieces(cast("BinaryIO", body.file)))
-    with database.write() as session:
-        kept = store.keep_payloads(session, received, decoded.state)
-        last_event = hold_federation(session, member.federation_id)
-        still_member(session, member)
-        row = rounds.numbered(session, member.federation_id, terms.address.round, lock=True)
-        moment, known = store.receipt(session, row.id, member.client_id)
-        if known is not None:
-            if known.digest != body.digest:
-                raise UploadConflict(accepted=known.digest)
-            return Delivered(known)
-        if row.state not in TAKING_PART:
-            raise RoundClosed(state=row.state)
-        receipt = store.keep(
-            session,
-            row,
-            member.client_id,
-            received=received,
-            kept=kept,
-            verdict=decoded.verdict,
-            layout=decoded.layout,
-            pack=terms.address.pack,
-            moment=moment,
-        )
-        is_told = control.advance(session, row, moment)
-        may_crash("update-written")
-        change = None if is_told else Change(row.federation_id, row.number, last_event)
-        return Delivered(receipt, is_new=True, closed_round=row.state == "closing", change=change)
+    return Content(digest_from_hash(seen.hexdigest()), size, partial(payloads.pieces, copy))
 
 
 def _mark_late(database: Database, member: Member, number: int) -> None:

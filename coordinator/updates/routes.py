@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
+from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
@@ -99,7 +100,7 @@ async def _received(
         **answers(NormExceeded, SignatureRefused, MetadataRefused, RequestTimeout, RateLimited, StorageFull),
     },
 )
-def put_update(
+async def put_update(
     arrived: Annotated[_Arrived, Depends(_received, scope="function")],
     request: Request,
     wake: Wake,
@@ -109,7 +110,10 @@ def put_update(
     """Take a client's adapter and signature: 201, or 200 with the same receipt when it was taken before."""
     body, metrics = arrived.body, metrics_of(request)
     bind(round=arrived.expected.number)
-    delivered = deliver(database_of(request), arrived.expected, body)
+    state = request.app.state
+    delivered = await to_thread.run_sync(
+        deliver, state.database, arrived.expected, body, state.together, limiter=state.deliverers
+    )
     receipt = delivered.receipt
     if not delivered.is_new:
         response.status_code = 200

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -30,15 +30,18 @@ _RECEIVED = (
     UpdateRow.client_id,
     UpdateRow.clipped,
 )
-_RECEIPT = (
-    select(clock(), *_RECEIVED)
+_RECEIPTS = (
+    select(clock(), ParticipationRow.client_id, *_RECEIVED)
     .select_from(ParticipationRow)
     .outerjoin(
         UpdateRow,
         (UpdateRow.round_id == ParticipationRow.round_id)
         & (UpdateRow.client_id == ParticipationRow.client_id),
     )
-    .where(ParticipationRow.round_id == bindparam("round"), ParticipationRow.client_id == bindparam("client"))
+    .where(
+        ParticipationRow.round_id == bindparam("round"),
+        ParticipationRow.client_id.in_(bindparam("clients", expanding=True)),
+    )
 )
 _STANDING = (
     select(FederationRow.plan, RoundRow.state, ParticipationRow.base_digest, PackRow.digest, *_RECEIVED)
@@ -58,11 +61,11 @@ _KEEP = insert(UpdateRow)
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Bytes whose digest is known, in pieces."""
+    """Bytes whose digest is known; `pieces` reads them, each time from their beginning."""
 
     digest: str
     size: int
-    pieces: Iterable[bytes]
+    pieces: Callable[[], Iterable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,18 @@ class Kept:
     payload_id: int
     state_payload_id: int
     state_begin: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """An update that counts, and where its bytes are."""
+
+    client_id: str
+    received: Content
+    kept: Kept
+    verdict: Verdict
+    layout: Layout
+    pack: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +121,11 @@ def standing(session: Session, fid: str, number: int, client_id: str, base_model
     return Standing(FederationPlan.model_validate(plan), state, base, pack, _as_receipt(*received))
 
 
-def receipt(session: Session, round_id: int, client_id: str) -> tuple[datetime, Receipt | None]:
-    """What time is it, and which receipt did a client that joined a round get for its update?"""
-    found: Any = run(session, _RECEIPT, {"round": round_id, "client": client_id}).one()
-    moment, *received = found
-    return moment, _as_receipt(*received)
+def receipts(session: Session, round_id: int, clients: Sequence[str]) -> tuple[datetime, dict[str, Receipt]]:
+    """What time is it, and which receipts of a round have these clients, who all joined it?"""
+    found: Any = run(session, _RECEIPTS, {"round": round_id, "clients": clients}).all()
+    told = {client: _as_receipt(*received) for _, client, *received in found}
+    return found[0][0], {client: receipt for client, receipt in told.items() if receipt is not None}
 
 
 def newest(session: Session, client_id: str, number: int | None) -> UpdateRow | None:
@@ -124,59 +139,54 @@ def newest(session: Session, client_id: str, number: int | None) -> UpdateRow | 
 
 
 def keep(
-    session: Session,
-    row: RoundRow,
-    client_id: str,
-    *,
-    received: Content,
-    kept: Kept,
-    verdict: Verdict,
-    layout: Layout,
-    pack: str | None,
-    moment: datetime,
-) -> Receipt:
-    """Write down an accepted update and its signature, and that its client has arrived."""
-    run(
-        session,
-        _KEEP,
-        {
-            "federation_id": row.federation_id,
-            "round_id": row.id,
-            "round_number": row.number,
-            "client_id": client_id,
-            "digest": received.digest,
-            "bytes": received.size,
-            "payload_id": kept.payload_id,
-            "state_payload_id": kept.state_payload_id,
-            "state_begin": kept.state_begin,
-            "layout": [[name, list(shape)] for name, shape in layout.items()],
-            "norm": verdict.norm,
-            "clipped": verdict.clipped,
-            "examples": verdict.examples,
-            "pack_digest": pack,
-            "received_at": moment,
-            "reject_reason": None,
-        },
-    )
-    if verdict.signature is not None:
-        parts.keep_signature(session, row, client_id, "update", verdict.signature)
-    parts.arrive(session, row.id, client_id, received.size)
-    return Receipt(
-        digest=received.digest,
-        received_at=moment,
-        bytes=received.size,
-        round=row.number,
-        client=client_id,
-        clipped=verdict.clipped,
-    )
+    session: Session, row: RoundRow, accepted: Sequence[Accepted], moment: datetime
+) -> dict[str, Receipt]:
+    """Write down accepted updates, one of each client, and that they have arrived; give their receipts."""
+    run(session, _KEEP, [_values(row, one, moment) for one in accepted])
+    for one in accepted:
+        if one.verdict.signature is not None:
+            parts.keep_signature(session, row, one.client_id, "update", one.verdict.signature)
+    parts.arrive(session, row.id, {one.client_id: one.received.size for one in accepted})
+    return {
+        one.client_id: Receipt(
+            digest=one.received.digest,
+            received_at=moment,
+            bytes=one.received.size,
+            round=row.number,
+            client=one.client_id,
+            clipped=one.verdict.clipped,
+        )
+        for one in accepted
+    }
+
+
+def _values(row: RoundRow, one: Accepted, moment: datetime) -> dict[str, Any]:
+    return {
+        "federation_id": row.federation_id,
+        "round_id": row.id,
+        "round_number": row.number,
+        "client_id": one.client_id,
+        "digest": one.received.digest,
+        "bytes": one.received.size,
+        "payload_id": one.kept.payload_id,
+        "state_payload_id": one.kept.state_payload_id,
+        "state_begin": one.kept.state_begin,
+        "layout": [[name, list(shape)] for name, shape in one.layout.items()],
+        "norm": one.verdict.norm,
+        "clipped": one.verdict.clipped,
+        "examples": one.verdict.examples,
+        "pack_digest": one.pack,
+        "received_at": moment,
+        "reject_reason": None,
+    }
 
 
 def keep_payloads(session: Session, received: Content, state: Content | int) -> Kept:
     """Keep the received bytes; `state` is the decoded copy, or where the state begins in them."""
-    payload_id = payloads.store(session, received.digest, received.size, received.pieces)
+    payload_id = payloads.store(session, received.digest, received.size, received.pieces())
     if isinstance(state, int):
         return Kept(payload_id, payload_id, state)
-    return Kept(payload_id, payloads.store(session, state.digest, state.size, state.pieces), 0)
+    return Kept(payload_id, payloads.store(session, state.digest, state.size, state.pieces()), 0)
 
 
 def _as_receipt(

@@ -188,3 +188,15 @@ def test_a_running_service_says_when_its_tables_are_gone(
     assert (unready.status_code, slug(unready)) == (503, "unavailable")
     migrate.upgrade(database)
     assert served.http().get("/readyz").status_code == 200
+
+
+def test_postgresql_keeps_what_was_sent_as_it_is(database: Database, backend: str) -> None:
+    if backend == "sqlite":
+        pytest.skip("SQLite compresses nothing")
+    with database.write() as session:
+        payload, _ = payloads.store_bytes(session, bytes(2**18))  # zeros: nothing shrinks more
+        kept = session.scalar(
+            text("SELECT sum(pg_column_size(data)) FROM payload_chunks WHERE payload_id = :payload"),
+            {"payload": payload},
+        )
+    assert kept == 2**18

@@ -24,7 +24,7 @@ from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import Step
 from coordinator.strategies.base import Cohort
 from coordinator.tables import ChunkRow, PayloadRow, UpdateRow, WeightsRow
-from coordinator.updates import delivery
+from coordinator.updates import keeping
 from coordinator.updates import store as updates
 from coordinator.weights import store as weights
 from tests.simulation.agent_mutants import AGENT_MUTANTS
@@ -39,7 +39,12 @@ from tests.simulation.lease_mutants import (
     takes_leases_that_are_alive,
 )
 from tests.simulation.pack_mutants import PACK_MUTANTS
-from tests.simulation.receipt_mutants import acknowledges_other_bytes, answers_before_the_commit
+from tests.simulation.receipt_mutants import (
+    acknowledges_other_bytes,
+    answers_before_the_commit,
+    keeps_only_the_first_of_several,
+    takes_updates_after_closing,
+)
 from tests.simulation.recipe_mutants import RECIPE_MUTANTS
 from tests.simulation.thinning_mutants import THINNING_MUTANTS
 from tests.simulation.weather import Plan, Weather
@@ -217,19 +222,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("serves anybody's weights", serves_anybodys_weights, _always),
     Mutant(
         "takes updates after closing began",
-        _set(
-            delivery, "TAKING_PART", frozenset({"open", "collecting", "closing", "aggregating", "published"})
-        ),
+        takes_updates_after_closing,
         _rounds_end_early,
     ),
-    Mutant(
-        "takes updates of the revoked", _set(delivery, "still_member", _nothing), _revoked_while("update")
-    ),
+    Mutant("takes updates of the revoked", _set(keeping, "still_member", _nothing), _revoked_while("update")),
     Mutant("lets the revoked join", _set(joining, "still_member", _nothing), _revoked_while("join")),
     Mutant("forgets that a join was answered", _set(joining, "_known", _nothing), _always),
     Mutant("forgets that an update is there", _set(updates, "_as_receipt", _nothing), _always),
     Mutant("answers before the commit", answers_before_the_commit, _workers_die),
     Mutant("acknowledges other bytes", acknowledges_other_bytes, lambda plan, _: plan.two_mouthed),
+    Mutant("keeps only the first of several", keeps_only_the_first_of_several, _always),
     Mutant("keeps quiet of rejected updates", _set(rounds, "reject_updates", _nothing), _rounds_end_early),
     Mutant(
         "lets a token be used twice",

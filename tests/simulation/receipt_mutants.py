@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from tempfile import SpooledTemporaryFile
 from typing import Any
@@ -11,8 +11,10 @@ from unittest.mock import patch
 from coordinator.bounded_body import ReceivedBody
 from coordinator.errors import UploadConflict
 from coordinator.federations.store import federation
-from coordinator.updates import routes
-from coordinator.updates.delivery import Delivered, Expected
+from coordinator.updates import delivery, keeping, routes
+from coordinator.updates.delivery import Expected
+from coordinator.updates.keeping import Delivered, Ready
+from coordinator.updates.together import Together
 from schemas.messages.updates import Receipt
 
 
@@ -41,16 +43,17 @@ def answers_before_the_commit() -> Iterator[None]:
     """The receipt leaves, and soon after the update is kept, if the replica lives that long."""
     deliver = routes.deliver
 
-    def early(database: Any, expected: Expected, body: ReceivedBody) -> Delivered:
+    def early(database: Any, expected: Expected, body: ReceivedBody, _: Together) -> Delivered:
         body.file.seek(0)
         content = body.file.read()
-        told = deliver(_Rehearsal(database), expected, body)  # type: ignore[arg-type]
+        told = deliver(_Rehearsal(database), expected, body, Together(servers=1, most=1))  # type: ignore[arg-type]
         world = database.host
 
         def keep() -> None:
             with suppress(Exception), SpooledTemporaryFile[bytes](max_size=2**20) as copy:
                 copy.write(content)
-                deliver(database, expected, ReceivedBody(copy, body.digest, body.bytes, body.encoding))
+                again = ReceivedBody(copy, body.digest, body.bytes, body.encoding)
+                deliver(database, expected, again, Together(servers=1, most=1))
 
         if told.is_new:
             world.scheduler.spawn(world.scheduler.current().process, keep, delay=0.2)
@@ -65,9 +68,9 @@ def acknowledges_other_bytes() -> Iterator[None]:
     """Whoever delivers a second time is told that it is well."""
     deliver = routes.deliver
 
-    def polite(database: Any, expected: Expected, body: ReceivedBody) -> Delivered:
+    def polite(database: Any, expected: Expected, body: ReceivedBody, together: Together) -> Delivered:
         try:
-            return deliver(database, expected, body)
+            return deliver(database, expected, body, together)
         except UploadConflict:
             with database.read() as session:
                 moment = federation(session, expected.member.federation_id).created_at
@@ -83,4 +86,37 @@ def acknowledges_other_bytes() -> Iterator[None]:
             )
 
     with patch.object(routes, "deliver", polite):
+        yield
+
+
+@contextmanager
+def takes_updates_after_closing() -> Iterator[None]:
+    """Updates count until the round is over."""
+    until_the_end = frozenset({"open", "collecting", "closing", "aggregating", "published"})
+    with (
+        patch.object(delivery, "TAKING_PART", until_the_end),
+        patch.object(keeping, "TAKING_PART", until_the_end),
+    ):
+        yield
+
+
+@contextmanager
+def keeps_only_the_first_of_several() -> Iterator[None]:
+    """Of updates that are kept together one is written, and all get receipts."""
+
+    def first(database: Any, updates: Sequence[Ready]) -> list[Delivered]:
+        (kept,) = keeping.keep(database, updates[:1])
+        others = [
+            kept.receipt.model_copy(
+                update={
+                    "digest": one.received.digest,
+                    "bytes": one.received.size,
+                    "client": one.member.client_id,
+                }
+            )
+            for one in updates[1:]
+        ]
+        return [kept, *(Delivered(receipt, is_new=True) for receipt in others)]
+
+    with patch.object(delivery, "keep", first):
         yield

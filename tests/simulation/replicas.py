@@ -5,10 +5,10 @@ A request is one task, each of the ticker's loops another; one looks for the cli
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -17,12 +17,13 @@ from sqlalchemy.exc import OperationalError
 
 from coordinator import server_key
 from coordinator.aggregation.ticker import Ticker
-from coordinator.app import create_app
+from coordinator.app import KEPT_TOGETHER, create_app
 from coordinator.enrolment.seen import Sightings
 from coordinator.limits.bodies import PacedBodies
 from coordinator.metrics import Metrics
 from coordinator.rounds.waiting import Waiting
 from coordinator.settings import Settings
+from coordinator.updates.together import Together
 from schemas.identity.keys import decode
 from tests.served import ADMIN_TOKEN, SIGNING_KEY
 from tests.simulation.scheduler import Flag, Process, Violation
@@ -38,6 +39,7 @@ TICK_SECONDS = 4.0
 RETRY_SECONDS = 8.0
 AUTHORITY = "localhost"
 _BLOCK_BYTES = 2**20
+_CROWDED, _CROWD_SECONDS = 0.25, 4.0  # how often who keeps updates is slow, and for how long at most
 
 
 @dataclass
@@ -85,6 +87,25 @@ class _EverybodysTurn:
         yield
 
 
+class _Crowded(Together):
+    """The product's lines, whose only server is now and then slow: others come meanwhile."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(servers=1, most=KEPT_TOGETHER)
+        self._world = world
+
+    def _serve(self, name: Hashable, first: Any, do: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+        scheduler = self._world.scheduler
+        if scheduler.dice.random() < _CROWDED:
+            scheduler.sleep(scheduler.dice.uniform(0.0, _CROWD_SECONDS))
+        super()._serve(name, first, partial(self._counted, do))
+
+    def _counted(self, do: Callable[[Sequence[Any]], Sequence[Any]], some: Sequence[Any]) -> Sequence[Any]:
+        if len(some) > 1:
+            self._world.count("updates kept together")
+        return do(some)
+
+
 class Replica(Process):
     """One process of the coordinator, from its start to its death."""
 
@@ -120,6 +141,7 @@ class Replica(Process):
         state.waiting = waiting
         state.ticker = ticker
         state.sightings = Sightings()
+        state.together = _Crowded(world)
         state.server_key = server_key.ServerKey(_seed())
         # The only replica of a database forgets the leases of its earlier life; one of several must not.
         self.database.is_sqlite = world.plan.replicas == 1

@@ -80,7 +80,7 @@ class Flag:
     def is_set(self) -> bool:
         return self._set
 
-    def wait(self, timeout: float | None) -> bool:
+    def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is set, or so many seconds."""
         if not self._set:
             task = self._scheduler.current()

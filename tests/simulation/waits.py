@@ -15,6 +15,7 @@ from client_agent import coordinator_api, deadlines
 from coordinator.aggregation import newcomers
 from coordinator.limits import uploads
 from coordinator.rounds import waiting
+from coordinator.updates import together
 from tests.simulation.scheduler import Flag, Process, Scheduler, Task, Violation
 
 if TYPE_CHECKING:
@@ -64,6 +65,18 @@ class _Threads:
 
     def Timer(self, seconds: float, work: Callable[[], None]) -> _Timer:
         return _Timer(self._scheduler, seconds, work)
+
+
+class _Lines:
+    """Stands for `threading` where somebody does for others what they wait for."""
+
+    Lock = staticmethod(threading.Lock)  # nobody takes turns while he holds it
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def Event(self) -> Flag:
+        return Flag(self._scheduler)
 
 
 class _Loop:
@@ -164,6 +177,7 @@ def waits_taken(scheduler: Scheduler) -> Iterator[None]:
         (waiting, "_LOOK_SECONDS", LOOK_SECONDS),
         (uploads, "_DECODERS", Slots(scheduler, uploads._DECODERS._value)),
         (newcomers, "_WEIGHERS", Slots(scheduler, newcomers._WEIGHERS._value)),
+        (together, "threading", _Lines(scheduler)),
         (threading.Condition, "wait", wait_for_real),
     ]
     with ExitStack() as stack:
