@@ -16,6 +16,7 @@ from client_agent.model.loading import base_model_slug
 from coordinator.alignment.routes import PACK_BYTES
 from coordinator.settings import PREFIX, Settings
 from schemas.messages.federations import FederationPlan, LimitsPlan
+from schemas.messages.recommended import FEDMOSAIC
 from tests.deployment.composition import COMPOSE, OURS, ROOT, SERVICES, environment_of, mounts_of, stage_of
 
 ONE_SHOTS = {"migrate", "trust", "setup"}
@@ -207,8 +208,9 @@ def test_secrets_stay_out_of_git_and_out_of_images() -> None:
 
 
 def test_the_plan_of_the_example_federation_says_only_what_it_must() -> None:
-    """A default that it repeats would hide the default's change."""
+    """A default that it repeats would hide the default's change; what is recommended it takes over."""
     wanted = json.loads((ROOT / "deploy" / "try_out.json").read_text("utf-8"))
+    assert wanted["adapter"] == FEDMOSAIC["adapter"]
     defaults = FederationPlan(name="x", strategy={"name": "fedmosaic"}).model_dump(mode="json")
     assert wanted["strategy"] == {"name": "fedmosaic"}
     for part in ("rounds", "training", "signature"):
