@@ -12,15 +12,18 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+from coordinator.errors import Busy
 from coordinator.logs import logger
 
 One = TypeVar("One")
 Done = TypeVar("Done")
 
+_PATIENCE_SECONDS = 5.0
+
 log = logger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Place:
     """Somebody in a line: `turn` comes when it was served, is to go alone, or is to serve others."""
 
@@ -54,11 +57,12 @@ class Together:
         """Have `one` done, with others of its line if there are any; `do` gives as many as it is given.
 
         Raises:
+            Busy: its turn did not come for some seconds.
             what `do` raises for `one` alone.
         """
         place = _Place(one)
         if not self._enter(line, place):
-            place.turn.wait()
+            self._wait(line, place)
         if not (place.is_served or place.is_alone):
             self._serve(line, place, do)
         if place.is_alone:
@@ -74,6 +78,16 @@ class Together:
                 return True
             line.waiting.append(place)
             return False
+
+    def _wait(self, name: Hashable, place: _Place) -> None:
+        if place.turn.wait(_PATIENCE_SECONDS):
+            return
+        with self._lock:
+            line = self._lines.get(name)
+            if line is not None and place in line.waiting:
+                line.waiting.remove(place)
+                raise Busy
+        place.turn.wait()  # somebody is serving it
 
     def _serve(self, name: Hashable, first: _Place, do: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         """Serve somebody, who calls, and those who wait."""

@@ -11,8 +11,10 @@ import pytest
 from sqlalchemy import func, select, update
 
 from coordinator.database import Database
+from coordinator.errors import Busy
 from coordinator.locks import hold_federation
 from coordinator.tables import ClientRow, UpdateRow
+from coordinator.updates import together as together_module
 from coordinator.updates.together import Together
 from schemas.wire.digests import digest_of
 from tests.served import Served
@@ -107,6 +109,40 @@ def test_several_serve_at_the_same_time_but_no_more_than_may(pool: ThreadPoolExe
     assert [answer.result(20) for answer in answers] == [2 * number for number in range(20, 40)]
     assert counter.most_at_once == 3
     assert together._lines == {}
+
+
+def test_whose_turn_does_not_come_is_sent_away_and_the_others_are_served(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together_module, "_PATIENCE_SECONDS", 0.2)
+    counter, together = Counter(), Together(servers=1, most=2)
+    first = pool.submit(together.done, "line", 1, counter.double)
+    _until(lambda: bool(counter.given))
+    with pytest.raises(Busy):
+        together.done("line", 2, counter.double)
+    counter.may_go_on.set()
+    assert first.result(20) == 2
+    assert together.done("line", 3, counter.double) == 6
+    assert counter.given == [[1], [3]]
+
+
+def test_who_is_being_served_is_not_sent_away(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together_module, "_PATIENCE_SECONDS", 0.2)
+    together, numbers = Together(servers=1, most=2), Counter()
+
+    def slowly(some: Sequence[int]) -> list[int]:
+        numbers.given.append([*some])
+        time.sleep(0.1 if len(some) == 1 else 0.6)
+        return [2 * number for number in some]
+
+    first = pool.submit(together.done, "line", 1, slowly)
+    _until(lambda: bool(numbers.given))
+    others = [pool.submit(together.done, "line", number, slowly) for number in (2, 3)]
+    assert first.result(20) == 2
+    assert sorted(other.result(20) for other in others) == [4, 6]
+    assert [len(given) for given in numbers.given] == [1, 2]
 
 
 def test_lines_do_not_wait_for_each_other(pool: ThreadPoolExecutor) -> None:
