@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks import figures
-from schemas.maths.adapter import SIGNATURE, Layout, in_order, lora_layout, pq_layout, size
+from schemas.maths.adapter import SIGNATURE, Layout, block_modules, in_order, lora_layout, pq_layout, size
 from schemas.messages.federations import ALL_ROLES
 from schemas.messages.recipes import NAMED, Recipe, SentRecipe
 from schemas.messages.updates import Manifest, UpdateManifest, WeightsManifest
@@ -87,7 +87,7 @@ class Row:
 def measure(model: Model) -> list[Row]:
     """Encode every case for one base model."""
     qv = model.lora(("q", "v"), 8)
-    both = in_order(pq_layout(_BLOCKS, ALL_ROLES, 32) | model.lora(tuple(ALL_ROLES), 8))
+    both = in_order(pq_layout(block_modules(_BLOCKS, ALL_ROLES), 32) | model.lora(tuple(ALL_ROLES), 8))
     f32, bf16 = NAMED["dense"], NAMED["bf16"]
     int4, int8 = NAMED["int4_own_last"], NAMED["int8_own_last"]
     cases = [
@@ -97,7 +97,7 @@ def measure(model: Model) -> list[Row]:
         ("LoRA r=8 on q, v, int4 / int8 (default)", qv, int4, int8),
         ("CA-PFL, 27 %, int8 / float32", qv, CA_PFL, f32),
         *(
-            (f"P, Q r={rank}, {told}", pq_layout(_BLOCKS, ALL_ROLES, rank), up, down)
+            (f"P, Q r={rank}, {told}", pq_layout(block_modules(_BLOCKS, ALL_ROLES), rank), up, down)
             for rank in (16, 32, 128)
             for told, up, down in (
                 ("dense float32", f32, f32),

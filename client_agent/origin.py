@@ -85,7 +85,9 @@ def require_same(origin: Origin, here: Origin) -> None:
 
 
 def _fields(plan: AdapterPlan) -> dict[str, object]:
-    return {**plan.model_dump(), "roles": ", ".join(sorted(plan.roles))}
+    """Give the fields of a plan; the order in which it lists roles and modules means nothing."""
+    modules = ", ".join(sorted(plan.target_modules)) if plan.target_modules is not None else None
+    return {**plan.model_dump(), "roles": ", ".join(sorted(plan.roles)), "target_modules": modules}
 
 
 def _digest(frames: Frames) -> str:

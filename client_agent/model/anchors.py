@@ -17,7 +17,7 @@ from torch.nn import functional as nnf
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from client_agent.errors import AlignmentImpossible
-from client_agent.model.frames import present_roles, wrapped_layers
+from client_agent.model.frames import present_modules, wrapped_layers
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET, Batch, Encoded, answer_logits, collate, encode, pad_id
 from schemas.maths.adapter import module_name
@@ -75,17 +75,15 @@ class Answered:
 
 
 def sites_of(base: BaseModel, plan: AdapterPlan) -> list[Site]:
-    """List the (block, role) of a model in the order of blocks, then of the plan's roles."""
+    """List the (block, role)s of a model that the plan adapts, blocks first, then in the plan's order."""
     sites: list[Site] = []
-    roles = present_roles(base, plan)
-    for block, end in enumerate(wrapped_layers(base, plan)):
-        for role in roles:
-            name = module_name(block, role)
-            group = next(group for group in base.parts.same_input if role in group)
-            source = module_name(block, "".join(group))
-            linear = base.parts.linear(base.model, end, role)
-            rows = base.parts.rows(base.model, role).to(base.device)
-            sites.append(Site(name, source, block, linear, rows, *base.shapes[role]))
+    ends = wrapped_layers(base, plan)
+    for name, block, role in present_modules(base, plan):
+        group = next(group for group in base.parts.same_input if role in group)
+        source = module_name(block, "".join(group))
+        linear = base.parts.linear(base.model, ends[block], role)
+        rows = base.parts.rows(base.model, role).to(base.device)
+        sites.append(Site(name, source, block, linear, rows, *base.shapes[role]))
     return sites
 
 

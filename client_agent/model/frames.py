@@ -50,18 +50,16 @@ def frame_of(a: NDArray[Any], b: NDArray[Any]) -> Frame:
 
 
 def random_frames(base: BaseModel, plan: AdapterPlan, seed: int) -> dict[str, Frame]:
-    """Draw A and B of every (block, role) from the seed: entries +-1/sqrt(d), so that the rate is 1.
+    """Draw A and B of the plan's (block, role)s from the seed: entries +-1/sqrt(d), so that the rate is 1.
 
     Agents of one base model draw the same frames; those of different ones have nothing in common.
     """
     frames: dict[str, Frame] = {}
-    for role in present_roles(base, plan):
+    for name, _, role in present_modules(base, plan):
         d_out, d_in = base.shapes[role]
-        for block in range(plan.blocks):
-            name = module_name(block, role)
-            a = signs((plan.rank, d_in), "frame", seed, name, "A") * np.float32(1 / sqrt(d_in))
-            b = signs((d_out, plan.rank), "frame", seed, name, "B") * np.float32(1 / sqrt(d_out))
-            frames[name] = Frame(a, b, rate=1.0)
+        a = signs((plan.rank, d_in), "frame", seed, name, "A") * np.float32(1 / sqrt(d_in))
+        b = signs((d_out, plan.rank), "frame", seed, name, "B") * np.float32(1 / sqrt(d_out))
+        frames[name] = Frame(a, b, rate=1.0)
     return frames
 
 
@@ -78,6 +76,17 @@ def wrapped_layers(base: BaseModel, plan: AdapterPlan) -> tuple[int, ...]:
             f"{base.slug} has {base.layers} layers and the plan {plan.blocks} blocks; "
             "use a deeper model, or a plan with fewer blocks"
         ) from error
+
+
+def present_modules(base: BaseModel, plan: AdapterPlan) -> list[tuple[str, int, Role]]:
+    """List name, block and role of the plan's (block, role)s that this architecture has, blocks first."""
+    wanted = plan.modules(base.shapes)
+    everything = (
+        (module_name(block, role), block, role)
+        for block in range(plan.blocks)
+        for role in present_roles(base, plan)
+    )
+    return [module for module in everything if module[0] in wanted]
 
 
 def present_roles(base: BaseModel, plan: AdapterPlan) -> list[Role]:

@@ -23,11 +23,11 @@ from client_agent.model.adapter import (
     copy_out,
     replace_module,
 )
-from client_agent.model.frames import Frame, Frames, present_roles, wrapped_layers
+from client_agent.model.frames import Frame, Frames, present_modules, wrapped_layers
 from client_agent.model.loading import BaseModel
 from client_agent.model.pq_layer import PQCore, PQLinear
 from client_agent.model.roles import in_own_rows, linear_shape
-from schemas.maths.adapter import Layout, module_name, pq_layout
+from schemas.maths.adapter import Layout, pq_layout
 from schemas.messages.federations import AdapterPlan, Role
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -42,14 +42,12 @@ class PQAdapter(Removable):
         self._layers: dict[str, PQLinear] = {}
         self._cores: dict[str, PQCore] = {}
         self._rates: dict[str, float] = {}
-        roles = present_roles(base, plan)
         placed: dict[str, dict[str, Role]] = {}
-        for block, end in enumerate(wrapped_layers(base, plan)):
-            for role in roles:
-                name = module_name(block, role)
-                if name in frames:
-                    _check_frame(frames[name], name, plan.rank, base.shapes[role])
-                    placed.setdefault(base.parts.path(end, role), {})[name] = role
+        ends = wrapped_layers(base, plan)
+        for name, block, role in present_modules(base, plan):
+            if name in frames:
+                _check_frame(frames[name], name, plan.rank, base.shapes[role])
+                placed.setdefault(base.parts.path(ends[block], role), {})[name] = role
         if not placed:
             raise LayoutMismatch(
                 "no (block, role) of the plan has a frame: the alignment pack selects nothing; have the "
@@ -60,7 +58,7 @@ class PQAdapter(Removable):
             self._layers[path] = self._layer(base, path, members, frames, plan.scale, [*cores.values()])
             self._cores |= cores
             self._rates |= {name: frames[name].rate for name in members}
-        self.layout: Layout = pq_layout(plan.blocks, roles, plan.rank, selected=self._cores)
+        self.layout: Layout = pq_layout(self._cores, plan.rank)
         for path, layer in self._layers.items():
             replace_module(self._model, path, layer)
 

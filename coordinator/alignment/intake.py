@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from coordinator.errors import MetadataRefused, UploadConflict
-from schemas.maths.adapter import module_name, module_of
+from schemas.maths.adapter import module_of
 from schemas.messages.alignment import AlignmentManifest
 from schemas.messages.federations import FederationPlan
 from schemas.wire.envelope import Envelope
@@ -24,14 +24,12 @@ def expected(plan: FederationPlan, *, with_responses: bool) -> Expected:
     """Say which tensors a pack may have: the pivot's also has its responses to the anchors."""
     r = plan.adapter.rank
     tensors: dict[str, Slot] = {}
-    for block in range(plan.adapter.blocks):
-        for role in plan.adapter.roles:
-            module = module_name(block, role)
-            tensors[f"{module}.A"] = Slot((r, None), _FRAMES, optional=True)
-            tensors[f"{module}.B"] = Slot((None, r), _FRAMES, optional=True)
-            if with_responses:
-                tensors[f"{module}.z"] = Slot((None, r), _RESPONSES, optional=True)
-                tensors[f"{module}.g"] = Slot((None, r), _RESPONSES, optional=True)
+    for module in plan.adapter.modules(plan.adapter.roles):
+        tensors[f"{module}.A"] = Slot((r, None), _FRAMES, optional=True)
+        tensors[f"{module}.B"] = Slot((None, r), _FRAMES, optional=True)
+        if with_responses:
+            tensors[f"{module}.z"] = Slot((None, r), _RESPONSES, optional=True)
+            tensors[f"{module}.g"] = Slot((None, r), _RESPONSES, optional=True)
     if with_responses:
         tensors[OFFSETS] = Slot((None, 3), frozenset({"I32"}))
     return tensors

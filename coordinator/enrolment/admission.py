@@ -41,6 +41,8 @@ def admit(plan: FederationPlan, state: str, profile: Profile, *, with_key: bool)
     roles = [role for role in plan.adapter.roles if role in profile.roles]
     if not roles:
         raise Invalid("the model has none of the plan's roles", field="profile.roles")
+    if plan.adapter.kind == "pq" and not plan.adapter.modules(roles):
+        raise Invalid("the model has none of the plan's target_modules", field="profile.roles")
     if plan.adapter.travelling_lora_rank:
         missing = [role for role in roles if role not in (profile.shapes or {})]
         if missing:
@@ -51,7 +53,7 @@ def admit(plan: FederationPlan, state: str, profile: Profile, *, with_key: bool)
         _check_number((4 if folds else 2) * profile.layers * len(roles), field="profile.shapes")
         layout = lora_layout(profile.layers, shapes, plan.adapter.travelling_lora_rank)
         if plan.adapter.kind == "pq":
-            layout |= pq_layout(plan.adapter.blocks, roles, plan.adapter.rank)
+            layout |= pq_layout(plan.adapter.modules(roles), plan.adapter.rank)
         strategy = make(plan.strategy.name, plan.strategy.options)
         if isinstance(strategy, MoreTravels):
             layout |= strategy.beside(layout)
@@ -68,7 +70,7 @@ def check_adapter(plan: FederationPlan) -> None:
         Invalid: it has too many tensors or values.
     """
     if plan.adapter.kind == "pq":
-        layout = pq_layout(plan.adapter.blocks, plan.adapter.roles, plan.adapter.rank)
+        layout = pq_layout(plan.adapter.modules(plan.adapter.roles), plan.adapter.rank)
         _check_size(plan, layout, field="adapter")
 
 
@@ -79,7 +81,7 @@ def check_budget(plan: FederationPlan) -> None:
         Invalid: they have more.
     """
     if plan.adapter.kind == "pq":
-        layout = pq_layout(plan.adapter.blocks, plan.adapter.roles, plan.adapter.rank)
+        layout = pq_layout(plan.adapter.modules(plan.adapter.roles), plan.adapter.rank)
         _check_budget(plan, layout, field="wire.max_bytes")
 
 

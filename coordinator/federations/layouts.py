@@ -18,7 +18,7 @@ def roles_of(plan: FederationPlan, profile: Profile) -> tuple[Role, ...]:
 
 
 def layout_of(plan: FederationPlan, profile: Profile, pack_selected: Collection[str] | None) -> Layout:
-    """Lay out a client's adapter: the plan's roles that it has, minus what its alignment pack deselects.
+    """Lay out a client's adapter: the plan's modules that it has, minus what its alignment pack deselects.
 
     A pack speaks of P and Q alone: LoRA tensors that travel are those of every layer, whatever it selects;
     of these the strategy may leave some at home, or let more travel beside them.
@@ -30,7 +30,9 @@ def layout_of(plan: FederationPlan, profile: Profile, pack_selected: Collection[
     roles, adapter = roles_of(plan, profile), plan.adapter
     tensors: Layout = {}
     if adapter.kind == "pq":
-        tensors |= pq_layout(adapter.blocks, roles, adapter.rank, selected=pack_selected)
+        modules = adapter.modules(roles)
+        shared = [name for name in modules if pack_selected is None or name in pack_selected]
+        tensors |= pq_layout(shared, adapter.rank)
     if adapter.travelling_lora_rank:
         shapes = profile.shapes or {}
         tensors |= lora_layout(

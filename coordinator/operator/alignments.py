@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,6 +68,18 @@ def list_alignments(
             for pack in found
         ],
     )
+    sharing = [pack for pack in found if not pack["acceptance"] or pack["acceptance"]["verdict"] == "passed"]
+    if len(sharing) > 1:
+        typer.echo(_what_all_share(sharing))
+
+
+def _what_all_share(packs: Sequence[Mapping[str, Any]]) -> str:
+    """Name what all packs select; what is learnt elsewhere stays in one base model."""
+    everywhere = set[str].intersection(*(set(pack["selected"]) for pack in packs))
+    shared = [name for name in packs[0]["selected"] if name in everywhere]
+    if not shared:
+        return "No module is shared by all that have not failed."
+    return f"Shared by all that have not failed: {','.join(shared)}"
 
 
 @alignments.command("show")

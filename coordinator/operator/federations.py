@@ -43,6 +43,14 @@ def create(
             help="The small model that others are aligned to: its slug. `tessera agent check` has it."
         ),
     ] = None,
+    target_modules: Annotated[
+        str | None,
+        typer.Option(
+            metavar="b0.v,b1.o,...",
+            help="Where P and Q work; all blocks and roles if not given. `tessera alignment list` of a "
+            "federation of the same base models names what they can share.",
+        ),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Local steps per round.")] = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
@@ -63,6 +71,7 @@ def create(
         "rounds.collect_seconds": collect_seconds,
         "adapter.rank": rank,
         "adapter.same_architecture_rank": same_architecture_rank,
+        "adapter.target_modules": _names(target_modules),
         "alignment.pivot": pivot,
         "training.steps": steps,
         **{f"strategy.options.{key}": value for key, value in map(_option, option or [])},
@@ -175,6 +184,10 @@ def _option(text: str) -> tuple[str, Any]:
         return key, json.loads(value)
     except ValueError:
         return key, value
+
+
+def _names(text: str | None) -> list[str] | None:
+    return [name.strip() for name in text.split(",") if name.strip()] if text is not None else None
 
 
 def _put(plan: dict[str, Any], path: list[str], value: object) -> None:

@@ -40,16 +40,17 @@ def factor_of(tensor: str) -> str:
     return tensor.rpartition(".")[2]
 
 
-def pq_layout(
-    blocks: int, roles: Iterable[str], rank: int, *, selected: Collection[str] | None = None
-) -> Layout:
-    """Lay out `P` (r, r) and `Q` (r,) of every (block, role), or of the `selected` ones only."""
-    modules = [module_name(block, role) for block in range(blocks) for role in roles]
+def block_modules(blocks: int, roles: Collection[str]) -> tuple[str, ...]:
+    """Name every (block, role), in the order of blocks, then of roles."""
+    return tuple(module_name(block, role) for block in range(blocks) for role in roles)
+
+
+def pq_layout(modules: Iterable[str], rank: int) -> Layout:
+    """Lay out `P` (r, r) and `Q` (r,) of each (block, role)."""
     shapes: Layout = {}
     for module in modules:
-        if selected is None or module in selected:
-            shapes[f"{module}.P"] = (rank, rank)
-            shapes[f"{module}.Q"] = (rank,)
+        shapes[f"{module}.P"] = (rank, rank)
+        shapes[f"{module}.Q"] = (rank,)
     return in_order(shapes)
 
 

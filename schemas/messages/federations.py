@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from schemas.maths.adapter import block_modules
 from schemas.messages.recipes import WirePlan
 from schemas.messages.strict import BaseModelSlug, Name, Strict, UtcTime, wrong
 
@@ -15,6 +17,7 @@ ALL_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "gate", "up", "down")
 SignatureKind = Literal["gradient", "representation"]
 RosterPolicy = Literal["pinned", "tofu", "server"]
 FederationState = Literal["open", "running", "paused", "finished"]
+_SHOWN = 8
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 
@@ -32,8 +35,9 @@ class AdapterPlan(Strict):
     `pq`: `P` (rank, rank) and `Q` (rank,) per (block, role) between frozen frames; `lora`: ordinary
     `A` (rank, d_in), `B` (d_out, rank) per (layer, role). `scale` multiplies the adapter's output.
 
-    Beside `P`, `Q` an ordinary LoRA of every (layer, role) may train: clients of the identical base model
-    share `same_architecture_rank` ranks of it, and `private_rank` ranks never leave the client; 0 = none.
+    `P`, `Q` are those of `target_modules`, such as `b0.v`, null = of every (block, role). Beside them an
+    ordinary LoRA of every (layer, role) may train: clients of the identical base model share
+    `same_architecture_rank` ranks of it, and `private_rank` ranks never leave the client; 0 = none.
     """
 
     kind: Literal["pq", "lora"] = "pq"
@@ -41,6 +45,7 @@ class AdapterPlan(Strict):
     scale: Positive = 2.0
     blocks: Annotated[int, Field(ge=1, le=64)] = 4
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ALL_ROLES
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     private_rank: Annotated[int, Field(ge=0, le=1024)] = 0
     same_architecture_rank: Annotated[int, Field(ge=0, le=1024)] = 0
 
@@ -56,6 +61,30 @@ class AdapterPlan(Strict):
             if self.kind == "lora" and getattr(self, field):
                 raise wrong("must be 0 with kind lora: it is for the LoRA beside P and Q; use rank", field)
         return self
+
+    @model_validator(mode="after")
+    def _target_modules_are_the_plans(self) -> Self:
+        wanted, known = self.target_modules, block_modules(self.blocks, self.roles)
+        if wanted is None:
+            return self
+        if self.kind == "lora":
+            raise wrong("must be null with kind lora: it is for P and Q; use roles", "target_modules")
+        unknown = [module for module in wanted if module not in known]
+        if unknown:
+            raise wrong(
+                f"{unknown[0]} is not among the (block, role)s of blocks and roles: "
+                f"{', '.join(known[:_SHOWN])}{', ...' if len(known) > _SHOWN else ''}",
+                "target_modules",
+            )
+        if len(set(wanted)) != len(wanted):
+            raise wrong("must be distinct", "target_modules")
+        return self
+
+    def modules(self, roles: Collection[str]) -> tuple[str, ...]:
+        """List the (block, role)s that have P and Q in a model with these roles, blocks first."""
+        everything = block_modules(self.blocks, [role for role in self.roles if role in roles])
+        wanted = everything if self.target_modules is None else self.target_modules
+        return tuple(name for name in everything if name in wanted)
 
     @property
     def travelling_lora_rank(self) -> int:

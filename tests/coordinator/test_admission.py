@@ -27,6 +27,7 @@ def _enrol(served: Served, token: str, **profile: Any) -> httpx.Response:
         ({"same_architecture_rank": 8, "roles": ["q"]}, {"shapes": {"q": [2**21, 2**21]}}, "profile.shapes"),
         ({"same_architecture_rank": 1}, {"shapes": {"q": [1, 1]}, "layers": 500}, "profile.shapes"),
         ({"roles": ["gate"]}, {"roles": ["q"]}, "profile.roles"),
+        ({"roles": ["q", "gate"], "target_modules": ["b0.gate"]}, {"roles": ["q"]}, "profile.roles"),
         ({"kind": "lora", "roles": ["q"]}, {"shapes": {"q": [2**22, 2**22]}}, "profile.shapes"),
         ({"kind": "lora", "roles": ["q"]}, {"shapes": {"q": [1, 1]}, "layers": 500}, "profile.shapes"),
         ({"kind": "lora", "roles": ["q"]}, {"shapes": {"q": [1, 1]}, "layers": 10_000}, "profile.shapes"),
@@ -67,6 +68,17 @@ def test_lora_beside_p_and_q_travels_and_what_is_private_does_not(coordinator: S
         name: shape
         for layer in (0, 1)
         for name, shape in ((f"l{layer}.q.A", [4, 64]), (f"l{layer}.q.B", [96, 4]))
+    }
+
+
+def test_target_modules_say_where_p_and_q_are_and_lora_is_everywhere(coordinator: Served) -> None:
+    adapter = {"rank": 3, "roles": ["q", "v"], "blocks": 2, "target_modules": ["b1.v", "b0.q"]}
+    shapes = {"q": [96, 64], "v": [32, 64]}
+    fid = coordinator.federation(adapter={**adapter, "same_architecture_rank": 1})
+    layout = coordinator.enrol(fid, "a", layers=2, shapes=shapes).http.get("/v1/me").json()["layout"]
+    assert {name for name in layout if name.startswith("b")} == {"b0.q.P", "b0.q.Q", "b1.v.P", "b1.v.Q"}
+    assert {name.rpartition(".")[0] for name in layout if name.startswith("l")} == {
+        f"l{layer}.{role}" for layer in (0, 1) for role in ("q", "v")
     }
 
 

@@ -95,6 +95,14 @@ def test_the_lora_beside_p_and_q_can_be_left_out(tessera: Operator) -> None:
     assert made["plan"]["adapter"]["same_architecture_rank"] == 0
 
 
+def test_target_modules_are_told_as_the_list_of_packs_names_them(tessera: Operator) -> None:
+    create = ("federation", "create", "--name", "x", "--strategy", "fedmosaic", "--target-modules")
+    assert tessera.json(*create, "b0.v,b3.down")["plan"]["adapter"]["target_modules"] == ["b0.v", "b3.down"]
+    refused = tessera(*create, "b0.q", fails=True)  # not among the recommended roles
+    assert "adapter.target_modules" in refused
+    assert "b0.q is not among the (block, role)s" in refused
+
+
 def test_a_pivot_makes_a_federation_of_several_base_models(tessera: Operator) -> None:
     pivot = "llama-96x4-4e79db21c87f"
     made = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic", "--pivot", pivot)

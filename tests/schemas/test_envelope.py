@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from schemas.maths.adapter import pq_layout
+from schemas.maths.adapter import block_modules, pq_layout
 from schemas.messages.updates import UpdateManifest, WeightsManifest
 from schemas.wire import refusals
 from schemas.wire.digests import digest_of, from_field, to_field
 from schemas.wire.envelope import Array, head, pack, slots, unpack
 from schemas.wire.header import HEADER_LIMIT, Slot
 
-LAYOUT = pq_layout(2, ["q", "v"], 3)
+LAYOUT = pq_layout(block_modules(2, ["q", "v"]), 3)
 EXPECTED = slots(LAYOUT)
 MANIFEST = WeightsManifest(federation="fed", recipe={}, round=1, client="c", pack=None)
 LIMIT = 2**20

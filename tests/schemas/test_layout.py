@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from schemas.maths.adapter import lora_layout, module_of, pq_layout, size
+from schemas.maths.adapter import block_modules, lora_layout, module_of, pq_layout, size
 from schemas.maths.blocks import block_ends
-from schemas.messages.federations import ALL_ROLES, FederationPlan
+from schemas.messages.federations import ALL_ROLES, AdapterPlan, FederationPlan
 
 
 @pytest.mark.parametrize(
@@ -39,8 +40,8 @@ def test_block_ends_are_distinct_and_the_last_layer_is_one(layers: int, blocks: 
 
 
 def test_a_pq_payload_has_the_published_size() -> None:
-    assert size(pq_layout(4, ALL_ROLES, 16)) == 7_616
-    assert size(pq_layout(4, ALL_ROLES, 128)) == 462_336
+    assert size(pq_layout(block_modules(4, ALL_ROLES), 16)) == 7_616
+    assert size(pq_layout(block_modules(4, ALL_ROLES), 128)) == 462_336
 
 
 def test_a_lora_payload_has_the_published_size() -> None:
@@ -49,9 +50,32 @@ def test_a_lora_payload_has_the_published_size() -> None:
 
 
 def test_a_layout_is_in_the_order_in_which_safetensors_writes() -> None:
-    layout = pq_layout(12, ALL_ROLES, 2, selected={"b10.q", "b2.v", "b0.down"})
+    layout = pq_layout(["b10.q", "b2.v", "b0.down"], 2)
     assert list(layout) == sorted(layout)
     assert {module_of(name) for name in layout} == {"b10.q", "b2.v", "b0.down"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"target_modules": []},
+        {"target_modules": ["b4.q"]},
+        {"target_modules": ["b0.q", "b0.q"]},
+        {"target_modules": ["q"]},
+        {"target_modules": ["b0.q"], "roles": ["v"]},
+        {"target_modules": ["b0.q"], "kind": "lora"},
+    ],
+)
+def test_target_modules_are_some_of_the_plans_blocks_and_roles(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="target_modules"):
+        AdapterPlan.model_validate({"blocks": 4} | wrong)
+
+
+def test_modules_are_those_that_plan_and_model_have_in_one_order() -> None:
+    plan = AdapterPlan(blocks=2, roles=("v", "gate", "q"), target_modules=("b1.gate", "b1.q", "b0.v"))
+    assert plan.modules(ALL_ROLES) == ("b0.v", "b1.gate", "b1.q")
+    assert plan.modules(["q", "k", "v", "o"]) == ("b0.v", "b1.q")
+    assert AdapterPlan(blocks=2, roles=("v", "q")).modules(["q", "up"]) == ("b0.q", "b1.q")
 
 
 def test_a_plan_of_two_fields_has_the_defaults_of_the_contract() -> None:

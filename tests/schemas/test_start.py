@@ -9,7 +9,7 @@ from schemas.maths.adapter import in_order, lora_layout, pq_layout, size
 from schemas.maths.draws import uniform, words
 from schemas.maths.start import first_a, from_start, start_values
 
-LAYOUT = in_order({**pq_layout(1, ["q"], 3), **lora_layout(2, {"q": (5, 7)}, 3)})
+LAYOUT = in_order({**pq_layout(["b0.q"], 3), **lora_layout(2, {"q": (5, 7)}, 3)})
 
 
 @pytest.mark.parametrize("begin", range(12))

@@ -98,7 +98,7 @@ class Walker(Participant):
 
     def injected(self, brief: RoundBrief) -> Any:
         """Give the layout."""
-        return Injected(pq_layout(1, ["q"], brief.adapter.rank))
+        return Injected(pq_layout(["b0.q"], brief.adapter.rank))
 
     def origin(self, brief: RoundBrief) -> Any:
         """Nothing was trained under anything."""

@@ -50,7 +50,7 @@ def _unpacked(body: bytes, rank: int) -> AbstractContextManager[Envelope]:
     return unpack(
         body,
         encoding="zstd" if is_frame(body) else None,
-        expected={**slots(pq_layout(1, ["q"], rank)), **_SIGNED},
+        expected={**slots(pq_layout(["b0.q"], rank)), **_SIGNED},
         max_bytes=2**24,
         coded={**stream_slots(), **_SIGNED},
     )
@@ -59,7 +59,7 @@ def _unpacked(body: bytes, rank: int) -> AbstractContextManager[Envelope]:
 @lru_cache(maxsize=256)  # what was sent is looked at again when it is accepted, and when it is sent again
 def read_body(body: bytes, rank: int) -> Body:
     """Read an update, or weights, in the order of the layout."""
-    layout = pq_layout(1, ["q"], rank)
+    layout = pq_layout(["b0.q"], rank)
     with _unpacked(body, rank) as envelope:
         if set(layout) <= set(envelope.names):
             return Body(flat({name: envelope.read_float32(name) for name in layout}), None)
@@ -94,7 +94,7 @@ class Meaning:
     def __init__(self, world: World) -> None:
         self._world = world
         self._recipe = NAMED[world.plan.recipe]
-        self._layout = pq_layout(1, ["q"], world.plan.rank)
+        self._layout = pq_layout(["b0.q"], world.plan.rank)
         self.states: dict[tuple[str, int], Values] = {}  # of accepted updates, by client and round
         self._learnt: dict[tuple[int, int], list[Values]] = {}  # by agent and round, every attempt
         self._lost: dict[tuple[int, int], Values] = {}  # by agent and round: what its coded update left out

@@ -9,7 +9,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from schemas.identity import enrolment_token, signed_requests
-from schemas.maths.adapter import pq_layout
+from schemas.maths.adapter import block_modules, pq_layout
 from schemas.messages.recipes import Recipe, ValueFormat
 from schemas.messages.updates import UpdateManifest
 from schemas.wire.coding import CODES, POSITIONS, SCALES, Coded, decode, encode, stream_slots
@@ -20,12 +20,12 @@ from schemas.wire.refusals import BodyRefused
 LIMIT = 2**20
 """The largest body that may be decoded."""
 
-_LAYOUT = pq_layout(2, ["q", "v"], 3)
+_LAYOUT = pq_layout(block_modules(2, ["q", "v"]), 3)
 _SLOTS = slots(_LAYOUT)
 _RECIPE = Recipe(reference="served", density=0.5, values="int4")
 
 # Large enough for places that are written as gaps, where few of the values travel.
-_WIDE = pq_layout(1, ["q"], 24)
+_WIDE = pq_layout(["b0.q"], 24)
 _RECIPES = [
     Recipe(reference="served", density=density, values=values)
     for density in (0.05, 0.5, 1.0)

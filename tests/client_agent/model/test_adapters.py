@@ -55,6 +55,18 @@ def test_tensors_of_models_of_different_depth_have_the_same_names(tiny: Callable
     assert "b1.down.P" in names[0]
 
 
+def test_target_modules_are_the_only_ones_with_p_and_q(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    plan = PLAN.model_copy(update={"target_modules": ("b1.down", "b0.q"), "same_architecture_rank": 2})
+    frames = random_frames(base, plan, 0)
+    assert list(frames) == ["b0.q", "b1.down"]
+    everything = random_frames(base, PLAN, 0)
+    assert np.array_equal(frames["b0.q"].A, everything["b0.q"].A)
+    with inject_pq(base, plan, everything, gated=False) as adapter:
+        assert {name.rpartition(".")[0] for name in adapter.layout if name.endswith(".P")} == set(frames)
+        assert "l0.k.A" in adapter.layout  # the LoRA beside them is in every layer
+
+
 def test_only_framed_modules_are_wrapped(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     frames = random_frames(base, PLAN, 0)

@@ -23,7 +23,7 @@ from client_agent.model.roles import ARCHITECTURES, linear_shape
 from client_agent.model.tokens import Batch, answer_logits, collate, pad_id
 from client_agent.signature import sketch_of
 from client_agent.training.loop import train
-from schemas.maths.adapter import lora_layout, pq_layout
+from schemas.maths.adapter import block_modules, lora_layout, pq_layout
 from schemas.messages.alignment import Anchor
 from schemas.messages.federations import AdapterPlan, Role, SignaturePlan, TrainingPlan
 
@@ -220,7 +220,7 @@ def test_tensors_have_the_names_and_shapes_that_the_coordinator_computes(
 ) -> None:
     base = each_architecture
     with make_pq(base) as adapter:
-        assert adapter.layout == pq_layout(2, base.shapes, 8)
+        assert adapter.layout == pq_layout(block_modules(2, base.shapes), 8)
         assert {name: values.shape for name, values in adapter.state().items()} == adapter.layout
     with make_lora(base) as adapter:
         assert adapter.layout == lora_layout(base.layers, base.shapes, 8)

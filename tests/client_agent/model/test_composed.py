@@ -16,7 +16,7 @@ from client_agent.model.inject import inject_lora, inject_pq
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import answer_logits, collate, encode, pad_id
 from client_agent.training.loop import train
-from schemas.maths.adapter import lora_layout, pq_layout
+from schemas.maths.adapter import block_modules, lora_layout, pq_layout
 from schemas.messages.federations import ALL_ROLES, AdapterPlan, TrainingPlan
 
 BOTH = AdapterPlan(rank=8, blocks=2, scale=1.5, same_architecture_rank=3, private_rank=2)
@@ -45,7 +45,7 @@ def test_shared_ranks_travel_and_private_ones_do_not(each_architecture: BaseMode
     base = each_architecture
     roles = [role for role in ALL_ROLES if role in base.shapes]
     with injected(base, plan) as adapter:
-        layout = pq_layout(2, roles, 8)
+        layout = pq_layout(block_modules(2, roles), 8)
         if plan.same_architecture_rank:
             layout |= lora_layout(base.layers, base.shapes, 3)
         assert adapter.layout == layout

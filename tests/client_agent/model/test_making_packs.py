@@ -74,6 +74,18 @@ def test_the_pivots_pack_is_orthonormal_and_carries_its_responses(tiny: Callable
     assert pack.manifest.base_model == pivot.slug
 
 
+def test_packs_have_the_target_modules_only(tiny: Callable[..., BaseModel]) -> None:
+    pivot, base = tiny(), tiny("qwen2", hidden_size=48, num_hidden_layers=6)
+    few = ADAPTER.model_copy(update={"target_modules": ("b1.o", "b0.v")})
+    plan = plan_for(pivot)
+    pack = pivot_pack(pivot, ANCHORS, few, plan, "fed")
+    whole = of_pivot(pivot)
+    assert pack.manifest.selected == ["b0.v", "b1.o"]
+    assert np.array_equal(pack.tensors["b1.o.B"], whole.tensors["b1.o.B"])
+    other = aligned_pack(base, pivot, pack, ANCHORS, few, plan, "fed")
+    assert other.manifest.errors.keys() == {"b0.v", "b1.o"}
+
+
 def test_the_same_inputs_give_the_same_bytes(tiny: Callable[..., BaseModel]) -> None:
     pivot, base = tiny(), tiny("qwen2", hidden_size=48, num_hidden_layers=6)
     packs = [of_pivot(pivot) for _ in range(2)]

@@ -14,8 +14,8 @@ from client_agent.model.inject import inject_pq
 from client_agent.model.loading import BaseModel
 from client_agent.model.pq_layer import PQCore, PQLinear
 from client_agent.model.tokens import answer_logits, collate, encode, pad_id
-from schemas.maths.adapter import pq_layout
-from schemas.messages.federations import AdapterPlan
+from schemas.maths.adapter import block_modules, pq_layout
+from schemas.messages.federations import ALL_ROLES, AdapterPlan
 
 PLAN = AdapterPlan(rank=8, blocks=2)
 
@@ -113,4 +113,4 @@ def test_what_travels_does_not_depend_on_the_models_width(tiny: Callable[..., Ba
         base = tiny("qwen2", **changes)
         with inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=False) as adapter:
             layouts.append({name: values.shape for name, values in adapter.state().items()})
-    assert layouts[0] == layouts[1] == pq_layout(2, ("q", "k", "v", "o", "gate", "up", "down"), 8)
+    assert layouts[0] == layouts[1] == pq_layout(block_modules(2, ALL_ROLES), 8)

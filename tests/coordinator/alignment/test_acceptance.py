@@ -192,10 +192,13 @@ def test_after_a_failed_test_a_base_model_shares_with_its_own_kind_only(
 def test_the_command_line_shows_errors_figures_and_what_follows(coordinator: Served) -> None:
     fid, pack = with_packs(coordinator)
     tessera = Operator(coordinator)
-    assert "untested" in tessera("alignment", "list", fid)
+    listed = tessera("alignment", "list", fid)
+    assert "untested" in listed
+    assert "Shared by all that have not failed: b0.q" in listed.splitlines()
     coordinator.admin.put(path(fid), json=figures(pack, "failed"))
     listed = tessera("alignment", "list", fid)
     assert "failed" in listed
+    assert "Shared by all" not in listed
     assert "1 of 2" in listed
     shown = tessera("alignment", "show", fid, OTHER)
     figures_shown = ("0.860 ± 0.024", "0.720 ± 0.049", "6.2e-05")

@@ -255,6 +255,12 @@ def test_a_pack_that_does_not_fit_is_refused(coordinator: Served, with_pivot: st
     assert base_model not in [item["base_model"] for item in listed]
 
 
+def test_a_pack_has_no_frames_outside_the_plans_target_modules(coordinator: Served) -> None:
+    adapter = {"rank": 2, "blocks": 1, "roles": ["q", "v"], "target_modules": ["b0.q"]}
+    fid = aligned(coordinator, adapter=adapter)
+    assert refused(deliver(coordinator.admin, fid, PIVOT, body(fid, PIVOT))) == (422, "tensor-schema")
+
+
 def test_random_frames_need_neither_responses_nor_errors(coordinator: Served) -> None:
     fid = aligned(coordinator, frames="random")
     content = body(fid, PIVOT, tensors(PIVOT, responses=False), errors={}, selected=MODULES)
