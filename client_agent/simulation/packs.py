@@ -82,11 +82,11 @@ def addressed(pack: Pack, federation: str) -> bytes:
 
 
 def _digest(anchors: Sequence[Anchor], adapter: AdapterPlan, plan: AlignmentPlan) -> str:
-    """Name what frames follow from: code, and of the adapter's plan the rank and its (block, role)."""
+    """Name what frames follow from: code, anchors, plan, and of the adapter all that says where they are."""
     facts = [
         code_of_packs(),
         [anchor.model_dump() for anchor in anchors],
-        adapter.model_dump(include={"kind", "rank", "blocks", "roles"}, mode="json"),
+        adapter.model_dump(exclude={"scale", "private_rank", "same_architecture_rank"}, mode="json"),
         plan.model_dump(mode="json"),
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]

@@ -37,6 +37,7 @@ def test_a_pack_is_made_once_for_what_it_follows_from(tmp_path: Path, pivot: Bas
     assert made(tmp_path, pivot) == []
     assert made(tmp_path, pivot, AdapterPlan(rank=4, roles=("v",), same_architecture_rank=2)) == []
     assert made(tmp_path, pivot, AdapterPlan(rank=8, roles=("v",)))
+    assert made(tmp_path, pivot, AdapterPlan(rank=4, roles=("v",), target_modules=("b1.v",)))
     assert made(tmp_path, pivot, anchors=72)
 
 
