@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from client_agent.errors import AlignmentImpossible, Stopped
 from client_agent.model.alignment import aligned_pack, pivot_pack, random_pack
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.model.pack import Pack
+from schemas.maths.adapter import block_modules
 from schemas.maths.paired import spread
 from schemas.messages.alignment import Acceptance, Anchor
 from schemas.messages.federations import AdapterPlan, AlignmentPlan, TrainingPlan
@@ -53,12 +55,36 @@ def figures(base: BaseModel, pack: Pack, pivot: tuple[BaseModel, Pack]) -> Accep
     return judge(one, other, trial, pack=DIGEST)
 
 
+@pytest.fixture(scope="module")
+def shared(pivot: tuple[BaseModel, Pack]) -> set[str]:
+    """The (block, role)s that tiny-l shares with the pivot."""
+    return set(aligned(shipped("tiny-l"), pivot).manifest.selected)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_later_blocks_are_shared_and_their_queries_and_keys_are_not(pivot: tuple[BaseModel, Pack]) -> None:
-    selected = set(aligned(shipped("tiny-l"), pivot).manifest.selected)
-    assert {"b3.down", "b3.o", "b3.v", "b2.down", "b2.o"} <= selected
-    assert not {"b2.q", "b2.k", "b3.q", "b3.k"} & selected
+def test_later_blocks_are_shared_and_their_queries_and_keys_are_not(shared: set[str]) -> None:
+    assert {"b3.down", "b3.o", "b3.v", "b2.down", "b2.o"} <= shared
+    assert not {"b2.q", "b2.k", "b3.q", "b3.k"} & shared
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("study", "method"),
+    [
+        ("late_cross", "shared_modules"),
+        ("six_alone_in_architecture", "all_in_shared_modules"),
+        ("six_alone_in_architecture", "alone_in_shared_modules"),
+    ],
+)
+def test_studies_name_as_shared_modules_what_the_packs_share(
+    shared: set[str], study: str, method: str
+) -> None:
+    tables = tomllib.loads((EXAMPLES / "studies" / f"{study}.toml").read_text())
+    roles = tables["plan"]["adapter"]["roles"]
+    named = tables["method"][method]["adapter"]["target_modules"]
+    assert named == [name for name in block_modules(ADAPTER.blocks, roles) if name in shared]
 
 
 @pytest.mark.slow
