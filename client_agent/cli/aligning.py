@@ -16,7 +16,7 @@ from client_agent.cli.opening import Config, Json, clear_errors, opened_settings
 from client_agent.errors import AlignmentImpossible, PlanUnusable, SettingsUnusable, Stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from client_agent.participant import Participant
     from client_agent.settings import AgentSettings
@@ -78,20 +78,21 @@ def alignment_test(
         if plan is not None and store:
             raise SettingsUnusable("--store is for a federation's coordinator; with --plan there is none")
         if plan is not None and anchors is not None:
-            tested = _offline(settings, plan, anchors, pack, pivot_pack, steps, seed, bars)
+            tested, shared = _offline(settings, plan, anchors, pack, pivot_pack, steps, seed, bars)
         elif any((plan, anchors, pack, pivot_pack)):
             raise SettingsUnusable("--plan and --anchors go together, --pack and --pivot-pack with them")
         else:
             with participant(settings) as (who, stop):
-                tested = _in_federation(who, stop.sleep, steps, seed, bars, store=store)
-    print(tested.model_dump_json(indent=1)) if as_json else _show(tested)
+                tested, shared = _in_federation(who, stop.sleep, steps, seed, bars, store=store)
+    print(tested.model_dump_json(indent=1)) if as_json else _show(tested, shared)
     if tested.verdict == "failed":
         raise typer.Exit(1)
 
 
-def _show(tested: Acceptance) -> None:
+def _show(tested: Acceptance, shared: Sequence[str]) -> None:
     for direction in tested.directions:
         Console().print(_table(direction, tested))
+    print(f"Both packs share {','.join(shared)}")
     print(
         "passed: what one model learns helps the other."
         if tested.verdict == "passed"
@@ -107,8 +108,8 @@ def _in_federation(
     bars: _Bars,
     *,
     store: bool,
-) -> Acceptance:
-    """Test the packs that are stored; one that nobody has made yet is made and stored first."""
+) -> tuple[Acceptance, list[str]]:
+    """Test the stored packs, and name what both share; one that nobody has made yet is made first."""
     from client_agent.acceptance import FURTHER_STEPS, Trial, judge, require_testable, sides
     from client_agent.daemon import next_round
     from client_agent.model.pack import Pack
@@ -137,7 +138,7 @@ def _in_federation(
         who.api.put_acceptance(who.federation, own.slug, tested)
     else:
         log.warning("the verdict is not stored: steps or seed are not the default ones; --store stores it")
-    return tested
+    return tested, [*one.frames]
 
 
 def _offline(
@@ -149,8 +150,8 @@ def _offline(
     steps: int | None,
     seed: int | None,
     bars: _Bars,
-) -> Acceptance:
-    """Test packs that are files, or that are made here and thrown away."""
+) -> tuple[Acceptance, list[str]]:
+    """Test packs that are files, or that are made here and thrown away; name what both share."""
     from client_agent.acceptance import FURTHER_STEPS, Trial, judge, require_testable, sides
     from client_agent.daemon import StopFlag
     from client_agent.model.alignment import aligned_pack, pivot_pack
@@ -189,7 +190,8 @@ def _offline(
     drawn_by = alignment.seed if seed is None else seed
     trial = Trial(plan.adapter, plan.training, anchors, drawn_by, steps or FURTHER_STEPS)
     one, other = sides(own, Pack.from_body(of_own), pivot, of_pivot, trial)
-    return judge(one, other, trial, pack=digest_of(of_own), progress=bars, stop=stop.is_set)
+    tested = judge(one, other, trial, pack=digest_of(of_own), progress=bars, stop=stop.is_set)
+    return tested, [*one.frames]
 
 
 def _anchors(file: Path) -> list[Anchor]:

@@ -21,6 +21,7 @@ from tests.client_agent.test_trained_adapters import tessera
 from tests.integration.agents import EXAMPLES, MODELS
 from tests.served import Served
 
+EVERY_MODULE = {f"b{block}.{role}" for block in range(4) for role in ("v", "down")}
 PIVOT, OTHER = (base_model_slug(str(MODELS[name])) for name in "SL")
 
 
@@ -70,6 +71,8 @@ def test_only_the_default_settings_verdict_is_stored_unless_another_is_asked_for
         done = tessera(*test, *options)
         assert done.exit_code in (0, 1), done.output
         assert "ahead by" in done.stdout
+        (shared,) = (line for line in done.stdout.splitlines() if line.startswith("Both packs share "))
+        assert set(shared.removeprefix("Both packs share ").split(",")) == EVERY_MODULE
         assert stored() is None, options
     assert tessera(*test).exit_code in (0, 1)
     usual = stored()
