@@ -69,6 +69,7 @@ LABEL org.opencontainers.image.title="Tessera agent" \
 COPY --from=agent-installed /opt/tessera /opt/tessera
 ENV TESSERA_AGENT_FOLDER=/var/lib/tessera/agent HF_HOME=/var/lib/tessera/hub
 VOLUME /var/lib/tessera
+HEALTHCHECK --interval=60s --timeout=30s --start-period=120s --retries=3 CMD ["tessera", "agent", "status"]
 ENTRYPOINT ["tessera", "agent"]
 CMD ["run"]
 

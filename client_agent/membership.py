@@ -46,6 +46,7 @@ from schemas.messages.strict import Strict
 log = logging.getLogger("tessera.agent")
 
 _MEMBERSHIP = "membership.json"
+_LOCK = "agent.lock"
 KEY = "client.key"
 """The file of this agent's private key."""
 NEXT_KEY = "next.key"
@@ -189,12 +190,24 @@ def exclusive(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingsUnusable(f"folder {folder} cannot be made: {error.strerror}") from error
-    with (folder / "agent.lock").open("w") as file:
+    with (folder / _LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FolderInUse(f"another agent runs on {folder}; stop it, or use another folder") from None
         yield
+
+
+def is_in_use(folder: Path) -> bool:
+    """Say whether an agent runs on the folder; one that starts in this very moment may be refused."""
+    try:
+        with (folder / _LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
 
 
 def pem_of(key: Ed25519PrivateKey) -> bytes:

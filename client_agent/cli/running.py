@@ -1,12 +1,13 @@
-"""What keeps a silo in a federation: enrol, check, align, run; and what it would reach alone: train."""
+"""What keeps a silo in a federation: enrol, check, status, align, run. What it would reach alone: train."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -23,6 +24,9 @@ from client_agent.cli.opening import (
     read_file,
 )
 from client_agent.errors import SettingsUnusable
+
+if TYPE_CHECKING:
+    from client_agent.standing import Standing
 
 agent = typer.Typer()
 
@@ -129,6 +133,25 @@ def check(
 
 
 @agent.command()
+def status(config: Config = None, as_json: Json = False) -> None:
+    """Show whether the agent runs, what its coordinator says, and how the last rounds went.
+
+    Loads no model, and may be asked at any time. Exit 1 unless all is well: the coordinator answers, and
+    either the agent runs or the federation is finished.
+    """
+    with clear_errors(), opened_settings(config) as settings:
+        from client_agent.standing import standing
+
+        now = standing(settings)
+        if as_json:
+            print(json.dumps(asdict(now), indent=1))
+        else:
+            _show(now)
+        if not now.well:
+            raise typer.Exit(1)
+
+
+@agent.command()
 def align(config: Config = None) -> None:
     """Make and deliver the alignment packs that are still missing, without taking part in a round."""
     with (
@@ -199,6 +222,21 @@ def train(
                 print(f"round {len(results)}: exact match {after.exact_match:.3f}, loss {after.loss:.3f}")
         if as_json:
             print(json.dumps([trained.scores.model_dump() for trained in results]))
+
+
+def _show(now: Standing) -> None:
+    facts = Table(show_header=False)
+    facts.add_row("client", Text(f"{now.name}, {now.client} of federation {now.federation}"))
+    facts.add_row("agent", "runs" if now.running else "does not run")
+    facts.add_row("coordinator", Text(f"{now.url}: {now.coordinator}"))
+    rounds = Table("round", "exact match before", "after", "bytes sent", "state")
+    for one in now.rounds:
+        scores = ("-" if score is None else f"{score:.3f}" for score in (one.before, one.after))
+        sent = "-" if one.bytes_sent is None else f"{one.bytes_sent:,}"
+        rounds.add_row(str(one.round), *scores, sent, Text(one.state))
+    Console().print(facts)
+    if now.rounds:
+        Console().print(rounds)
 
 
 def _secret(token: str) -> str:

@@ -65,6 +65,7 @@ def test_what_runs_for_ever_is_restarted_and_watched_and_the_rest_is_not(name: s
         assert service["healthcheck"] == {"disable": True}
     elif "agents" in service.get("profiles", []):
         assert service["restart"] == "on-failure"  # a finished federation is no failure
+        assert stage_of(name).health_argv
     else:
         assert service["restart"] == "unless-stopped"
         assert "healthcheck" in service or stage_of(name).health_argv

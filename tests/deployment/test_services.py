@@ -66,8 +66,8 @@ def running(host: Host, service: str) -> Iterator[subprocess.Popen[str]]:
         assert process.wait(timeout=30) == 0, host.log(service)
 
 
-def _healthy(host: Host) -> bool:
-    return host.run("coordinator", stage_of("coordinator").health_argv) == 0
+def _healthy(host: Host, service: str = "coordinator") -> bool:
+    return host.run(service, stage_of(service).health_argv) == 0
 
 
 def _wait(condition: Callable[[], Any], host: Host) -> None:
@@ -126,11 +126,14 @@ def test_the_example_agents_finish_their_federation_over_tls(host: Host) -> None
         for _ in range(2):  # as `up` does when it is repeated
             assert host.run("trust") == 0, host.log("trust")
             assert host.run("setup") == 0, host.log("setup")
+        assert not _healthy(host, "aster"), "it is not enrolled"
         agents = [host.start(name) for name in ("aster", "cedar")]
+        _wait(lambda: _healthy(host, "aster"), host)
         for name, agent in zip(("aster", "cedar"), agents, strict=True):
             assert agent.wait(timeout=400) == 0, host.log(name)
         assert host.run("setup") == 0, host.log("setup")
         assert host.run("aster") == 0, "a finished agent that is started again ends at once"
+        assert _healthy(host, "aster"), "a finished federation is no failure"
         with _admin(host, host.addresses["http://coordinator:8000"]) as admin:
             (federation,) = admin.get("/v1/federations").json()["items"]
             rounds = admin.get(f"/v1/federations/{federation['id']}/rounds").json()["items"]
