@@ -11,6 +11,8 @@ from client_agent.asking import one_try
 from client_agent.errors import AgentError, CoordinatorRefused, NotEnrolled
 from client_agent.membership import read_membership, waiting_key
 from client_agent.model.examples import encode_all, encode_for
+from client_agent.model.frames import random_frames
+from client_agent.model.inject import inject
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
 from client_agent.model.memory import held_bytes, step_memory
 from client_agent.model.tokens import collate, pad_id
@@ -95,7 +97,11 @@ def _memory(settings: AgentSettings, known: KnownPlan) -> str:
     batch, length = known.training.batch_size, min(known.training.max_length, base.positions)
     chosen = _examples(settings).train[:_PROBE_EXAMPLES]
     texts = encode_all(chosen, base.tokenizer, min(_PROBE_LENGTH, length))
-    needed = step_memory(base, collate(texts, pad=pad_id(base.tokenizer)).to(base.device))
+    probe = collate(texts, pad=pad_id(base.tokenizer)).to(base.device)
+    # Which frames they are makes no difference to what a step needs.
+    frames = random_frames(base, known.adapter, 0) if known.adapter.kind == "pq" else {}
+    with inject(base, known.adapter, frames, gated=False, seed=0) as adapter:
+        needed = step_memory(base, adapter, probe)
     planned = ", as planned" if known.training.gradient_checkpointing else ""
     return (
         f"{_size(held_bytes(base))} of weights; a step of {batch} x {length} tokens ({known.source}) up to "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class AgentError(Exception):
     """Something that a person in the silo, or the daemon, has to react to."""
@@ -106,8 +108,8 @@ class RoundMissed(AgentError):
 class NotEnrolled(AgentError):
     """The agent's folder holds no membership."""
 
-    def __init__(self, folder: object) -> None:
-        super().__init__(f"{folder} holds no membership: run `tessera agent enrol` first")
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"{folder.absolute()} holds no membership: run `tessera agent enrol` first")
 
 
 class AlreadyEnrolled(AgentError):

@@ -12,7 +12,7 @@ from client_agent.errors import AgentError, NotEnrolled, PlanUnusable
 from client_agent.membership import Membership, read_membership
 from client_agent.round_folder import BRIEF, RoundFolders
 from client_agent.settings import AgentSettings
-from schemas.messages.federations import FederationPlan, SignaturePlan, TrainingPlan
+from schemas.messages.federations import AdapterPlan, FederationPlan, SignaturePlan, TrainingPlan
 from schemas.messages.rounds import RoundBrief
 
 
@@ -20,6 +20,7 @@ from schemas.messages.rounds import RoundBrief
 class KnownPlan:
     """How training and signing will go, and whose plan says so; `guessed` while no federation's is known."""
 
+    adapter: AdapterPlan
     training: TrainingPlan
     signature: SignaturePlan
     source: str
@@ -50,16 +51,19 @@ def known_plan(settings: AgentSettings, file: Path | None) -> KnownPlan:
     """
     if file is not None:
         plan = read_plan(file)
-        return KnownPlan(plan.training, plan.signature, str(file))
+        return KnownPlan(plan.adapter, plan.training, plan.signature, str(file))
     try:
         membership = read_membership(settings.folder)
     except NotEnrolled:
-        return KnownPlan(TrainingPlan(), SignaturePlan(), "the default plan: not enrolled yet", guessed=True)
+        return _guessed("the default plan: not enrolled yet")
     brief = _open_round(settings, membership) or _newest_on_disk(settings.folder / membership.federation_id)
     if brief is None:
-        source = "the default plan: no round of the federation is known yet"
-        return KnownPlan(TrainingPlan(), SignaturePlan(), source, guessed=True)
-    return KnownPlan(brief.training, brief.signature, "the federation's plan")
+        return _guessed("the default plan: no round of the federation is known yet")
+    return KnownPlan(brief.adapter, brief.training, brief.signature, "the federation's plan")
+
+
+def _guessed(source: str) -> KnownPlan:
+    return KnownPlan(AdapterPlan(), TrainingPlan(), SignaturePlan(), source, guessed=True)
 
 
 def _open_round(settings: AgentSettings, membership: Membership) -> RoundBrief | None:

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from client_agent.errors import SettingsUnusable
 
 _PREFIX = "TESSERA_AGENT_"
+_FOLDER = "tessera-agent"
 Quantization = Literal["none", "nf4", "int8"]
 
 
@@ -24,7 +25,7 @@ class AgentSettings(BaseSettings):
 
     url: HttpUrl
     """The coordinator, like https://tessera.example.org."""
-    folder: Path = Path("tessera-agent")
+    folder: Path = Path(_FOLDER)
     """Where the private key, the rounds and the trained adapters are kept; back it up."""
     model: str
     """The base model: a local path or a hub id."""
@@ -69,12 +70,14 @@ class AgentSettings(BaseSettings):
 
 
 def read_settings(file: Path | None) -> AgentSettings:
-    """Read silo.toml and the environment; relative paths in the file are relative to the file.
+    """Read silo.toml and the environment; paths in the file are relative to it, and so is `folder`'s default.
 
     Raises:
         SettingsUnusable: the file cannot be read, or an option is missing, unknown or wrong.
     """
     options = _from_file(file) if file is not None else {}
+    if file is not None:
+        options.setdefault("folder", file.parent / _FOLDER)
     try:
         return AgentSettings(**options)
     except ValidationError as error:

@@ -5,6 +5,7 @@ Decides what is worth trying again and how long to wait.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -23,6 +24,9 @@ _TRY_AGAIN = frozenset({408, RANGE_UNSATISFIABLE, 425, 429, 500, 502, 503, 504, 
 _SHORTEST_CEILING, _LONGEST_CEILING = 1.0, 60.0
 _ONE_TRY_SECONDS = 5.0  # what a call may take however short its deadline is
 _STOP_LOOK_SECONDS = 0.25
+_QUIET_SECONDS, _TELL_SECONDS = 3.0, 60.0  # what passes by itself soon is not worth a line; then one a minute
+
+log = logging.getLogger("tessera.agent")
 
 Sleep = Callable[[float], None]
 Send = Callable[[dict[str, Any]], httpx.Response]
@@ -37,6 +41,7 @@ def persist(send: Send, *, url: str, deadline_seconds: float, sleep: Sleep, size
         CoordinatorRefused: another one, which trying again would not change, or not within the deadline.
     """
     began, ceiling = time.monotonic(), _SHORTEST_CEILING
+    told = began + _QUIET_SECONDS - _TELL_SECONDS
     more = max(0.0, _ONE_TRY_SECONDS - deadline_seconds)
     deadline = Deadline(deadline_seconds + more, size=size)
     while True:
@@ -57,6 +62,9 @@ def persist(send: Send, *, url: str, deadline_seconds: float, sleep: Sleep, size
             if answer is not None and answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
                 accepted(answer)
             raise CoordinatorUnreachable(url, trouble, time.monotonic() - began)
+        if time.monotonic() - told > _TELL_SECONDS:
+            told = time.monotonic()
+            log.warning("%s: %s; trying again for up to %d s", url, trouble, deadline.left - more)
         sleep(pause)
         ceiling = min(2 * ceiling, _LONGEST_CEILING)
 

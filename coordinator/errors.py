@@ -106,7 +106,11 @@ class FederationStateConflict(Refused):
 
 
 class ClientNameTaken(Refused):
-    status, slug, title = 409, "client-name-taken", "A client of this name exists in the federation"
+    status, slug, title = (
+        409,
+        "client-name-taken",
+        "The federation has a client of this name, or an unused token for one",
+    )
 
 
 class RoundClosed(Refused):

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from coordinator.database import Database
 from coordinator.errors import SettingsUnusable
@@ -38,7 +39,7 @@ def only_replica(database: Database) -> Iterator[None]:
             f"TESSERA_DATABASE_URL: {path} is on a network file system ({kind}), where SQLite's locks do not"
             " hold: use a local disk, or PostgreSQL"
         )
-    with open(f"{database.url.database}-serving", "w") as file:
+    with _opened(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -46,6 +47,13 @@ def only_replica(database: Database) -> Iterator[None]:
                 f"another process serves {database.url.database}; several replicas need PostgreSQL"
             ) from error
         yield
+
+
+def _opened(path: str) -> TextIO:
+    try:
+        return open(f"{path}-serving", "w")
+    except OSError as error:
+        raise SettingsUnusable(f"TESSERA_DATABASE_URL: {path} cannot be served: {error.strerror}") from error
 
 
 def file_system_of(path: Path, mounts: str) -> str | None:

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 from sqlalchemy import text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError, OperationalError
 
 from coordinator import backup as copies
 from coordinator import crash, logs, server_key
@@ -193,7 +193,7 @@ def _database(settings: Settings) -> Iterator[Database]:
         if not database.is_sqlite:
             _wait_until_it_answers(database, settings.database_wait_seconds)
         yield database
-    except OperationalError as error:
+    except DatabaseError as error:
         shown = database.url.render_as_string()
         raise SettingsUnusable(
             f"TESSERA_DATABASE_URL: {shown} does not answer: {_said(error, database)}"
@@ -221,7 +221,7 @@ def _wait_until_it_answers(database: Database, seconds: float) -> None:
         time.sleep(_LOOK_AGAIN_SECONDS)
 
 
-def _said(error: OperationalError, database: Database) -> str:
+def _said(error: DatabaseError, database: Database) -> str:
     """What the driver said, on one line, without the password should it be in it."""
     said = " ".join(str(error.orig).split())
     return said.replace(database.url.password, "***") if database.url.password else said

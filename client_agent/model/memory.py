@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
+from client_agent.model.adapter import Adapter
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET, Batch, hidden_states
 
 _GRADIENTS_OF_LOGITS = 2  # at the log-probabilities and, made from it, at the logits
 _PASSING_BACK = 2
+_GRADIENT_AND_MOMENTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class StepMemory:
     """Bytes per token, padding included, that a step of a model of `depth` layers keeps for its pass back.
 
     The pass back begins at the head, with everything else still kept: there its own tensors count too.
+    `trained` are the bytes, whatever the tokens, of gradients and of Adam's two moments.
     """
 
     layers: float
@@ -34,18 +37,20 @@ class StepMemory:
     head: float
     hidden: float  # one layer's input
     depth: int
+    trained: int
 
     def step(self, tokens: int) -> int:
         """Give the bytes for so many tokens at once."""
-        return round(tokens * (self.layers + self.head))
+        return round(tokens * (self.layers + self.head)) + self.trained
 
     def recomputing_step(self, tokens: int) -> int:
         """Give the bytes with gradient checkpointing: every layer's input, and the head or one layer in full.
 
-        While a recomputed layer is passed back through, it needs about as much again as it keeps.
+        While a recomputed layer is passed back through, it needs as much again as it keeps at most: with
+        ordinary LoRA in every layer, which keeps more and needs less again, a third less than this was seen.
         """
         in_turn = max(self.head, _PASSING_BACK * self.layers / self.depth)
-        return round(tokens * (self.depth * self.hidden + self.own + in_turn))
+        return round(tokens * (self.depth * self.hidden + self.own + in_turn)) + self.trained
 
 
 def held_bytes(base: BaseModel) -> int:
@@ -53,8 +58,8 @@ def held_bytes(base: BaseModel) -> int:
     return int(cast(Any, base.model).get_memory_footprint())
 
 
-def step_memory(base: BaseModel, batch: Batch) -> StepMemory:
-    """See what a pass back through the bare model and the loss of this batch would need.
+def step_memory(base: BaseModel, adapter: Adapter, batch: Batch) -> StepMemory:
+    """See what a pass back through the model, its injected adapter and the loss of this batch would need.
 
     With adapters in the last layers only, the layers below the first of them need nothing.
     """
@@ -79,6 +84,7 @@ def step_memory(base: BaseModel, batch: Batch) -> StepMemory:
         head=head / tokens,
         hidden=hidden.shape[-1] * hidden.element_size(),
         depth=base.layers,
+        trained=_GRADIENT_AND_MOMENTS * sum(p.nbytes for p in adapter.named_parameters().values()),
     )
 
 

@@ -108,5 +108,6 @@ def _explained(answer: httpx.Response) -> str:
         return f"{answer.status_code} {answer.reason_phrase}: this is not a Tessera coordinator's answer"
     known = {"type", "title", "status", "detail", "errors", "field"}
     facts = ", ".join(f"{name}={value}" for name, value in problem.items() if name not in known)
-    detail = f": {problem['detail']}" if problem.get("detail") else ""
-    return f"{title}{detail} [{kind}{'; ' + facts if facts else ''}]"
+    faults = [f"{fault.get('field')}: {fault.get('message')}" for fault in problem.get("errors") or ()]
+    detail = "; ".join(faults) if len(faults) > 1 else problem.get("detail")
+    return f"{title}{': ' + detail if detail else ''} [{kind}{'; ' + facts if facts else ''}]"

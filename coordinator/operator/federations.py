@@ -168,8 +168,10 @@ def _line(value: object) -> str:
 def _read(path: Path) -> dict[str, Any]:
     try:
         plan = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        give_up(f"{path}: {error}")
+    except OSError as error:
+        give_up(f"{path}: {error.strerror}")
+    except ValueError as error:
+        give_up(f"{path} is not JSON: {error}")
     if not isinstance(plan, dict):
         give_up(f"{path}: a plan is a JSON object")
     return plan
@@ -191,6 +193,8 @@ def _names(text: str | None) -> list[str] | None:
 
 
 def _put(plan: dict[str, Any], path: list[str], value: object) -> None:
-    for part in path[:-1]:
+    for depth, part in enumerate(path[:-1], 1):
         plan = plan.setdefault(part, {})
+        if not isinstance(plan, dict):
+            give_up(f"the plan's {'.'.join(path[:depth])} must be an object, to be given {path[-1]}")
     plan[path[-1]] = value

@@ -32,6 +32,8 @@ def main() -> int:
         arguments.out or Path("runs/demo" if arguments.seed == 0 else f"runs/demo-seed-{arguments.seed}")
     ).resolve()
     console = Console()
+    if out.exists() and not (_is_a_demos(out) or (out.is_dir() and not any(out.iterdir()))):
+        parser.error(f"--out: {out} is there and no earlier demo's, and the demo begins with an empty folder")
     shutil.rmtree(out, ignore_errors=True)
     began = time.monotonic()
     try:
@@ -44,6 +46,10 @@ def main() -> int:
     console.print(f"{summary['seconds']:.0f} s; figures in {out / 'report.json'}, pictures in {page}")
     report.show(summary, console)
     return 0
+
+
+def _is_a_demos(folder: Path) -> bool:
+    return (folder / "coordinator").is_dir() or (folder / "silos").is_dir()
 
 
 def _run(

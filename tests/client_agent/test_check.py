@@ -17,7 +17,9 @@ from client_agent.membership import enrol, read_key
 from client_agent.participant import Participant
 from client_agent.settings import read_settings
 from client_agent.silo import open_silo
+from schemas.maths.adapter import pq_layout, size
 from schemas.messages.enrolment import Profile
+from schemas.messages.federations import ALL_ROLES, AdapterPlan
 from tests.client_agent.conftest import save_model
 from tests.client_agent.test_daemon import config, naps
 from tests.client_agent.test_few_bits import bytes_in
@@ -38,8 +40,17 @@ def test_a_plans_file_decides_what_a_step_needs(tmp_path: Path) -> None:
     small = found(file, plan)["memory"]
     assert f"a step of 2 x 40 tokens ({plan})" in small
     assert "with checkpointing, as planned" in small
+    trained = 3 * 4 * size(pq_layout(AdapterPlan().modules(ALL_ROLES), 32))  # gradients, Adam's moments
     for ours, theirs in zip(bytes_in(small)[1:], bytes_in(usual)[1:], strict=True):
-        assert ours == pytest.approx(theirs * 80 / 512, abs=0.06 * 2**20)
+        assert ours - trained == pytest.approx((theirs - trained) * 80 / 512, abs=0.06 * 2**20)
+
+
+def test_a_lora_in_every_layer_needs_more_than_p_and_q(tmp_path: Path) -> None:
+    file, plan = config(tmp_path), tmp_path / "plan.json"
+    usual = bytes_in(found(file)["memory"])
+    plan.write_text(json.dumps({"name": "x", "strategy": {"name": "fedavg"}, "adapter": {"kind": "lora"}}))
+    lora = bytes_in(found(file, plan)["memory"].replace("8 x 512", "8 x 64"))
+    assert lora[1] > usual[1]
 
 
 def test_a_plan_that_is_none_is_said_and_hides_nothing_else(tmp_path: Path) -> None:

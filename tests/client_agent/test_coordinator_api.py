@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from client_agent import trying
 from client_agent.coordinator_api import CoordinatorApi, NothingYet
 from client_agent.errors import (
     AnswerUnreadable,
@@ -229,3 +230,28 @@ def test_a_missing_pack_is_none_and_no_error() -> None:
     problem = {"type": "urn:tessera:problem:not-found", "title": "no pack", "status": 404}
     with answering(status(404, problem)) as (url, _), api_for(url, []) as api:
         assert api.pack("fed", "tiny-s-0") is None
+
+
+def test_who_waits_for_a_coordinator_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trying, "_QUIET_SECONDS", -1.0)
+    api = CoordinatorApi(
+        "http://127.0.0.1:1", key=None, deadline_seconds=30.0, sleep=_stops_the_second_time()
+    )
+    with api, pytest.raises(Stopped):
+        api.hello()
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "tessera.agent"]
+    assert warning.startswith("http://127.0.0.1:1")
+    assert "refused; trying again for up to" in warning
+
+
+def _stops_the_second_time() -> Callable[[float], None]:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            raise Stopped
+
+    return sleep

@@ -69,6 +69,19 @@ def test_paths_in_a_config_are_relative_to_it(tmp_path: Path) -> None:
     assert settings.model == "org/model"
 
 
+def test_the_folder_lies_beside_its_config_wherever_the_agent_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "silo.toml").write_text("url = 'http://127.0.0.1:1'\nmodel = 'm'\ntrain = 't'\n")
+    monkeypatch.chdir("/")
+    settings = read_settings(tmp_path / "silo.toml")
+    assert settings.folder == tmp_path / "tessera-agent"
+    with pytest.raises(NotEnrolled, match=str(tmp_path / "tessera-agent")):
+        read_membership(settings.folder)
+    monkeypatch.setenv("TESSERA_AGENT_FOLDER", "elsewhere")
+    assert read_settings(tmp_path / "silo.toml").folder == Path("elsewhere")
+
+
 def test_the_environment_wins_over_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "silo.toml").write_text(CONFIG)
     monkeypatch.setenv("TESSERA_AGENT_MODEL", "org/other")

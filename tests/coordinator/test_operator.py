@@ -119,6 +119,24 @@ def test_a_plan_file_is_read_and_options_change_it(tessera: Operator, tmp_path: 
     assert made["plan"]["rounds"]["min_clients"] == 4
 
 
+@pytest.mark.parametrize(
+    ("plan", "options", "said"),
+    [
+        ('{"name": "x", "strategy": "fedmosaic"}', ("--option", "a=1"), "plan's strategy must be an object"),
+        ('{"name": "x", "strategy": {"name": "fedavg"}, "rounds": 3}', ("--rounds", "3"), "plan's rounds"),
+        ("name: x", (), "is not JSON"),
+        ('{"naem": "x", "strategy": {"name": "fedavg"}, "adapter": {"rank": 0}}', (), "adapter.rank: "),
+        ('{"naem": "x", "strategy": {"name": "fedavg"}, "adapter": {"rank": 0}}', (), "naem: "),
+    ],
+)
+def test_what_is_wrong_with_a_plan_file_is_said(
+    tessera: Operator, tmp_path: Path, plan: str, options: tuple[str, ...], said: str
+) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(plan)
+    assert said in tessera("federation", "create", "--plan", str(file), *options, fails=True)
+
+
 def test_tokens_are_made_listed_and_revoked(tessera: Operator) -> None:
     made = tessera.json("token", "create", "--role", "operator", "--name", "ops")
     assert tessera.json("federation", "list") == json.loads(

@@ -124,6 +124,18 @@ def test_a_second_process_on_one_sqlite_file_is_refused(
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize("path", ["no/such/folder/x.db", "notes.txt"])
+def test_a_file_that_cannot_be_served_is_said_in_one_line(tmp_path: Path, path: str) -> None:
+    (tmp_path / "notes.txt").write_text("no database at all, but a text that is long enough to be one\n" * 99)
+    url = {"TESSERA_DATABASE_URL": f"sqlite:///{tmp_path / path}", "TESSERA_SIGNING_KEY": SIGNING_KEY}
+    refused = _tessera(["serve", "--port", "0"], tmp_path, **url)
+    said = refused.communicate(timeout=30)[1]
+    assert refused.returncode == 1
+    assert said.startswith("tessera: TESSERA_DATABASE_URL: "), said
+    assert path in said
+    assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [

@@ -129,7 +129,8 @@ def test_a_step_needs_the_memory_that_was_foretold(
 ) -> None:
     base = one_billion(quantization)
     texts = encode_all(full_batch(ONE_BILLION), base.tokenizer, ONE_BILLION.length)
-    foretold = step_memory(base, collate(texts, pad=pad_id(base.tokenizer)).to(gpu))
+    with injected(base) as adapter:
+        foretold = step_memory(base, adapter, collate(texts, pad=pad_id(base.tokenizer)).to(gpu))
     tokens = ONE_BILLION.batch * ONE_BILLION.length
     for checkpointing, most in ((False, foretold.step), (True, foretold.recomputing_step)):
         torch.cuda.reset_peak_memory_stats()

@@ -180,10 +180,13 @@ def test_the_memory_of_a_step_is_seen_and_grows_with_its_tokens(
     load: Load, quantization: Quantization, examples: list[Example]
 ) -> None:
     base = load(quantization)
-    small, large = (
-        step_memory(base, collate(encode_all(chosen, base.tokenizer, 64), pad=pad_id(base.tokenizer)))
-        for chosen in (examples[:4], examples[:4] * 4)
-    )
+    with injected(base) as adapter:
+        small, large = (
+            step_memory(
+                base, adapter, collate(encode_all(chosen, base.tokenizer, 64), pad=pad_id(base.tokenizer))
+            )
+            for chosen in (examples[:4], examples[:4] * 4)
+        )
     assert large.step(1000) == pytest.approx(small.step(1000), rel=0.05)
     assert small.recomputing_step(1000) < small.step(1000)
     # gate, act(gate) and up in the type of the model, and the norms' inputs in float32, at the very least

@@ -14,14 +14,18 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.random_llama import Size, built, full_batch
 from client_agent.model.examples import encode_all
 from client_agent.model.frames import random_frames
-from client_agent.model.inject import inject_pq
+from client_agent.model.inject import inject
 from client_agent.model.memory import step_memory
 from client_agent.model.tokens import collate, pad_id
 from client_agent.settings import Quantization
 from client_agent.training.loop import train
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 
-ADAPTER = AdapterPlan(rank=16, blocks=4)
+PLANS = {
+    "pq": AdapterPlan(rank=16, blocks=4),
+    "recommended": AdapterPlan(same_architecture_rank=8, roles=("v", "o", "gate", "up", "down")),
+    "lora": AdapterPlan(kind="lora", rank=16),
+}
 
 
 def peak_of(work: Callable[[], object], folder: Path) -> int:
@@ -42,23 +46,28 @@ def peak_of(work: Callable[[], object], folder: Path) -> int:
     ("quantization", "dtype"),
     [("none", torch.float32), ("none", torch.bfloat16), ("nf4", torch.bfloat16), ("int8", torch.bfloat16)],
 )
+@pytest.mark.parametrize("kind", PLANS)
 def test_a_step_takes_the_memory_that_was_foretold(
-    tmp_path: Path, vocabulary: int, quantization: Quantization, dtype: torch.dtype
+    tmp_path: Path, vocabulary: int, quantization: Quantization, dtype: torch.dtype, kind: str
 ) -> None:
+    wanted = PLANS[kind]
     size = Size(256, 704, 8, 8, 4, vocabulary, batch=8, length=128)
     torch.manual_seed(0)
     base = built(size, device=torch.device("cpu"), dtype=dtype, quantization=quantization)
     examples, tokens = full_batch(size), size.batch * size.length
     texts = encode_all(examples, base.tokenizer, size.length)
-    foretold = step_memory(base, collate(texts, pad=pad_id(base.tokenizer)))
+    frames = random_frames(base, wanted, 0) if wanted.kind == "pq" else {}
+    with inject(base, wanted, frames, gated=False, seed=0) as adapter:
+        foretold = step_memory(base, adapter, collate(texts, pad=pad_id(base.tokenizer)))
     for checkpointing, most in ((False, foretold.step), (True, foretold.recomputing_step)):
         plan = TrainingPlan(
             steps=1, batch_size=size.batch, max_length=size.length, gradient_checkpointing=checkpointing
         )
-        with inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=False) as adapter:
+        with inject(base, wanted, frames, gated=False, seed=0) as adapter:
             taken = peak_of(
                 lambda: train(base, adapter, examples, plan, seed=0, round_number=1),  # noqa: B023
                 tmp_path,
             )
         print(f"{checkpointing=}: {taken / most(tokens):.2f} of what was foretold")
-        assert 0.8 < taken / most(tokens) < 1.1, checkpointing
+        least = 0.5 if checkpointing and kind != "pq" else 0.8
+        assert least < taken / most(tokens) < 1.1, checkpointing

@@ -1,0 +1,22 @@
+"""Where the demo may write: nothing of anybody else's is deleted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.demo.__main__ import main
+
+
+def test_a_folder_with_somebodys_files_is_refused_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    monkeypatch.setattr(sys, "argv", ["demo", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as refused:
+        main()
+    assert refused.value.code == 2
+    assert "no earlier demo's" in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
