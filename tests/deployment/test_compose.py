@@ -16,7 +16,7 @@ from client_agent.model.loading import base_model_slug
 from coordinator.alignment.routes import PACK_BYTES
 from coordinator.settings import PREFIX, Settings
 from schemas.messages.federations import FederationPlan, LimitsPlan
-from schemas.messages.recommended import FEDMOSAIC
+from schemas.messages.recommended import FEDMOSAIC, recommended
 from tests.deployment.composition import COMPOSE, OURS, ROOT, SERVICES, environment_of, mounts_of, stage_of
 
 ONE_SHOTS = {"migrate", "trust", "setup"}
@@ -153,13 +153,27 @@ def test_the_coordinators_variables_are_options_that_it_has() -> None:
     for name in ("migrate", "coordinator"):
         named = {v for v in SERVICES[name]["environment"] if v.startswith(PREFIX)}
         assert named <= known
+    # Of the rest, these are the image's or the file's own business, and one is for SQLite alone.
+    named |= {f"{PREFIX}{name}" for name in ("HOST", "PORT", "STORAGE_RESERVE_MIB")}
+    named |= {f"{PREFIX}{name}" for name in ("ADMIN_TOKEN", "DATABASE_PASSWORD", "SIGNING_KEY")}  # files
+    assert named == known
 
 
 def test_the_proxy_stops_no_body_that_the_coordinator_would_take() -> None:
     caddyfile = (ROOT / "deploy" / "Caddyfile").read_text("utf-8")
     found = re.search(r"max_size \{\$TESSERA_MAX_BODY:(\d+)MiB\}", caddyfile)
     assert found is not None
-    assert int(found[1]) * 2**20 >= max(PACK_BYTES, LimitsPlan().max_update_bytes)
+    recommended_plans = (recommended(strategy).get("limits", {}) for strategy in ("fedmosaic", "fedavg"))
+    largest = max(LimitsPlan.model_validate(limits).max_update_bytes for limits in recommended_plans)
+    assert int(found[1]) * 2**20 >= max(PACK_BYTES, largest)
+
+
+def test_two_of_the_largest_updates_have_room_on_their_way_in() -> None:
+    coordinator = SERVICES["coordinator"]
+    (spool,) = (re.fullmatch(r"/tmp:size=\$\{TESSERA_SPOOL:-(\d+)m\}", path) for path in coordinator["tmpfs"])
+    assert spool is not None
+    limits = LimitsPlan.model_validate(recommended("fedmosaic")["limits"])
+    assert int(spool[1]) * 2**20 >= 2 * limits.max_update_bytes
 
 
 @pytest.mark.skipif(shutil.which("caddy") is None, reason="Caddy is not installed")
