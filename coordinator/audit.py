@@ -22,6 +22,7 @@ Event = Literal[
     "federation-paused",
     "federation-finished",
     "enrolment-token-made",
+    "enrolment-token-ended",
     "enrolment-refused",
     "client-enrolled",
     "client-key-replaced",

@@ -109,7 +109,7 @@ class ClientNameTaken(Refused):
     status, slug, title = (
         409,
         "client-name-taken",
-        "The federation has a client of this name, or an unused token for one",
+        "The federation has a client of this name, or an unused token for one, which replace ends",
     )
 
 

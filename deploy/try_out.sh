@@ -19,34 +19,18 @@ pick() {
     python -c "import json, sys; it = json.load(sys.stdin); print($1)"
 }
 
-begin() {
-    tessera federation create --plan "$here/try_out.json" --json | pick 'it["id"]'
-}
-
 federation=$(tessera federation list --json | pick 'next((f["id"] for f in it[::-1] if f["name"] == "try-out"), "")')
 if [ -z "$federation" ]; then
-    federation=$(begin)
+    federation=$(tessera federation create --plan "$here/try_out.json" --json | pick 'it["id"]')
 fi
-
-# A token is shown once, and its client's name is taken from then on. One that was asked for and not written before
-# this script was killed is lost, and with it the federation, which had not started.
-for silo in aster cedar; do
-    if [ -e "$enrolment/$silo.asked" ] && [ ! -s "$enrolment/$silo.token" ]; then
-        tessera federation finish "$federation"
-        federation=$(begin)
-        rm -f "$enrolment"/*.token
-        rm -f "$enrolment"/*.asked
-    fi
-done
 tessera anchors put "$federation" "$here/../examples/anchors.json"
 
 for silo in aster cedar; do
     if [ ! -s "$enrolment/$silo.token" ]; then
-        : >"$enrolment/$silo.asked"
-        tessera enrolment create "$federation" "$silo" --json | pick 'it["token"]' >"$enrolment/$silo.new"
+        # --replace: one that was made and not written, before this script was killed, is lost.
+        tessera enrolment create "$federation" "$silo" --replace --json | pick 'it["token"]' >"$enrolment/$silo.new"
         mv "$enrolment/$silo.new" "$enrolment/$silo.token"
     fi
-    rm -f "$enrolment/$silo.asked"
 done
 cp "$root_certificate" "$enrolment/root.crt"
 

@@ -86,6 +86,9 @@ def make_enrolment_token(
         still_person(session, person)
         if federation.state == "finished":
             raise FederationStateConflict(state=federation.state)
+        if request.replace:
+            for ended in store.end_unused_tokens(session, fid, request.client_name):
+                audit.append(session, "enrolment-token-ended", actor=person.id, subject=ended)
         if store.is_name_taken(session, fid, request.client_name):
             raise ClientNameTaken
         row_id = new_id(tokens.ENROLMENT_PREFIX.rstrip("_"))

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Executable, bindparam, delete, inspect, or_, select, tuple_, update
+from sqlalchemy import Executable, Select, bindparam, delete, inspect, or_, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.orm import InstrumentedAttribute, Session
@@ -85,13 +85,25 @@ def token_view(row: PersonToken) -> TokenView:
 def is_name_taken(session: Session, fid: str, client_name: str) -> bool:
     """Is there a client of this name, or a token in somebody's hands that would make one?"""
     client = select(ClientRow.id).where(ClientRow.federation_id == fid, ClientRow.name == client_name)
-    token = select(EnrolmentTokenRow.id).where(
+    token = _unused(session, fid, client_name).limit(1)
+    return session.scalar(client) is not None or session.scalar(token) is not None
+
+
+def end_unused_tokens(session: Session, fid: str, client_name: str) -> list[str]:
+    """End the tokens that would make a client of this name; which were they?"""
+    rows = list(session.scalars(_unused(session, fid, client_name)))
+    for row in rows:
+        row.expires_at = now(session)
+    return [row.id for row in rows]
+
+
+def _unused(session: Session, fid: str, client_name: str) -> Select[EnrolmentTokenRow]:
+    return select(EnrolmentTokenRow).where(
         EnrolmentTokenRow.federation_id == fid,
         EnrolmentTokenRow.client_name == client_name,
         EnrolmentTokenRow.used_at.is_(None),
         EnrolmentTokenRow.expires_at > now(session),
     )
-    return session.scalar(client) is not None or session.scalar(token.limit(1)) is not None
 
 
 def add_enrolment_token(

@@ -67,12 +67,18 @@ def create_enrolment(
     organisation: Annotated[str | None, typer.Option(help="Whose client it is.")] = None,
     cidr: Annotated[str | None, typer.Option(help="The network it may be used from: 192.0.2.0/24.")] = None,
     expires_in_seconds: Expires = None,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="End an unused token of this name: it is lost, or others saw it."),
+    ] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
     """Make a one-time token for one client; it is shown once."""
     request: dict[str, str | int] = {"client_name": client_name}
+    if replace:
+        request["replace"] = True
     if organisation is not None:
         request["organisation"] = organisation
     if cidr is not None:

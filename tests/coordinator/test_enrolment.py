@@ -216,6 +216,25 @@ def test_a_name_belongs_to_one_client_of_a_federation(coordinator: Served) -> No
     coordinator.enrolment_token(coordinator.federation(), "enrolled")
 
 
+def test_a_token_that_nobody_used_is_replaced_and_ends_and_a_members_name_stays_its_own(
+    coordinator: Served,
+) -> None:
+    fid = coordinator.federation()
+    path = f"/v1/federations/{fid}/enrolment-tokens"
+    lost = coordinator.enrolment_token(fid, "a")
+    request = {"client_name": "a", "replace": True}
+    made = coordinator.admin.post(path, json=request)
+    assert made.status_code == 201
+    key = Ed25519PrivateKey.generate()
+    refused = _with_key(coordinator, lost, key)
+    assert (refused.status_code, slug(refused)) == (401, "enrolment-token-invalid")
+    assert _with_key(coordinator, made.json()["token"], key).status_code == 201
+    taken = coordinator.admin.post(path, json=request)
+    assert (taken.status_code, slug(taken)) == (409, "client-name-taken")
+    events = [entry["event"] for entry in coordinator.admin.get("/v1/audit").json()["items"]]
+    assert events.count("enrolment-token-ended") == 1
+
+
 def test_another_protocol_version_is_told_to_upgrade(coordinator: Served) -> None:
     token = coordinator.enrolment_token(coordinator.federation(), "a")
     profile = PROFILE | {"protocol_version": 2}
