@@ -47,7 +47,7 @@ class StepMemory:
         """Give the bytes with gradient checkpointing: every layer's input, and the head or one layer in full.
 
         While a recomputed layer is passed back through, it needs as much again as it keeps at most: with
-        ordinary LoRA in every layer, which keeps more and needs less again, a third less than this was seen.
+        ordinary LoRA in every layer, which keeps more and needs less again, .6 of this was seen.
         """
         in_turn = max(self.head, _PASSING_BACK * self.layers / self.depth)
         return round(tokens * (self.depth * self.hidden + self.own + in_turn)) + self.trained

@@ -20,6 +20,7 @@ from examples.demo import alone, federated, report
 from examples.demo.silos import EXAMPLES, DemoFailed, SiloSetup
 
 ROUNDS = 6
+_MARK = ".tessera-demo"
 
 
 def main() -> int:
@@ -32,9 +33,11 @@ def main() -> int:
         arguments.out or Path("runs/demo" if arguments.seed == 0 else f"runs/demo-seed-{arguments.seed}")
     ).resolve()
     console = Console()
-    if out.exists() and not (_is_a_demos(out) or (out.is_dir() and not any(out.iterdir()))):
+    if arguments.out is not None and not _may_be_emptied(out):
         parser.error(f"--out: {out} is there and no earlier demo's, and the demo begins with an empty folder")
     shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    (out / _MARK).touch()
     began = time.monotonic()
     try:
         scores, federations = _run(arguments.seed, out, console)
@@ -48,8 +51,11 @@ def main() -> int:
     return 0
 
 
-def _is_a_demos(folder: Path) -> bool:
-    return (folder / "coordinator").is_dir() or (folder / "silos").is_dir()
+def _may_be_emptied(folder: Path) -> bool:
+    """Say whether a folder is not there, empty, or was made by a demo."""
+    if not folder.exists():
+        return True
+    return folder.is_dir() and ((folder / _MARK).is_file() or not any(folder.iterdir()))
 
 
 def _run(

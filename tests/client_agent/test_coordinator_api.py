@@ -21,6 +21,7 @@ from client_agent.errors import (
     Stopped,
 )
 from schemas.wire.digests import digest_of, to_field
+from tests.client_agent.test_daemon import naps
 
 HELLO = {
     "name": "test",
@@ -236,22 +237,9 @@ def test_who_waits_for_a_coordinator_is_told_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(trying, "_QUIET_SECONDS", -1.0)
-    api = CoordinatorApi(
-        "http://127.0.0.1:1", key=None, deadline_seconds=30.0, sleep=_stops_the_second_time()
-    )
+    api = CoordinatorApi("http://127.0.0.1:1", key=None, deadline_seconds=30.0, sleep=naps(1))
     with api, pytest.raises(Stopped):
         api.hello()
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "tessera.agent"]
     assert warning.startswith("http://127.0.0.1:1")
     assert "refused; trying again for up to" in warning
-
-
-def _stops_the_second_time() -> Callable[[float], None]:
-    slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) == 2:
-            raise Stopped
-
-    return sleep

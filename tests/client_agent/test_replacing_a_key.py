@@ -21,7 +21,7 @@ from client_agent.membership import Membership, enrol, read_key
 from client_agent.settings import read_settings
 from schemas.identity.keys import name_of
 from schemas.messages.enrolment import Profile
-from tests.client_agent.test_daemon import config
+from tests.client_agent.test_daemon import config, naps
 from tests.coordinator.test_rotation import let_expire
 from tests.served import PROFILE, Served
 
@@ -186,17 +186,6 @@ class Held(httpx.HTTPTransport):
             return http.send(self._requests[0]).status_code
 
 
-def _twice() -> Callable[[float], None]:
-    naps: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        naps.append(seconds)
-        if len(naps) == 2:
-            raise Stopped
-
-    return sleep
-
-
 def test_a_running_agent_takes_up_a_new_key_of_which_the_coordinator_hears_late(
     scene: Scene, tmp_path: Path
 ) -> None:
@@ -210,7 +199,7 @@ def test_a_running_agent_takes_up_a_new_key_of_which_the_coordinator_hears_late(
         assert held.let_go() == 200
         assert not scene.is_let_in(scene.old)
         with pytest.raises(Stopped):
-            run(who, _twice())
+            run(who, naps(1))
         assert who.api.me().client_id == scene.member.client_id
     assert name_of(read_key(scene.folder)) == name_of(new)
     assert not (scene.folder / "next.key").exists()
@@ -244,7 +233,7 @@ def test_a_running_agent_ends_with_its_key_when_the_next_one_is_not_known(
     with participant(settings) as (who, _):
         let_expire(scene.served.database_url, name_of(scene.old))
         with pytest.raises(CoordinatorRefused, match="key-revoked"):
-            run(who, _twice())
+            run(who, naps(1))
     assert name_of(read_key(scene.folder)) == name_of(scene.old)
     assert (scene.folder / "next.key").exists()
 

@@ -10,9 +10,11 @@ import pytest
 from examples.demo.__main__ import main
 
 
+@pytest.mark.parametrize("beside", ["notes", "coordinator", "silos"])  # the last two a demo makes too
 def test_a_folder_with_somebodys_files_is_refused_and_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], beside: str
 ) -> None:
+    (tmp_path / beside).mkdir()
     (tmp_path / "thesis.txt").write_text("years of work")
     monkeypatch.setattr(sys, "argv", ["demo", "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as refused:
