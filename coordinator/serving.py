@@ -33,7 +33,7 @@ from coordinator.enrolment.recognition import hash_of
 from coordinator.errors import SettingsUnusable
 from coordinator.limits.connections import connections
 from coordinator.replica import only_replica
-from coordinator.settings import PREFIX, SECRETS_DIR, Settings
+from coordinator.settings import PREFIX, SECRETS_DIR, Settings, unread
 from schemas.messages.people import TokenRequest
 
 _GRACE_SECONDS = 10
@@ -55,6 +55,8 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
     settings = load_settings(host=host, port=port)
     logs.configure(settings.log_level, settings.log_format)
     crash.arm()
+    if misspelt := unread(os.environ):
+        log.warning("unknown-variables", names=misspelt)
     with _database(settings) as database, only_replica(database):
         migrations.prepare(database)
         with database.read() as session:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
+from ipaddress import ip_network
 from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
@@ -18,6 +20,9 @@ from sqlalchemy.exc import ArgumentError
 
 PREFIX = "TESSERA_"
 SECRETS_DIR = f"{PREFIX}SECRETS_DIR"
+_OF_AGENTS = "AGENT_"
+_OF_OTHERS = {"SECRETS_DIR", "URL", "TOKEN", "DOMAIN", "MAX_BODY", "SPOOL", "HTTP_PORT", "HTTPS_PORT"}
+"""What the operator's commands and Compose read."""
 
 
 class Settings(BaseSettings):
@@ -129,9 +134,30 @@ class Settings(BaseSettings):
     def _empty_is_unset(cls, token: SecretStr | None) -> SecretStr | None:
         return token if token is not None and token.get_secret_value().strip() else None
 
+    @field_validator("public_names")
+    @classmethod
+    def _are_names(cls, names: str) -> str:
+        for name in _listed(names):
+            if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:[0-9]+)?", name):
+                raise ValueError(
+                    f"{name} is no name: give the host of the URL that clients use, and nothing else of it"
+                )
+        return names
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_addresses(cls, proxies: str) -> str:
+        for proxy in _listed(proxies):
+            try:
+                if proxy != "*":
+                    ip_network(proxy)
+            except ValueError as error:
+                raise ValueError(f"{error}; addresses are like 10.0.0.5, networks like 10.0.0.0/8") from error
+        return proxies
+
     def goes_by(self, authority: str) -> bool:
         """Say whether a Host field names this server; a public name without a port stands for every port."""
-        names = {name.strip().lower() for name in self.public_names.split(",")}
+        names = {name.lower() for name in _listed(self.public_names)}
         host = authority.lower()
         return host in names or re.sub(r":[0-9]*$", "", host) in names
 
@@ -139,3 +165,14 @@ class Settings(BaseSettings):
     def block_bytes(self) -> int:
         """The aggregation block in bytes."""
         return self.aggregation_block_mib * 2**20
+
+
+def unread(variables: Iterable[str]) -> list[str]:
+    """Name those that begin like ours and that nobody reads: most likely they are misspelt."""
+    names = [name.upper().removeprefix(PREFIX) for name in variables if name.upper().startswith(PREFIX)]
+    known = _OF_OTHERS | {field.upper() for field in Settings.model_fields}
+    return sorted(PREFIX + name for name in names if name not in known and not name.startswith(_OF_AGENTS))
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

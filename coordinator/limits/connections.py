@@ -19,7 +19,13 @@ from typing import Any, ClassVar
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coordinator.errors import Busy, HeadTooLarge, Refused, RequestMalformed, RequestTimeout
-from coordinator.limits.pace import ANSWER_BYTES_PER_SECOND, HEAD_SECONDS, IDLE_SECONDS, body_seconds
+from coordinator.limits.pace import (
+    ANSWER_BYTES_PER_SECOND,
+    HEAD_SECONDS,
+    IDLE_SECONDS,
+    REFUSED_BODY,
+    body_seconds,
+)
 from coordinator.logs import logger
 from coordinator.problems import render
 
@@ -187,7 +193,7 @@ class BoundedConnection(HttpToolsProtocol):
             return HEAD_SECONDS
         fields = dict(self.cycle.scope["headers"])
         announced = int(fields.get(b"content-length", b"0"))
-        return max(IDLE_SECONDS, body_seconds(announced, self.bytes_per_second))
+        return body_seconds(min(announced, REFUSED_BODY), self.bytes_per_second)
 
     def _expect_within(self, seconds: float) -> None:
         self._expect_nothing()

@@ -14,9 +14,10 @@ GRACE_SECONDS = 30.0
 ANSWER_BYTES_PER_SECOND = 50_000
 """The pace at which an answer is taken on the whole: slower lines get it in several requests."""
 
-_LARGEST_BODY = 256 * 2**20  # no route takes more, whatever a request announces
+REFUSED_BODY = 2**28
+"""As much of a body is waited for whose request was answered before it had come, whatever it announces."""
 
 
 def body_seconds(size: int, bytes_per_second: int) -> float:
     """Say how long a body of `size` bytes may take to arrive."""
-    return GRACE_SECONDS + min(size, _LARGEST_BODY) / bytes_per_second
+    return GRACE_SECONDS + size / bytes_per_second

@@ -1,8 +1,9 @@
 """Say what a strategy is, and find it by its file's name. Pure: no database, no network, no clock.
 
 To add one, add `coordinator/strategies/<name>.py` with `Options` (a pydantic model that forbids extra
-members) and `Strategy` (a class made from Options); nothing else changes. A strategy says whom each client
-listens to; it never sees an adapter.
+members) and `Strategy` (a class made from Options), and its other half in `client_agent/strategies`. A
+strategy says whom each client listens to and never sees an adapter, unless it combines or folds factors of
+ordinary LoRA (`coordinator/lora_methods.py`).
 """
 
 from __future__ import annotations

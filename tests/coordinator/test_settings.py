@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.errors import SettingsUnusable
 from coordinator.serving import load_settings
+from coordinator.settings import unread
 
 WITHOUT_PASSWORD = "postgresql://tessera@postgres/tessera"
 
@@ -104,3 +105,39 @@ def test_an_empty_variable_leaves_an_option_as_it_is(secrets: Path, monkeypatch:
     settings = load_settings()
     assert (settings.name, settings.dashboard, settings.log_level) == ("Tessera", True, "info")
     assert settings.admin_token is not None
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("PUBLIC_NAMES", "https://tessera.example.org", "is no name"),
+        ("PUBLIC_NAMES", "localhost, tessera.example.org/path", "tessera.example.org/path is no name"),
+        ("TRUSTED_PROXIES", "caddy", "'caddy' does not appear to be an IPv4 or IPv6 network"),
+        ("TRUSTED_PROXIES", "127.0.0.1,10.0.0.1/8", "10.0.0.1/8 has host bits set"),
+    ],
+)
+def test_a_list_with_something_else_in_it_is_said(
+    secrets: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(f"TESSERA_{variable}", value)
+    with pytest.raises(SettingsUnusable, match=f"TESSERA_{variable}: .*{said}"):
+        load_settings()
+
+
+def test_names_and_proxies_may_be_given_in_every_form(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESSERA_PUBLIC_NAMES", "Tessera.Example.ORG:8443, [::1],  10.0.0.5, caddy,")
+    monkeypatch.setenv("TESSERA_TRUSTED_PROXIES", "*, 10.0.0.5, 172.16.0.0/12, fd00::/8")
+    settings = load_settings()
+    assert settings.goes_by("tessera.example.org:8443")
+    assert settings.goes_by("[::1]:80")
+    assert settings.goes_by("caddy")
+    assert not settings.goes_by("tessera.example.org:443")
+    assert not settings.goes_by("")
+
+
+def test_variables_that_nobody_reads_are_named() -> None:
+    known = ["TESSERA_NAME", "tessera_port", "TESSERA_AGENT_URL", "TESSERA_SECRETS_DIR", "TESSERA_DOMAIN"]
+    assert unread([*known, "PATH", "TESSERA_KEEP_ROUND", "TESSERA_ADMIN_TOKENS"]) == [
+        "TESSERA_ADMIN_TOKENS",
+        "TESSERA_KEEP_ROUND",
+    ]
