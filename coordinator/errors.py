@@ -245,7 +245,7 @@ class HeadTooLarge(Refused):
 
 
 class Busy(Refused):
-    status, slug, title = 503, "busy", "Too many uploads at once; try again"
+    status, slug, title = 503, "busy", "Too much at once; try again"
 
     def fields(self) -> dict[str, str]:
         """Spread those who come back."""

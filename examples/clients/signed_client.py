@@ -28,7 +28,10 @@ PROFILE = {
     "architecture": "LlamaForCausalLM",
     "base_model": "toy-000000000000",
     "hidden_size": 4,
-    "layers": 1,
+    "layers": 4,
+    "shapes": {
+        role: [4, 4] for role in ("q", "k", "v", "o", "gate", "up", "down")
+    },  # (d_out, d_in): LoRA needs them
     "agent_version": "example",
     "protocol_version": 1,
 }
@@ -81,11 +84,22 @@ class Signing(httpx.Auth):
         yield request
 
 
+def no_refusal(response: httpx.Response) -> None:
+    """End with what the coordinator says, in a problem document of RFC 9457, when it refuses something."""
+    if response.is_error:
+        response.read()
+        is_problem = response.headers["Content-Type"] == "application/problem+json"
+        sys.exit(json.dumps(response.json(), indent=1) if is_problem else response.text)
+
+
+HOOKS = {"response": [no_refusal]}
+
+
 def enrol(http: httpx.Client, key: Ed25519PrivateKey, token: str, name: str) -> dict[str, Any]:
     """Make sure who answers, then spend the token on the key."""
     token_id, server = token[5:29], token[74:117]  # tsr1_<24>_<43>_<43>_<8>
     challenge = secrets.token_urlsafe(24)
-    hello = http.get("/v1/hello", params={"challenge": challenge}).raise_for_status().json()
+    hello = http.get("/v1/hello", params={"challenge": challenge}).json()
     signing_key = raw(hello["signing_key"])
     if hello["challenge"] != challenge or text(hashlib.sha256(signing_key).digest()) != server:
         sys.exit("this is not the coordinator that the token is of")
@@ -96,7 +110,7 @@ def enrol(http: httpx.Client, key: Ed25519PrivateKey, token: str, name: str) -> 
     proof = text(key.sign(statement("tessera-enrolment-v1", said)))
     request = {"token": token, "name": name, "profile": PROFILE, "public_key": mine}
     made = http.post("/v1/enrolments", json={**request, "nonce": hello["nonce"], "proof": proof})
-    return {**made.raise_for_status().json(), "signing_key": hello["signing_key"]}
+    return {**made.json(), "signing_key": hello["signing_key"]}
 
 
 def trained(weights: bytes, manifest: dict[str, Any]) -> bytes:
@@ -114,7 +128,7 @@ def take_part(http: httpx.Client, member: dict[str, Any]) -> None:
     rounds = f"/v1/federations/{member['federation_id']}/rounds"
     server = Ed25519PublicKey.from_public_bytes(raw(member["signing_key"]))
     while True:
-        answer = http.get(f"{rounds}/current").raise_for_status()
+        answer = http.get(f"{rounds}/current")
         if answer.status_code == 204:
             time.sleep(float(answer.headers["Retry-After"]))
             continue
@@ -123,19 +137,17 @@ def take_part(http: httpx.Client, member: dict[str, Any]) -> None:
             print(f"finished before round {brief['round']}")
             return
         number = brief["round"]
-        joined = http.post(f"{rounds}/{number}/join").raise_for_status().json()
+        joined = http.post(f"{rounds}/{number}/join").json()
         manifest = joined["manifest"]
         server.verify(raw(manifest["signature"]), statement("tessera-round-v1", manifest))
-        weights = http.get(f"{rounds}/{number}/weights").raise_for_status().content
+        weights = http.get(f"{rounds}/{number}/weights").content
         base = f"sha256:{hashlib.sha256(weights).hexdigest()}"
         if not base == manifest["weights"] == joined["weights"]["digest"] or manifest["round"] != number:
             sys.exit("these are not the weights that the coordinator signed")
         said = {"version": 1, "kind": "update", "federation": member["federation_id"], "round": number}
         said |= {"client": member["client_id"], "base": base, "pack": None, "examples": 1, "recipe": {}}
         body = trained(weights, said)
-        http.put(
-            f"{rounds}/{number}/update", content=body, headers={"Content-Type": MEDIA_TYPE}
-        ).raise_for_status()
+        http.put(f"{rounds}/{number}/update", content=body, headers={"Content-Type": MEDIA_TYPE})
         print(f"round {number}: {len(body)} bytes delivered")
 
 
@@ -148,9 +160,9 @@ def main() -> None:
             opened.write(Ed25519PrivateKey.generate().private_bytes_raw())
     key = Ed25519PrivateKey.from_private_bytes(file.read_bytes())
     if not membership.exists():
-        with httpx.Client(base_url=url) as http:
+        with httpx.Client(base_url=url, event_hooks=HOOKS) as http:
             membership.write_text(json.dumps(enrol(http, key, sys.stdin.readline().strip(), name)))
-    with httpx.Client(base_url=url, auth=Signing(key), timeout=60) as http:
+    with httpx.Client(base_url=url, auth=Signing(key), timeout=60, event_hooks=HOOKS) as http:
         take_part(http, json.loads(membership.read_text()))
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from schemas.maths.adapter import block_modules
 from schemas.messages.recipes import WirePlan
-from schemas.messages.strict import BaseModelSlug, Name, Strict, UtcTime, wrong
+from schemas.messages.strict import Name, SharedModelSlug, Strict, UtcTime, wrong
 
 Role = Literal["q", "k", "v", "o", "gate", "up", "down"]
 ALL_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "gate", "up", "down")
@@ -163,7 +163,7 @@ class SignaturePlan(Strict):
     ema: Annotated[float, Field(gt=0, le=1)] = 0.5
     clip: Positive = 1.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    model: BaseModelSlug | None = None
+    model: SharedModelSlug | None = None
     dp: SignatureDpPlan | None = None
 
     @model_validator(mode="after")
@@ -189,7 +189,7 @@ class SignaturePlan(Strict):
 class AlignmentPlan(Strict):
     """How P and Q are made comparable across architectures; `pivot` names the base model all agents load."""
 
-    pivot: BaseModelSlug
+    pivot: SharedModelSlug
     anchors: Annotated[int, Field(ge=1, le=100_000)] = 1024
     frames: Literal["pca-tok", "random"] = "pca-tok"
     max_error: Positive = 0.85

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -51,3 +52,16 @@ Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 BaseModelSlug = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """A base model's exact weights: a slug and 12 hexadecimal digits of their digest, `tiny-s-3f0c...`."""
+
+
+def _names_weights(slug: str) -> str:
+    if not re.search(r"-[0-9a-f]{12}$", slug):
+        raise PydanticCustomError(
+            "wrong",
+            "a slug ends with a hyphen and 12 hexadecimal digits; `tessera agent check` prints a model's",
+        )
+    return slug
+
+
+SharedModelSlug = Annotated[BaseModelSlug, AfterValidator(_names_weights)]
+"""The slug of a model that everybody has to load: nobody could, were it no slug."""

@@ -74,6 +74,21 @@ def test_the_signing_client_enrols_and_takes_part_until_the_end(served: Served, 
     np.testing.assert_array_equal(np.frombuffer(state.content[-24:], "<f4"), np.full(6, 2.0))
 
 
+def test_the_signing_client_takes_part_where_a_lora_travels(served: Served, tmp_path: Path) -> None:
+    plan = {"adapter": {"rank": 2, "same_architecture_rank": 2}, "strategy": {"name": "fedavg"}}
+    _, said = run(served, tmp_path, [sys.executable, str(CLIENTS / "signed_client.py")], **plan)
+    assert all("finished before round 3" in one for one in said)
+
+
+def test_the_signing_client_ends_with_what_the_coordinator_says(served: Served, tmp_path: Path) -> None:
+    spent = served.enrolment_token(served.federation(**PLAN), "first")
+    command = [sys.executable, str(CLIENTS / "signed_client.py"), served.url, "other", str(tmp_path)]
+    ended = subprocess.run(command, input=spent, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert '"status": 4' in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 @pytest.mark.skipif(
     not all(map(shutil.which, ("curl", "jq", "openssl"))), reason="needs curl, jq and openssl"
 )

@@ -13,10 +13,10 @@ from schemas.messages.federations import FederationPlan
 @pytest.mark.parametrize(
     ("signature", "model"),
     [
-        ({}, "pivot-0"),
-        ({"model": "small-0"}, "small-0"),
-        ({"kind": "representation"}, "own-0"),
-        ({"kind": "representation", "model": "small-0"}, "own-0"),
+        ({}, "pivot-000000000000"),
+        ({"model": "small-000000000000"}, "small-000000000000"),
+        ({"kind": "representation"}, "own-000000000000"),
+        ({"kind": "representation", "model": "small-000000000000"}, "own-000000000000"),
     ],
 )
 def test_representations_of_different_models_are_not_compared(signature: dict[str, Any], model: str) -> None:
@@ -25,7 +25,7 @@ def test_representations_of_different_models_are_not_compared(signature: dict[st
             "name": "x",
             "strategy": {"name": "fedmosaic"},
             "signature": signature,
-            "alignment": {"pivot": "pivot-0"},
+            "alignment": {"pivot": "pivot-000000000000"},
         }
     )
-    assert signature_model(plan, "own-0") == model
+    assert signature_model(plan, "own-000000000000") == model
