@@ -21,7 +21,7 @@ from client_agent.privacy.ceiling import require_private
 from client_agent.privacy.ledger import Ledger
 from client_agent.settings import AgentSettings, read_settings
 from client_agent.signing import mechanism_for
-from client_agent.silo import device_of, dtype_of
+from client_agent.silo import device_named, dtype_of
 from client_agent.training.data import SiloData, load_data
 from client_agent.training.evaluate import evaluate
 from schemas import PROTOCOL_VERSION
@@ -78,7 +78,7 @@ def findings(config: Path | None, plan: Path | None = None) -> list[Finding]:
 
 
 def _device(settings: AgentSettings) -> str:
-    device = device_of(settings)
+    device = device_named(settings.device)
     bits = "" if settings.quantization == "none" else f", linear layers in {settings.quantization}"
     return f"{device}, {dtype_of(settings, device)}{bits}".replace("torch.", "")
 
@@ -167,7 +167,7 @@ def _identity(settings: AgentSettings) -> str:
 
 @cache
 def _loaded(settings: AgentSettings) -> BaseModel:
-    device = device_of(settings)
+    device = device_named(settings.device)
     return load_base_model(
         settings.model,
         device=device,

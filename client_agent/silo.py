@@ -95,7 +95,7 @@ def open_silo(settings: AgentSettings) -> Silo:
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    device = device_of(settings)
+    device = device_named(settings.device)
     data = load_data(settings.train, settings.test, test_share=settings.test_share)
     base = load_base_model(
         settings.model,
@@ -110,21 +110,19 @@ def open_silo(settings: AgentSettings) -> Silo:
     return Silo(base, data, settings.pivot_model, few_bits_of=few_bits_of)
 
 
-def device_of(settings: AgentSettings) -> torch.device:
-    """Choose the device.
+def device_named(name: str) -> torch.device:
+    """Choose the device; auto is the GPU where there is one.
 
     Raises:
         SettingsUnusable: it does not exist here.
     """
-    if settings.device == "auto":
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(settings.device)
+        device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise SettingsUnusable(
-            f"device {settings.device} is not usable on {platform.node()}: {error}"
-        ) from error
+        raise SettingsUnusable(f"device {name} is not usable on {platform.node()}: {error}") from error
     return device
 
 

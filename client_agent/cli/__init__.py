@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from client_agent.cli import adapters, aligning, comparing, running
+from client_agent.cli import adapters, aligning, anchors, comparing, running
 
-_GROUPS = (running.agent, adapters.adapters, aligning.aligning)
+_GROUPS = (running.agent, adapters.adapters, aligning.aligning, anchors.anchors)
 
 
 def commands(app: typer.Typer) -> None:

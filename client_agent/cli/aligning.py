@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from client_agent.cli.bars import Bars
 from client_agent.cli.opening import Config, Json, clear_errors, opened_settings, participant, read_file
 from client_agent.errors import AlignmentImpossible, PlanUnusable, SettingsUnusable, Stopped
 
@@ -74,7 +73,7 @@ def alignment_test(
     The coordinator stores the verdict if steps and seed are the default ones, so that nobody tries until one
     suits; --store stores another one, with its settings. With --plan it is printed and stored nowhere.
     """
-    with clear_errors(), opened_settings(config) as settings, _Bars() as bars:
+    with clear_errors(), opened_settings(config) as settings, Bars() as bars:
         if plan is not None and store:
             raise SettingsUnusable("--store is for a federation's coordinator; with --plan there is none")
         if plan is not None and anchors is not None:
@@ -105,7 +104,7 @@ def _in_federation(
     sleep: Callable[[float], None],
     steps: int | None,
     seed: int | None,
-    bars: _Bars,
+    bars: Bars,
     *,
     store: bool,
 ) -> tuple[Acceptance, list[str]]:
@@ -149,7 +148,7 @@ def _offline(
     pivot_pack_file: Path | None,
     steps: int | None,
     seed: int | None,
-    bars: _Bars,
+    bars: Bars,
 ) -> tuple[Acceptance, list[str]]:
     """Test packs that are files, or that are made here and thrown away; name what both share."""
     from client_agent.acceptance import FURTHER_STEPS, Trial, judge, require_testable, sides
@@ -240,30 +239,3 @@ def _table(direction: Direction, tested: Acceptance) -> Table:
             ]
         table.add_row(_STARTS[start], shown(ending.loss), shown(ending.exact_match), *figures)
     return table
-
-
-class _Bars:
-    """A bar for each kind of work on a terminal, a few plain lines elsewhere."""
-
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Show how far something is."""
-        if what not in self._tasks:
-            self._tasks[what] = self._bars.add_task(what, total=total)
-        self._bars.update(self._tasks[what], completed=done)
-        if self._bars.disable and (done == total or done % max(1, total // 5) == 0):
-            log.info("%s: %d of %d", what, done, total)

@@ -68,17 +68,22 @@ def _log_level() -> str:
     return level
 
 
-@contextmanager
-def opened_settings(config: Path | None) -> Iterator[AgentSettings]:
-    """Read the settings, and be quiet and offline-friendly from before the heavy imports on."""
-    from client_agent.settings import read_settings
-
+def be_quiet() -> None:
+    """Log what TESSERA_AGENT_LOG_LEVEL says to standard error, and no request."""
     logging.basicConfig(
         level=_log_level(),
         format="%(message)s",
         handlers=[RichHandler(console=Console(stderr=True), show_path=False, omit_repeated_times=False)],
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+@contextmanager
+def opened_settings(config: Path | None) -> Iterator[AgentSettings]:
+    """Read the settings, and be quiet and offline-friendly from before the heavy imports on."""
+    from client_agent.settings import read_settings
+
+    be_quiet()
     yield read_settings(config)
 
 

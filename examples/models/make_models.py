@@ -181,14 +181,23 @@ def make_model(size: Size, tokenizer: PreTrainedTokenizerFast, seed: int) -> Pre
     return Qwen3ForCausalLM(Qwen3Config(**shape)) if size.is_qwen else LlamaForCausalLM(LlamaConfig(**shape))
 
 
-def as_batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> Batch:
-    """Tokenise, padded on the right; the completion and eos are what is to be predicted."""
+def as_batch(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, *, whole_texts: bool = False
+) -> Batch:
+    """Tokenise, padded on the right; the completion and eos are to be predicted, or the whole text."""
     texts = [encode(tokenizer, e.prompt, e.completion, max_length=MAX_TOKENS) for e in examples]
-    return collate(texts, pad=SPECIAL.index("<pad>"))
+    targets = [[*text.ids[1:], NO_TARGET] for text in texts] if whole_texts else None
+    return collate(texts, pad=SPECIAL.index("<pad>"), targets=targets)
 
 
 def pretrain(
-    model: PreTrainedModel, size: Size, tokenizer: PreTrainedTokenizerFast, seed: int, held_out: set[str]
+    model: PreTrainedModel,
+    size: Size,
+    tokenizer: PreTrainedTokenizerFast,
+    seed: int,
+    held_out: set[str],
+    *,
+    whole_texts: bool,
 ) -> float:
     """Train in place: Muon on the hidden matrices, AdamW on the rest. Returns CPU seconds."""
     hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name]
@@ -209,7 +218,8 @@ def pretrain(
     with Progress(*columns) as progress:
         bar = progress.add_task(size.name, total=size.steps, loss=float("nan"))
         for step in range(size.steps):
-            batch = as_batch(mixture(PUBLIC_TASKS, 128, rng, avoid=held_out), tokenizer)
+            texts = mixture(PUBLIC_TASKS, 128, rng, avoid=held_out)
+            batch = as_batch(texts, tokenizer, whole_texts=whole_texts)
             logits = model(input_ids=batch.ids).logits
             loss = nnf.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=NO_TARGET)
             loss.backward()
@@ -250,13 +260,13 @@ def save(
     fresh.rename(target)
 
 
-def make(size: Size, out: Path, seed: int, console: Console) -> None:
+def make(size: Size, out: Path, seed: int, console: Console, *, whole_texts: bool) -> None:
     tokenizer = make_tokenizer(size)
     rng = random.Random(f"held-out:{seed}")
     held_out = {task.name: draw(task, HELD_OUT, rng) for task in PUBLIC_TASKS}
     model = make_model(size, tokenizer, seed)
     prompts = {example.prompt for examples in held_out.values() for example in examples}
-    seconds = pretrain(model, size, tokenizer, seed, prompts)
+    seconds = pretrain(model, size, tokenizer, seed, prompts, whole_texts=whole_texts)
     model.half().float()  # what is scored is what float16 keeps
     model.eval()
     scores = {name: round(exact_match(model, examples, tokenizer), 3) for name, examples in held_out.items()}
@@ -285,11 +295,18 @@ def main() -> None:
         "--seed", type=int, default=0, help="of the weights and of the training text (default 0)"
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where the model folders go")
+    parser.add_argument(
+        "--whole-texts",
+        action="store_true",
+        help="have them learn to write the prompts, too, as language models do; these are not the ones here",
+    )
     arguments = parser.parse_args()
+    if arguments.whole_texts and arguments.out == parser.get_default("out"):
+        parser.error("--whole-texts needs --out: other models would take the place of those that are shipped")
     torch.set_num_threads(1)
     console = Console()
     for key in [arguments.only] if arguments.only else sorted(SIZES, reverse=True):
-        make(SIZES[key], arguments.out, arguments.seed, console)
+        make(SIZES[key], arguments.out, arguments.seed, console, whole_texts=arguments.whole_texts)
 
 
 if __name__ == "__main__":

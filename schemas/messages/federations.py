@@ -186,12 +186,15 @@ class SignaturePlan(Strict):
         return self
 
 
+FramesKind = Literal["pca-tok", "procrustes", "random"]
+
+
 class AlignmentPlan(Strict):
     """How P and Q are made comparable across architectures; `pivot` names the base model all agents load."""
 
     pivot: SharedModelSlug
     anchors: Annotated[int, Field(ge=1, le=100_000)] = 1024
-    frames: Literal["pca-tok", "random"] = "pca-tok"
+    frames: FramesKind = "pca-tok"
     max_error: Positive = 0.85
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
