@@ -25,7 +25,7 @@ from client_agent.model.pack import OFFSETS, Pack
 from client_agent.model.responses import Progress, Responses, Rows, alignment_set, passes
 from client_agent.model.selection import TaskFrames, task_errors
 from schemas.messages.alignment import AlignmentManifest, Anchor, PackErrors
-from schemas.messages.federations import AdapterPlan, AlignmentPlan, FramesKind
+from schemas.messages.federations import AdapterPlan, AlignmentPlan
 from schemas.wire.envelope import Array
 
 RIDGE_A = 1e-2
@@ -96,10 +96,7 @@ def aligned_pack(
     *,
     progress: Progress | None = None,
 ) -> Pack:
-    """Make another base model's pack: A h and B^T g are fitted to the pivot's responses.
-
-    With `plan.frames` pca-tok by ridge regression, with procrustes by turning the model's own principal
-    directions.
+    """Make another base model's pack: A h and B^T g are fitted to the pivot's responses, by ridge regression.
 
     Errors are measured on anchors and pseudo-tasks that did not fit; a (block, role) is selected when its
     error on pseudo-tasks is below `plan.max_error`.
@@ -117,7 +114,7 @@ def aligned_pack(
     errors: dict[str, PackErrors] = {}
     pivot_sites = {site.name: site for site in sites_of(pivot, adapter_plan)}
     for group in _groups([s for s in sites_of(base, adapter_plan) if f"{s.name}.z" in of_pivot.tensors]):
-        a, b = _fitted(base, group, fitting, responses, adapter_plan.rank, plan.frames, progress)
+        a, b = _fitted(base, group, fitting, responses, progress)
         missed = {site.name: (Residual(), Residual()) for site in group}
         for rows in passes(base, group, held_out, progress, "measuring", responses):
             for site in group:
@@ -169,8 +166,6 @@ def _fitted(
     group: Sequence[Site],
     texts: Sequence[Text],
     responses: Responses,
-    rank: int,
-    frames: FramesKind,
     progress: Progress | None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Fit A (r, d_in) by source and B^T (r, d_out) by name to the pivot's responses (steps 1 and 3)."""
@@ -183,9 +178,6 @@ def _fitted(
         raise AlignmentImpossible(
             f"no token of {base.slug} ends where one of the pivot's does; choose another pivot"
         )
-    if frames == "procrustes":
-        a = {source: moments.rotation(rank).T for source, moments in inputs.items()}
-        return a, {name: moments.rotation(rank).T for name, moments in gradients.items()}
     a = {source: moments.ridge(RIDGE_A).T for source, moments in inputs.items()}
     return a, {name: moments.ridge(RIDGE_B).T for name, moments in gradients.items()}
 

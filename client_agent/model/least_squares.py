@@ -46,17 +46,6 @@ class Moments:
         penalty = torch.diag(lam.clamp(min=torch.finfo(torch.float64).tiny).expand(len(self.xx)))
         return cast(Tensor, torch.linalg.solve(self.xx + penalty, self.xy))
 
-    def rotation(self, rank: int) -> Tensor:
-        """Turn the first `rank` principal directions of x until they are nearest to y: (d_in, rank).
-
-        W = D^T R with the directions D (rank, d_in) and R = argmin ||X D^T R - Y|| over orthogonal matrices
-        (Schoenemann 1966): lengths stay as they are, where `ridge` shrinks what it cannot tell.
-        """
-        assert self.xy is not None
-        directions = self.principal(rank)
-        left, _, right = torch.linalg.svd(directions @ self.xy)
-        return cast(Tensor, directions.T @ left @ right)
-
 
 @dataclass(slots=True)
 class Residual:

@@ -186,15 +186,12 @@ class SignaturePlan(Strict):
         return self
 
 
-FramesKind = Literal["pca-tok", "procrustes", "random"]
-
-
 class AlignmentPlan(Strict):
     """How P and Q are made comparable across architectures; `pivot` names the base model all agents load."""
 
     pivot: SharedModelSlug
     anchors: Annotated[int, Field(ge=1, le=100_000)] = 1024
-    frames: FramesKind = "pca-tok"
+    frames: Literal["pca-tok", "random"] = "pca-tok"
     max_error: Positive = 0.85
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
