@@ -5,7 +5,7 @@ The database arbitrates: of two deliveries at once the first commit wins, and th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.crash import may_crash
@@ -42,9 +42,21 @@ class Ready:
     verdict: Verdict
 
     @property
+    def contents(self) -> tuple[Content, ...]:
+        """What is to be written."""
+        return (self.received,) if isinstance(self.state, int) else (self.received, self.state)
+
+    @property
     def bytes(self) -> int:
-        """How much is to be written."""
-        return self.received.size + (0 if isinstance(self.state, int) else self.state.size)
+        """How much that is."""
+        return sum(content.size for content in self.contents)
+
+    def kept_as(self, ids: Mapping[str, int]) -> store.Kept:
+        """Say where its bytes are, by the ids of the payloads with these digests."""
+        payload_id = ids[self.received.digest]
+        if isinstance(self.state, int):
+            return store.Kept(payload_id, payload_id, self.state)
+        return store.Kept(payload_id, ids[self.state.digest], 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +82,7 @@ def keep(database: Database, updates: Sequence[Ready]) -> list[Delivered]:
     """
     fid, number = updates[0].member.federation_id, updates[0].number
     with database.write() as session:
-        # In one order: two replicas that are sent the same bytes wait for each other once.
-        ordered = sorted(updates, key=lambda update: update.received.digest)
-        kept = {id(one): store.keep_payloads(session, one.received, one.state) for one in ordered}
+        ids = store.keep_payloads(session, (content for one in updates for content in one.contents))
         last_event = hold_federation(session, fid)
         for one in updates:
             still_member(session, one.member)
@@ -91,7 +101,7 @@ def keep(database: Database, updates: Sequence[Ready]) -> list[Delivered]:
             store.Accepted(
                 client_id=one.member.client_id,
                 received=one.received,
-                kept=kept[id(one)],
+                kept=one.kept_as(ids),
                 verdict=one.verdict,
                 layout=one.layout,
                 pack=one.pack,

@@ -181,12 +181,17 @@ def _values(row: RoundRow, one: Accepted, moment: datetime) -> dict[str, Any]:
     }
 
 
-def keep_payloads(session: Session, received: Content, state: Content | int) -> Kept:
-    """Keep the received bytes; `state` is the decoded copy, or where the state begins in them."""
-    payload_id = payloads.store(session, received.digest, received.size, received.pieces())
-    if isinstance(state, int):
-        return Kept(payload_id, payload_id, state)
-    return Kept(payload_id, payloads.store(session, state.digest, state.size, state.pieces()), 0)
+def keep_payloads(session: Session, contents: Iterable[Content]) -> dict[str, int]:
+    """Put down bytes; give their payloads' ids by digest.
+
+    They are put down in the order of their digests: of two transactions that have several of the same, each
+    would else hold what the other waits for.
+    """
+    of_digest = {content.digest: content for content in contents}
+    return {
+        digest: payloads.store(session, digest, content.size, content.pieces())
+        for digest, content in sorted(of_digest.items())
+    }
 
 
 def _as_receipt(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,10 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select, update
 
+from coordinator import migrate
 from coordinator.database import Database
 from coordinator.errors import Busy
 from coordinator.locks import hold_federation
 from coordinator.tables import ClientRow, UpdateRow
+from coordinator.updates import store
 from coordinator.updates import together as together_module
 from coordinator.updates.together import Together
 from schemas.wire.digests import digest_of
@@ -180,3 +183,28 @@ def test_of_updates_that_are_kept_together_each_gets_its_own_answer(
         )
     database.close()
     assert kept == 11
+
+
+def test_two_who_keep_the_same_bytes_in_another_order_do_not_wait_for_each_other_for_ever(
+    fresh_database: Callable[[str], str], pool: ThreadPoolExecutor
+) -> None:
+    """On SQLite one writes at a time anyhow."""
+    database = Database(fresh_database("postgresql"))
+    migrate.prepare(database)
+    both_have_one = threading.Barrier(2)
+
+    def content(octets: bytes) -> store.Content:
+        def pieces() -> Iterator[bytes]:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both_have_one.wait(1)
+            yield octets
+
+        return store.Content(digest_of(octets), len(octets), pieces)
+
+    def kept(order: Sequence[bytes]) -> dict[str, int]:
+        with database.write() as session:
+            return store.keep_payloads(session, map(content, order))
+
+    one, other = (pool.submit(kept, order) for order in ([b"x", b"y"], [b"y", b"x"]))
+    assert one.result(30) == other.result(30)
+    database.close()
