@@ -58,7 +58,7 @@ def prepare(place: Place) -> None:
         state.tofile(place.folder / f"state-{i}")
     database = Database(place.url)
     migrate.upgrade(database)
-    close_round(database, layout, drawn)
+    close_round(database, layout, list(drawn))
     database.close()
 
 
@@ -73,7 +73,7 @@ def _tessera(place: Place) -> dict[str, Any]:
     with database.read() as session:
         client = f"{claim.federation_id}-{place.clients - 1:04}"
         row = bases.newest(session, client)
-        if row is None:
+        if row is None or row.payload_id is None:
             raise ProgramFailed("nothing was published")
         end = row.begin + 4 * size(layout_of(place.values))
         tail = payloads.read(session, row.payload_id, end - 4 * _SAMPLE, end)

@@ -91,9 +91,11 @@ def on_adapters(rounds: int, seeds: list[int], console: Console) -> dict[str, di
         steps = iter(track(range(len(runs) * rounds), description="adapters", console=console))
         next(steps)
         for attack, guard, seed in runs:
-            scored = attacked_rounds.run(
-                where, attack, guard, seed=seed, rounds=rounds, tell=lambda: next(steps, None)
-            )
+
+            def tell() -> None:
+                next(steps, None)
+
+            scored = attacked_rounds.run(where, attack, guard, seed=seed, rounds=rounds, tell=tell)
             of = made.setdefault(attack, {}).setdefault(guard, {"before": {}, "after": {}})
             of["before"][str(seed)], of["after"][str(seed)] = scored.before, scored.after
     return made

@@ -23,7 +23,7 @@ from schemas.wire.coding import bound, decode, encode
 from schemas.wire.compress import compress
 
 RECIPES: Final[dict[str, Recipe]] = {
-    **NAMED,
+    **{str(name): recipe for name, recipe in NAMED.items()},
     "top10_int4_served": Recipe(reference="served", density=0.1, values="int4"),
     "top1_int8_served": Recipe(reference="served", density=0.01, values="int8"),
 }

@@ -24,7 +24,7 @@ from benchmarks.memory import MIB
 Row = Mapping[str, Any]
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
-_STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.fonttype": "none"}
+_STYLE: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.fonttype": "none"}
 
 
 def machine() -> dict[str, Any]:

@@ -25,6 +25,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,7 +97,7 @@ class Attacker:
 
     @classmethod
     def of(cls, base: BaseModel) -> Attacker:
-        ids = base.tokenizer.convert_tokens_to_ids([*LETTERS, str(base.tokenizer.eos_token)])
+        ids: Any = base.tokenizer.convert_tokens_to_ids([*LETTERS, str(base.tokenizer.eos_token)])
         return cls(base, tuple(int(i) for i in ids))
 
     def continuations(self, contexts: Sequence[tuple[int, ...]]) -> list[tuple[Tensor, Tensor]]:
@@ -142,12 +143,12 @@ def observed(base: BaseModel, records: list[Example]) -> dict[str, Grid]:
     whole = np.zeros((base.hidden_size, factors[0][1].shape[1]))
     for g, u in factors:
         gradient = (g.T @ u / len(g)).double().numpy()
-        whole += gradient * min(1.0, CLIP / np.linalg.norm(gradient)) / len(records)
+        whole += gradient * min(1.0, CLIP / float(np.linalg.norm(gradient))) / len(records)
     seen = {"whole gradient": whole}
     for dim in (256, 64):
         plan = SignaturePlan(dim=dim, clip=CLIP)
         sketches = list(record_sketches(base, records, plan))
-        clipped = [one * min(1.0, CLIP / np.linalg.norm(one)) for one in sketches]
+        clipped = [one * min(1.0, CLIP / float(np.linalg.norm(one))) for one in sketches]
         seen[f"sketch of {dim}"] = undone(np.mean(clipped, axis=0), plan, whole.shape)
         if dim == 64:
             for budget in BUDGETS:

@@ -131,7 +131,10 @@ async def upload(url: str, agents: list[Agent], bodies: list[bytes]) -> tuple[fl
     async with _connected(url, agents) as clients:
         began = time.monotonic()
         waits = await asyncio.gather(
-            *(_deliver(*one, 1, *sent) for one, *sent in zip(clients, bodies, digests, strict=True))
+            *(
+                _deliver(http, agent, 1, body, digest)
+                for (http, agent), body, digest in zip(clients, bodies, digests, strict=True)
+            )
         )
         return time.monotonic() - began, sum(waits)
 

@@ -15,6 +15,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -117,7 +118,7 @@ def silos(count: int, seed: int) -> list[tuple[str, Records]]:
     return made
 
 
-def measured(base: BaseModel, draws: Sequence[list[Silo]], plan: SignaturePlan) -> dict[str, object]:
+def measured(base: BaseModel, draws: Sequence[list[Silo]], plan: SignaturePlan) -> dict[str, Any]:
     """Let every draw's silos send for 20 rounds, and average what the coordinator makes of it."""
     masses: dict[int, list[Mass]] = {number: [] for number in ROUNDS}
     for members in draws:

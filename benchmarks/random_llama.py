@@ -126,8 +126,9 @@ def _held(linear: nn.Linear, compute: torch.dtype, quantization: Quantization) -
     """Hold a dense layer's weights as asked, the way that transformers does when it loads them."""
     if quantization == "none":
         return linear
-    import bitsandbytes as bnb
+    import bitsandbytes
 
+    bnb: Any = bitsandbytes
     weight = linear.weight.data
     shape = (linear.in_features, linear.out_features)
     if quantization == "nf4":

@@ -70,7 +70,7 @@ def main() -> None:
         parser.error("--clients and --mib belong together")
     named = (arguments.clients, arguments.mib, arguments.strategy)
     sizes = SIZES if arguments.clients is None else (named,)
-    found = {"machine": figures.machine(), "sizes": []}
+    measured: list[dict[str, Any]] = []
     console = Console()
     for clients, mib, strategy in sizes:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
@@ -83,8 +83,9 @@ def main() -> None:
                 compress=arguments.compress,
                 database_url=arguments.postgres,
             )
-        found["sizes"].append(size)
+        measured.append(size)
         console.print(f"{clients} x {mib} MiB, {strategy}: {size['seconds']:.3f} s per round")
+    found = {"machine": figures.machine(), "sizes": measured}
     figures.write(arguments.out, found)
     show(console, found)
     draw(arguments.out.with_suffix(".svg"), found)

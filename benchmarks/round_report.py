@@ -27,21 +27,24 @@ class Goal:
 
 GOALS = {(4, 1): Goal(0.3, 150, 0.05), (8, 8): Goal(1.0, 200, 0.4), (8, 64): Goal(4.0, 400, 2.5)}
 
+_NO_GOAL = (None, None, None)
+
 
 def show(console: Console, found: dict[str, Any]) -> None:
     """Print figures and, behind a slash, what is asked for."""
     rows = []
     for size in found["sizes"]:
         goal = GOALS.get((size["clients"], size["mib"]))
+        seconds, rss_mib, cpu_seconds = (goal.seconds, goal.rss_mib, goal.cpu_seconds) if goal else _NO_GOAL
         rows.append(
             [
                 _name(size),
-                _beside(size["seconds"], goal and goal.seconds),
+                _beside(size["seconds"], seconds),
                 f"{size['from_open_seconds']:.3g}",
                 f"{size['copy_and_hash_seconds']:.3g}",
                 _beside(size["seconds"] / size["copy_and_hash_seconds"], WITHIN_COPY_AND_HASH),
-                _beside(size["peak_rss_mib"], goal and goal.rss_mib),
-                _beside(size["cpu_seconds"], goal and goal.cpu_seconds),
+                _beside(size["peak_rss_mib"], rss_mib),
+                _beside(size["cpu_seconds"], cpu_seconds),
                 _beside(size["wire_ratio"], WITHIN_BYTES, digits=4),
             ]
         )

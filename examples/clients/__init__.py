@@ -1,0 +1,1 @@
+"""Clients that speak the protocol without Tessera."""

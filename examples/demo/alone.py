@@ -36,7 +36,7 @@ def local_plan(rounds: int) -> Answer:
 
 def local_lora_plan(rounds: int) -> Answer:
     """Train an ordinary LoRA alone."""
-    named = {"name": "local_lora", "strategy": {"name": "fedavg"}, "rounds": {"total": rounds}}
+    named: Answer = {"name": "local_lora", "strategy": {"name": "fedavg"}, "rounds": {"total": rounds}}
     return laid_over(LORA, {**named, "training.max_length": 64})
 
 

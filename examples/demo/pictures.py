@@ -5,6 +5,7 @@ from __future__ import annotations
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from client_agent.simulation.operator import Answer
 from client_agent.simulation.pictures import STYLE, svg
@@ -134,4 +135,4 @@ def _alignment(report: Answer) -> Figure:
 
 def _rounds(axes: Axes, x: str, y: str) -> None:
     axes.set(xlabel=x, ylabel=y, ylim=(0, 1))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,0 +1,1 @@
+"""Studies for `tessera compare`, and what draws their data."""
