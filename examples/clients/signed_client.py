@@ -29,9 +29,8 @@ PROFILE = {
     "base_model": "toy-000000000000",
     "hidden_size": 4,
     "layers": 4,
-    "shapes": {
-        role: [4, 4] for role in ("q", "k", "v", "o", "gate", "up", "down")
-    },  # (d_out, d_in): LoRA needs them
+    # (d_out, d_in) of each role: LoRA's tensors follow from them.
+    "shapes": {role: [4, 4] for role in ("q", "k", "v", "o", "gate", "up", "down")},
     "agent_version": "example",
     "protocol_version": 1,
 }
