@@ -4,15 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SEED ?= 0
-SCHEDULES ?= 1000
+SCHEDULES ?= 100
 # One thread per process: agents and test workers share the cores, and oversubscription costs more than it gives.
 RUN := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
-PYTEST := $(RUN) $(BIN)/python -m pytest -n 2
+PYTEST := $(RUN) $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: $(READY) ## Make .venv and install everything into it
 
@@ -25,16 +25,19 @@ $(READY): pyproject.toml
 demo: setup ## Run the main job: seven silos, two base models, five methods compared (SEED=0)
 	$(RUN) $(BIN)/python -m examples.demo --seed $(SEED)
 
-test: setup lint ## Lint, types, dependency rules and the fast tests
-	$(PYTEST) -m "not slow and not gpu and not system"
+test: setup lint ## Lint, types, dependency rules and the fast tests (8 minutes on two cores)
+	$(PYTEST) -m "not slow and not long and not gpu and not system"
 
-test-slow: setup ## The tests that take longer: kills, memory, transfer between architectures
+test-slow: setup ## The same on PostgreSQL, every route as every kind of caller, and tests of some seconds
 	$(PYTEST) -m slow
+
+test-long: setup ## Tests that take minutes: kills, memory, transfer between architectures (half an hour)
+	$(PYTEST) -m long
 
 test-system: setup ## The page in Chromium, replicas behind Caddy; on Debian `apt-get install chromium caddy`
 	$(RUN) $(BIN)/python -m pytest -m system
 
-simulate: setup ## Play the whole system through schedules of faults (SCHEDULES=1000: five minutes)
+simulate: setup ## Play the whole system through schedules of faults (SCHEDULES=100: half a minute)
 	$(RUN) $(BIN)/python -m tests.simulation --schedules $(SCHEDULES)
 
 torture: setup ## Kills, freezes, bad networks, hostile bytes and fuzzing at length, with a table (an hour)
@@ -43,6 +46,10 @@ torture: setup ## Kills, freezes, bad networks, hostile bytes and fuzzing at len
 
 load: setup ## A thousand agents polling and delivering at once, and a long time (ten minutes)
 	$(RUN) $(BIN)/python -m benchmarks.load
+
+release-check: test test-slow test-long ## Everything that is run before a release (three hours)
+	$(MAKE) simulate SCHEDULES=1000
+	$(MAKE) torture load demo
 
 test-gpu: setup ## Models of 1 and 7 billion parameters in 16, 8 and 4 bits, and what a step costs there; needs a GPU
 	$(RUN) $(BIN)/python -m pytest -m gpu tests/gpu
@@ -73,4 +80,4 @@ openapi: setup ## Rewrite the OpenAPI snapshot that the tests compare with
 clean: ## Remove what was built, not what was trained
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test test-slow test-system simulate torture load test-gpu bench lint format models openapi clean
+.PHONY: help setup demo test test-slow test-long test-system simulate torture load release-check test-gpu bench lint format models openapi clean

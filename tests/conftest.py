@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +20,26 @@ from tests.postgres_server import PostgresServer
 from tests.served import Served, start
 
 _numbers = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs on PostgreSQL as slow: the fast tests play the same on SQLite.
+
+    A test that is `slow` or `long` by itself stays in its group.
+    """
+    for item in items:
+        spec: Any = getattr(item, "callspec", None)
+        runs_on_postgres = spec is not None and spec.params.get("backend") == "postgres"
+        if runs_on_postgres and not item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print how long CI has taken so far; pytest's own last line stays the last."""
+    began = os.environ.get("TESSERA_CI_BEGAN")
+    if began is not None:
+        minutes, seconds = divmod(int(time.time() - float(began)), 60)
+        terminalreporter.write_line(f"CI has taken {minutes} min {seconds} s of 20 min")
 
 
 @pytest.fixture(scope="session", autouse=True)

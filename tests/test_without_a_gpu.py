@@ -21,7 +21,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gpu_tests_that_could_not_run_are_no_pass() -> None:
     done = run("-m", "gpu", "tests/gpu")
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
@@ -29,7 +29,7 @@ def test_gpu_tests_that_could_not_run_are_no_pass() -> None:
     assert " skipped" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_beside_other_tests_they_are_skipped_as_before() -> None:
     done = run("tests/gpu", "tests/schemas/test_paired.py")
     assert done.returncode == pytest.ExitCode.OK

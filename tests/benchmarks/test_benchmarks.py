@@ -13,7 +13,8 @@ from benchmarks import round as rounds
 COST = {"seconds", "cpu_seconds", "idle_rss_mib", "peak_rss_mib"}
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", pytest.param("fedmosaic", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fedavg", pytest.param("fedmosaic", marks=pytest.mark.long)])
 def test_a_round_is_measured_through_a_running_coordinator(strategy: str, tmp_path: Path) -> None:
     size = rounds.measure(2, 1, strategy=strategy, rounds=2, folder=tmp_path)
     assert (size["clients"], size["mib"], len(size["seconds_each"])) == (2, 1, 2)
@@ -53,7 +54,7 @@ def test_goals_are_judged_by_what_was_measured() -> None:
     assert "missed: peak RSS, 8 x 1 MiB, fedavg / 4 x 1 MiB, fedavg 1.2, goal 1.1" in told
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_aggregation_is_measured_beside_the_bare_product(tmp_path: Path) -> None:
     size = aggregation.measure(3, 4096, block_mib=1, repeats=1, folder=tmp_path, database_url=None)
     assert (size["clients"], size["values"]) == (3, 4096)

@@ -23,7 +23,7 @@ def test_mass_is_split_over_the_own_cluster_oneself_and_the_others() -> None:
     assert of(east, north, up, -east) == pytest.approx((0, 1, 0))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_record_is_read_from_its_gradient_and_not_from_a_private_sketch() -> None:
     base = load_base_model(str(leak.ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
     found = leak.attacked(leak.Attacker.of(base), 1, 0)

@@ -61,7 +61,7 @@ def silo_file(
     return file, stored
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_only_the_default_settings_verdict_is_stored_unless_another_is_asked_for(
     silo_file: tuple[Path, Callable[[], dict[str, Any] | None]],
 ) -> None:

@@ -7,6 +7,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from client_agent.local_training import Trained
 from tests.client_agent.test_daemon import config
 from tests.integration.agents import TESSERA
@@ -31,6 +33,7 @@ def tessera(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.slow
 def test_training_alone_gives_scores_per_round_and_keeps_the_adapter(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
     out = tmp_path / "adapter.safetensors"
@@ -58,6 +61,7 @@ def test_what_cannot_work_is_said_before_anything_is_trained(tmp_path: Path) -> 
     assert "no [red] pack cannot be read" in done.stderr
 
 
+@pytest.mark.slow
 def test_training_alone_that_is_stopped_says_that_it_does_not_resume(tmp_path: Path) -> None:
     plan = PLAN | {"rounds": {"total": 1000}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
@@ -92,6 +96,7 @@ def test_an_agent_without_membership_is_told_to_enrol(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_check_without_any_configuration_says_what_is_missing() -> None:
     done = tessera("check", "--json")
     assert done.returncode == 1

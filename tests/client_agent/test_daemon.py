@@ -66,6 +66,7 @@ def test_an_agent_takes_part_until_the_federation_is_finished(
     assert (who.home / "final_weights.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_an_update_that_is_refused_is_given_up_and_the_next_round_is_played(
     served: Served, participant: Enrolled
 ) -> None:
@@ -119,6 +120,7 @@ def test_what_was_made_and_not_delivered_is_delivered_byte_for_byte_after_a_rest
     assert views(served, fid)[0]["counts"]["arrived"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_late", [True, False])
 def test_an_update_that_never_gets_through_is_given_up_with_its_round(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture, is_late: bool

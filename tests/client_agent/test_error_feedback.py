@@ -46,6 +46,7 @@ def test_what_an_older_or_an_unaccepted_update_lost_is_not_made_up_for(
     assert f"round 3: what the update of round {older} lost is not made up for" in caplog.text
 
 
+@pytest.mark.slow
 def test_what_the_update_of_an_abandoned_round_lost_is_learnt_again_and_not_added(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:

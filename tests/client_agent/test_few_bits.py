@@ -84,7 +84,7 @@ def test_what_silos_compare_is_computed_on_dense_weights(tmp_path: Path) -> None
     assert not np.allclose(own, theirs, rtol=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
     tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served]

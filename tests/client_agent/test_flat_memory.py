@@ -41,7 +41,7 @@ def tensors() -> int:
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("quantization", ["none", "nf4", "int8"])
 def test_memory_is_flat_over_fifty_rounds(

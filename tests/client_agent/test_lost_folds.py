@@ -68,6 +68,7 @@ def assert_alike(one: RoundFolder, other: RoundFolder) -> None:
         assert np.abs(values).max() > 1e-4
 
 
+@pytest.mark.slow
 @methods
 @pytest.mark.parametrize("lost", ["all of it", "the last of it"])
 def test_a_client_that_lost_its_fold_goes_on_with_the_weights_of_one_that_lost_nothing(
@@ -139,6 +140,7 @@ def test_final_weights_bring_all_that_was_folded(pair: Callable[..., Pair], stra
         assert adapter.state().keys() == layout.keys()
 
 
+@pytest.mark.slow
 @methods
 def test_agents_go_on_under_a_coordinator_that_was_restored_from_a_backup(
     fresh_database: Callable[[str], str],

@@ -58,6 +58,7 @@ def kept(who: Participant, number: int) -> Signature:
     return Signature.from_bytes(who.rounds.open(number).read(SIGNATURE))
 
 
+@pytest.mark.slow
 def test_a_silo_releases_once_a_round_and_then_sends_the_last_one_again(
     served: Served, participant: Enrolled
 ) -> None:

@@ -186,6 +186,7 @@ class Held(httpx.HTTPTransport):
             return http.send(self._requests[0]).status_code
 
 
+@pytest.mark.slow
 def test_a_running_agent_takes_up_a_new_key_of_which_the_coordinator_hears_late(
     scene: Scene, tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ def scene(served: Served, participant: Enrolled, serve: Serve, tmp_path: Path) -
         yield Scene(served, participant, serve, tmp_path, opened)
 
 
+@pytest.mark.slow
 def test_a_silo_accepts_a_restored_coordinator_and_goes_on_with_its_own_adapter(scene: Scene) -> None:
     scene.begin()
     scene.play()

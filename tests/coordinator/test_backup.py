@@ -75,6 +75,7 @@ def test_rounds_go_on_from_a_backup_as_if_nothing_had_happened(
     assert weights(silos[0], 4)["b0.q.P"].mean() == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 def test_a_backup_taken_while_clients_deliver_is_one_consistent_state(
     serve: Callable[..., Served], database_url: str, tmp_path: Path

@@ -52,7 +52,7 @@ def answered(served: Served) -> set[tuple[str, str, int]]:
     return {(method, route, int(status)) for method, route, status in lines}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_service_does_what_its_document_says(coordinator: Served, tmp_path: Path) -> None:
     coordinator.enrol(coordinator.federation(), "a")
     person = ("--header", f"Authorization: Bearer {ADMIN_TOKEN}")
@@ -60,7 +60,7 @@ def test_the_service_does_what_its_document_says(coordinator: Served, tmp_path: 
     conformance(coordinator, *person, *checks, cwd=tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_what_clients_sign_and_tensors_get_what_the_document_says(
     coordinator: Served, tmp_path: Path

@@ -171,6 +171,7 @@ def test_a_service_that_starts_before_its_database_waits_for_it(
     postgres.drop("created_later")
 
 
+@pytest.mark.slow
 def test_serve_shows_a_first_admin_token_once_and_ends_on_sigterm(tmp_path: Path) -> None:
     process = _tessera(["serve", "--port", "0"], tmp_path)
     first, url = _announced(process)

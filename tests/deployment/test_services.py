@@ -82,7 +82,7 @@ def _admin(host: Host, url: str) -> httpx.Client:
     return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_coordinator_starts_after_migrations_with_secrets_from_files(host: Host) -> None:
     assert argv_of("migrate") == ["tessera", "migrate"]
     assert argv_of("coordinator") == ["tessera", "serve"]
@@ -115,7 +115,7 @@ def test_a_wrong_password_is_refused_and_not_shown(host: Host) -> None:
     assert "another-password" not in host.log("migrate")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_agents_finish_their_federation_over_tls(host: Host) -> None:
     port = int(host.extra["TESSERA_PORT"])
     root = host.volume("certificates") / "pki" / "authorities" / "local" / "root.crt"
@@ -146,7 +146,7 @@ def test_the_example_agents_finish_their_federation_over_tls(host: Host) -> None
     assert enrolled == {"aster.token", "cedar.token", "root.crt"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_agent_that_does_not_trust_the_certificate_sends_nothing(host: Host) -> None:
     port = int(host.extra["TESSERA_PORT"])
     root = host.volume("certificates") / "pki" / "authorities" / "local" / "root.crt"
@@ -165,7 +165,7 @@ def test_an_agent_that_does_not_trust_the_certificate_sends_nothing(host: Host) 
     assert federation["clients"]["enrolled"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_setup_that_was_killed_with_a_token_in_its_hands_may_be_repeated(host: Host) -> None:
     assert host.run("migrate") == 0, host.log("migrate")
     trustme.CA().cert_pem.write_to_path(host.volume("authority") / "root.crt")

@@ -10,7 +10,7 @@ from tests.hostile.process import start_process
 from tests.hostile.scene import Scene, finish, set_up
 
 
-@pytest.fixture(scope="session", params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+@pytest.fixture(scope="session", params=["sqlite", pytest.param("postgres", marks=pytest.mark.long)])
 def backend(request: pytest.FixtureRequest) -> str:
     """Which database the coordinator keeps."""
     return str(request.param)

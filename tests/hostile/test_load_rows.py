@@ -60,6 +60,7 @@ def test_a_client_that_polls_too_often_is_told_when_to_come_back_and_nobody_else
         assert isinstance(api.current_round(scene.delivered.federation_id), NothingYet)
 
 
+@pytest.mark.slow
 def test_one_upload_of_a_client_is_under_way_at_a_time(scene: Scene) -> None:
     """Row 51."""
     silo, body = scene.silo, scene.good()
@@ -99,7 +100,7 @@ def _locked(scene: Scene) -> Iterator[None]:
         connection.rollback()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_locked_database_is_waited_for_a_while_and_decoders_are_busy_meanwhile(scene: Scene) -> None:
     """Rows 51 and 52: two hold the slots until the lock is given up, and a third is sent away before."""
     scene = set_up(scene.served)  # a federation beside: everybody joins here
@@ -173,7 +174,7 @@ class _Interrupted(PostgresServer):
             self._run("pg_ctl", data, "-w", "-l", str(self._home / "log"), "-o", options, "start")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_upload_while_postgresql_is_gone_comes_again_and_is_taken_when_it_is_back(tmp_path: Path) -> None:
     """Row 52."""
     with _Interrupted() as server:
@@ -213,6 +214,7 @@ def _leave(disk: Path, free: int) -> None:
             file.flush()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not _can_mount(), reason="no file system of a few MiB can be mounted here")
 def test_a_disk_that_is_full_is_said_and_the_round_goes_on_when_there_is_space(tmp_path: Path) -> None:
     """Row 52, past the watermark: a file system of 16 MiB, all of it taken but for a little."""

@@ -105,6 +105,7 @@ PAUSES: dict[str, tuple[Callable[[Scene], tuple[Answer, float]], int, str, float
 }
 
 
+@pytest.mark.slow
 def test_who_pauses_for_ten_seconds_is_shown_out(scene: Scene) -> None:
     before = scene.stored()
     with ThreadPoolExecutor(len(PAUSES)) as pool:
@@ -127,13 +128,13 @@ def calm(fresh_database: Callable[[str], str], tmp_path: Path) -> Iterator[Scene
         served.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_body_of_a_byte_a_second_is_given_up_after_its_grace(calm: Scene) -> None:
     """Row 14."""
     attack(calm, Case(14, "a byte a second", _trickling_bodies, 408, "request-timeout", closes=True))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_who_waits_for_us_or_is_idle_for_a_moment_is_left_alone(scene: Scene) -> None:
     """Longer than any deadline: a round that is waited for, and events that are followed."""
     fid = scene.delivered.federation_id
@@ -217,7 +218,7 @@ def _trickling(scene: Scene) -> Iterator[Tricklers]:
             thread.join()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_hundred_slow_peers_starve_nobody(
     scene: Scene, record_property: Callable[[str, object], None]
 ) -> None:
@@ -243,7 +244,7 @@ def _times(beside: list[Asked], alone: list[Asked]) -> float:
     return _wait(beside) / _wait(alone)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_hundred_slow_peers_are_shown_out(scene: Scene) -> None:
     with _trickling(scene) as peers:
         while peers.lines and time.monotonic() - peers.began < 2 * GRACE_SECONDS:
@@ -253,7 +254,7 @@ def test_two_hundred_slow_peers_are_shown_out(scene: Scene) -> None:
     assert max(peers.borne) < GRACE_SECONDS + 10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_body_that_trickles_on_behind_its_refusal_ends_too(scene: Scene) -> None:
     answer, taken = _refused_and_goes_on(scene)
     assert answer.problem == "auth-missing"

@@ -63,7 +63,7 @@ def is_cut_off(line: socket.socket) -> bool:
     return line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_slow_readers_of_large_downloads_hold_little_and_are_cut_off(
     large: tuple[ServedProcess, list[Silo]],
 ) -> None:
@@ -86,7 +86,7 @@ def test_slow_readers_of_large_downloads_hold_little_and_are_cut_off(
     assert len(good.http.get(url(good, 1, "/weights")).content) > 48 * 2**20
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_slow_readers_of_weights_in_a_recipe_hold_little(
     fresh_database: Callable[[str], str], tmp_path: Path, backend: str
 ) -> None:
@@ -121,7 +121,7 @@ SCORES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_reader_with_a_pace_gets_all_of_a_download(large: tuple[ServedProcess, list[Silo]]) -> None:
     served, (silo, _) = large
     request = request_bytes(signed(served, silo, "GET", url(silo, 1, "/weights")))

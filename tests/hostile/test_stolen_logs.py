@@ -21,7 +21,7 @@ from tests.hostile.test_stolen_database import RETRY_KEY, bearer_client, forms, 
 from tests.integration.agents import EXAMPLES, TESSERA, AgentProcess, prepare_agent
 from tests.served import ADMIN_TOKEN, SIGNING_KEY
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 PLAN: dict[str, Any] = {
     "strategy": {"name": "fedmosaic"},

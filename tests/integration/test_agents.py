@@ -14,7 +14,7 @@ from tests.integration.agents import EXAMPLES, MODELS, prepare_agent, wait_until
 from tests.integration.forwarder import forwarding
 from tests.served import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 Serve = Callable[..., Served]
 

@@ -29,7 +29,7 @@ def tessera(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_an_enrolled_silo_tests_its_pack_and_the_verdict_is_stored_with_it(
     serve: Callable[..., Served], tmp_path: Path
@@ -86,7 +86,7 @@ def test_a_plan_without_anchors_is_half_an_order(tmp_path: Path) -> None:
     assert "--plan and --anchors go together" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_pivots_own_pack_is_not_tested(tmp_path: Path) -> None:
     done = offline(tmp_path, "S", "--anchors", str(ANCHORS))
     assert done.returncode == 1
@@ -94,7 +94,7 @@ def test_the_pivots_own_pack_is_not_tested(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_file_that_holds_no_anchors_is_named(tmp_path: Path) -> None:
     (tmp_path / "none.json").write_text('{"anchors": [{"id": "a"}]}')
     done = offline(tmp_path, "L", "--anchors", str(tmp_path / "none.json"))

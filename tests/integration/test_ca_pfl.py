@@ -15,7 +15,7 @@ from client_agent.reopening import read_weights
 from tests.integration.agents import AgentProcess, prepare_agent, wait_until
 from tests.served import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 PLAN = {
     "strategy": {"name": "ca_pfl", "options": {"warm_rounds": 1}},

@@ -16,7 +16,7 @@ from client_agent.reopening import read_weights
 from tests.integration.agents import EXAMPLES, MODELS, AgentProcess, prepare_agent
 from tests.served import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 PLAN = {
     "strategy": {

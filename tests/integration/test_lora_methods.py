@@ -20,7 +20,7 @@ from schemas.maths.adapter import Layout, factor_of
 from tests.integration.agents import AgentProcess, prepare_agent
 from tests.served import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 SCALE = 2.0
 Run = Callable[..., list[AgentProcess]]

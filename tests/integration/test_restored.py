@@ -14,7 +14,7 @@ from tests.integration.agents import TESSERA, AgentProcess, prepare_agent, wait_
 from tests.integration.test_agents import plan, rounds_of
 from tests.served import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 ROUNDS = 14
 """So many that the federation is not over before the coordinator stops."""

@@ -13,7 +13,7 @@ def test_there_are_twenty_different_mutants_at_least() -> None:
     assert len(MUTANTS) >= 20
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_planted_fault_is_found(mutant: Mutant) -> None:

@@ -42,7 +42,7 @@ def test_a_few_schedules_of_faults_break_no_promise() -> None:
     assert any(fact.startswith("agent dies") for fact in facts)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_many_schedules_of_faults_break_no_promise() -> None:
     facts = _play(FEW, MANY)
@@ -64,7 +64,7 @@ def test_a_seed_is_played_the_same_again() -> None:
     assert play(4).digest != first.digest
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_seed_is_played_the_same_by_other_processes() -> None:
     told = [_told_by_a_process(hashing) for hashing in ("1", "2")]
     assert told[0] == told[1]
@@ -114,6 +114,7 @@ def test_who_waits_for_a_slot_lets_others_run_and_is_sent_away_in_time() -> None
     assert told == ["first at 0", "elsewhere at 0", "impatient never, at 6", "patient at 8"]
 
 
+@pytest.mark.slow
 def test_processes_side_by_side_play_what_one_plays() -> None:
     with workers(2) as pool:
         told = [outcome.digest for outcome in schedules_by(pool, 3, 2)]

@@ -11,7 +11,7 @@ from tests.torture.processes import Coordinator
 from tests.torture.proxy import FAULTS, bad_network
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_bad_network_loses_and_doubles_nothing(database_url: str, tmp_path: Path) -> None:
     trial = Trial(clients=4, rounds=6)

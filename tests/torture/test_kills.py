@@ -13,7 +13,7 @@ from coordinator.crash import PLACES
 from tests.torture import kills
 from tests.torture.one_hot import Trial
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_killed_at_every_place_where_it_matters(database_url: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.torture import replicas
 from tests.torture.one_hot import Trial
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_replicas_that_freeze_and_die_lose_and_double_nothing(
     fresh_database: Callable[[str], str], tmp_path: Path

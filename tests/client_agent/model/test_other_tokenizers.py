@@ -203,7 +203,7 @@ def test_a_characters_first_bytes_match_nothing(of_kind: Callable[[str], BaseMod
         assert "\ufffd" not in base.tokenizer.decode(texts[i].encoded.ids[1 : t + 1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("ours", "theirs"), [("tiny-q", "tiny-s"), ("tiny-s", "tiny-q")])
 def test_models_that_cut_differently_are_aligned_far_better_than_on_shuffled_text(
     monkeypatch: pytest.MonkeyPatch, ours: str, theirs: str

@@ -44,7 +44,13 @@ def peak_of(work: Callable[[], object], folder: Path) -> int:
 @pytest.mark.parametrize("vocabulary", [500, 16_000])  # little of the memory is the head's, or most of it
 @pytest.mark.parametrize(
     ("quantization", "dtype"),
-    [("none", torch.float32), ("none", torch.bfloat16), ("nf4", torch.bfloat16), ("int8", torch.bfloat16)],
+    [
+        pytest.param("none", torch.float32, marks=pytest.mark.slow),
+        # A CPU computes in bfloat16 so slowly that a step of these takes half a minute.
+        pytest.param("none", torch.bfloat16, marks=pytest.mark.long),
+        pytest.param("nf4", torch.bfloat16, marks=pytest.mark.long),
+        pytest.param("int8", torch.bfloat16, marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.parametrize("kind", PLANS)
 def test_a_step_takes_the_memory_that_was_foretold(

@@ -61,14 +61,14 @@ def shared(pivot: tuple[BaseModel, Pack]) -> set[str]:
     return set(aligned(shipped("tiny-l"), pivot).manifest.selected)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_later_blocks_are_shared_and_their_queries_and_keys_are_not(shared: set[str]) -> None:
     assert {"b3.down", "b3.o", "b3.v", "b2.down", "b2.o"} <= shared
     assert not {"b2.q", "b2.k", "b3.q", "b3.k"} & shared
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("study", "method"),
@@ -87,7 +87,7 @@ def test_studies_name_as_shared_modules_what_the_packs_share(
     assert named == [name for name in block_modules(ADAPTER.blocks, roles) if name in shared]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["tiny-l", "tiny-q"])
 def test_shipped_models_help_each_other_in_both_directions(pivot: tuple[BaseModel, Pack], name: str) -> None:
@@ -110,7 +110,7 @@ def test_shipped_models_help_each_other_in_both_directions(pivot: tuple[BaseMode
     assert result.verdict == "passed"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_pack_whose_frames_say_nothing_fails(pivot: tuple[BaseModel, Pack]) -> None:
     base = shipped("tiny-l")

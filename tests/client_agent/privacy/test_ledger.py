@@ -73,7 +73,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_once_it_has_paid_a_silo_has_paid(tmp_path: Path) -> None:
     spent = [0.0]
     for number in (1, 2, 3):

@@ -203,7 +203,7 @@ def test_seconds_are_those_of_training_alone(tmp_path: Path) -> None:
     assert done.cpu_seconds < since_pack + 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_a_comparison_that_was_killed_goes_on_and_ends_with_the_figures_of_an_unbroken_one(
     tmp_path: Path, start: Start
@@ -239,7 +239,7 @@ def test_a_comparison_that_was_killed_goes_on_and_ends_with_the_figures_of_an_un
     assert unbroken["loss"] == fedmosaic["loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_a_run_that_fails_is_named_with_its_log_and_the_others_go_on(tmp_path: Path, start: Start) -> None:
     wild = '[method.wild]\nlike = "local"\ntraining.learning_rate = 1e38\ntraining.max_grad_norm = 1e38\n'
@@ -254,7 +254,7 @@ def test_a_run_that_fails_is_named_with_its_log_and_the_others_go_on(tmp_path: P
     assert "local" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_ctrl_c_says_how_to_go_on_and_leaves_no_process(tmp_path: Path, start: Start) -> None:
     long = "".join(

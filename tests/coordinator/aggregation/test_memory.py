@@ -46,7 +46,7 @@ def test_the_block_bounds_what_is_read_made_and_written(
     assert peak < budget + MIB
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["sqlite", "postgres"])
 def test_memory_does_not_grow_with_clients_or_values(
     fresh_database: Callable[[str], str], backend: str

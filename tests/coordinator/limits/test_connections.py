@@ -62,6 +62,7 @@ def soon(is_so: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_who_is_refused_amid_an_answer_and_does_not_take_the_rest_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -86,7 +87,7 @@ def test_who_is_refused_amid_an_answer_and_does_not_take_the_rest_is_cut_off(
         soon(lambda: not server.server_state.connections)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_who_takes_an_answer_slowly_but_steadily_does_not_seem_to_stand_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import pytest
 from sqlalchemy import select, text
 
 from coordinator import payloads
@@ -20,6 +21,7 @@ from tests.taking_part import PLAN, join, put, running, try_join, update_body, v
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
 
+@pytest.mark.slow
 def test_two_replicas_take_updates_and_publish_each_round_once(
     serve: Callable[..., Served], fresh_database: Callable[[str], str], rows: Rows
 ) -> None:

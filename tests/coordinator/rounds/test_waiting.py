@@ -145,6 +145,7 @@ def test_a_client_waits_once_its_earlier_request_is_sent_away(coordinator: Serve
         assert told(later)[0].status_code == 200
 
 
+@pytest.mark.slow
 def test_many_wait_without_a_thread_or_a_connection_each(
     serve: Serve, fresh_database: Callable[[str], str]
 ) -> None:
