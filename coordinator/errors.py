@@ -137,7 +137,7 @@ class PivotPackMissing(Refused):
     status, slug, title = (
         409,
         "pivot-pack-missing",
-        "The pivot's alignment pack comes first: from a client of the pivot's base model, or from an operator",
+        "The pivot's pack comes first, from a client of that base model or an operator; try again then",
     )
 
 

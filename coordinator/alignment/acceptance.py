@@ -1,4 +1,4 @@
-"""The route of acceptance tests: a client or an operator reports whether what is learnt under a pack transfers.
+"""The route of acceptance tests: whether what is learnt under a pack transfers.
 
 Every client of the base model has one verdict. A pack fails when more than half of them say so, or when an
 operator does, whose verdict stands whatever clients report.
@@ -76,8 +76,8 @@ def put_acceptance(
 ) -> PackView:
     """Store a pack's acceptance test, in place of the one that the same client or an operator stored before.
 
-    A pack fails when an operator's test fails, or those of more than half of its base model's clients. Clients of a base model whose pack failed share with those of the identical base model only, from the next
-    aggregation on.
+    A pack fails when an operator's test fails, or those of more than half of its base model's clients. Then
+    these share with clients of the identical base model only, from the next aggregation on.
     """
     if isinstance(caller, Member):
         if caller.base_model != base_model:

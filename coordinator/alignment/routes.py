@@ -72,7 +72,7 @@ def list_packs(_: AsReader, fid: FederationId, database: TheDatabase) -> PackLis
 def _may_deliver(
     caller: AsReader, fid: FederationId, base_model: BaseModel, database: TheDatabase, request: Request
 ) -> None:
-    """Check that an operator or a client of the base model delivers, and not before the pivot's pack is there.
+    """Check that an operator or a client of the base model delivers, the pivot's pack first.
 
     Raises:
         Forbidden: somebody else.

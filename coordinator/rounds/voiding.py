@@ -1,9 +1,10 @@
 """End alignment packs: what was learnt under one that is replaced, deleted or voided no longer counts.
 
-Frames give P and Q their meaning. Updates of the pack's base model are listed as rejected, so that its clients
-are newcomers again; the weights that they were to begin from are made anew; and a round that mixes such updates
-is abandoned, so that the next one begins without them. Packs of other base models that were made on the
-pivot's end with it. Every function works in the caller's write transaction, with the federation locked.
+Frames give P and Q their meaning. Updates of the pack's base model are listed as rejected, so that its
+clients are newcomers again; the weights that they were to begin from are made anew; and a round that mixes
+such updates is abandoned. Packs of other base models that were made on the pivot's end with it.
+
+Every function works in the caller's write transaction, with the federation locked.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PACK_ENDED = "pack-ended"
 
 
 def void(session: Session, federation: FederationRow, pack: PackRow) -> list[str]:
-    """End a pack, and with the pivot's all that were made on it; return the base models that have none now."""
+    """End a pack, and with the pivot's all that were made on it; return the base models of them."""
     plan = plan_of(federation).alignment
     ended = [pack]
     if plan is not None and plan.frames != "random" and pack.base_model == plan.pivot:

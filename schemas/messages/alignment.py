@@ -177,7 +177,7 @@ class PackView(Strict):
     errors: dict[str, PackErrors]
     stored_at: UtcTime
     acceptance: AcceptanceView | None
-    verdicts: dict[Verdict, int] = {}
+    verdicts: dict[Verdict, int] = Field(default_factory=dict)
     sharing: str
 
 
@@ -192,5 +192,5 @@ class PackList(Strict):
     """All packs of a federation, one per base model, and those that do not count any more."""
 
     items: list[PackView]
-    voided: list[VoidedPack] = []
+    voided: list[VoidedPack] = Field(default_factory=list)
     next: str | None = None
