@@ -44,7 +44,7 @@ class PackRow(Table):
     stored_by: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
     stored_at: Mapped[datetime]
     acceptance: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    verdicts: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
+    verdicts: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class VoidedPackRow(Table):

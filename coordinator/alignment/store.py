@@ -126,7 +126,6 @@ def keep_pack(
         stored_by=stored_by,
         stored_at=moment,
         acceptance=None,
-        verdicts={},
     )
     session.add(row)
     session.flush()
@@ -135,7 +134,7 @@ def keep_pack(
 
 def acceptance(row: PackRow, tested_by: str | None) -> Acceptance | None:
     """Which acceptance test did a client, or None for an operator, store for a pack?"""
-    stored = row.acceptance if tested_by is None else row.verdicts.get(tested_by)
+    stored = row.acceptance if tested_by is None else (row.verdicts or {}).get(tested_by)
     if stored is None or stored["tested_by"] != tested_by:
         return None
     test = {name: value for name, value in stored.items() if name not in ("tested_by", "tested_at")}
@@ -151,7 +150,7 @@ def keep_acceptance(
     if tested_by is None:
         row.acceptance = shown.model_dump(mode="json")
     else:
-        row.verdicts = {**row.verdicts, tested_by: shown.model_dump(mode="json")}
+        row.verdicts = {**(row.verdicts or {}), tested_by: shown.model_dump(mode="json")}
     settle_verdict(session, row)
     session.flush()
 
@@ -168,7 +167,7 @@ def view(row: PackRow) -> PackView:
             "errors": row.errors,
             "stored_at": row.stored_at,
             "acceptance": row.acceptance,
-            "verdicts": Counter(test["verdict"] for test in row.verdicts.values()),
+            "verdicts": Counter(test["verdict"] for test in (row.verdicts or {}).values()),
             "sharing": standing(row).sharing,
         }
     )

@@ -63,7 +63,7 @@ def vouch_for_those_of(session: Session, federation: FederationRow, client_id: s
 def forget_verdicts_of(session: Session, fid: str, client_id: str) -> None:
     """Count a client's verdicts on packs no longer."""
     for pack in session.scalars(select(PackRow).where(PackRow.federation_id == fid)):
-        if client_id in pack.verdicts:
+        if pack.verdicts and client_id in pack.verdicts:
             pack.verdicts = {name: test for name, test in pack.verdicts.items() if name != client_id}
             settle_verdict(session, pack)
 
@@ -83,7 +83,7 @@ def settle_verdict(session: Session, pack: PackRow) -> None:
             ClientRow.state == "enrolled",
         )
     )
-    tests = sorted(pack.verdicts.values(), key=lambda test: str(test["tested_at"]))
+    tests = sorted((pack.verdicts or {}).values(), key=lambda test: str(test["tested_at"]))
     failed = [test for test in tests if test["verdict"] == "failed"]
     passed = [test for test in tests if test["verdict"] == "passed"]
     stands = failed if 2 * len(failed) > (members or 0) else passed

@@ -23,14 +23,14 @@ _PACKS = sa.table(
 
 def upgrade() -> None:
     with op.batch_alter_table("enrolment_tokens") as table:
-        table.add_column(sa.Column("base_model", sa.String(), nullable=True))
+        table.add_column(sa.Column("base_model", sa.String(length=200), nullable=True))
     with op.batch_alter_table("alignment_packs") as table:
-        table.add_column(sa.Column("verdicts", sa.JSON(), nullable=False, server_default="{}"))
+        table.add_column(sa.Column("verdicts", sa.JSON(), nullable=True))
     op.create_table(
         "voided_packs",
-        sa.Column("federation_id", sa.String(), nullable=False),
-        sa.Column("base_model", sa.String(), nullable=False),
-        sa.Column("digest", sa.String(), nullable=False),
+        sa.Column("federation_id", sa.String(length=200), nullable=False),
+        sa.Column("base_model", sa.String(length=200), nullable=False),
+        sa.Column("digest", sa.String(length=200), nullable=False),
         sa.ForeignKeyConstraint(
             ["federation_id"], ["federations.id"], name=op.f("fk_voided_packs_federation_id_federations")
         ),
