@@ -21,7 +21,7 @@ from client_agent.errors import CoordinatorRefused, DownloadDamaged
 from client_agent.signed_requests import SignedRequests
 from client_agent.trust import check_hello, new_challenge
 from client_agent.trying import RANGE_UNSATISFIABLE, Send, persist, unless_stopped
-from schemas.messages.alignment import Acceptance, Anchors
+from schemas.messages.alignment import Acceptance, Anchors, PackList
 from schemas.messages.enrolment import Enrolment, EnrolmentRequest, KeyInUse, KeyRotation, Me, RosterPage
 from schemas.messages.people import Hello
 from schemas.messages.recipes import WeightsRecipeName
@@ -211,6 +211,10 @@ class CoordinatorApi:
             if refusal.status == httpx.codes.NOT_FOUND:
                 return None
             raise
+
+    def packs(self, federation: str) -> PackList:
+        """List the alignment packs that are stored, and those that ended."""
+        return read(PackList, self._call("GET", f"/v1/federations/{federation}/alignments"))
 
     def put_pack(self, federation: str, base_model: str, body: bytes) -> None:
         """Deliver a base model's alignment pack."""

@@ -18,9 +18,11 @@ from client_agent.errors import (
     DownloadDamaged,
     FederationOver,
     ManifestExpired,
+    PivotPackAwaited,
     RequestTooSlow,
     Stopped,
 )
+from client_agent.frames_in_use import FramesInUse
 from client_agent.key_rotation import went_over
 from client_agent.participant import Participant
 from client_agent.round import finish, resume, take_part
@@ -32,7 +34,14 @@ log = logging.getLogger("tessera.agent")
 _FATAL = frozenset(
     {"key-revoked", "signature-invalid", "signature-profile", "forbidden", "not-found", "protocol-version"}
 )
-_PASSING = (CoordinatorUnreachable, DownloadDamaged, AnswerUnreadable, ManifestExpired, RequestTooSlow)
+_PASSING = (
+    CoordinatorUnreachable,
+    DownloadDamaged,
+    AnswerUnreadable,
+    ManifestExpired,
+    PivotPackAwaited,
+    RequestTooSlow,
+)
 _PAUSE_AFTER_TROUBLE = 5.0
 _WAIT_SECONDS = 30  # a coordinator that cannot make us wait answers at once, and says when to come back
 
@@ -115,7 +124,23 @@ def prepare(participant: Participant, sleep: Callable[[float], None]) -> str | N
         Stopped: a stop was asked for.
         FederationOver: there is nothing to prepare for.
     """
-    return participant.frames(next_round(participant, sleep)).pack_digest
+    return frames_when_there(participant, next_round(participant, sleep), sleep).pack_digest
+
+
+def frames_when_there(
+    participant: Participant, brief: RoundBrief, sleep: Callable[[float], None]
+) -> FramesInUse:
+    """Return the federation's frames, and wait for the pivot's pack where they are made on another's.
+
+    Raises:
+        Stopped: a stop was asked for.
+    """
+    participant.follow_packs(brief)
+    while True:
+        try:
+            return participant.frames(brief)
+        except PivotPackAwaited as trouble:
+            _wait_out(trouble, sleep)
 
 
 def next_round(participant: Participant, sleep: Callable[[float], None]) -> RoundBrief:

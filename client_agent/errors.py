@@ -240,6 +240,17 @@ class PackRefused(AgentError):
         )
 
 
+class PivotPackAwaited(AgentError):
+    """The pivot's alignment pack is not stored, and is not ours to make; the daemon asks again."""
+
+    def __init__(self, federation: str, pivot: str) -> None:
+        super().__init__(
+            f"the alignment pack of the pivot {pivot} is not stored yet: a client of that base model makes "
+            "it when it runs; if the federation has none, an operator makes it with "
+            f"`tessera agent make-pivot-pack {federation} MODEL`"
+        )
+
+
 class AnswerUnreadable(AgentError):
     """The coordinator's answer is not what the protocol says: different versions, or something in between."""
 

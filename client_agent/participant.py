@@ -10,7 +10,8 @@ import numpy as np
 
 from client_agent.byte_budget import require_affordable
 from client_agent.coordinator_api import CoordinatorApi
-from client_agent.frames_in_use import FramesInUse, deliver_kept, frames_for
+from client_agent.earlier import move_aside
+from client_agent.frames_in_use import FramesInUse, deliver_kept, drop_ended, frames_for
 from client_agent.local_training import Trained
 from client_agent.manifests import Manifests
 from client_agent.model.adapter import Adapter
@@ -97,9 +98,22 @@ class Participant:
             self._frames = frames_for(brief, self.silo, self.api, self.federation, self.home, self.stop)
         return self._frames
 
-    def deliver_pack_again(self) -> None:
+    def follow_packs(self, brief: RoundBrief) -> None:
+        """Begin anew if our base model's pack ended: P and Q that were trained under it mean nothing now."""
+        if brief.alignment is None:
+            return
+        slug = self.silo.base.slug
+        if not drop_ended(slug, self.api, self.federation, self.home):
+            return
+        self._frames = None
+        for folder in self.rounds.newest_first():
+            if folder.has(TRAINED):
+                move_aside(folder.path / TRAINED, "trained under an alignment pack that ended")
+
+    def deliver_pack_again(self, brief: RoundBrief) -> None:
         """Give the coordinator our base model's pack, which it had: it was restored from an older backup."""
-        deliver_kept(self.silo.base.slug, self.api, self.federation, self.home)
+        pivot = brief.alignment.pivot if brief.alignment is not None else ""
+        deliver_kept(self.silo.base.slug, pivot, self.api, self.federation, self.home)
 
     def injected(self, brief: RoundBrief) -> Adapter:
         """Put the plan's adapter around our base model; leaving its context takes it away."""

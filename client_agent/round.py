@@ -152,6 +152,7 @@ def _try_scores(work: _Work) -> None:
 def _pull(work: _Work) -> bytes:
     """Join, and download the personalised weights."""
     who, brief = work.who, work.brief
+    who.follow_packs(brief)
     who.require_affordable(brief)
     who.frames(brief)  # a join needs the pack to be stored: it decides which tensors this client has
     newcomer = who.rounds.newest_with(TRAINED, before=brief.round) is None
@@ -161,7 +162,7 @@ def _pull(work: _Work) -> bytes:
     except CoordinatorRefused as refusal:
         if refusal.slug != "pack-missing":
             raise
-        who.deliver_pack_again()
+        who.deliver_pack_again(brief)
         joined = who.api.join(who.federation, brief.round, body_of_join)
     who.believe(joined.manifest, number=brief.round, weights=joined.weights.digest, brief=brief)
     return fetch(who, brief, work.folder, joined.weights)

@@ -24,7 +24,10 @@ class AnchorsRow(Table):
 
 
 class PackRow(Table):
-    """The alignment pack of one base model; `acceptance` is its test, when somebody has done it."""
+    """The alignment pack of one base model.
+
+    `verdicts` has each client's acceptance test by its id, `acceptance` the one that stands, if any.
+    """
 
     __tablename__ = "alignment_packs"
     __table_args__ = (UniqueConstraint("federation_id", "base_model"),)
@@ -41,3 +44,14 @@ class PackRow(Table):
     stored_by: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
     stored_at: Mapped[datetime]
     acceptance: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    verdicts: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+
+
+class VoidedPackRow(Table):
+    """A pack that was replaced, deleted, or stored by a client that was revoked: agents drop their copies."""
+
+    __tablename__ = "voided_packs"
+
+    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"), primary_key=True)
+    base_model: Mapped[str] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(primary_key=True)

@@ -27,6 +27,8 @@ Event = Literal[
     "client-enrolled",
     "client-key-replaced",
     "client-revoked",
+    "pack-replaced",
+    "pack-deleted",
     "person-token-made",
     "person-token-revoked",
 ]

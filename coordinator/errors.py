@@ -133,6 +133,14 @@ class PackMissing(Refused):
     status, slug, title = 409, "pack-missing", "The alignment pack of your base model is not stored yet"
 
 
+class PivotPackMissing(Refused):
+    status, slug, title = (
+        409,
+        "pivot-pack-missing",
+        "The pivot's pack comes first, from a client of that base model or an operator; try again then",
+    )
+
+
 class RequestTimeout(Refused):
     status, slug, title = 408, "request-timeout", "The request came too slowly"
     headers: ClassVar[dict[str, str]] = {"Connection": "close"}

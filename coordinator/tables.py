@@ -81,6 +81,7 @@ class EnrolmentTokenRow(Table):
     used_at: Mapped[datetime | None]
     retry_key_hash: Mapped[str | None]
     cidr: Mapped[str | None]  # only addresses in this network may use it
+    base_model: Mapped[str | None]  # only a client of this base model may use it
     client_id: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
 
 

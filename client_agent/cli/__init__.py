@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from client_agent.cli import adapters, aligning, anchors, comparing, running
+from client_agent.cli import adapters, aligning, anchors, comparing, pivot, running
 
-_GROUPS = (running.agent, adapters.adapters, aligning.aligning, anchors.anchors)
+_GROUPS = (running.agent, adapters.adapters, aligning.aligning, anchors.anchors, pivot.pivot)
 
 
 def commands(app: typer.Typer) -> None:

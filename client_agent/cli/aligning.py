@@ -110,7 +110,7 @@ def _in_federation(
 ) -> tuple[Acceptance, list[str]]:
     """Test the stored packs, and name what both share; one that nobody has made yet is made first."""
     from client_agent.acceptance import FURTHER_STEPS, Trial, judge, require_testable, sides
-    from client_agent.daemon import next_round
+    from client_agent.daemon import frames_when_there, next_round
     from client_agent.model.pack import Pack
     from schemas.wire.digests import digest_of
 
@@ -119,7 +119,7 @@ def _in_federation(
     if alignment is None:
         raise AlignmentImpossible("this federation aligns no base models: there is nothing to test")
     require_testable(own, alignment)
-    who.frames(brief)
+    frames_when_there(who, brief, sleep)
     ours, theirs = (who.api.pack(who.federation, slug) for slug in (own.slug, alignment.pivot))
     if ours is None or theirs is None:
         raise AlignmentImpossible("an alignment pack is not stored any more; try again")

@@ -7,8 +7,6 @@ one machine give the same bytes.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -24,7 +22,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.model.pack import OFFSETS, Pack
 from client_agent.model.responses import Progress, Responses, Rows, alignment_set, passes
 from client_agent.model.selection import TaskFrames, task_errors
-from schemas.messages.alignment import AlignmentManifest, Anchor, PackErrors
+from schemas.messages.alignment import AlignmentManifest, Anchor, PackErrors, random_set
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
 from schemas.wire.envelope import Array
 
@@ -149,12 +147,11 @@ def random_pack(base: BaseModel, adapter_plan: AdapterPlan, plan: AlignmentPlan,
     frames = random_frames(base, adapter_plan, plan.seed)
     tensors: dict[str, Array] = {f"{name}.A": frame.A for name, frame in frames.items()}
     tensors |= {f"{name}.B": frame.B for name, frame in frames.items()}
-    text = json.dumps(["random", plan.pivot, plan.seed, adapter_plan.rank])
     manifest = AlignmentManifest(
         federation=federation,
         recipe={},
         base_model=base.slug,
-        alignment_set=f"sha256:{hashlib.sha256(text.encode()).hexdigest()}",
+        alignment_set=random_set(plan, adapter_plan.rank),
         selected=list(frames),
         errors={},
     )

@@ -1,7 +1,7 @@
-"""The route of acceptance tests: a client or an operator says whether what is learnt under a pack transfers.
+"""The route of acceptance tests: whether what is learnt under a pack transfers.
 
-A verdict is believed as a pack's held-out errors are: every agent of the base model can repeat the test, and
-an operator's word outweighs a client's.
+Every client of the base model has one verdict. A pack fails when more than half of them say so, or when an
+operator does, whose verdict stands whatever clients report.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def put_acceptance(
     database: TheDatabase,
     response: Response,
 ) -> PackView:
-    """Store a pack's acceptance test; a client replaces a client's, an operator everybody's.
+    """Store a pack's acceptance test, in place of the one that the same client or an operator stored before.
 
-    When it failed, clients of this base model share with those of the identical base model only, from the
-    next aggregation on.
+    A pack fails when an operator's test fails, or those of more than half of its base model's clients. Then
+    these share with clients of the identical base model only, from the next aggregation on.
     """
     if isinstance(caller, Member):
         if caller.base_model != base_model:
@@ -97,13 +97,12 @@ def put_acceptance(
         if ways != {(alignment.pivot, base_model), (base_model, alignment.pivot)} or len(ways) != 2:
             raise Invalid("directions: must be pivot to base model and back", field="directions")
         tested_by = caller.client_id if isinstance(caller, Member) else None
-        if pack.acceptance is not None:
-            author = pack.acceptance["tested_by"]
-            if store.acceptance(pack) == acceptance and author in (tested_by, None):
-                response.status_code = 200
-                return store.view(pack)
-            if author is None and tested_by is not None:
-                raise UploadConflict("an operator's acceptance test stands")
+        by_operator = store.acceptance(pack, None)
+        if acceptance in (by_operator, store.acceptance(pack, tested_by)):
+            response.status_code = 200
+            return store.view(pack)
+        if by_operator is not None and tested_by is not None:
+            raise UploadConflict("an operator's acceptance test stands")
         store.keep_acceptance(session, pack, acceptance, tested_by=tested_by, moment=now(session))
         events.append(session, fid, "alignment", {"base_model": base_model, "digest": pack.digest})
         log.info("pack-tested", federation=fid, base_model=base_model, verdict=acceptance.verdict)

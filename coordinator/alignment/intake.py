@@ -18,6 +18,8 @@ from schemas.wire.refusals import TensorSchema
 OFFSETS = "offsets"
 _FRAMES = frozenset({"F32"})
 _RESPONSES = frozenset({"F16", "F32"})
+_ALLOWANCE = 2**20
+_MOST_EXPANSION = 16
 
 
 def expected(plan: FederationPlan, *, with_responses: bool) -> Expected:
@@ -36,12 +38,12 @@ def expected(plan: FederationPlan, *, with_responses: bool) -> Expected:
 
 
 def judge(
-    envelope: Envelope, *, federation: str, base_model: str, plan: FederationPlan, known_set: str | None
+    envelope: Envelope, *, federation: str, base_model: str, plan: FederationPlan, wanted_set: str | None
 ) -> AlignmentManifest:
-    """Take a decoded pack apart; `known_set` is the alignment set of the packs stored before, if any.
+    """Take a decoded pack apart; `wanted_set` is the alignment set that it must belong to, if any.
 
     Raises:
-        TensorSchema: a (block, role) is incomplete.
+        TensorSchema: a (block, role) is incomplete, or a tensor has no values.
         ManifestRefused, MetadataRefused: the manifest does not fit the tensors or the federation.
     """
     modules = _complete_modules(envelope)
@@ -52,7 +54,7 @@ def judge(
         raise _wrong("base_model")
     if manifest.recipe:
         raise _wrong("recipe")
-    if known_set is not None and manifest.alignment_set != known_set:
+    if wanted_set is not None and manifest.alignment_set != wanted_set:
         raise _wrong("alignment_set")
     if not set(manifest.selected) <= modules or len(set(manifest.selected)) != len(manifest.selected):
         raise _wrong("selected")
@@ -66,21 +68,32 @@ def judge(
     return manifest
 
 
-def require_replaceable(known: str, *, by_client: bool, state: str) -> None:
-    """Insist that the pack with the digest `known` is replaced by an operator, before the federation starts.
+def most_decoded(encoded: int) -> int:
+    """Return how many bytes a pack of so many encoded bytes may have: numbers that were fitted hardly shrink.
+
+    Every agent of the base model has to unpack it.
+    """
+    return _ALLOWANCE + _MOST_EXPANSION * encoded
+
+
+def require_replaceable(known: str, *, by_client: bool) -> None:
+    """Check that the pack with the digest `known` is replaced by an operator.
 
     It comes before all judging: a slower agent's pack may not fit others that were made on the faster one's.
 
     Raises:
         UploadConflict: it is not.
     """
-    if by_client or state != "open":
+    if by_client:
         raise UploadConflict(accepted=known)
 
 
 def _complete_modules(envelope: Envelope) -> set[str]:
     """Name the (block, role)s of a pack, each with all its parts, and responses that fit the offsets."""
     names = set(envelope.names)
+    empty = sorted(name for name in names if 0 in envelope.shape(name))
+    if empty:
+        raise TensorSchema(f"without values: {', '.join(empty[:5])}")
     parts = {".A", ".B", ".z", ".g"} if OFFSETS in names else {".A", ".B"}
     modules = {module_of(name) for name in names - {OFFSETS}}
     lacking = sorted(module + part for module in modules for part in parts if module + part not in names)

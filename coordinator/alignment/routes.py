@@ -1,4 +1,4 @@
-"""The routes of alignment packs, which come from the first agent of a base model."""
+"""The routes of alignment packs, which come from the first agent of a base model, the pivot's first."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Annotated, BinaryIO, cast
 from fastapi import APIRouter, Depends, Request, Response
 from sqlalchemy.orm import Session
 
-from coordinator import events, payloads
+from coordinator import audit, events, payloads
 from coordinator.alignment import intake, store
 from coordinator.bounded_body import ReceivedBody, receive
 from coordinator.database import now
 from coordinator.dependencies import TheDatabase, TheMetrics
 from coordinator.downloads import Stored, reply, wanted
-from coordinator.enrolment.auth import AsReader
-from coordinator.enrolment.recognition import Member, Person, still_counts
+from coordinator.enrolment.auth import AsOperator, AsReader
+from coordinator.enrolment.recognition import Member, Person, still_counts, still_person
 from coordinator.errors import (
     AuthMissing,
     BodyTooLarge,
@@ -29,6 +29,7 @@ from coordinator.errors import (
     MediaTypeRefused,
     MetadataRefused,
     NotFound,
+    PivotPackMissing,
     RangeUnsatisfiable,
     RateLimited,
     RequestTimeout,
@@ -41,8 +42,9 @@ from coordinator.locks import lock_federation
 from coordinator.logs import logger
 from coordinator.paths import BaseModel, FederationId
 from coordinator.problems import answers
-from coordinator.rounds import parts
+from coordinator.rounds import parts, voiding
 from coordinator.rounds.traffic import sent_to
+from coordinator.rounds.waking import Wake
 from coordinator.tables import FederationRow
 from schemas.messages.alignment import AlignmentManifest, PackList, PackView
 from schemas.messages.federations import FederationPlan
@@ -59,32 +61,37 @@ PACK_BYTES = 256 * 2**20
 
 @router.get("/alignments", responses=answers(AuthMissing, NotFound))
 def list_packs(_: AsReader, fid: FederationId, database: TheDatabase) -> PackList:
-    """List the alignment packs with their held-out errors."""
+    """List the alignment packs with their held-out errors, and the digests of those that ended."""
     with database.read() as session:
         federation(session, fid)
-        return PackList(items=[store.view(row) for row in store.packs(session, fid)])
+        return PackList(
+            items=[store.view(row) for row in store.packs(session, fid)], voided=store.voided(session, fid)
+        )
 
 
 def _may_deliver(
     caller: AsReader, fid: FederationId, base_model: BaseModel, database: TheDatabase, request: Request
 ) -> None:
-    """Let in operators, agents of the base model, and any agent for the pivot, which all of them load.
+    """Check that an operator or a client of the base model delivers, the pivot's pack first.
 
     Raises:
         Forbidden: somebody else.
+        PivotPackMissing: the pivot's comes first.
         UploadConflict: another pack is there to stay; of a body that is so large, nothing is read for that.
     """
     with database.read() as session:
         row = federation(session, fid)
-        plan, known = store.planned(row), store.pack(session, fid, base_model)
-    if isinstance(caller, Person):
-        if not caller.at_least("operator"):
-            raise Forbidden(needs="operator")
-    elif base_model not in (caller.base_model, plan.alignment.pivot if plan.alignment else None):
-        raise Forbidden("a client delivers the pack of its own base model or of the pivot")
+        if isinstance(caller, Person):
+            if not caller.at_least("operator"):
+                raise Forbidden(needs="operator")
+        elif caller.base_model != base_model:
+            raise Forbidden("a client delivers the pack of its own base model only")
+        known = store.pack(session, fid, base_model)
+        _, alignment = store.planned(row)
+        store.set_for(session, row, alignment, base_model)
     announced = from_field(",".join(request.headers.getlist("content-digest")))
     if known is not None and announced not in (known.digest, None):
-        intake.require_replaceable(known.digest, by_client=isinstance(caller, Member), state=row.state)
+        intake.require_replaceable(known.digest, by_client=isinstance(caller, Member))
 
 
 async def _body(
@@ -109,6 +116,7 @@ async def _body(
     responses={
         200: {"model": PackView, "description": "These bytes were stored before"},
         **answers(AuthMissing, Forbidden, NotFound, FederationStateConflict, UploadConflict, BodyTooLarge),
+        **answers(PivotPackMissing),
         **answers(DigestMissing, DigestMismatch, MediaTypeRefused, ContentEncodingRefused, MetadataRefused),
         **answers(RequestTimeout, RateLimited, Busy, StorageFull),
     },
@@ -120,31 +128,41 @@ def put_pack(
     body: Annotated[ReceivedBody, Depends(_body, scope="function")],
     database: TheDatabase,
     metrics: TheMetrics,
+    wake: Wake,
     response: Response,
 ) -> PackView:
-    """Keep the alignment pack of a base model; an operator may replace it before the federation starts."""
+    """Keep the alignment pack of a base model; an operator may replace it at any time.
+
+    The one that is replaced ends, and with the pivot's all that were made on it: what was learnt under them
+    no longer counts, and a round that takes such updates is abandoned.
+    """
     with database.read() as session:
         row = federation(session, fid)
-        plan, known = store.planned(row), store.pack(session, fid, base_model)
-        known_set = store.known_set(session, fid, besides=base_model)
-    if known is not None:
-        if known.digest == body.digest:
-            response.status_code = 200
-            return store.view(known)
-        intake.require_replaceable(known.digest, by_client=isinstance(caller, Member), state=row.state)
+        plan, alignment = store.planned(row)
+        known = store.pack(session, fid, base_model)
+        wanted_set = store.set_for(session, row, alignment, base_model)
+    if known is not None and known.digest != body.digest:
+        intake.require_replaceable(known.digest, by_client=isinstance(caller, Member))
     with decoder():
-        manifest = _checked(body, fid, base_model, plan, known_set)
+        manifest = _checked(body, fid, base_model, plan, wanted_set)
     with database.write() as session:
         file = cast("BinaryIO", body.file)
         payload_id = payloads.store(session, body.digest, body.bytes, payloads.pieces(file))
         row = lock_federation(session, fid)
+        still_counts(session, caller)
         known = store.pack(session, fid, base_model)
         if known is not None:
             if known.digest == body.digest:
                 response.status_code = 200
+                if isinstance(caller, Person):
+                    known.stored_by = None  # a person vouches for it
                 return store.view(known)
-            intake.require_replaceable(known.digest, by_client=isinstance(caller, Member), state=row.state)
+            intake.require_replaceable(known.digest, by_client=isinstance(caller, Member))
+            voiding.void(session, row, known)
         kept = _keep(session, caller, row, base_model, manifest, payload_id, body)
+        if known is not None and isinstance(caller, Person):
+            audit.append(session, "pack-replaced", actor=caller.id, subject=f"{fid}/{base_model}")
+    wake()
     metrics.bytes_up.inc(body.bytes if isinstance(caller, Member) else 0)
     return kept
 
@@ -180,8 +198,30 @@ def get_pack(
     return reply(database, stored, part, partial(still_counts, caller=caller))
 
 
+@router.delete(
+    "/alignments/{base_model}",
+    status_code=204,
+    responses=answers(AuthMissing, Forbidden, NotFound, FederationStateConflict),
+)
+def delete_pack(
+    person: AsOperator, fid: FederationId, base_model: BaseModel, database: TheDatabase, wake: Wake
+) -> None:
+    """Delete the alignment pack of a base model, and with the pivot's all that were made on it.
+
+    What was learnt under them no longer counts, and a round that takes such updates is abandoned.
+    """
+    with database.write() as session:
+        row = lock_federation(session, fid)
+        still_person(session, person)
+        store.planned(row)
+        voiding.void(session, row, store.found(store.pack(session, fid, base_model)))
+        log.info("pack-deleted", federation=fid, base_model=base_model)
+        audit.append(session, "pack-deleted", actor=person.id, subject=f"{fid}/{base_model}")
+    wake()
+
+
 def _checked(
-    body: ReceivedBody, fid: str, base_model: str, plan: FederationPlan, known_set: str | None
+    body: ReceivedBody, fid: str, base_model: str, plan: FederationPlan, wanted_set: str | None
 ) -> AlignmentManifest:
     alignment = plan.alignment
     is_pivot = alignment is not None and alignment.pivot == base_model and alignment.frames != "random"
@@ -189,9 +229,9 @@ def _checked(
         cast("BinaryIO", body.file),
         encoding=body.encoding,
         expected=intake.expected(plan, with_responses=is_pivot),
-        max_bytes=PACK_BYTES,
+        max_bytes=min(PACK_BYTES, intake.most_decoded(body.bytes)),
     ) as envelope:
-        return intake.judge(envelope, federation=fid, base_model=base_model, plan=plan, known_set=known_set)
+        return intake.judge(envelope, federation=fid, base_model=base_model, plan=plan, wanted_set=wanted_set)
 
 
 def _keep(
@@ -203,15 +243,16 @@ def _keep(
     payload_id: int,
     body: ReceivedBody,
 ) -> PackView:
-    """Write a pack down, unless the packs of other base models were made on something else meanwhile."""
-    still_counts(session, caller)
-    known_set = store.known_set(session, row.id, besides=base_model)
-    if known_set not in (None, manifest.alignment_set):
+    """Write a pack down, unless the pivot's ended or was replaced meanwhile."""
+    _, alignment = store.planned(row)
+    wanted_set = store.set_for(session, row, alignment, base_model)
+    if wanted_set not in (None, manifest.alignment_set):
         raise MetadataRefused("the manifest's alignment_set does not fit", field="alignment_set")
     stored_by = None
     if isinstance(caller, Member):
         parts.count_bytes(session, None, caller.client_id, up=body.bytes)
         stored_by = caller.client_id
+    voiding.restore(session, row.id, base_model, body.digest)
     kept = store.keep_pack(
         session,
         row.id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import datetime
 from typing import TypeVar
 
@@ -9,18 +10,26 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator import payloads
-from coordinator.alignment_tables import AnchorsRow, PackRow
-from coordinator.errors import FederationStateConflict, NotFound
+from coordinator.alignment_tables import AnchorsRow, PackRow, VoidedPackRow
+from coordinator.errors import FederationStateConflict, NotFound, PivotPackMissing
 from coordinator.federations.store import plan_of, standing
+from coordinator.rounds.voiding import settle_verdict
 from coordinator.tables import FederationRow
-from schemas.messages.alignment import Acceptance, AcceptanceView, AlignmentManifest, PackView
-from schemas.messages.federations import FederationPlan
+from schemas.messages.alignment import (
+    Acceptance,
+    AcceptanceView,
+    AlignmentManifest,
+    PackView,
+    VoidedPack,
+    random_set,
+)
+from schemas.messages.federations import AlignmentPlan, FederationPlan
 
 Row = TypeVar("Row")
 
 
-def planned(row: FederationRow) -> FederationPlan:
-    """Read the plan of a federation that aligns its base models.
+def planned(row: FederationRow) -> tuple[FederationPlan, AlignmentPlan]:
+    """Read the plan of a federation that aligns its base models, and how it does.
 
     Raises:
         FederationStateConflict: it does not.
@@ -28,7 +37,7 @@ def planned(row: FederationRow) -> FederationPlan:
     plan = plan_of(row)
     if plan.alignment is None:
         raise FederationStateConflict("this federation's plan has no alignment", state=row.state)
-    return plan
+    return plan, plan.alignment
 
 
 def anchors(session: Session, fid: str) -> AnchorsRow | None:
@@ -64,13 +73,32 @@ def packs(session: Session, fid: str) -> list[PackRow]:
     )
 
 
-def known_set(session: Session, fid: str, *, besides: str) -> str | None:
-    """To which alignment set do the packs of the other base models belong?"""
-    return session.scalar(
-        select(PackRow.alignment_set)
-        .where(PackRow.federation_id == fid, PackRow.base_model != besides)
-        .limit(1)
+def voided(session: Session, fid: str) -> list[VoidedPack]:
+    """Which packs do not count any more?"""
+    rows = session.scalars(
+        select(VoidedPackRow)
+        .where(VoidedPackRow.federation_id == fid)
+        .order_by(VoidedPackRow.base_model, VoidedPackRow.digest)
     )
+    return [VoidedPack(base_model=row.base_model, digest=row.digest) for row in rows]
+
+
+def set_for(session: Session, row: FederationRow, plan: AlignmentPlan, base_model: str) -> str | None:
+    """Which alignment set must a base model's pack belong to? None for the pivot's, which sets it.
+
+    Random frames follow from the plan, and so does their set.
+
+    Raises:
+        PivotPackMissing: the pivot's pack is not stored yet.
+    """
+    if plan.frames == "random":
+        return random_set(plan, plan_of(row).adapter.rank)
+    if base_model == plan.pivot:
+        return None
+    of_pivot = pack(session, row.id, plan.pivot)
+    if of_pivot is None:
+        raise PivotPackMissing(pivot=plan.pivot)
+    return of_pivot.alignment_set
 
 
 def keep_pack(
@@ -85,40 +113,45 @@ def keep_pack(
     stored_by: str | None,
     moment: datetime,
 ) -> PackRow:
-    """Keep a base model's pack, in place of the one before."""
-    known = pack(session, fid, base_model)
-    if known is not None and known.payload_id != payload_id:
-        payloads.let_go(session, known.payload_id)
-    row = known or PackRow(federation_id=fid, base_model=base_model)
-    row.payload_id = payload_id
-    row.digest = digest
-    row.bytes = size
-    row.alignment_set = manifest.alignment_set
-    row.selected = list(manifest.selected)
-    row.errors = {name: error.model_dump() for name, error in manifest.errors.items()}
-    row.stored_by = stored_by
-    row.stored_at = moment
-    row.acceptance = None  # what was tested was the one before
+    """Keep a base model's pack; there is none, or none any more."""
+    row = PackRow(
+        federation_id=fid,
+        base_model=base_model,
+        payload_id=payload_id,
+        digest=digest,
+        bytes=size,
+        alignment_set=manifest.alignment_set,
+        selected=list(manifest.selected),
+        errors={name: error.model_dump() for name, error in manifest.errors.items()},
+        stored_by=stored_by,
+        stored_at=moment,
+        acceptance=None,
+    )
     session.add(row)
     session.flush()
     return row
 
 
-def acceptance(row: PackRow) -> Acceptance | None:
-    """Which acceptance test was stored for a pack?"""
-    if row.acceptance is None:
+def acceptance(row: PackRow, tested_by: str | None) -> Acceptance | None:
+    """Which acceptance test did a client, or None for an operator, store for a pack?"""
+    stored = row.acceptance if tested_by is None else (row.verdicts or {}).get(tested_by)
+    if stored is None or stored["tested_by"] != tested_by:
         return None
-    said = {name: value for name, value in row.acceptance.items() if name not in ("tested_by", "tested_at")}
-    return Acceptance.model_validate({"pack": row.digest, **said})
+    test = {name: value for name, value in stored.items() if name not in ("tested_by", "tested_at")}
+    return Acceptance.model_validate({"pack": row.digest, **test})
 
 
 def keep_acceptance(
     session: Session, row: PackRow, tested: Acceptance, *, tested_by: str | None, moment: datetime
 ) -> None:
-    """Keep a pack's acceptance test, in place of the one before; `tested_by` is None for an operator."""
-    said = tested.model_dump(mode="json", exclude={"pack"})
-    shown = AcceptanceView.model_validate({**said, "tested_by": tested_by, "tested_at": moment})
-    row.acceptance = shown.model_dump(mode="json")
+    """Keep a test, in place of the one that its author stored before; `tested_by` is None for an operator."""
+    figures = tested.model_dump(mode="json", exclude={"pack"})
+    shown = AcceptanceView.model_validate({**figures, "tested_by": tested_by, "tested_at": moment})
+    if tested_by is None:
+        row.acceptance = shown.model_dump(mode="json")
+    else:
+        row.verdicts = {**(row.verdicts or {}), tested_by: shown.model_dump(mode="json")}
+    settle_verdict(session, row)
     session.flush()
 
 
@@ -134,6 +167,7 @@ def view(row: PackRow) -> PackView:
             "errors": row.errors,
             "stored_at": row.stored_at,
             "acceptance": row.acceptance,
+            "verdicts": Counter(test["verdict"] for test in (row.verdicts or {}).values()),
             "sharing": standing(row).sharing,
         }
     )

@@ -232,6 +232,13 @@ def _new_member(
 ) -> ClientRow:
     federation = lock_federation(session, token.federation_id)
     plan = FederationPlan.model_validate(federation.plan)
+    if token.base_model not in (None, request.profile.base_model):
+        raise Invalid(
+            f"this token is for a client of the base model {token.base_model}, and the profile names "
+            f"{request.profile.base_model}; the token can still be used: set `model`, or ask the operator "
+            "for another token",
+            field="profile.base_model",
+        )
     admit(plan, federation.state, request.profile, with_key=request.public_key is not None)
     digest = hash_of(credential) if credential is not None else None
     repeat = tokens.fingerprint(request)

@@ -122,6 +122,7 @@ def add_enrolment_token(
         used_at=None,
         retry_key_hash=None,
         cidr=request.cidr,
+        base_model=request.base_model,
         client_id=None,
     )
     session.add(row)

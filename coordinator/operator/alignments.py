@@ -82,6 +82,23 @@ def _what_all_share(packs: Sequence[Mapping[str, Any]]) -> str:
     return f"Shared by all that have not failed: {','.join(shared)}"
 
 
+@alignments.command("delete")
+def delete(
+    federation: Federation,
+    base_model: Annotated[str, typer.Argument(help="The base model's slug.")],
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """Delete a pack, and with the pivot's all others: what was learnt under them no longer counts.
+
+    A round that takes such updates is abandoned. Agents of the base model make a new pack.
+    """
+    Coordinator(url, token).delete(f"/v1/federations/{federation}/alignments/{base_model}")
+    deleted = {"base_model": base_model, "deleted": True}
+    print_json(deleted) if as_json else typer.echo(f"The pack of {base_model} is deleted.")
+
+
 @alignments.command("show")
 def show(
     federation: Federation,

@@ -66,6 +66,9 @@ def create_enrolment(
     client_name: Annotated[str, typer.Argument(help="The name that the client will have.")],
     organisation: Annotated[str | None, typer.Option(help="Whose client it is.")] = None,
     cidr: Annotated[str | None, typer.Option(help="The network it may be used from: 192.0.2.0/24.")] = None,
+    base_model: Annotated[
+        str | None, typer.Option(help="The slug of the only base model that it may be used with.")
+    ] = None,
     expires_in_seconds: Expires = None,
     replace: Annotated[
         bool,
@@ -83,6 +86,8 @@ def create_enrolment(
         request["organisation"] = organisation
     if cidr is not None:
         request["cidr"] = cidr
+    if base_model is not None:
+        request["base_model"] = base_model
     if expires_in_seconds is not None:
         request["expires_in_seconds"] = expires_in_seconds
     made = Coordinator(url, token).post(f"/v1/federations/{federation}/enrolment-tokens", request)
@@ -121,10 +126,15 @@ def list_clients(
 def revoke_client(
     federation: Federation,
     client: Annotated[str, typer.Argument(help="The client's id.")],
+    keep_packs: Annotated[
+        bool,
+        typer.Option("--keep-packs", help="Vouch for the alignment packs that it stored: they are kept."),
+    ] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Shut a client out, effective at once."""
-    Coordinator(url, token).delete(f"/v1/federations/{federation}/clients/{client}")
+    """Shut a client out, effective at once; the alignment packs that it stored are deleted."""
+    query = "?keep_packs=true" if keep_packs else ""
+    Coordinator(url, token).delete(f"/v1/federations/{federation}/clients/{client}{query}")
     print_json({"client_id": client, "state": "revoked"}) if as_json else typer.echo(f"{client} is revoked.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 
 from coordinator import audit, events
 from coordinator.database import now
@@ -15,7 +17,7 @@ from coordinator.locks import lock_federation
 from coordinator.logs import logger
 from coordinator.paths import ClientId, FederationId
 from coordinator.problems import answers
-from coordinator.rounds import control, store
+from coordinator.rounds import control, store, voiding
 from coordinator.rounds.waking import Wake
 
 router = APIRouter(tags=["clients"])
@@ -28,17 +30,31 @@ log = logger(__name__)
     responses=answers(AuthMissing, Forbidden, NotFound),
 )
 def revoke_client(
-    person: AsAdminOfClient, fid: FederationId, cid: ClientId, database: TheDatabase, wake: Wake
+    person: AsAdminOfClient,
+    fid: FederationId,
+    cid: ClientId,
+    database: TheDatabase,
+    wake: Wake,
+    keep_packs: Annotated[bool, Query()] = False,
 ) -> None:
-    """Shut a client out, effective at once; an update that was accepted before is kept and counts."""
+    """Shut a client out, effective at once; an update that was accepted before is kept and counts.
+
+    The alignment packs that it stored end, and what was learnt under them no longer counts; with `keep_packs`
+    they are kept as if an operator had stored them.
+    """
     with database.write() as session:
-        lock_federation(session, fid)
+        federation = lock_federation(session, fid)
         still_person(session, person)
         if not revoke(session, fid, cid):
             return
         shown = one_client(session, fid, cid)
         events.append(session, fid, "client", shown.model_dump(mode="json"), cid)
         log.info("client-revoked", federation=fid, client=cid)
+        if keep_packs:
+            voiding.vouch_for_those_of(session, federation, cid)
+        else:
+            voiding.void_those_of(session, federation, cid)
+        voiding.forget_verdicts_of(session, fid, cid)
         current = store.latest(session, fid)
         if current is not None:
             current = store.numbered(session, fid, current.number, lock=True)

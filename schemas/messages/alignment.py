@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
 from schemas.maths.paired import Lead, lead
-from schemas.messages.federations import Positive
+from schemas.messages.federations import AlignmentPlan, Positive
 from schemas.messages.strict import BaseModelSlug, Digest, Name, Strict, UtcTime, wrong
 from schemas.messages.updates import Manifest
+from schemas.wire.digests import digest_of
 
 
 class Anchor(Strict):
@@ -50,6 +52,11 @@ class AlignmentManifest(Manifest):
     alignment_set: Digest
     selected: list[str]
     errors: dict[str, PackErrors]
+
+
+def random_set(plan: AlignmentPlan, rank: int) -> str:
+    """Return the alignment set of random frames, which follow from the plan alone."""
+    return digest_of(json.dumps(["random", plan.pivot, plan.seed, rank]).encode())
 
 
 Verdict = Literal["passed", "failed"]
@@ -157,7 +164,10 @@ class AcceptanceView(Strict):
 
 
 class PackView(Strict):
-    """An alignment pack as it is listed; `acceptance` is null while nobody has tested it."""
+    """An alignment pack as it is listed.
+
+    `acceptance` is the test that stands, null while there is none; `verdicts` counts what clients said.
+    """
 
     base_model: str
     digest: Digest
@@ -167,11 +177,20 @@ class PackView(Strict):
     errors: dict[str, PackErrors]
     stored_at: UtcTime
     acceptance: AcceptanceView | None
+    verdicts: dict[Verdict, int] = Field(default_factory=dict)
     sharing: str
 
 
+class VoidedPack(Strict):
+    """A pack that was replaced, deleted, or stored by a client that was revoked."""
+
+    base_model: str
+    digest: Digest
+
+
 class PackList(Strict):
-    """All packs of a federation: one per base model."""
+    """All packs of a federation, one per base model, and those that do not count any more."""
 
     items: list[PackView]
+    voided: list[VoidedPack] = Field(default_factory=list)
     next: str | None = None

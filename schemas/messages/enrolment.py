@@ -40,7 +40,9 @@ def _network(text: str) -> str:
 
 
 class EnrolmentTokenRequest(Strict):
-    """Ask for a one-time token for one client; with `cidr` only addresses of that network may use it.
+    """Ask for a one-time token for one client.
+
+    With `cidr` only addresses of that network may use it, with `base_model` only a client of that model.
 
     With `replace` it takes the place of one that nobody has used, which ends: it was lost, or seen by others.
     """
@@ -48,6 +50,7 @@ class EnrolmentTokenRequest(Strict):
     client_name: Name
     organisation: Name | None = None
     cidr: Annotated[str, Field(max_length=50), AfterValidator(_network)] | None = None
+    base_model: BaseModelSlug | None = None
     expires_in_seconds: Annotated[int, Field(ge=1, le=7 * 86400)] = 86400
     replace: bool = False
 

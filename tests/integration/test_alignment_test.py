@@ -12,7 +12,7 @@ import pytest
 
 from client_agent.model.loading import base_model_slug
 from tests.integration.agents import EXAMPLES, MODELS, TESSERA, prepare_agent
-from tests.served import Served
+from tests.served import ADMIN_TOKEN, Served
 
 PIVOT, OTHER = (base_model_slug(str(MODELS[name])) for name in "SL")
 ANCHORS = EXAMPLES / "anchors.json"
@@ -46,6 +46,9 @@ def test_an_enrolled_silo_tests_its_pack_and_the_verdict_is_stored_with_it(
     agent = prepare_agent(tmp_path, "cedar", served.url, token, model="L")
     config = ("--config", str(agent.folder / "silo.toml"))
     assert tessera("enrol", *config, "--name", "cedar", "--token", token).returncode == 0
+    by_operator = ("--url", served.url, "--token", ADMIN_TOKEN)
+    made = tessera("make-pivot-pack", fid, str(MODELS["S"]), *by_operator)
+    assert made.returncode == 0, made.stderr
     done = tessera("alignment-test", *config, "--json")
     tested = json.loads(done.stdout)
     assert done.returncode == (0 if tested["verdict"] == "passed" else 1), done.stderr

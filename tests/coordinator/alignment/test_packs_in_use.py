@@ -18,6 +18,7 @@ from tests.coordinator.alignment.test_alignment import (
     MODULES,
     OTHER,
     PIVOT,
+    RANDOM_SET,
     aligned,
     body,
     deliver,
@@ -57,9 +58,10 @@ def test_a_newcomer_whose_pack_selects_nothing_joins_with_nothing(coordinator: S
 
 def test_a_slower_agent_hears_of_the_pivots_pack_though_others_were_made_on_it(coordinator: Served) -> None:
     fid = aligned(coordinator)
-    fast, slow = (coordinator.enrol(fid, name, base_model=OTHER) for name in ("fast", "slow"))
-    for base_model in (PIVOT, OTHER):
-        assert deliver(fast.http, fid, base_model, body(fid, base_model)).status_code == 201
+    fast, slow = (coordinator.enrol(fid, name) for name in ("fast", "slow"))
+    other = coordinator.enrol(fid, "other", base_model=OTHER)
+    for silo, base_model in ((fast, PIVOT), (other, OTHER)):
+        assert deliver(silo.http, fid, base_model, body(fid, base_model)).status_code == 201
     made_by_itself = body(fid, PIVOT, alignment_set="sha256:" + "6" * 64)
     assert refused(deliver(slow.http, fid, PIVOT, made_by_itself)) == (409, "upload-conflict")
 
@@ -76,7 +78,16 @@ def test_what_is_aligned_too_badly_is_not_shared(coordinator: Served, error: flo
 
 def test_random_frames_are_not_judged_by_their_errors(coordinator: Served) -> None:
     fid = aligned(coordinator, alignment={"pivot": PIVOT, "frames": "random", "max_error": 0.1})
-    content = body(fid, PIVOT, tensors(PIVOT, responses=False), selected=MODULES)
+    content = body(fid, PIVOT, tensors(PIVOT, responses=False), selected=MODULES, alignment_set=RANDOM_SET)
+    assert deliver(coordinator.admin, fid, PIVOT, content).status_code == 201
+
+
+def test_random_frames_need_neither_responses_nor_errors(coordinator: Served) -> None:
+    fid = aligned(coordinator, frames="random")
+    made = tensors(PIVOT, responses=False)
+    content = body(fid, PIVOT, made, errors={}, selected=MODULES)
+    assert refused(deliver(coordinator.admin, fid, PIVOT, content)) == (422, "metadata")
+    content = body(fid, PIVOT, made, errors={}, selected=MODULES, alignment_set=RANDOM_SET)
     assert deliver(coordinator.admin, fid, PIVOT, content).status_code == 201
 
 
