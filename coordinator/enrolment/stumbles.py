@@ -30,7 +30,7 @@ _MOST_ORIGINS = 10_000
 
 
 class Stumbles:
-    """Which addresses failed too often, as this process knows; those noted longest ago are forgotten first."""
+    """Which addresses failed too often, as this process knows; the oldest are forgotten first."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from coordinator import events
 from coordinator.database import Database
 from coordinator.enrolment.recognition import Member, Person
-from coordinator.enrolment.still import still_valid
+from coordinator.enrolment.still import Credential, credential_of, still_valid
 from coordinator.errors import TooManyStreams
 from coordinator.events import Event
 from coordinator.logs import logger
@@ -88,7 +88,7 @@ class Streams:
             TooManyStreams: the caller follows as many as it may.
         """
         if self._held[_name(caller)] >= MOST_OF_A_CALLER:
-            raise TooManyStreams(_RETRY_SECONDS, most=MOST_OF_A_CALLER)
+            raise TooManyStreams(_RETRY_SECONDS, f"{MOST_OF_A_CALLER} streams at once")
         follower = Follower(federation_id, caller, number, is_over=self._stopping.is_set())
         self._held[_name(caller)] += 1
         self._followers.add(follower)
@@ -135,12 +135,11 @@ class Streams:
         fids = {follower.federation_id for follower in followers}
         self._feeds = {fid: feed for fid, feed in self._feeds.items() if fid in fids}
         ends = {fid: feed.end for fid, feed in self._feeds.items()}
-        callers = {_name(follower.caller): follower.caller for follower in followers}
+        members = {credential_of(f.caller) for f in followers if isinstance(f.caller, Member)}
+        people = {credential_of(f.caller) for f in followers if isinstance(f.caller, Person)}
         self.looks += 1
         try:
-            news, numbers, valid = await to_thread.run_sync(
-                _ask, self._database, fids, ends, [*callers.values()]
-            )
+            news, numbers, valid = await to_thread.run_sync(_ask, self._database, fids, ends, members, people)
         except SQLAlchemyError as error:  # a database's bad moment: they follow on
             log.warning("looking-for-events-failed", error=type(error).__name__)
             return
@@ -149,8 +148,9 @@ class Streams:
             if fid in news:
                 feed.extend(news[fid])
         for follower in followers:
-            follower.is_over = follower.caller not in valid
-            if follower.is_over or self._feeds[follower.federation_id].end > follower.number:
+            follower.is_over = credential_of(follower.caller) not in valid
+            feed = self._feeds.get(follower.federation_id)
+            if follower.is_over or (feed is not None and feed.end > follower.number):
                 follower.news.set()
 
 
@@ -161,7 +161,7 @@ def streams_of(request: Request) -> Streams:
 
 
 def _name(caller: Person | Member) -> str:
-    return caller.client_id if isinstance(caller, Member) else caller.id
+    return credential_of(caller)[0]
 
 
 def _page(database: Database, follower: Follower) -> tuple[list[Event], int]:
@@ -176,8 +176,12 @@ def _page(database: Database, follower: Follower) -> tuple[list[Event], int]:
 
 
 def _ask(
-    database: Database, fids: set[str], ends: dict[str, int], callers: list[Person | Member]
-) -> tuple[dict[str, list[Event]], dict[str, int], set[Person | Member]]:
+    database: Database,
+    fids: set[str],
+    ends: dict[str, int],
+    members: set[Credential],
+    people: set[Credential],
+) -> tuple[dict[str, list[Event]], dict[str, int], set[Credential]]:
     """Return what happened after `ends`, the last numbers, and which callers count still."""
     with database.read() as session:
         numbers = events.numbers(session, fids)
@@ -186,4 +190,4 @@ def _ask(
             for fid, end in ends.items()
             if numbers.get(fid, end) > end and (found := events.since(session, fid, end, limit=PAGE))
         }
-        return news, numbers, still_valid(session, callers)
+        return news, numbers, still_valid(session, members, people)

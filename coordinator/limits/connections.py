@@ -55,7 +55,7 @@ IS_RESERVED = "is_reserved"
 """Names the member of a request's state that says that its connection is reserved."""
 
 PEER = "peer"
-"""Names the member of a request's state that has the address that its connection comes from, a proxy's too."""
+"""Names the member of a request's state that has the address at the other end of its connection."""
 
 _RESERVED_HEAD_SECONDS = 2.0
 
