@@ -10,9 +10,8 @@ from importlib.metadata import version
 import anyio
 from anyio import to_thread
 from fastapi import FastAPI
-from fastapi_offline import FastAPIOffline
 
-from coordinator import health, migrate, openapi, problems, server_key
+from coordinator import documents, health, migrate, openapi, problems, server_key
 from coordinator.aggregation import routes as aggregation
 from coordinator.aggregation.ticker import Ticker
 from coordinator.alignment import acceptance, anchors
@@ -22,14 +21,18 @@ from coordinator.database import Database
 from coordinator.enrolment import people, rotation
 from coordinator.enrolment import routes as enrolment
 from coordinator.enrolment.seen import Sightings
+from coordinator.enrolment.stumbles import Stumbles
 from coordinator.federations import events, members
 from coordinator.federations import routes as federations
+from coordinator.federations.streams import Streams
 from coordinator.limits.bodies import PacedBodies
 from coordinator.limits.polls import Polls
+from coordinator.limits.targets import Targets
 from coordinator.limits.uploads import Turns
 from coordinator.metrics import Metrics
 from coordinator.observed import Observed
 from coordinator.replica import only_replica
+from coordinator.reserved import ReservedForPeople
 from coordinator.rounds import revoking, running
 from coordinator.rounds import routes as rounds
 from coordinator.rounds.waiting import Waiting
@@ -65,17 +68,16 @@ _ROUTERS = (
     alignment.router,
     acceptance.router,
     dashboard.router,
+    documents.router,
 )
 
 
 def create_app(settings: Settings) -> FastAPI:
     """Make the service; it connects to its database when it is started."""
-    # Silos are often cut off from the internet; and where people type tokens, nobody else's script runs.
-    app = FastAPIOffline(
-        docs_url="/docs",
+    app = FastAPI(
+        openapi_url=None,
+        docs_url=None,
         redoc_url=None,
-        static_url="/docs/static",
-        favicon_url="icon.svg",
         title="Tessera",
         summary="Personalised federated fine-tuning across organisations and architectures",
         version=version("tessera-fl"),
@@ -91,12 +93,15 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.together = Together(servers=KEEPERS, most=KEPT_TOGETHER)
     app.state.deliverers = anyio.CapacityLimiter(_DELIVERERS)
     app.state.sightings = Sightings()
+    app.state.stumbles = Stumbles()
     problems.install(app)
     for router in _ROUTERS:
         app.include_router(router)
     openapi.install(app)
     app.add_middleware(PacedBodies, bytes_per_second=settings.upload_bytes_per_second)
-    app.add_middleware(Observed, metrics=app.state.metrics)
+    app.add_middleware(ReservedForPeople)
+    app.add_middleware(Targets, goes_by=settings.goes_by)
+    app.add_middleware(Observed, metrics=app.state.metrics, trusts=settings.trusts)
     return app
 
 
@@ -120,11 +125,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         )
         app.state.database = database
         app.state.waiting = waiting
+        app.state.streams = streams = Streams(database, app.state.stopping)
         app.state.server_key = server_key.load(database, settings.signing_key)
         app.state.ticker = ticker
         ticker.start()
         stack.callback(ticker.stop)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(waiting.run)
+            tasks.start_soon(streams.run)
             yield
             tasks.cancel_scope.cancel()

@@ -237,15 +237,23 @@ class RateLimited(Refused):
 
     def __init__(self, seconds: float, detail: str | None = None) -> None:
         super().__init__(detail)
-        self._seconds = seconds
+        self.seconds = seconds
 
     def fields(self) -> dict[str, str]:
         """Say how long to wait, and spread those who come back."""
-        return {"Retry-After": str(math.ceil(self._seconds) + random.randint(0, 5))}
+        return {"Retry-After": str(math.ceil(self.seconds) + random.randint(0, 5))}
+
+
+class TooManyStreams(RateLimited):
+    title = "You follow as many event streams as one caller may; close one"
 
 
 class TooManyPosts(RateLimited):
     title = "Too many POST requests are signed with this key; wait"
+
+
+class TargetTooLong(Refused):
+    status, slug, title = 414, "target-too-long", "The path and the query are too long together"
 
 
 class HeadTooLarge(Refused):

@@ -6,6 +6,7 @@ number is never seen after one with a larger number.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -34,6 +35,11 @@ class Event:
     number: int
     kind: str
     data: dict[str, Any]
+    client_id: str | None = None
+
+    def is_for(self, client_id: str | None) -> bool:
+        """Whether a client may see it; None is a person, who sees all."""
+        return client_id is None or self.client_id in (None, client_id)
 
 
 def append(
@@ -75,7 +81,13 @@ def since(
     if seen_by is not None:
         query = query.where(or_(EventRow.client_id.is_(None), EventRow.client_id == seen_by))
     rows = session.scalars(query.order_by(EventRow.number).limit(limit))
-    return [Event(row.number, row.kind, row.data) for row in rows]
+    return [Event(row.number, row.kind, row.data, row.client_id) for row in rows]
+
+
+def numbers(session: Session, federation_ids: Collection[str]) -> dict[str, int]:
+    """Which is the number of the last event of each federation?"""
+    query = select(FederationRow.id, FederationRow.events).where(FederationRow.id.in_(federation_ids))
+    return {fid: number for fid, number in session.execute(query)}
 
 
 def last(session: Session, federation_id: str) -> int:

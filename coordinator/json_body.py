@@ -1,8 +1,8 @@
 """Read a JSON body: after the caller is known, in bounded memory, strictly parsed, into a message.
 
 A body that is not JSON is 400, one that is JSON but not the message is 422 with the name of the field. What
-was sent is never repeated in an answer. What clients send is small, so that many of them at once are, too;
-operators' plans and anchors may be more, and are parsed by another thread than the one that serves everybody.
+was sent is never repeated in an answer. A body of more than a few pages of text is parsed by another thread
+than the one that serves everybody, and the faults of one that has many are not listed.
 """
 
 import re
@@ -30,6 +30,10 @@ from schemas.wire.digests import digest_of, from_field
 from schemas.wire.strict_json import MalformedJson, loads
 
 LIMIT_BYTES = 2**16
+_AT_ONCE_BYTES = 2**12
+MOST_FAULTS = 20
+"""More are not listed: to list them costs more than to find them."""
+
 MEDIA_TYPE = "application/json"
 
 Message = TypeVar("Message", bound=BaseModel)
@@ -42,7 +46,7 @@ def json_body(message: type[Message], *, limit: int = LIMIT_BYTES) -> Callable[[
 
     async def read(request: Request) -> Message:
         received = await _received(request, limit)
-        if len(received) <= LIMIT_BYTES:
+        if len(received) <= _AT_ONCE_BYTES:
             return parse(message, received)
         return await to_thread.run_sync(parse, message, received)
 
@@ -62,15 +66,18 @@ def parse(message: type[Message], body: bytes, *, under: str = "") -> Message:
     except MalformedJson as error:
         raise JsonMalformed from error
     except ValidationError as error:
-        if error.errors(include_input=False)[0]["type"] == "json_invalid":  # nested too deeply
+        if error.error_count() > MOST_FAULTS:
+            raise Invalid(f"more than {MOST_FAULTS} members are missing or wrong", field=under) from None
+        faults = error.errors(include_input=False, include_url=False, include_context=False)
+        if faults[0]["type"] == "json_invalid":  # nested too deeply
             raise JsonMalformed from None
-        raise invalid(error.errors(include_input=False), under=under) from None
+        raise invalid(faults, under=under) from None
 
 
 def invalid(faults: Sequence[Mapping[str, Any]], *, under: str = "") -> Invalid:
     """Describe pydantic's faults without repeating any input."""
     named: list[JsonValue] = [
-        {"field": _field(fault["loc"], under), "message": str(fault["msg"])} for fault in faults[:20]
+        {"field": _field(fault["loc"], under), "message": str(fault["msg"])} for fault in faults[:MOST_FAULTS]
     ]
     field, message = _field(faults[0]["loc"], under), str(faults[0]["msg"])
     return Invalid(f"{field}: {message}" if field else message, field=field, errors=named)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 
 from prometheus_client import (
@@ -18,6 +20,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _AGGREGATION_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0)
 
+_RECENT_SECONDS = 1.0
+
 # They would be a second series for every counter that nobody asks for.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -27,6 +31,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._rendered = b"", -math.inf
         self.updates_accepted = Counter(
             "tessera_updates_accepted", "Updates stored for the first time", registry=self.registry
         )
@@ -60,9 +65,16 @@ class Metrics:
         )
         self._rounds = Gauge("tessera_rounds", "Rounds by state", ["state"], registry=self.registry)
 
+    def recent(self) -> bytes | None:
+        """Return what was rendered within the last second."""
+        text, moment = self._rendered
+        return text if time.monotonic() - moment < _RECENT_SECONDS else None
+
     def render(self, rounds_by_state: Mapping[str, int]) -> bytes:
         """Write everything in Prometheus' text format; rounds are counted by the database."""
         self._rounds.clear()
         for state, count in rounds_by_state.items():
             self._rounds.labels(state).set(count)
-        return generate_latest(self.registry)
+        text = generate_latest(self.registry)
+        self._rendered = text, time.monotonic()
+        return text

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.errors import ReplyEnded
+from coordinator.limits.connections import PEER
 from coordinator.logs import logger, scope
 from coordinator.metrics import Metrics
 from coordinator.problems import render_unexpected
@@ -21,16 +23,18 @@ log = logger(__name__)
 class Observed:
     """The outermost layer of the service."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, trusts: Callable[[str | None], bool]) -> None:
         self._app = app
         self._metrics = metrics
+        self._trusts = trusts
 
     async def __call__(self, asgi_scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and look at what comes back."""
         if asgi_scope["type"] != "http":
             await self._app(asgi_scope, receive, send)
             return
-        request_id = _request_id(asgi_scope)
+        is_trusted = self._trusts(asgi_scope.get("state", {}).get(PEER))
+        request_id = _request_id(asgi_scope) if is_trusted else secrets.token_hex(8)
         with scope(request=request_id):
             await self._watch(asgi_scope, receive, send, request_id)
 
@@ -72,5 +76,6 @@ def _template(asgi_scope: Scope) -> str:
 
 
 def _request_id(asgi_scope: Scope) -> str:
+    """Return the id that a proxy gave to a request, or one of our own."""
     given = Headers(scope=asgi_scope).get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)

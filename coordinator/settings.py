@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from ipaddress import ip_network
+from functools import cache
+from ipaddress import ip_address, ip_network
 from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
@@ -74,8 +75,8 @@ class Settings(BaseSettings):
     host: Annotated[str, Field(description="the address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="the port to listen on")] = 8000
     name: Annotated[str, Field(min_length=1, max_length=100, description="what /v1/hello says")] = "Tessera"
-    public_metrics: Annotated[bool, Field(description="/metrics answers without a token")] = True
-    dashboard: Annotated[bool, Field(description="/ shows the dashboard")] = True
+    public_metrics: Annotated[bool, Field(description="/metrics answers without a token")] = False
+    dashboard: Annotated[bool, Field(description="/ shows the dashboard, /docs the API")] = True
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Field(description="the least that is logged")
     ] = "info"
@@ -161,6 +162,17 @@ class Settings(BaseSettings):
         host = authority.lower()
         return host in names or re.sub(r":[0-9]*$", "", host) in names
 
+    def trusts(self, address: str | None) -> bool:
+        """Whether an address is that of a proxy whose header fields are believed."""
+        proxies = _listed(self.trusted_proxies)
+        if not proxies or address is None:
+            return False
+        try:
+            parsed = ip_address(address)
+        except ValueError:
+            return False
+        return any(proxy == "*" or parsed in ip_network(proxy) for proxy in proxies)
+
     @property
     def block_bytes(self) -> int:
         """The aggregation block in bytes."""
@@ -174,5 +186,6 @@ def unread(variables: Iterable[str]) -> list[str]:
     return sorted(PREFIX + name for name in names if name not in known and not name.startswith(_OF_AGENTS))
 
 
+@cache
 def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]

@@ -105,7 +105,7 @@ class Served:
 
     def counted(self, series: str) -> float:
         """Read one series of the metrics; 0 while it has none."""
-        lines = self.http().get("/metrics").text.splitlines()
+        lines = self.admin.get("/metrics").text.splitlines()
         found = [line.split()[-1] for line in lines if line.startswith(series + " ")]
         return float(found[0]) if found else 0.0
 

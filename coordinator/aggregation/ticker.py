@@ -18,7 +18,7 @@ from coordinator import collection
 from coordinator.aggregation import publishing
 from coordinator.aggregation.publishing import Claim, Lease
 from coordinator.database import Database, now
-from coordinator.enrolment import nonces
+from coordinator.enrolment import failures, nonces
 from coordinator.locks import lock_federation
 from coordinator.logs import logger, scope
 from coordinator.metrics import Metrics
@@ -118,6 +118,8 @@ class Ticker:
         if time.monotonic() < self._next_collection:
             return False
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
+        while not self._stopping.is_set() and failures.forget_old(self._database):
+            pass
         posts = 0
         while not self._stopping.is_set() and (gone := nonces.forget_old(self._database)):
             posts += gone

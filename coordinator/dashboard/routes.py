@@ -6,15 +6,10 @@ from importlib.resources import files
 
 from fastapi import APIRouter, Request, Response
 
-from coordinator.errors import NotFound
+from coordinator.dashboard.policy import answer
 
 router = APIRouter(include_in_schema=False)
 
-# The page may load its own script and style, and talk to its own origin; nothing else.
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 _TYPES = {
     "page.html": "text/html",
     "page.css": "text/css",
@@ -48,13 +43,4 @@ def icon(request: Request) -> Response:
 
 
 def _file(request: Request, name: str) -> Response:
-    if not request.app.state.settings.dashboard:
-        raise NotFound
-    content = (files(__package__) / name).read_bytes()
-    headers = {
-        "Content-Security-Policy": _POLICY,
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-cache",
-    }
-    return Response(content, media_type=_TYPES[name], headers=headers)
+    return answer(request, (files(__package__) / name).read_bytes(), _TYPES[name])

@@ -33,7 +33,7 @@ def note(
     Raises:
         RateLimited: as many failed from there within the last minute.
     """
-    origin = _origin(address)
+    origin = origin_of(address)
     misused = refused if isinstance(refused, EnrolmentTokenMisused) else None
     with database.read() as session:
         wait = _wait(session, origin, per_minute)
@@ -56,6 +56,12 @@ def note(
         raise RateLimited(wait)
 
 
+def forget_old(database: Database) -> int:
+    """Forget some failures of more than a minute ago; return their number, 0 when there are no more."""
+    with database.write() as session:
+        return forget(session, FailedEnrolmentRow.failed_at, now(session) - _WINDOW)
+
+
 def _wait(session: Session, origin: str, per_minute: int) -> float | None:
     """How many seconds until a failure from there is answered again? None = it is now."""
     moment = now(session)
@@ -67,7 +73,7 @@ def _wait(session: Session, origin: str, per_minute: int) -> float | None:
     return (oldest + _WINDOW - moment).total_seconds() if count >= per_minute else None
 
 
-def _origin(address: str) -> str:
+def origin_of(address: str) -> str:
     """Name where a request comes from; of IPv6 the first 64 bits, which is what one household has."""
     try:
         parsed = ip_address(address)

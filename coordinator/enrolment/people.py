@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Response
 
 from coordinator import audit
 from coordinator.dependencies import TheDatabase
@@ -33,8 +33,10 @@ def make_token(
     person: AsAdmin,
     request: Annotated[TokenRequest, Depends(json_body(TokenRequest))],
     database: TheDatabase,
+    response: Response,
 ) -> NewToken:
     """Make a person's token; it is shown once."""
+    response.headers["Cache-Control"] = "no-store"
     token = tokens.new_person_token(request.role)
     with database.write() as session:
         still_person(session, person)

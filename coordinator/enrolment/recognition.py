@@ -27,7 +27,7 @@ from schemas.messages.people import PersonRole
 
 CLIENT_PREFIX = "tsr_cl_"
 RANKS: dict[PersonRole, int] = {"auditor": 1, "operator": 2, "admin": 3}
-_SETTINGS_ID = "settings"
+SETTINGS_ID = "settings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def still_person(session: Session, person: Person) -> None:
     Raises:
         CredentialInvalid: it was, or has.
     """
-    if person.id != _SETTINGS_ID:
+    if person.id != SETTINGS_ID:
         _valid(*callers.token(session, person.id))
 
 
@@ -156,7 +156,7 @@ def _bearer(asked: Connection, authorization: str | None, *, admin_token: str | 
     if scheme.lower() != "bearer" or not token:
         raise CredentialInvalid
     if admin_token is not None and _is_same(token, admin_token.strip()):
-        return Person(id=_SETTINGS_ID, role="admin", name="TESSERA_ADMIN_TOKEN")
+        return Person(id=SETTINGS_ID, role="admin", name="TESSERA_ADMIN_TOKEN")
     digest = hash_of(token)
     if not token.startswith(CLIENT_PREFIX):
         return _valid(*callers.with_token(asked, digest))

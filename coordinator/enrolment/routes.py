@@ -16,6 +16,7 @@ from coordinator.enrolment import failures, possession, roster, store, tokens
 from coordinator.enrolment.admission import admit
 from coordinator.enrolment.auth import AsOperator
 from coordinator.enrolment.recognition import hash_of, still_person
+from coordinator.enrolment.stumbles import ENROLMENT_BYTES, enrolment_body
 from coordinator.errors import (
     ClientNameTaken,
     EnrolmentTokenInvalid,
@@ -79,8 +80,10 @@ def make_enrolment_token(
     request: Annotated[EnrolmentTokenRequest, Depends(json_body(EnrolmentTokenRequest))],
     database: TheDatabase,
     key: TheServerKey,
+    response: Response,
 ) -> EnrolmentToken:
     """Make a one-time token for one client; it is shown once."""
+    response.headers["Cache-Control"] = "no-store"
     with database.write() as session:
         federation = lock_federation(session, fid)
         still_person(session, person)
@@ -101,7 +104,7 @@ def make_enrolment_token(
 @router.post(
     "/v1/enrolments",
     status_code=201,
-    openapi_extra=takes(EnrolmentRequest, example=_EXAMPLE_ENROLMENT),
+    openapi_extra=takes(EnrolmentRequest, example=_EXAMPLE_ENROLMENT, limit=ENROLMENT_BYTES),
     responses=answers(
         JsonMalformed,
         EnrolmentTokenInvalid,
@@ -115,7 +118,7 @@ def make_enrolment_token(
     | {200: {"model": Enrolment, "description": "The same answer again to a repeated request"}},
 )
 def enrol(
-    request: Annotated[EnrolmentRequest, Depends(json_body(EnrolmentRequest))],
+    request: Annotated[EnrolmentRequest, Depends(enrolment_body())],
     caller: Request,
     database: TheDatabase,
     settings: TheSettings,
@@ -132,6 +135,7 @@ def enrol(
         failures.note(database, address, settings.failed_enrolments_per_minute, refused, request.name)
         raise
     response.status_code = 201 if is_new else 200
+    response.headers["Cache-Control"] = "no-store"
     return made
 
 

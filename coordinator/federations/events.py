@@ -1,35 +1,37 @@
 """The stream of a federation's events (server-sent events), resumable where it broke off.
 
-Waiting costs no thread and no transaction: between two looks at the database there is only a timer.
+Waiting costs no thread and no transaction. A stream ends after some minutes, so that one whose reader is gone
+without a word does not stay; it is resumed with Last-Event-ID.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import AsyncIterator
 from typing import Annotated
 
 import anyio
-from anyio import to_thread
 from fastapi import APIRouter, Depends, Header, Request
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from coordinator import events
-from coordinator.database import Database
 from coordinator.dependencies import TheDatabase
 from coordinator.enrolment.auth import AsReader
-from coordinator.enrolment.recognition import Member, Person, still_counts
-from coordinator.errors import AuthMissing, CredentialInvalid, KeyRevoked, NotFound
+from coordinator.errors import AuthMissing, Busy, NotFound, TooManyStreams
 from coordinator.federations import store
+from coordinator.federations.streams import PAGE, Follower, Streams, streams_of
+from coordinator.limits.connections import IS_RESERVED
 from coordinator.paths import FederationId
 from coordinator.problems import answers
 
 router = APIRouter(tags=["federations"])
 
-_LOOK_SECONDS = 0.5
-_HEARTBEAT_SECONDS = 15.0
-_PAGE = 100
+HEARTBEAT_SECONDS = 15.0
+"""How long a stream is silent at most: a comment shows that it is there."""
+
+LONGEST_SECONDS = 600.0
+"""How long a stream lasts at most."""
 
 
 def _starting_point(
@@ -54,14 +56,13 @@ def _starting_point(
             "description": "`event: round | client | alignment`, `id` its number, `data` JSON",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         },
-        **answers(AuthMissing, NotFound),
+        **answers(AuthMissing, NotFound, TooManyStreams, Busy),
     },
 )
 async def follow(
     caller: AsReader,
     fid: FederationId,
     request: Request,
-    database: TheDatabase,
     number: Annotated[int, Depends(_starting_point)],
 ) -> StreamingResponse:
     """Follow what happens: all of it for people; for a client, rounds, alignment and what is its own.
@@ -69,42 +70,52 @@ async def follow(
     A round's change of state is an event of its own. Who joins, delivers or sends scores is told together,
     within half a second or so; that is a hint and may be missing: each event of a round shows all it counts.
 
-    The stream ends with what opened it: a token, a key that was replaced and whose overlap is over.
+    The stream ends with what opened it: a token, a key that was replaced and whose overlap is over. It also
+    ends after ten minutes: resume it with Last-Event-ID. A caller may follow four streams at once.
     """
-    return StreamingResponse(
-        _stream(database, request.app.state.stopping, fid, number, caller),
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-    )
+    if getattr(request.state, IS_RESERVED, False):
+        raise Busy
+    streams = streams_of(request)
+    return _Followed(streams, streams.begin(fid, caller, number))
 
 
-async def _stream(
-    database: Database, stopping: threading.Event, fid: str, number: int, caller: Person | Member
-) -> AsyncIterator[str]:
-    yield "retry: 2000\n\n"
-    quiet = 0.0
-    while not stopping.is_set():
-        found = await to_thread.run_sync(_next, database, fid, number, caller)
-        if found is None:
-            return
-        for event in found:
-            number = event.number
-            data = json.dumps(event.data, ensure_ascii=False, separators=(",", ":"))
-            yield f"id: {number}\nevent: {event.kind}\ndata: {data}\n\n"
-        quiet = 0.0 if found else quiet + _LOOK_SECONDS
-        if quiet >= _HEARTBEAT_SECONDS:
-            quiet = 0.0
-            yield ": still here\n\n"
-        if len(found) < _PAGE:
-            await anyio.sleep(_LOOK_SECONDS)
+class _Followed(StreamingResponse):
+    """An answer that goes on until its stream ends; however it ends, the stream no longer counts."""
 
+    def __init__(self, streams: Streams, follower: Follower) -> None:
+        super().__init__(
+            _stream(streams, follower),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+        self._streams, self._follower = streams, follower
 
-def _next(database: Database, fid: str, number: int, caller: Person | Member) -> list[events.Event] | None:
-    """Give the next events; None ends the stream of a caller who would not be let in any more."""
-    with database.read() as session:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
         try:
-            still_counts(session, caller)
-        except (KeyRevoked, CredentialInvalid):
-            return None
-        seen_by = caller.client_id if isinstance(caller, Member) else None
-        return events.since(session, fid, number, seen_by=seen_by, limit=_PAGE)
+            await super().__call__(scope, receive, send)
+        finally:
+            self._streams.end(self._follower)
+
+
+async def _stream(streams: Streams, follower: Follower) -> AsyncIterator[str]:
+    # The number lets a stream that stayed quiet be resumed without missing what happened in between.
+    yield f"retry: 2000\nid: {follower.number}\n\n"
+    ends_at = anyio.current_time() + LONGEST_SECONDS
+    is_behind = True
+    while not follower.is_over:
+        found = await streams.catch_up(follower) if is_behind else streams.recent(follower)
+        is_behind = found is None or len(found) == PAGE
+        for event in found or ():
+            data = json.dumps(event.data, ensure_ascii=False, separators=(",", ":"))
+            yield f"id: {event.number}\nevent: {event.kind}\ndata: {data}\n\n"
+        left = ends_at - anyio.current_time()
+        if left <= 0:
+            return
+        if is_behind:
+            continue
+        with anyio.move_on_after(min(HEARTBEAT_SECONDS, left)) as waited:
+            await follower.news.wait()
+        follower.news.clear()
+        if waited.cancelled_caught:
+            yield ": still here\n\n"

@@ -1,6 +1,9 @@
 """Bound what uvicorn leaves unbounded: how many connections there are, how long and how large the head of a
 request may be, how slowly an answer is taken.
 
+The last few connections are reserved: they answer one request each, of health probes and of people, so that
+neither goes unheard when others hold all the rest.
+
 Between two requests a connection may idle as long as uvicorn's keep-alive says; what must come to an end is
 a head that began, and the rest of a body whose request is answered. A refusal here is a problem document too.
 
@@ -18,7 +21,14 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from coordinator.errors import Busy, HeadTooLarge, Refused, RequestMalformed, RequestTimeout
+from coordinator.errors import (
+    Busy,
+    HeadTooLarge,
+    Refused,
+    RequestMalformed,
+    RequestTimeout,
+    TargetTooLong,
+)
 from coordinator.limits.pace import (
     ANSWER_BYTES_PER_SECOND,
     HEAD_SECONDS,
@@ -31,6 +41,23 @@ from coordinator.problems import render
 
 HEAD_LIMIT = 16 * 1024
 """Bytes of a request's target and header fields, trailer fields included."""
+
+TARGET_LIMIT = 2048
+"""Bytes of a request's target: several times as much as any route has a use for."""
+
+FIELDS_LIMIT = 100
+"""Header fields of a request, trailer fields included: every look-up of a field passes over all of them."""
+
+RESERVED = 8
+"""The most connections that are reserved for health probes and people; a tenth where there are few in all."""
+
+IS_RESERVED = "is_reserved"
+"""Names the member of a request's state that says that its connection is reserved."""
+
+PEER = "peer"
+"""Names the member of a request's state that has the address at the other end of its connection."""
+
+_RESERVED_HEAD_SECONDS = 2.0
 
 _LINGER_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
@@ -45,6 +72,11 @@ def connections(bytes_per_second: int, most: int) -> type[BoundedConnection]:
     return type("Connection", (BoundedConnection,), {"bytes_per_second": bytes_per_second, "most": most})
 
 
+def reserved(most: int) -> int:
+    """Return how many connections of `most` are reserved for health probes and people."""
+    return min(RESERVED, most // 10)
+
+
 class BoundedConnection(HttpToolsProtocol):
     """One connection of at most `most`; `bytes_per_second` is the pace of what comes after the answer."""
 
@@ -54,7 +86,8 @@ class BoundedConnection(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._clock: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
+        self._head_bytes = self._target_bytes = self._fields = 0
+        self._is_reserved = False
         self._unread_bytes = 0  # since the parser last understood something
         self._in_head = False
         self._is_refused = False
@@ -70,7 +103,8 @@ class BoundedConnection(HttpToolsProtocol):
         if line is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             # Else the kernel takes megabytes at once, and a slow but steady reader seems to stand still.
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-        self._expect_within(HEAD_SECONDS)
+        self._is_reserved = len(self.connections) > self.most - reserved(self.most)
+        self._expect_within(_RESERVED_HEAD_SECONDS if self._is_reserved else HEAD_SECONDS)
         if len(self.connections) > self.most:
             self._refuse(Busy())
 
@@ -94,23 +128,32 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Start to count."""
         self._in_head, self._head_bytes, self._unread_bytes = True, 0, 0
+        self._target_bytes = self._fields = 0
         super().on_message_begin()
+        self.scope["state"].update({IS_RESERVED: self._is_reserved, PEER: self.client and self.client[0]})
 
     def on_url(self, url: bytes) -> None:
         """Count the target."""
+        self._target_bytes += len(url)
+        if self._target_bytes > TARGET_LIMIT:
+            raise OverflowError
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a field."""
+        """Count a field. Behind a body it is left out: what checked the header fields has not seen it."""
+        self._fields += 1
         self._count(len(name) + len(value) + _FIELD_OVERHEAD)
-        super().on_header(name, value)
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Let the application take over: it bounds the body."""
         self._in_head, self._unread_bytes = False, 0
         self._expect_nothing()
         super().on_headers_complete()
+        if self._is_reserved:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """Hand on a piece of the body."""
@@ -126,8 +169,12 @@ class BoundedConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what cannot be parsed, or was too large to go on parsing."""
-        too_large = self._head_bytes > HEAD_LIMIT
-        self._refuse(HeadTooLarge(limit=HEAD_LIMIT) if too_large else RequestMalformed())
+        if self._target_bytes > TARGET_LIMIT:
+            self._refuse(TargetTooLong(limit=TARGET_LIMIT))
+        elif self._head_bytes > HEAD_LIMIT or self._fields > FIELDS_LIMIT:
+            self._refuse(HeadTooLarge(limit=HEAD_LIMIT, fields=FIELDS_LIMIT))
+        else:
+            self._refuse(RequestMalformed())
 
     def pause_writing(self) -> None:
         """Begin to look how the peer takes what waits for it."""
@@ -184,7 +231,7 @@ class BoundedConnection(HttpToolsProtocol):
     def _count(self, size: int) -> None:
         self._head_bytes += size
         self._unread_bytes = 0
-        if self._head_bytes > HEAD_LIMIT:
+        if self._head_bytes > HEAD_LIMIT or self._fields > FIELDS_LIMIT:
             raise OverflowError  # the parser stops, and uvicorn calls send_400_response
 
     def _rest_seconds(self) -> float:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from ipaddress import ip_network
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 from schemas.messages.federations import ALL_ROLES, Role
 from schemas.messages.strict import BaseModelSlug, Digest, Lenient, Name, Strict, UtcTime, wrong
 
 Shape = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
+
+
+def _few(shapes: object) -> object:
+    """Refuse more shapes than there are roles before any is looked at: each would be a fault of its own."""
+    if isinstance(shapes, dict) and len(shapes) > len(ALL_ROLES):
+        raise ValueError(f"there are {len(ALL_ROLES)} roles")
+    return shapes
 
 
 class Profile(Lenient):
@@ -22,8 +29,10 @@ class Profile(Lenient):
     base_model: BaseModelSlug
     hidden_size: Annotated[int, Field(ge=1)]
     layers: Annotated[int, Field(ge=1, le=10_000)]
-    roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ALL_ROLES
-    shapes: dict[Role, Shape] | None = None
+    roles: Annotated[tuple[Role, ...], Field(min_length=1, max_length=len(ALL_ROLES), fail_fast=True)] = (
+        ALL_ROLES
+    )
+    shapes: Annotated[dict[Role, Shape], BeforeValidator(_few)] | None = None
     agent_version: Annotated[str, Field(max_length=100)]
     protocol_version: int
 
@@ -76,7 +85,7 @@ class EnrolmentRequest(Lenient):
     public_key: Annotated[str, Field(max_length=64)] | None = None
     nonce: Annotated[str, Field(max_length=64)] | None = None
     proof: Annotated[str, Field(max_length=128)] | None = None
-    retry_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{43}=?$")] | None = None
+    retry_key: Annotated[str, Field(max_length=44, pattern=r"^[A-Za-z0-9_-]{43}=?$")] | None = None
 
     @model_validator(mode="after")
     def _is_one_or_the_other(self) -> Self:

@@ -47,7 +47,7 @@ def answered(served: Served) -> set[tuple[str, str, int]]:
     """Give which methods and routes were answered with which status."""
     lines = re.findall(
         r'tessera_request_seconds_count{method="(\w+)",route="([^"]+)",status="(\d+)"}',
-        served.http().get("/metrics").text,
+        served.admin.get("/metrics").text,
     )
     return {(method, route, int(status)) for method, route, status in lines}
 

@@ -68,7 +68,7 @@ def test_a_json_body_over_the_limit_is_refused_announced_or_not(coordinator: Ser
 
 
 def test_who_hangs_up_amid_a_json_body_is_refused_like_everybody_else(coordinator: Served) -> None:
-    head = b"POST /v1/enrolments HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n"
+    head = b"POST /v1/enrolments HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n"
     address = coordinator.admin.base_url
     with socket.create_connection((address.host, address.port)) as line:
         line.sendall(head + b'Content-Type: application/json\r\n\r\n{"token": ')
@@ -81,5 +81,5 @@ def test_who_hangs_up_amid_a_json_body_is_refused_like_everybody_else(coordinato
 
 def _answered(served: Served, route: str) -> set[str]:
     """With which statuses was a route answered so far?"""
-    lines = served.http().get("/metrics").text.splitlines()
+    lines = served.admin.get("/metrics").text.splitlines()
     return {line.split('status="')[1][:3] for line in lines if f'route="{route}"' in line}

@@ -1,0 +1,29 @@
+"""What a browser may do with the pages of this server: run their own script, talk to their own origin."""
+
+from __future__ import annotations
+
+from fastapi import Request, Response
+
+from coordinator.errors import NotFound
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def answer(request: Request, content: bytes, media_type: str, *, policy: str = POLICY) -> Response:
+    """Return a file of a page.
+
+    Raises:
+        NotFound: this server shows no pages.
+    """
+    if not request.app.state.settings.dashboard:
+        raise NotFound
+    headers = {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+    return Response(content, media_type=media_type, headers=headers)
