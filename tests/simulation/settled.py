@@ -125,7 +125,8 @@ def _chains(world: World, connection: sqlite3.Connection) -> None:
         if numbers != list(range(1, len(numbers) + 1)):
             world.violated("I4", f"{table} has gaps")
     for fid, counted, newest in connection.execute(
-        "SELECT id, events, (SELECT max(number) FROM events WHERE federation_id = federations.id) FROM federations"
+        "SELECT f.id, f.events, max(e.number) FROM federations f"
+        " LEFT JOIN events e ON e.federation_id = f.id GROUP BY f.id"
     ):
         if counted != (newest or 0):
             world.violated("I4", f"the newest event of {fid} is missing")  # older ones go with their rounds
