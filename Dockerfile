@@ -48,7 +48,7 @@ LABEL org.opencontainers.image.version=${VERSION} \
       org.opencontainers.image.revision=${REVISION}
 RUN groupadd --gid 10001 tessera \
     && useradd --uid 10001 --gid tessera --home-dir /var/lib/tessera --create-home --shell /usr/sbin/nologin tessera \
-    && install -d -o tessera -g tessera /run/enrolment
+    && install -d -o tessera -g tessera -m 0700 /run/enrolment /run/enrolment/aster /run/enrolment/cedar
 ENV PATH=/opt/tessera/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /var/lib/tessera
 USER 10001:10001

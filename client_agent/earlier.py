@@ -36,9 +36,9 @@ def move_aside(path: Path, whose: str = "an earlier client's") -> None:
     log.warning("%s is %s: it is kept as %s, and not used", path, whose, place)
 
 
-def keep_copy(file: Path, mode: int = 0o644) -> None:
+def keep_copy(file: Path) -> None:
     """Copy a file to where things are kept and not used: it is about to be replaced."""
-    write_durably(_place(file), file.read_bytes(), mode=mode)
+    write_durably(_place(file), file.read_bytes())
 
 
 def _place(path: Path) -> Path:

@@ -16,7 +16,6 @@ from client_agent.errors import CoordinatorRefused
 from client_agent.membership import (
     KEY,
     NEXT_KEY,
-    OWNER_ONLY,
     Membership,
     naming,
     own_key,
@@ -125,6 +124,6 @@ def _is_me(api: CoordinatorApi, member: Membership) -> bool:
 
 def _take_up_next(folder: Path) -> None:
     # That the coordinator has the new key is not signed: who stands in between may have made it up.
-    keep_copy(folder / KEY, mode=OWNER_ONLY)
+    keep_copy(folder / KEY)
     os.replace(folder / NEXT_KEY, folder / KEY)
     fsync_folder(folder)

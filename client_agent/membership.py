@@ -32,6 +32,7 @@ from client_agent.errors import (
     SettingsUnusable,
     TokenDamaged,
 )
+from client_agent.own_folder import open_folder
 from client_agent.round_folder import fsync_folder, write_durably
 from schemas.identity.documents import sign
 from schemas.identity.enrolment_token import TokenMalformed, read
@@ -51,7 +52,6 @@ KEY = "client.key"
 """The file of this agent's private key."""
 NEXT_KEY = "next.key"
 """The file of the key that is to replace this agent's."""
-OWNER_ONLY = 0o600
 _KEY_BYTES = 32
 
 
@@ -187,7 +187,7 @@ def exclusive(folder: Path) -> Iterator[None]:
         SettingsUnusable: it cannot be made.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        open_folder(folder)
     except OSError as error:
         raise SettingsUnusable(f"folder {folder} cannot be made: {error.strerror}") from error
     with (folder / _LOCK).open("w") as file:
@@ -220,6 +220,6 @@ def own_key(folder: Path, name: str) -> Ed25519PrivateKey:
     file = folder / name
     if not file.exists():
         key = Ed25519PrivateKey.from_private_bytes(secrets.token_bytes(_KEY_BYTES))  # RFC 8032, section 5.1.5
-        write_durably(file, pem_of(key), mode=OWNER_ONLY)
+        write_durably(file, pem_of(key))
     fsync_folder(folder)  # who made it may have been killed before this, and nobody may hear of it until then
     return read_key(folder, name)

@@ -111,8 +111,8 @@ class RoundFolders:
                 shutil.rmtree(folder.path, ignore_errors=True)
 
 
-def write_durably(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Write a file so that after a crash it is there whole or not at all."""
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file, for its owner only, so that after a crash it is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -120,7 +120,6 @@ def write_durably(path: Path, content: bytes, *, mode: int = 0o644) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, mode)
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

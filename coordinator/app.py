@@ -33,7 +33,7 @@ from coordinator.metrics import Metrics
 from coordinator.observed import Observed
 from coordinator.replica import only_replica
 from coordinator.reserved import ReservedForPeople
-from coordinator.rounds import revoking, running
+from coordinator.rounds import revoking, running, showing
 from coordinator.rounds import routes as rounds
 from coordinator.rounds.waiting import Waiting
 from coordinator.settings import Settings
@@ -62,6 +62,7 @@ _ROUTERS = (
     federations.router,
     members.router,
     events.router,
+    showing.router,
     running.router,
     revoking.router,
     anchors.router,

@@ -35,12 +35,14 @@ from coordinator.limits.connections import connections
 from coordinator.replica import only_replica
 from coordinator.settings import PREFIX, SECRETS_DIR, Settings, unread
 from schemas.messages.people import TokenRequest
+from schemas.private_files import close_umask, tighten
 
 _GRACE_SECONDS = 10
 # Clients give up an idle connection after five seconds: who does so first must not be us, in mid-request.
 _KEEP_ALIVE_SECONDS = 20
 _LOOK_AGAIN_SECONDS = 1
 _OTHER_FILES = 500
+_ENDINGS = ("", "-wal", "-shm", "-journal", "-serving", "-signing-key")
 _MALLOC_ARENAS = -8  # M_ARENA_MAX of malloc.h
 
 log = logs.logger(__name__)
@@ -52,6 +54,7 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
     Raises:
         SettingsUnusable: the settings or the database do not allow it.
     """
+    close_umask()
     settings = load_settings(host=host, port=port)
     logs.configure(settings.log_level, settings.log_format)
     crash.arm()
@@ -109,6 +112,7 @@ def migrate() -> None:
     Raises:
         SettingsUnusable: there is no such database.
     """
+    close_umask()
     settings = load_settings()
     logs.configure(settings.log_level, settings.log_format)
     with _database(settings) as database:
@@ -121,6 +125,7 @@ def backup(target: Path, *, progress: Callable[[int, int], None]) -> None:
     Raises:
         SettingsUnusable: it cannot be copied.
     """
+    close_umask()
     with closing(Database(load_settings().database_url)) as database:
         copies.copy(database, target, progress=progress)
 
@@ -194,6 +199,7 @@ def _database(settings: Settings) -> Iterator[Database]:
     try:
         if not database.is_sqlite:
             _wait_until_it_answers(database, settings.database_wait_seconds)
+        _close_files(database)
         yield database
     except DatabaseError as error:
         shown = database.url.render_as_string()
@@ -202,6 +208,14 @@ def _database(settings: Settings) -> Iterator[Database]:
         ) from error
     finally:
         database.close()
+
+
+def _close_files(database: Database) -> None:
+    """Close an SQLite database's files to other users; the folder they lie in may be anybody's."""
+    if database.is_sqlite and database.url.database:
+        closed = tighten(Path(f"{database.url.database}{ending}") for ending in _ENDINGS)
+        if closed:
+            log.warning("files-were-open-to-others", closed=[str(path) for path in closed])
 
 
 def _wait_until_it_answers(database: Database, seconds: float) -> None:

@@ -276,6 +276,7 @@ class ScoresRow(Table):
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
     scores: Mapped[dict[str, Any]]
     received_at: Mapped[datetime]
+    changes: Mapped[int] = mapped_column(server_default="0")  # how often others took their place
 
 
 class EventRow(Table):

@@ -2,16 +2,15 @@
 # Prepare a small federation of two example agents with the operator's own commands: a plan, anchor texts, a one-time
 # token for each agent. Safe to repeat: what is there is left alone.
 #
-#   try_out.sh ADMIN_TOKEN_FILE ROOT_CERTIFICATE FOLDER
+#   try_out.sh ADMIN_TOKEN_FILE SILO=FOLDER...
 #
-# Leaves in FOLDER what the agents need: <silo>.token, and root.crt to trust the coordinator's certificate by.
+# Leaves in each folder, which nobody but this agent mounts, its one-time token: a file named token.
 # TESSERA_URL says where the coordinator is.
 set -eu
-root_certificate=$2
-enrolment=$3
 here=$(dirname "$0")
 TESSERA_TOKEN=$(cat "$1")
 export TESSERA_TOKEN
+shift
 umask 077
 
 # Read JSON from standard input and print what a Python expression finds in it.
@@ -25,14 +24,15 @@ if [ -z "$federation" ]; then
 fi
 tessera anchors put "$federation" "$here/../examples/anchors.json"
 
-for silo in aster cedar; do
-    if [ ! -s "$enrolment/$silo.token" ]; then
+for place in "$@"; do
+    silo=${place%%=*}
+    folder=${place#*=}
+    if [ ! -s "$folder/token" ]; then
         # --replace: one that was made and not written, before this script was killed, is lost.
-        tessera enrolment create "$federation" "$silo" --replace --json | pick 'it["token"]' >"$enrolment/$silo.new"
-        mv "$enrolment/$silo.new" "$enrolment/$silo.token"
+        tessera enrolment create "$federation" "$silo" --replace --json | pick 'it["token"]' >"$folder/new"
+        mv "$folder/new" "$folder/token"
     fi
 done
-cp "$root_certificate" "$enrolment/root.crt"
 
 if [ "$(tessera federation show "$federation" --json | pick 'it["state"]')" = open ]; then
     tessera federation start "$federation"

@@ -81,6 +81,17 @@ class PostgresServer:
         """Forget a user who owns nothing."""
         self._execute(f"DROP ROLE {name}")
 
+    @property
+    def binaries(self) -> Path:
+        """Where the server's programs are."""
+        return self._binaries
+
+    def ask(self, query: str) -> list[tuple[object, ...]]:
+        """Return what the superuser reads."""
+        url = f"postgresql://postgres@127.0.0.1:{self._port}/postgres"
+        with psycopg.connect(url) as connection:
+            return list(connection.execute(query.encode()).fetchall())
+
     def _execute(self, statement: str) -> None:
         url = f"postgresql://postgres@127.0.0.1:{self._port}/postgres"
         with psycopg.connect(url, autocommit=True) as connection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from client_agent.cli import adapters, aligning, anchors, comparing, pivot, running
+from schemas.private_files import close_umask
 
 _GROUPS = (running.agent, adapters.adapters, aligning.aligning, anchors.anchors, pivot.pivot)
 
@@ -16,7 +17,13 @@ def commands(app: typer.Typer) -> None:
         help="Run a silo's agent: enrol once, check, then leave it running.",
         no_args_is_help=True,
     )
+    agent.callback()(_keep_to_oneself)
     for group in _GROUPS:
         agent.add_typer(group)
     app.add_typer(agent)
     app.add_typer(comparing.compare)
+
+
+def _keep_to_oneself() -> None:
+    """Run a silo's agent: enrol once, check, then leave it running."""
+    close_umask()

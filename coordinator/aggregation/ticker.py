@@ -14,7 +14,7 @@ from collections.abc import Callable
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
-from coordinator import collection
+from coordinator import collection, events
 from coordinator.aggregation import publishing
 from coordinator.aggregation.publishing import Claim, Lease
 from coordinator.database import Database, now
@@ -125,6 +125,7 @@ class Ticker:
             posts += gone
         forgotten = retention.thin_out(self._database, self._keep_rounds) if self._keep_rounds else 0
         collected = collection.collect(self._database)
+        forgotten += events.forget_old(self._database)
         if posts or forgotten or collected:
             log.info("tidied", posts=posts, forgotten=forgotten, collected=collected)
         if not forgotten and not collected:

@@ -6,11 +6,11 @@ operator does, whose verdict stands whatever clients report.
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
 
-from coordinator import events
 from coordinator.alignment import store
 from coordinator.database import now
 from coordinator.dependencies import TheDatabase
@@ -23,18 +23,26 @@ from coordinator.errors import (
     Invalid,
     JsonMalformed,
     NotFound,
+    RateLimited,
+    StorageFull,
     UploadConflict,
 )
 from coordinator.federations.store import plan_of
 from coordinator.json_body import json_body, takes
+from coordinator.limits.uploads import HasSpace
 from coordinator.locks import lock_federation
 from coordinator.logs import logger
 from coordinator.paths import BaseModel, FederationId
 from coordinator.problems import answers
+from coordinator.rounds.telling import Change
+from coordinator.rounds.waking import Tell
 from schemas.messages.alignment import Acceptance, PackView
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["alignment"])
 log = logger(__name__)
+
+REPLACED_AFTER = timedelta(seconds=60)
+"""How old a client's acceptance test is at least when the same client replaces it."""
 
 
 def _direction(source: str, target: str) -> dict[str, Any]:
@@ -63,21 +71,25 @@ _EXAMPLE = {
     responses={
         200: {"model": PackView, "description": "This was stored before"},
         **answers(JsonMalformed, AuthMissing, Forbidden, NotFound, FederationStateConflict, UploadConflict),
-        **answers(Invalid),
+        **answers(Invalid, RateLimited, StorageFull),
     },
 )
 def put_acceptance(
     caller: AsReader,
     fid: FederationId,
     base_model: BaseModel,
+    _: HasSpace,
     acceptance: Annotated[Acceptance, Depends(json_body(Acceptance))],
     database: TheDatabase,
+    tell: Tell,
     response: Response,
 ) -> PackView:
     """Store a pack's acceptance test, in place of the one that the same client or an operator stored before.
 
     A pack fails when an operator's test fails, or those of more than half of its base model's clients. Then
     these share with clients of the identical base model only, from the next aggregation on.
+
+    A client replaces its own test when that is a minute old.
     """
     if isinstance(caller, Member):
         if caller.base_model != base_model:
@@ -96,14 +108,28 @@ def put_acceptance(
         ways = {(direction.source, direction.target) for direction in acceptance.directions}
         if ways != {(alignment.pivot, base_model), (base_model, alignment.pivot)} or len(ways) != 2:
             raise Invalid("directions: must be pivot to base model and back", field="directions")
-        tested_by = caller.client_id if isinstance(caller, Member) else None
-        by_operator = store.acceptance(pack, None)
+        moment, tested_by = now(session), caller.client_id if isinstance(caller, Member) else None
+        own, by_operator = store.stored_test(pack, tested_by), store.acceptance(pack, None)
         if acceptance in (by_operator, store.acceptance(pack, tested_by)):
             response.status_code = 200
             return store.view(pack)
         if by_operator is not None and tested_by is not None:
             raise UploadConflict("an operator's acceptance test stands")
-        store.keep_acceptance(session, pack, acceptance, tested_by=tested_by, moment=now(session))
-        events.append(session, fid, "alignment", {"base_model": base_model, "digest": pack.digest})
+        if tested_by is not None and own is not None:
+            _require_old(own["tested_at"], moment)
+        store.keep_acceptance(session, pack, acceptance, tested_by=tested_by, moment=moment)
         log.info("pack-tested", federation=fid, base_model=base_model, verdict=acceptance.verdict)
-        return store.view(pack)
+        shown, change = store.view(pack), Change(fid, base_model, row.events)
+    tell(change)
+    return shown
+
+
+def _require_old(tested_at: str, moment: datetime) -> None:
+    """Make sure that a client may replace its own test.
+
+    Raises:
+        RateLimited: it was stored less than a minute ago.
+    """
+    left = datetime.fromisoformat(tested_at) + REPLACED_AFTER - moment
+    if left > timedelta(0):
+        raise RateLimited(left.total_seconds(), "this pack's acceptance test was replaced a moment ago")

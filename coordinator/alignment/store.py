@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -134,11 +134,19 @@ def keep_pack(
 
 def acceptance(row: PackRow, tested_by: str | None) -> Acceptance | None:
     """Which acceptance test did a client, or None for an operator, store for a pack?"""
-    stored = row.acceptance if tested_by is None else (row.verdicts or {}).get(tested_by)
-    if stored is None or stored["tested_by"] != tested_by:
+    stored = stored_test(row, tested_by)
+    if stored is None:
         return None
     test = {name: value for name, value in stored.items() if name not in ("tested_by", "tested_at")}
     return Acceptance.model_validate({"pack": row.digest, **test})
+
+
+def stored_test(row: PackRow, tested_by: str | None) -> dict[str, Any] | None:
+    """Return the test that a client, or None for an operator, stored for a pack, with its author and time."""
+    stored: dict[str, Any] | None = (
+        row.acceptance if tested_by is None else (row.verdicts or {}).get(tested_by)
+    )
+    return stored if stored is not None and stored["tested_by"] == tested_by else None
 
 
 def keep_acceptance(

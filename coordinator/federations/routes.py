@@ -22,6 +22,7 @@ from coordinator.problems import answers
 from coordinator.strategies.base import Strategy, UnknownStrategy, load, names
 from coordinator.strategy_needs import Particular
 from schemas.messages.federations import Federation, FederationPage, FederationPlan, StrategyPlan
+from schemas.messages.names import is_printable
 
 router = APIRouter(prefix="/v1/federations", tags=["federations"])
 log = logger(__name__)
@@ -71,9 +72,11 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
     """Write the strategy's own defaults into the plan, after checking what its parts say of each other.
 
     Raises:
-        Invalid: no such strategy, no such options, an adapter that cannot travel, keep to a budget or be
-            mixed, signatures that cannot be compared.
+        Invalid: an unprintable name, no such strategy, no such options, an adapter that cannot travel, keep
+            to a budget or be mixed, signatures that cannot be compared.
     """
+    if not is_printable(plan.name):
+        raise Invalid("name: control and format characters are not allowed; leave them out", field="name")
     check_adapter(plan)
     if plan.signature.kind == "representation" and plan.alignment is None:
         raise Invalid(

@@ -110,7 +110,8 @@ class Streams:
             return None
         unseen = [*dropwhile(lambda event: event.number <= follower.number, feed.recent)]
         follower.number = max(follower.number, feed.end)
-        return [event for event in unseen if event.is_for(follower.client_id)]
+        shown = [event for event in unseen if event.is_for(follower.client_id)]
+        return shown if follower.client_id is None else [events.for_clients(event) for event in shown]
 
     async def catch_up(self, follower: Follower) -> list[Event]:
         """Return the next page of what a follower has not seen, from the database."""

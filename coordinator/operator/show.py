@@ -43,11 +43,13 @@ def text(value: object) -> str:
     """Write a value as people read it."""
     from rich.markup import escape
 
+    from schemas.messages.names import printable
+
     if value is None:
         return "-"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return escape(str(value))
+    return escape(printable(str(value)))
 
 
 def ago(moment: str | None) -> str:

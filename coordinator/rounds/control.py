@@ -14,7 +14,7 @@ from coordinator.database import now
 from coordinator.enrolment import roster
 from coordinator.errors import AnchorsMissing, FederationStateConflict
 from coordinator.federations.store import anchors_stored, federation, plan_of
-from coordinator.rounds import store
+from coordinator.rounds import bases, store
 from coordinator.rounds.lifecycle import (
     ENDED,
     FEDERATION_FINISHED,
@@ -156,6 +156,13 @@ def announce(session: Session, row: RoundRow, moment: datetime) -> None:
     """Tell everyone who follows the federation's events how the round stands."""
     told = summary(session, row, moment).model_dump(mode="json")
     events.append(session, row.federation_id, "round", told, at=moment)
+
+
+def announce_pack(session: Session, fid: str, base_model: str) -> None:
+    """Notify everyone who follows the federation's events that a pack, or its acceptance test, is new."""
+    digest = bases.pack_digest(session, fid, base_model)
+    if digest is not None:
+        events.append(session, fid, "alignment", {"base_model": base_model, "digest": digest})
 
 
 def _end(session: Session, federation: FederationRow) -> None:

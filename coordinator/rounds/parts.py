@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import bindparam, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from coordinator.database import run
 from coordinator.enrolment.store import insert_new
-from coordinator.errors import NotFound, NotJoined
 from coordinator.strategies.base import Signature
-from coordinator.tables import ClientRow, ParticipationRow, RoundRow, ScoresRow, SignatureRow
-from coordinator.times import clock
+from coordinator.tables import ClientRow, ParticipationRow, RoundRow, SignatureRow
 
 _OF_CLIENT = (ParticipationRow.round_id == bindparam("round")) & (
     ParticipationRow.client_id == bindparam("client")
@@ -37,23 +33,6 @@ _COUNT_ALTOGETHER = (
         bytes_up=ClientRow.bytes_up + bindparam("up"), bytes_down=ClientRow.bytes_down + bindparam("down")
     )
 )
-
-
-_PLACE = (
-    select(clock(), RoundRow.id, ParticipationRow.client_id)
-    .outerjoin(
-        ParticipationRow,
-        (ParticipationRow.round_id == RoundRow.id) & (ParticipationRow.client_id == bindparam("client")),
-    )
-    .where(RoundRow.federation_id == bindparam("fid"), RoundRow.number == bindparam("number"))
-)
-_SCORE = {
-    kind: start.on_conflict_do_update(
-        index_elements=[ScoresRow.round_id, ScoresRow.client_id],
-        set_={"scores": start.excluded.scores, "received_at": start.excluded.received_at},
-    )
-    for kind, start in (("sqlite", sqlite.insert(ScoresRow)), ("postgresql", postgresql.insert(ScoresRow)))
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +105,3 @@ def arrive(session: Session, round_id: int, sizes: Mapping[str, int]) -> None:
 def mark(session: Session, round_id: int, client_id: str, state: str) -> None:
     """Say how a client's part in a round went."""
     run(session, _MARK, {"round": round_id, "client": client_id, "now": state})
-
-
-def keep_scores(session: Session, fid: str, number: int, client_id: str, scores: dict[str, Any]) -> None:
-    """Keep a client's scores of the round of this number; the last ones win.
-
-    Raises:
-        NotFound: there is no such round.
-        NotJoined: the client did not take part in it.
-    """
-    found = run(session, _PLACE, {"fid": fid, "number": number, "client": client_id}).first()
-    if found is None:
-        raise NotFound
-    moment, round_id, joined = found
-    if joined is None:
-        raise NotJoined
-    kept = {"round_id": round_id, "client_id": client_id, "scores": scores, "received_at": moment}
-    run(session, _SCORE[session.get_bind().dialect.name], kept)

@@ -81,6 +81,14 @@ _TOLD = select(
         EventRow.data["round"].as_integer() == bindparam("round"),
     )
 )
+_PACK_TOLD = select(
+    exists().where(
+        EventRow.federation_id == bindparam("fid"),
+        EventRow.number > bindparam("after"),
+        EventRow.kind == "alignment",
+        EventRow.data["base_model"].as_string() == bindparam("base_model"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +177,11 @@ def scores(session: Session, round_id: int) -> list[dict[str, Any]]:
     return list(run(session, _SCORES, {"round": round_id}).scalars())
 
 
-def is_told(session: Session, fid: str, number: int, after: int) -> bool:
-    """Was there an event of this round after the federation's event of number `after`?"""
-    return bool(run(session, _TOLD, {"fid": fid, "round": number, "after": after}).scalar())
+def is_told(session: Session, fid: str, subject: int | str, after: int) -> bool:
+    """Whether a round or a base model's pack has an event after the federation's event of number `after`."""
+    if isinstance(subject, int):
+        return bool(run(session, _TOLD, {"fid": fid, "round": subject, "after": after}).scalar())
+    return bool(run(session, _PACK_TOLD, {"fid": fid, "base_model": subject, "after": after}).scalar())
 
 
 def parts(session: Session, round_id: int, client_id: str | None) -> list[PartRow]:

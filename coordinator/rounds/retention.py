@@ -1,4 +1,4 @@
-"""Thin out what old rounds keep: their tensors go, everything that was said about them stays.
+"""Thin out what old rounds keep: their tensors and events go, what is shown of a round stays.
 
 Refuses to touch what a round may still need: each client's last counted update, the weights it was given
 last, and what is folded into each base model. What weights are in recipes goes whole: it can be made again
@@ -11,7 +11,7 @@ from __future__ import annotations
 from sqlalchemy import Select, exists, select
 from sqlalchemy.orm import Session, aliased
 
-from coordinator import payloads
+from coordinator import events, payloads
 from coordinator.database import Database
 from coordinator.locks import lock_federation
 from coordinator.tables import FederationRow, FoldRow, RoundRow, UpdateRow, WeightsRow
@@ -19,7 +19,7 @@ from coordinator.weights_tables import CodedWeightsRow
 
 
 def thin_out(database: Database, keep_rounds: int, *, most: int = 200) -> int:
-    """Forget what all but each federation's last `keep_rounds` published rounds have in tensors.
+    """Forget what all but each federation's last `keep_rounds` published rounds have in tensors and events.
 
     At most `most` of each at a time, lest anybody wait for long; gives how many, 0 when all are forgotten.
     """
@@ -53,7 +53,8 @@ def _thin_out(session: Session, fid: str, keep_rounds: int, most: int) -> int:
         fold.payload_id = None
     for made in coded:
         session.delete(made)
-    return len(updates) + len(weights) + len(folds) + len(coded)
+    unread = events.forget_of_rounds(session, fid, oldest_kept, most=most)
+    return len(updates) + len(weights) + len(folds) + len(coded) + unread
 
 
 def _published(fid: str) -> Select[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -16,7 +15,7 @@ from sqlalchemy.orm import Session
 from coordinator.database import now
 from coordinator.dependencies import TheDatabase, database_of, server_key_of, settings_of
 from coordinator.enrolment.auth import IDENTIFIED, AsMember, AsReader, member_of
-from coordinator.enrolment.recognition import Member, Person, note_seen, recognise, still_member
+from coordinator.enrolment.recognition import Member, note_seen, recognise, still_member
 from coordinator.errors import (
     AuthMissing,
     Forbidden,
@@ -25,14 +24,18 @@ from coordinator.errors import (
     NotFound,
     NotJoined,
     RateLimited,
+    RoundClosed,
+    StorageFull,
 )
 from coordinator.federations import store as federations
 from coordinator.json_body import json_body, takes
 from coordinator.limits.polls import polls_of
+from coordinator.limits.uploads import HasSpace
 from coordinator.locks import hold_federation
-from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit, RoundNumber, UncheckedFederationId
+from coordinator.paths import FederationId, RoundNumber, UncheckedFederationId
 from coordinator.problems import answers
-from coordinator.rounds import bases, control, manifests, parts, queries, store, views
+from coordinator.rounds import bases, control, manifests, queries, store
+from coordinator.rounds import scores as scores_of_rounds
 from coordinator.rounds.queries import Situation
 from coordinator.rounds.selection import Advice, advice, retry_after
 from coordinator.rounds.telling import Change
@@ -43,10 +46,7 @@ from coordinator.tables import FederationRow
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import (
     FinishedBrief,
-    RelevanceView,
     RoundBrief,
-    RoundPage,
-    RoundView,
     Scores,
     SignedDocument,
     WeightsReference,
@@ -65,7 +65,6 @@ _PREFER = (
     "`wait=N` (RFC 7240): when there is nothing to do, answer as soon as there is, "
     f"or after N seconds, {LONGEST_SECONDS} at most"
 )
-_PLACE = re.compile(r"[0-9]{1,9}")
 _METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
 
 
@@ -130,54 +129,31 @@ def show_manifest(member: AsMember, n: RoundNumber, database: TheDatabase) -> Si
     "/rounds/{n}/scores",
     status_code=204,
     openapi_extra=takes(Scores, example={"before": _METRICS, "after": _METRICS, "examples": 96}),
-    responses=answers(JsonMalformed, AuthMissing, Forbidden, NotFound, NotJoined, Invalid),
+    responses=answers(
+        *(JsonMalformed, AuthMissing, Forbidden, NotFound, NotJoined, RoundClosed, Invalid, StorageFull)
+    ),
 )
 def put_scores(
     member: AsMember,
     n: RoundNumber,
+    _: HasSpace,
     scores: Annotated[Scores, Depends(json_body(Scores))],
     database: TheDatabase,
     tell: Tell,
 ) -> None:
-    """Keep how good a client's model was before and after the round's local steps; the last ones win."""
+    """Store how good a client's model was before and after the round's local steps; the last ones win.
+
+    The newest two published rounds take scores, and the rounds after them. A client may replace its scores of
+    a round ten times, none after the federation's end.
+    """
     with database.write() as session:
         last_event = hold_federation(session, member.federation_id)
         still_member(session, member)
-        parts.keep_scores(session, member.federation_id, n, member.client_id, scores.model_dump(mode="json"))
-    tell(Change(member.federation_id, n, last_event))
-
-
-@router.get("/rounds", responses=answers(AuthMissing, NotFound, Invalid))
-def list_rounds(
-    _: AsReader, fid: FederationId, database: TheDatabase, after: After = None, limit: Limit = DEFAULT_LIMIT
-) -> RoundPage:
-    """List rounds, newest first."""
-    with database.read() as session:
-        federations.federation(session, fid)
-        if after is not None and not _PLACE.fullmatch(after):
-            raise Invalid("after: not where a page of rounds ends", field="after")
-        rows = queries.page(session, fid, before=int(after) if after else None, limit=limit + 1)
-        moment = now(session)
-        return RoundPage(
-            items=[views.summary(session, row, moment) for row in rows[:limit]],
-            next=str(rows[limit - 1].number) if len(rows) > limit else None,
+        is_changed = scores_of_rounds.keep(
+            session, member.federation_id, n, member.client_id, scores.model_dump(mode="json")
         )
-
-
-@router.get("/rounds/{n}", responses=answers(AuthMissing, NotFound))
-def show_round(reader: AsReader, fid: FederationId, n: RoundNumber, database: TheDatabase) -> RoundView:
-    """Show a round with its clients; a client sees itself only."""
-    with database.read() as session:
-        return views.view(session, store.numbered(session, fid, n), only=_self(reader))
-
-
-@router.get("/rounds/{n}/relevance", responses=answers(AuthMissing, NotFound))
-def show_relevance(
-    reader: AsReader, fid: FederationId, n: RoundNumber, database: TheDatabase
-) -> RelevanceView:
-    """Show who listened to whom in a published round; a client sees its own row only."""
-    with database.read() as session:
-        return views.relevance(session, store.numbered(session, fid, n), only=_self(reader))
+    if is_changed:
+        tell(Change(member.federation_id, n, last_event))
 
 
 # The request that comes most often: who asks, and what it has to do, are found out in one change of threads
@@ -233,10 +209,6 @@ def _say(
     plan = federations.plan(session, fid)
     base = _base(session, plan, seen.number, member)
     return lambda: _brief(seen, plan, base(), moment)
-
-
-def _self(reader: Person | Member) -> str | None:
-    return reader.client_id if isinstance(reader, Member) else None
 
 
 def _brief(seen: queries.Look, plan: FederationPlan, base: WeightsReference, moment: datetime) -> RoundBrief:

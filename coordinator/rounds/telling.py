@@ -1,4 +1,4 @@
-"""Tell together what only changes a round's counts: joins, updates, scores. Knows no thread.
+"""Tell together what only changes a round's counts (joins, updates, scores), or a pack's test.
 
 To sum up a round reads all who take part in it and all their scores: for each of a thousand that would be a
 million. A change of a round's state is told in its own transaction (`control.announce`); of what only counts
@@ -36,15 +36,16 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A round that counts something else than before.
+    """A round that counts something else than before, or an alignment pack that was tested.
 
     Attributes:
+        subject: the round's number, or the base model whose pack it is.
         last_event: the number of the federation's last event when that was so, under the federation's lock:
             an event with a larger number shows it.
     """
 
     federation_id: str
-    number: int
+    subject: int | str
     last_event: int
 
 
@@ -52,8 +53,8 @@ class Untold:
     """Of which rounds this process has to tell what they count."""
 
     def __init__(self) -> None:
-        self._last_events: dict[tuple[str, int], int] = {}
-        self._failed: Counter[tuple[str, int]] = Counter()
+        self._last_events: dict[tuple[str, int | str], int] = {}
+        self._failed: Counter[tuple[str, int | str]] = Counter()
         self._told_at: float | None = None
         self._lock = threading.Lock()
 
@@ -61,7 +62,7 @@ class Untold:
         """Remember a change, after its commit; say whether there was nothing to tell before."""
         with self._lock:
             is_first = not self._last_events
-            which = change.federation_id, change.number
+            which = change.federation_id, change.subject
             if which in self._last_events or len(self._last_events) < MOST_ROUNDS:
                 self._last_events[which] = max(change.last_event, self._last_events.get(which, 0))
             return is_first
@@ -86,17 +87,17 @@ class Untold:
         held: list[Change] = []
         try:
             while left and len(held) < _MOST_HELD:
-                which = left[0].federation_id, left[0].number
+                which = left[0].federation_id, left[0].subject
                 try:
                     _tell(database, left[0], min(2.0 ** self._failed[which], _MOST_PATIENCE_SECONDS))
                 except (OperationalError, InterfaceError, PoolExhausted) as error:
-                    log.warning("counts-not-told", federation=which[0], round=which[1], reason=str(error))
+                    log.warning("counts-not-told", federation=which[0], subject=which[1], reason=str(error))
                     if getattr(getattr(error, "orig", None), "sqlstate", None) != _LOCK_NOT_AVAILABLE:
                         return False  # so it would go with all the others
                     self._failed[which] += 1
                     held.append(left[0])
                 except Exception:  # it would fail for ever, and the round's next event shows the same
-                    log.exception("counts-not-told", federation=which[0], round=which[1])
+                    log.exception("counts-not-told", federation=which[0], subject=which[1])
                 else:
                     del self._failed[which]
                 del left[0]
@@ -116,6 +117,10 @@ def _tell(database: Database, change: Change, patience: float) -> None:
     with database.write() as session:
         wait_at_most(session, patience)
         hold_federation(session, change.federation_id)
-        if not queries.is_told(session, change.federation_id, change.number, change.last_event):
-            row = store.numbered(session, change.federation_id, change.number)
+        if queries.is_told(session, change.federation_id, change.subject, change.last_event):
+            return
+        if isinstance(change.subject, int):
+            row = store.numbered(session, change.federation_id, change.subject)
             control.announce(session, row, now(session))
+        else:
+            control.announce_pack(session, change.federation_id, change.subject)

@@ -1,4 +1,4 @@
-"""Show rounds to people and to their clients. Decides nothing."""
+"""Show rounds: all of them to people, to a client what `member_views` leaves of them."""
 
 from __future__ import annotations
 
@@ -70,8 +70,13 @@ def summary(session: Session, row: RoundRow, moment: datetime) -> RoundSummary:
     )
 
 
-def view(session: Session, row: RoundRow, *, only: str | None) -> RoundView:
-    """Show a round with its clients, or with one of them only."""
+def view(session: Session, row: RoundRow) -> RoundView:
+    """Show a round with all its clients."""
+    return view_of(session, row, summary(session, row, now(session)), only=None)
+
+
+def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str | None) -> RoundView:
+    """Show a round, summed up already, with its clients or with one of them only."""
     last = queries.last_updates(session, row.federation_id, row.number)
     clients = [
         ParticipationView(
@@ -89,7 +94,6 @@ def view(session: Session, row: RoundRow, *, only: str | None) -> RoundView:
         )
         for part in queries.parts(session, row.id, only)
     ]
-    shown = summary(session, row, now(session))
     plan = plan_of(federation(session, row.federation_id))
     return RoundView(
         **{name: getattr(shown, name) for name in RoundSummary.model_fields},
@@ -98,7 +102,7 @@ def view(session: Session, row: RoundRow, *, only: str | None) -> RoundView:
     )
 
 
-def relevance(session: Session, row: RoundRow, *, only: str | None) -> RelevanceView:
+def relevance(session: Session, row: RoundRow, *, only: str | None = None) -> RelevanceView:
     """Show who listened to whom in a published round; with `only` that client's row.
 
     Raises:

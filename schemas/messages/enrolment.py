@@ -8,7 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 from schemas.messages.federations import ALL_ROLES, Role
-from schemas.messages.strict import BaseModelSlug, Digest, Lenient, Name, Strict, UtcTime, wrong
+from schemas.messages.names import NewName
+from schemas.messages.strict import BaseModelSlug, Digest, Lenient, Strict, UtcTime, wrong
 
 Shape = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 
@@ -56,8 +57,8 @@ class EnrolmentTokenRequest(Strict):
     With `replace` it takes the place of one that nobody has used, which ends: it was lost, or seen by others.
     """
 
-    client_name: Name
-    organisation: Name | None = None
+    client_name: NewName
+    organisation: NewName | None = None
     cidr: Annotated[str, Field(max_length=50), AfterValidator(_network)] | None = None
     base_model: BaseModelSlug | None = None
     expires_in_seconds: Annotated[int, Field(ge=1, le=7 * 86400)] = 86400
@@ -80,7 +81,7 @@ class EnrolmentRequest(Lenient):
     """
 
     token: Annotated[str, Field(max_length=512)]
-    name: Name
+    name: NewName
     profile: Profile
     public_key: Annotated[str, Field(max_length=64)] | None = None
     nonce: Annotated[str, Field(max_length=64)] | None = None

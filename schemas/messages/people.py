@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from schemas.messages.strict import Digest, Lenient, Name, Strict, UtcTime
+from schemas.messages.names import NewName
+from schemas.messages.strict import Digest, Lenient, Strict, UtcTime
 
 PersonRole = Literal["admin", "operator", "auditor"]
 
@@ -15,7 +16,7 @@ class TokenRequest(Strict):
     """Ask for a person's token."""
 
     role: PersonRole
-    name: Name
+    name: NewName
     expires_in_seconds: Annotated[int, Field(ge=1, le=10 * 365 * 86400)] | None = None
 
 

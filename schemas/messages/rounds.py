@@ -125,10 +125,13 @@ class Scores(Strict):
 
 
 class ScoreSummary(Strict):
-    """Mean and worst over the clients' `after`; worst is the highest loss and the lowest exact match."""
+    """Mean and worst over the clients' `after`; worst is the highest loss and the lowest exact match.
+
+    `worst` is null for clients: it is a figure of one of them.
+    """
 
     mean: Metrics
-    worst: Metrics
+    worst: Metrics | None
 
 
 class RoundCounts(Strict):
@@ -157,7 +160,11 @@ class ParticipationView(Strict):
 
 
 class RoundSummary(Strict):
-    """A round as it is listed."""
+    """A round as it is listed.
+
+    A client gets its own `bytes`, and `scores` when the round is published, three clients or more delivered
+    and all of them sent scores, or no more are taken.
+    """
 
     round: int
     state: RoundState
@@ -191,7 +198,8 @@ HeldFor = Literal["large", "opposed", "copies", "capped"]
 class RelevanceView(Strict):
     """Who listened to whom; row i of `relevance` sums to 1, `entropy` is in nats.
 
-    A client is shown its own row only: `clients` names the columns, `rows` the rows. Where a guard stands
+    A client is shown its own row only, rounded to two decimals, without `similarity` and `agreement`, which
+    would show it what others sent: `clients` names the columns, `rows` the rows. Where a guard stands
     between relevance and what is served, `served` is how much of whom i was served, `agreement` the cosine
     between what both have learnt (null = not compared), and `held` why j counts for less than its relevance:
     its update is longer than i's (`large`), points away from it (`opposed`), is nearly the same as others'
@@ -202,7 +210,7 @@ class RelevanceView(Strict):
     clients: list[str]
     rows: list[str]
     relevance: list[list[float]]
-    similarity: list[list[float | None]]
+    similarity: list[list[float | None]] | None
     entropy: list[float]
     served: list[list[float]] | None
     agreement: list[list[float | None]] | None

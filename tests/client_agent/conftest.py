@@ -198,3 +198,11 @@ def participant(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable
             )
 
         yield make
+
+
+@pytest.fixture(autouse=True)
+def _umask() -> Iterator[None]:
+    """Commands that run in this process change what it gives new files; other tests start from the same."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)

@@ -14,8 +14,8 @@ from client_agent.settings import read_settings
 
 
 def test_a_write_leaves_the_whole_file_and_nothing_else(tmp_path: Path) -> None:
-    write_durably(tmp_path / "deep" / "file", b"one", mode=0o600)
-    write_durably(tmp_path / "deep" / "file", b"two", mode=0o600)
+    write_durably(tmp_path / "deep" / "file", b"one")
+    write_durably(tmp_path / "deep" / "file", b"two")
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["file"]
     assert (tmp_path / "deep" / "file").read_bytes() == b"two"
     assert stat.S_IMODE((tmp_path / "deep" / "file").stat().st_mode) == 0o600

@@ -43,7 +43,7 @@ class Host:
         temporary.mkdir(parents=True, exist_ok=True)
         command = [self._here(service, word) for word in argv or argv_of(service)]
         named = {k: self._here(service, v) for k, v in environment_of(service).items()}
-        environment = named | self.extra | {"HOME": str(home), "TMPDIR": str(temporary)}
+        environment = self.extra | named | {"HOME": str(home), "TMPDIR": str(temporary)}
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}"
         with (self.folder / f"{service}.log").open("a") as log:
             return subprocess.Popen(command, cwd=home, env=environment, stdout=log, stderr=log, text=True)

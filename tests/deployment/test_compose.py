@@ -110,10 +110,35 @@ def test_secrets_are_files_and_nobody_gets_one_that_it_does_not_need() -> None:
         "migrate",
         "coordinator",
     }
+    superuser = "tessera_superuser_password"
+    assert {name for name, secrets in given.items() if superuser in secrets} == {"postgres"}
     for name, service in SERVICES.items():
         for variable in service.get("environment", {}):
             secret = re.search(r"(PASSWORD|TOKEN)$", variable)
             assert secret is None, f"{name} has {variable} in its environment, which everybody can inspect"
+
+
+def test_the_coordinator_is_no_superuser_of_its_database() -> None:
+    postgres = SERVICES["postgres"]
+    assert "POSTGRES_USER" not in postgres["environment"], "the superuser is the image's own"
+    assert postgres["environment"]["POSTGRES_PASSWORD_FILE"].endswith("/tessera_superuser_password")
+    assert "./deploy/postgres:/docker-entrypoint-initdb.d:ro" in postgres["volumes"]
+    assert environment_of("coordinator")["TESSERA_DATABASE_URL"].startswith("postgresql://tessera@")
+
+
+def test_an_agent_is_given_its_own_one_time_token_only() -> None:
+    for name in ("aster", "cedar"):
+        mounts = mounts_of(name)
+        assert mounts["/run/enrolment"] == f"enrolment-{name}"
+        assert [volume for volume in mounts.values() if volume.startswith("enrolment")] == [
+            f"enrolment-{name}"
+        ]
+
+
+def test_no_bearer_token_travels_in_clear_but_from_the_proxy_to_the_coordinator() -> None:
+    for name in OURS:
+        for variable in ("TESSERA_URL", "TESSERA_AGENT_URL"):
+            assert environment_of(name).get(variable, "https://").startswith("https://"), name
 
 
 def test_only_who_is_on_no_network_gets_the_authoritys_keys_beside_the_proxy() -> None:

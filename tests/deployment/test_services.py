@@ -70,6 +70,14 @@ def _healthy(host: Host, service: str = "coordinator") -> bool:
     return host.run(service, stage_of(service).health_argv) == 0
 
 
+def _tokens(host: Host) -> list[str]:
+    """For which agents does a token lie in the volume that only this one mounts, and nothing else?"""
+    names = ("aster", "cedar")
+    left = {name: [path.name for path in host.volume(f"enrolment-{name}").iterdir()] for name in names}
+    assert all(files in (["token"], ["new"], []) for files in left.values())
+    return [name for name, files in left.items() if files == ["token"]]
+
+
 def _wait(condition: Callable[[], Any], host: Host) -> None:
     deadline = time.monotonic() + 60
     while not condition():
@@ -142,8 +150,7 @@ def test_the_example_agents_finish_their_federation_over_tls(host: Host) -> None
     for name in ("aster", "cedar"):
         state = host.volume(name)
         assert next(state.glob("**/final_weights.safetensors")).stat().st_size > 1000
-    enrolled = {path.name for path in host.volume("enrolment").iterdir()}
-    assert enrolled == {"aster.token", "cedar.token", "root.crt"}
+    assert _tokens(host) == ["aster", "cedar"]
 
 
 @pytest.mark.long
@@ -156,7 +163,7 @@ def test_an_agent_that_does_not_trust_the_certificate_sends_nothing(host: Host) 
         _wait(lambda: _healthy(host), host)
         assert host.run("trust") == 0, host.log("trust")
         assert host.run("setup") == 0, host.log("setup")
-        trustme.CA().cert_pem.write_to_path(host.volume("enrolment") / "root.crt")
+        trustme.CA().cert_pem.write_to_path(host.volume("authority") / "root.crt")
         host.extra["TESSERA_AGENT_REQUEST_DEADLINE_SECONDS"] = "1"
         assert host.run("aster") == 1
         assert "CERTIFICATE_VERIFY_FAILED" in host.log("aster")
@@ -167,8 +174,9 @@ def test_an_agent_that_does_not_trust_the_certificate_sends_nothing(host: Host) 
 
 @pytest.mark.long
 def test_setup_that_was_killed_with_a_token_in_its_hands_may_be_repeated(host: Host) -> None:
+    port = int(host.extra["TESSERA_PORT"])
+    root = host.volume("certificates") / "pki" / "authorities" / "local" / "root.crt"
     assert host.run("migrate") == 0, host.log("migrate")
-    trustme.CA().cert_pem.write_to_path(host.volume("authority") / "root.crt")
     shadow = host.folder / "shadow"
     shadow.mkdir()
     real = Path(sys.executable).with_name("tessera")
@@ -176,15 +184,45 @@ def test_setup_that_was_killed_with_a_token_in_its_hands_may_be_repeated(host: H
         f'#!/bin/sh\n{real} "$@" || exit\n[ "$1 $4" != "enrolment cedar" ] || kill -KILL $PPID\n'
     )
     (shadow / "tessera").chmod(0o755)
-    with running(host, "coordinator"):
+    with running(host, "coordinator"), tls_front(port, root) as url:
+        host.addresses["https://caddy:8443"] = url
+        assert host.run("trust") == 0, host.log("trust")
         _wait(lambda: _healthy(host), host)
         path = f"PATH={shadow}{os.pathsep}{real.parent}{os.pathsep}{os.defpath}"
         assert host.run("setup", ["env", path, *argv_of("setup")]) == -signal.SIGKILL
-        assert {p.name for p in host.volume("enrolment").glob("*.token")} == {"aster.token"}
+        assert _tokens(host) == ["aster"]
         for _ in range(2):
             assert host.run("setup") == 0, host.log("setup")
         with _admin(host, host.addresses["http://coordinator:8000"]) as admin:
             states = [one["state"] for one in admin.get("/v1/federations").json()["items"]]
     assert states == ["running"]
-    left = {path.name for path in host.volume("enrolment").iterdir()}
-    assert left == {"aster.token", "cedar.token", "root.crt"}
+    assert _tokens(host) == ["aster", "cedar"]
+
+
+def test_a_new_database_has_an_owner_who_is_no_superuser(postgres: PostgresServer, host: Host) -> None:
+    """The script that PostgreSQL's image runs in a new volume, on a database that is its superuser's."""
+    postgres.drop(NAME)
+    postgres.drop_role(ROLE)
+    postgres.create(ROLE)  # POSTGRES_DB
+    address = httpx.URL(postgres.url(ROLE).replace("postgresql+psycopg", "http"))
+    script = (ROOT / "deploy" / "postgres" / "owner.sh").read_text()
+    here = script.replace("/run/secrets", str(host.secrets))
+    variables = {"PGHOST": address.host, "PGPORT": str(address.port), "POSTGRES_DB": ROLE}
+    try:
+        done = subprocess.run(
+            ["sh", "-c", here],
+            env={"PATH": f"{postgres.binaries}{os.pathsep}{os.defpath}"} | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert postgres.ask(
+            "SELECT rolsuper, rolcreatedb, rolcreaterole, rolreplication, rolbypassrls FROM pg_roles"
+            f" WHERE rolname = '{ROLE}'"
+        ) == [(False,) * 5]
+        host.addresses["postgres/tessera"] = postgres.url(ROLE).rpartition("@")[2]
+        assert host.run("migrate") == 0, host.log("migrate")
+    finally:
+        postgres.drop(ROLE)
+        postgres.create(NAME, owner=ROLE)

@@ -127,7 +127,7 @@ class Packs:
         if not self._world.plan.aligned:
             return
         rows = connection.execute(_STORED).fetchall()
-        for base_model, digest, _, payload, state in rows:
+        for base_model, digest, _, payload, _state in rows:
             known = self._stored.setdefault(base_model, [])
             if known and known[-1] == digest:
                 continue

@@ -73,7 +73,8 @@ def test_a_client_is_told_of_its_own_row_only(coordinator: Served) -> None:
     fid, silos = one_round(coordinator, [adapter(1.0), adapter(1.0, 0.3), adapter(-1.0)])
     shown = silos[1].http.get(f"/v1/federations/{fid}/rounds/1/relevance").json()
     assert shown["rows"] == [silos[1].client_id]
-    assert [len(shown[part]) for part in ("served", "agreement", "held")] == [1, 1, 1]
+    assert [len(shown[part]) for part in ("served", "held")] == [1, 1]
+    assert (shown["similarity"], shown["agreement"]) == (None, None)
     assert shown["held"][0][2] == ["opposed"]
 
 

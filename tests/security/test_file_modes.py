@@ -1,0 +1,146 @@
+"""Who else on the machine may read what Tessera writes: nobody, even in a folder from an earlier version."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from client_agent.membership import exclusive
+from client_agent.round_folder import RoundFolders, write_durably
+from tests.hostile.process import start_process
+
+ROOT = Path(__file__).parents[2]
+FEDERATION = "fed_01a20d44b8dca65dc64c5256"
+
+
+@pytest.fixture(autouse=True)
+def _umask() -> Iterator[None]:
+    """A machine as most are: whatever is not closed on purpose, others may read."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def tessera(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a folder, as its user's shell would."""
+    environment = {"PATH": os.defpath, "PYTHONPATH": str(ROOT)} | variables
+    return subprocess.run(
+        [sys.executable, "-c", "from schemas.command import main; main()", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_database_and_its_backup_are_their_owners_only(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    assert tessera(tmp_path, "migrate").returncode == 0
+    assert tessera(tmp_path, "backup", "copy.db").returncode == 0
+    assert {path.name: mode(path) for path in tmp_path.iterdir() if mode(path) != 0o600} == {}
+    assert mode(tmp_path) == 0o755, "the folder is anybody's"
+
+
+def test_a_database_that_others_could_read_is_closed_and_the_log_says_so(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    assert tessera(tmp_path, "migrate").returncode == 0
+    (tmp_path / "tessera.db").chmod(0o644)
+    (tmp_path / "beside.txt").write_text("the user's own")
+    again = tessera(tmp_path, "migrate")
+    assert "files-were-open-to-others" in again.stderr
+    assert "tessera.db" in again.stderr
+    assert (mode(tmp_path / "tessera.db"), mode(tmp_path / "beside.txt"), mode(tmp_path)) == (
+        0o600,
+        0o644,
+        0o755,
+    )
+    assert "files-were-open-to-others" not in tessera(tmp_path, "migrate").stderr
+
+
+def test_what_a_running_coordinator_writes_is_its_owners_only(tmp_path: Path) -> None:
+    served = start_process(f"sqlite:///{tmp_path}/tessera.db", tmp_path)
+    try:
+        served.federation()
+        files = list(tmp_path.glob("tessera.db*"))
+        assert {path.name for path in files if mode(path) != 0o600} == set()
+        assert files
+    finally:
+        served.stop()
+
+
+def test_an_agents_files_are_its_owners_only(tmp_path: Path) -> None:
+    folder = tmp_path / "agent"
+    with exclusive(folder):
+        write_durably(folder / "membership.json", b"{}")
+        RoundFolders(folder / FEDERATION / "rounds").open(1).write("trained.safetensors", b"weights")
+    assert mode(folder) == 0o700
+    written = [path for path in folder.rglob("*.*") if path.is_file() and path.suffix != ".lock"]
+    assert [mode(path) for path in written] == [0o600, 0o600]
+
+
+def old_folder(folder: Path) -> Path:
+    """Make what an earlier version left: everybody may read it."""
+    round_folder = folder / FEDERATION / "rounds" / "000001"
+    round_folder.mkdir(parents=True)
+    for file in (folder / "membership.json", folder / "agent.lock", round_folder / "trained.safetensors"):
+        file.write_bytes(b"{}")
+    folder.chmod(0o755)
+    return round_folder / "trained.safetensors"
+
+
+def test_an_agents_folder_of_an_earlier_version_is_closed_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "agent"
+    trained = old_folder(folder)
+    with exclusive(folder):
+        assert (mode(folder), mode(trained.parent), mode(trained)) == (0o700, 0o700, 0o600)
+    assert "could be read by other users" in caplog.text
+    caplog.clear()
+    with exclusive(folder):
+        assert caplog.text == ""
+
+
+def test_a_folder_with_other_files_is_not_closed_and_nor_are_they(tmp_path: Path) -> None:
+    trained = old_folder(tmp_path)
+    data = tmp_path / "train.jsonl"
+    data.write_text("{}")
+    (tmp_path / FEDERATION / "link").symlink_to(data)
+    with exclusive(tmp_path):
+        assert (mode(tmp_path), mode(data), mode(trained)) == (0o755, 0o644, 0o600)
+
+
+def test_every_command_of_the_agent_writes_for_its_owner_only(tmp_path: Path) -> None:
+    program = """
+import os, typer
+from client_agent.cli import commands
+app = typer.Typer()
+commands(app)
+@app.command()
+def after() -> None: pass
+try:
+    app(["agent", "status"])
+except SystemExit:
+    pass
+print(oct(os.umask(0)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={"PATH": os.defpath, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1] == "0o77", done.stderr
