@@ -236,8 +236,8 @@ class RateLimited(Refused):
         return {"Retry-After": str(math.ceil(self._seconds) + random.randint(0, 5))}
 
 
-class TooManyPosts(RateLimited):
-    title = "Too many POST requests are signed with this key; wait"
+class TooManySigned(RateLimited):
+    title = "Too many requests are signed with this key; wait"
 
 
 class HeadTooLarge(Refused):

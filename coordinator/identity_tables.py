@@ -23,7 +23,7 @@ class ClientKeyRow(Table):
 
 
 class UsedNonceRow(Table):
-    """A signed POST that was received, so that it is not received again."""
+    """A signed request that was received, so that it is not received again."""
 
     __tablename__ = "used_nonces"
 

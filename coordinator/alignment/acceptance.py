@@ -23,6 +23,7 @@ from coordinator.errors import (
     Invalid,
     JsonMalformed,
     NotFound,
+    RateLimited,
     UploadConflict,
 )
 from coordinator.federations.store import plan_of
@@ -63,7 +64,7 @@ _EXAMPLE = {
     responses={
         200: {"model": PackView, "description": "This was stored before"},
         **answers(JsonMalformed, AuthMissing, Forbidden, NotFound, FederationStateConflict, UploadConflict),
-        **answers(Invalid),
+        **answers(Invalid, RateLimited),
     },
 )
 def put_acceptance(

@@ -15,7 +15,7 @@ from coordinator.bounded_body import ReceivedBody, receive
 from coordinator.database import now
 from coordinator.dependencies import TheDatabase, TheMetrics
 from coordinator.downloads import Stored, reply, wanted
-from coordinator.enrolment.auth import AsReader
+from coordinator.enrolment.auth import AsReader, DownloadingReader
 from coordinator.enrolment.recognition import Member, Person, still_counts
 from coordinator.errors import (
     AuthMissing,
@@ -155,11 +155,11 @@ def put_pack(
     responses={
         200: {"content": {MEDIA_TYPE: {}}, "description": "The stored bytes"},
         206: {"content": {MEDIA_TYPE: {}}, "description": "The range that was asked for"},
-        **answers(AuthMissing, Forbidden, NotFound, RangeUnsatisfiable),
+        **answers(AuthMissing, Forbidden, NotFound, RangeUnsatisfiable, RateLimited),
     },
 )
 def get_pack(
-    caller: AsReader,
+    caller: DownloadingReader,
     fid: FederationId,
     base_model: BaseModel,
     request: Request,

@@ -48,7 +48,7 @@ class Member:
     """An enrolled client as it was when it was recognised.
 
     `unseen_at` = when that was, if nobody wrote down lately that it is here. `public_key` is the key it
-    signed with, None for a bearer client. `post` is the signature of a POST.
+    signed with, None for a bearer client. `signed` is this request's signature, which counts once.
     """
 
     client_id: str
@@ -58,7 +58,7 @@ class Member:
     profile: Profile
     unseen_at: datetime | None
     public_key: str | None
-    post: SignedRequest | None = None
+    signed: SignedRequest | None = None
 
 
 def hash_of(token: str) -> str:
@@ -92,9 +92,7 @@ def recognise(request: Request, asked: Connection) -> Person | Member:
     if signatures.is_signed(request):
         claimed = signatures.read_signature(request)
         holder, moment = signatures.verify(asked, request, claimed, settings)
-        caller: Person | Member = _as_member(
-            holder, moment, post=claimed if request.method == "POST" else None
-        )
+        caller: Person | Member = _as_member(holder, moment, signed=claimed)
     else:
         admin_token = settings.admin_token.get_secret_value() if settings.admin_token else None
         caller = _bearer(asked, request.headers.get("authorization"), admin_token=admin_token)
@@ -184,7 +182,7 @@ def _valid(moment: datetime, token: Token | None) -> Person:
     raise CredentialInvalid
 
 
-def _as_member(holder: Holder, moment: datetime, *, post: SignedRequest | None = None) -> Member:
+def _as_member(holder: Holder, moment: datetime, *, signed: SignedRequest | None = None) -> Member:
     return Member(
         client_id=holder.id,
         name=holder.name,
@@ -193,5 +191,5 @@ def _as_member(holder: Holder, moment: datetime, *, post: SignedRequest | None =
         profile=Profile.model_validate(holder.profile),
         unseen_at=moment if seen.is_due(holder.last_seen_at, moment) else None,
         public_key=holder.public_key,
-        post=post,
+        signed=signed,
     )

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.database import now
 from coordinator.dependencies import TheDatabase, database_of, server_key_of, settings_of
-from coordinator.enrolment.auth import IDENTIFIED, AsMember, AsReader, member_of
+from coordinator.enrolment.auth import IDENTIFIED, AsMember, AsReader, member_of, read_once
 from coordinator.enrolment.recognition import Member, Person, note_seen, recognise, still_member
 from coordinator.errors import (
     AuthMissing,
@@ -130,7 +130,7 @@ def show_manifest(member: AsMember, n: RoundNumber, database: TheDatabase) -> Si
     "/rounds/{n}/scores",
     status_code=204,
     openapi_extra=takes(Scores, example={"before": _METRICS, "after": _METRICS, "examples": 96}),
-    responses=answers(JsonMalformed, AuthMissing, Forbidden, NotFound, NotJoined, Invalid),
+    responses=answers(JsonMalformed, AuthMissing, Forbidden, NotFound, NotJoined, Invalid, RateLimited),
 )
 def put_scores(
     member: AsMember,
@@ -188,6 +188,7 @@ def _first_look(
     """Recognise a client, and look what it has to do: a Situation if that is nothing and it waits."""
     with database_of(request).look() as asked:
         member = member_of(fid, recognise(request, asked))
+        read_once(request, member)  # who repeats a client's poll must not use up what the client may ask
         polls_of(request).take(member.client_id)
         # First what a change is waited for of: each look sees its own state, and a round that opens between
         # the two must differ from it.

@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from coordinator.bounded_body import ReceivedBody, receive
 from coordinator.dependencies import TheDatabase, TheMetrics, database_of, metrics_of
 from coordinator.downloads import stream
-from coordinator.enrolment.auth import AsMember, AsReader
+from coordinator.enrolment.auth import AsMember, DownloadingReader
 from coordinator.enrolment.recognition import Member, still_counts
 from coordinator.errors import (
     AuthMissing,
@@ -131,10 +131,10 @@ async def put_update(
 @router.get(
     "/clients/{cid}/adapter",
     response_class=StreamingResponse,
-    responses={200: {"content": {MEDIA_TYPE: {}}}, **answers(AuthMissing, Forbidden, NotFound)},
+    responses={200: {"content": {MEDIA_TYPE: {}}}, **answers(AuthMissing, Forbidden, NotFound, RateLimited)},
 )
 def get_adapter(
-    reader: AsReader,
+    reader: DownloadingReader,
     fid: FederationId,
     cid: ClientId,
     database: TheDatabase,
