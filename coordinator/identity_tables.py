@@ -33,7 +33,7 @@ class UsedNonceRow(Table):
 
 
 class FailedEnrolmentRow(Table):
-    """An enrolment that failed within the last minute, by address, 64 bits of one, or real token."""
+    """An enrolment or bearer token that failed within a minute, by address, 64 bits of one, or real token."""
 
     __tablename__ = "failed_enrolments"
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
 
-from coordinator import events
+from coordinator import audit, events
 from coordinator.alignment import store
 from coordinator.database import now
 from coordinator.dependencies import TheDatabase
 from coordinator.enrolment.auth import AsReader
-from coordinator.enrolment.recognition import Member, still_counts
+from coordinator.enrolment.recognition import Member, Person, still_counts
 from coordinator.errors import (
     AuthMissing,
     FederationStateConflict,
@@ -107,5 +107,8 @@ def put_acceptance(
                 raise UploadConflict("an operator's acceptance test stands")
         store.keep_acceptance(session, pack, acceptance, tested_by=tested_by, moment=now(session))
         events.append(session, fid, "alignment", {"base_model": base_model, "digest": pack.digest})
+        if isinstance(caller, Person):
+            reason = f"{base_model}: {acceptance.verdict}"
+            audit.append(session, "acceptance-set", actor=caller.id, subject=fid, reason=reason)
         log.info("pack-tested", federation=fid, base_model=base_model, verdict=acceptance.verdict)
         return store.view(pack)

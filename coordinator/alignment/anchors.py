@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from coordinator import payloads
+from coordinator import audit, payloads
 from coordinator.alignment import store
 from coordinator.dependencies import TheDatabase, TheMetrics
 from coordinator.downloads import Stored, reply, wanted
@@ -76,6 +76,8 @@ def put_anchors(
         kept = store.keep_anchors(
             session, fid, payload_id=payload_id, digest=digest, size=len(body), count=len(anchors.anchors)
         )
+        if response.status_code != 200:
+            audit.append(session, "anchors-set", actor=person.id, subject=fid, reason=digest)
         return AnchorsView(digest=kept.digest, bytes=kept.bytes, count=kept.count)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, BinaryIO, cast
 from fastapi import APIRouter, Depends, Request, Response
 from sqlalchemy.orm import Session
 
-from coordinator import events, payloads
+from coordinator import audit, events, payloads
 from coordinator.alignment import intake, store
 from coordinator.bounded_body import ReceivedBody, receive
 from coordinator.database import now
@@ -224,5 +224,8 @@ def _keep(
         moment=now(session),
     )
     events.append(session, row.id, "alignment", {"base_model": base_model, "digest": body.digest})
+    if isinstance(caller, Person):
+        reason = f"{base_model}: {body.digest}"
+        audit.append(session, "pack-stored", actor=caller.id, subject=row.id, reason=reason)
     log.info("pack-stored", federation=row.id, base_model=base_model, selected=len(manifest.selected))
     return store.view(kept)

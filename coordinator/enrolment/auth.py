@@ -96,7 +96,7 @@ async def _downloading_member(request: Request, fid: FederationId, caller: Calle
 
 
 async def _once(request: Request, caller: Person | Member) -> None:
-    """Accept a signed request once, before any of its body is read: on all replicas if it may change something.
+    """Accept a signed request once, before its body is read; on all replicas if it may change something.
 
     Raises:
         Replayed: it came before.

@@ -32,7 +32,7 @@ there before it is tidied."""
 MOST_READS_OF_A_KEY = 1000
 """How many reads of one key a process remembers; beyond it forgets this key's oldest."""
 
-# When the oldest came of a key's newest requests, of as many as are taken: others may be there, not tidied yet.
+# When the oldest came of a key's newest requests, of as many as are taken: others are not tidied yet.
 _LAST = (
     select(UsedNonceRow.used_at)
     .where(UsedNonceRow.public_key == bindparam("key"))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,7 +19,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from coordinator.dependencies import database_of, settings_of
-from coordinator.enrolment import callers, seen, signatures
+from coordinator.enrolment import callers, failures, seen, signatures
 from coordinator.enrolment.callers import Holder, Token
 from coordinator.errors import AuthMissing, CredentialInvalid, KeyRevoked
 from coordinator.logs import bind
@@ -72,11 +74,25 @@ def authenticated(request: Request) -> Person | Member:
     Raises:
         what `recognise` raises.
     """
-    database = database_of(request)
-    with database.look() as asked:
+    with counting_failures(request), database_of(request).look() as asked:
         caller = recognise(request, asked)
     note_seen(request, caller)
     return caller
+
+
+@contextmanager
+def counting_failures(request: Request) -> Iterator[None]:
+    """Count a bearer token that is nobody's, by the address that it comes from.
+
+    Raises:
+        RateLimited: too many from there were nobody's within the last minute.
+    """
+    try:
+        yield
+    except CredentialInvalid:
+        address = request.client.host if request.client is not None else ""
+        failures.note_bearer(database_of(request), address, settings_of(request).failed_tokens_per_minute)
+        raise
 
 
 def recognise(request: Request, asked: Connection) -> Person | Member:

@@ -1,8 +1,9 @@
 """Signed requests: one fixed profile of RFC 9421, read strictly. Pure: no clock, no socket.
 
 Covered are `@method`, `@authority`, `@path`, `@query`, `content-digest` (RFC 9530) when there is a body, and
-`prefer` and `range` exactly when the request has these fields: they decide what is answered. Parameters are created, expires, nonce, keyid (the public key), alg="ed25519", tag="tessera-v1", in any order,
-under the one label `sig1`. What else the RFC allows is refused.
+`prefer` and `range` exactly when the request has these fields: they decide what is answered. Parameters are
+created, expires, nonce, keyid (the public key), alg="ed25519", tag="tessera-v1", in any order, under the one
+label `sig1`. What else the RFC allows is refused.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def test_a_nonce_is_each_keys_own(coordinator: Served) -> None:
         assert send(coordinator, join) == (200, "")
 
 
-def test_used_nonces_are_forgotten_when_no_signature_is_timely_any_more(
+def test_used_nonces_are_forgotten_after_five_minutes(
     database_url: str, serve: Callable[..., Served]
 ) -> None:
     served = serve(database_url)
