@@ -168,7 +168,7 @@ async def _whole_round(http: httpx.AsyncClient, agent: Agent, number: int) -> in
     asked = 0
     path = f"/v1/federations/{agent.federation}/rounds/current"
     while True:
-        headers = _signed(agent, "GET", http, path, None) | {"Prefer": "wait=30"}
+        headers = _signed(agent, "GET", http, path, None, prefer="wait=30")
         answer = await http.get(path, headers=headers)
         asked += 1
         if answer.status_code == httpx.codes.OK and answer.json()["round"] == number:
@@ -217,11 +217,18 @@ def _update(agent: Agent, number: int, base: str) -> bytes:
 
 
 def _signed(
-    agent: Agent, method: str, http: httpx.AsyncClient | httpx.Client, path: str, content_digest: str | None
+    agent: Agent,
+    method: str,
+    http: httpx.AsyncClient | httpx.Client,
+    path: str,
+    content_digest: str | None,
+    *,
+    prefer: str | None = None,
 ) -> dict[str, str]:
-    target = Target(method, http.base_url.netloc.decode("ascii"), path, "", content_digest)
+    target = Target(method, http.base_url.netloc.decode("ascii"), path, "", content_digest, prefer)
     fields = sign(target, agent.key, created=int(time.time()), nonce=secrets.token_urlsafe(18))
-    return fields | ({"Content-Digest": content_digest} if content_digest else {})
+    named = {"Content-Digest": content_digest, "Prefer": prefer}
+    return fields | {name: value for name, value in named.items() if value}
 
 
 def _check(answer: httpx.Response) -> httpx.Response:

@@ -6,10 +6,11 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, HttpUrl, ValidationError
+from pydantic import Field, HttpUrl, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from client_agent.errors import SettingsUnusable
+from schemas.identity.plain_http import is_exposed
 
 _PREFIX = "TESSERA_AGENT_"
 _FOLDER = "tessera-agent"
@@ -25,6 +26,8 @@ class AgentSettings(BaseSettings):
 
     url: HttpUrl
     """The coordinator, like https://tessera.example.org."""
+    insecure: Annotated[bool, Field(validate_default=True)] = False
+    """Whether `url` may be plain http:// to another machine: who is in between reads all adapters."""
     folder: Path = Path(_FOLDER)
     """Where the private key, the rounds and the trained adapters are kept; back it up."""
     model: str
@@ -55,6 +58,17 @@ class AgentSettings(BaseSettings):
     """The rank that this silo begins with where a strategy lets ranks differ; without it the plan's."""
     keep_rounds: Annotated[int, Field(ge=1)] = 2
     """How many finished rounds stay on disk."""
+
+    @field_validator("insecure")
+    @classmethod
+    def _is_encrypted(cls, insecure: bool, others: ValidationInfo) -> bool:
+        url = others.data.get("url")
+        if url is not None and not insecure and is_exposed(str(url)):
+            raise ValueError(
+                f"{url} is not encrypted: everybody on the way reads the adapters; use https://, or set "
+                "insecure = true where the network itself is trusted"
+            )
+        return insecure
 
     @classmethod
     def settings_customise_sources(

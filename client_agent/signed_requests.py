@@ -109,6 +109,8 @@ class SignedRequests(httpx.Auth):
             path=path,
             query=query,
             content_digest=request.headers.get("Content-Digest"),
+            prefer=request.headers.get("Prefer"),
+            range=request.headers.get("Range"),
         )
         created = int(self.now())
         nonce = secrets.token_urlsafe(_NONCE_BYTES)

@@ -20,6 +20,7 @@ from coordinator.dashboard import routes as dashboard
 from coordinator.database import Database
 from coordinator.enrolment import people, rotation
 from coordinator.enrolment import routes as enrolment
+from coordinator.enrolment.nonces import Reads
 from coordinator.enrolment.seen import Sightings
 from coordinator.enrolment.stumbles import Stumbles
 from coordinator.federations import events, members
@@ -90,6 +91,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.metrics = Metrics()
     app.state.stopping = threading.Event()
     app.state.polls = Polls(settings.polls_per_second)
+    app.state.reads = Reads()
     app.state.turns = Turns()
     app.state.together = Together(servers=KEEPERS, most=KEPT_TOGETHER)
     app.state.deliverers = anyio.CapacityLimiter(_DELIVERERS)

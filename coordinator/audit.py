@@ -6,6 +6,7 @@ takes a lock that all entries share.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Literal
 
 from sqlalchemy import insert, select
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Session
 from coordinator.database import now, run
 from coordinator.identity_tables import AuditRow, ServerIdentityRow
 from schemas.identity.documents import hash_of
-from schemas.messages.people import AuditEntry, AuditPage
+from schemas.messages.people import AuditEntry, AuditHead, AuditPage
 
 Event = Literal[
     "federation-created",
@@ -31,6 +32,10 @@ Event = Literal[
     "pack-deleted",
     "person-token-made",
     "person-token-revoked",
+    "adapter-downloaded",
+    "anchors-set",
+    "pack-stored",
+    "acceptance-set",
 ]
 _LOCKED = select(ServerIdentityRow.id).where(ServerIdentityRow.id == 1).with_for_update()
 _LAST = select(AuditRow.number, AuditRow.hash).order_by(AuditRow.number.desc()).limit(1)
@@ -54,11 +59,18 @@ def append(session: Session, event: Event, *, actor: str, subject: str, reason: 
     run(session, _ENTRY, {"number": entry.number, "document": document, "hash": hash_of(document)})
 
 
-def page(session: Session, *, after: int, limit: int) -> AuditPage:
-    """Which entries follow number `after`?"""
+def page(session: Session, *, after: int, limit: int, head: AuditHead | None) -> AuditPage:
+    """Which entries follow number `after`? The page says where the chain ends now: its signed `head`."""
     query = select(AuditRow).where(AuditRow.number > after).order_by(AuditRow.number).limit(limit + 1)
     rows = list(session.scalars(query))
     return AuditPage(
         items=[row.document for row in rows[:limit]],
         next=str(rows[limit - 1].number) if len(rows) > limit else None,
+        head=head,
     )
+
+
+def last(session: Session) -> tuple[int, str, datetime] | None:
+    """Return the last entry's number and hash, and what time it is; None while there is no entry."""
+    entry = run(session, _LAST).first()
+    return (entry.number, entry.hash, now(session)) if entry is not None else None

@@ -248,8 +248,8 @@ class TooManyStreams(RateLimited):
     title = "You follow as many event streams as one caller may; close one"
 
 
-class TooManyPosts(RateLimited):
-    title = "Too many POST requests are signed with this key; wait"
+class TooManySigned(RateLimited):
+    title = "Too many requests are signed with this key; wait"
 
 
 class TargetTooLong(Refused):

@@ -23,7 +23,7 @@ class ClientKeyRow(Table):
 
 
 class UsedNonceRow(Table):
-    """A signed POST that was received, so that it is not received again."""
+    """A signed request that was received, so that it is not received again."""
 
     __tablename__ = "used_nonces"
 
@@ -33,7 +33,7 @@ class UsedNonceRow(Table):
 
 
 class FailedEnrolmentRow(Table):
-    """An enrolment that failed within the last minute, by address, 64 bits of one, or real token."""
+    """An enrolment or bearer token that failed within a minute, by address, 64 bits of one, or real token."""
 
     __tablename__ = "failed_enrolments"
 

@@ -17,12 +17,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from coordinator.errors import (
+    AuthMissing,
     BodyTooLarge,
     Internal,
     Invalid,
     JsonMalformed,
     MethodNotAllowed,
     NotFound,
+    RateLimited,
     Refused,
     StorageFull,
     Unavailable,
@@ -71,6 +73,8 @@ def render_unexpected() -> tuple[Response, str]:
 def answers(*kinds: type[Refused]) -> dict[int | str, dict[str, Any]]:
     """Describe for OpenAPI what a route may refuse: `responses=answers(NotFound, RoundClosed)`."""
     described: dict[int | str, dict[str, Any]] = {}
+    if AuthMissing in kinds and not any(issubclass(kind, RateLimited) for kind in kinds):
+        kinds = (*kinds, RateLimited)  # of an address whose bearer tokens fail again and again
     for kind in kinds:
         line = f"`{kind.slug}`: {kind.title}"
         known = described.get(kind.status)

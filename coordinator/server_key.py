@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,6 +18,7 @@ from sqlalchemy.orm import Session
 from coordinator.database import Database, now
 from coordinator.errors import SettingsUnusable
 from coordinator.identity_tables import ServerIdentityRow
+from coordinator.private_files import write_private
 from schemas.identity.documents import Document, Purpose, sign
 from schemas.identity.keys import decode, encode, name_of, thumbprint
 
@@ -102,7 +102,7 @@ def _seed(database: Database, configured: SecretStr | None) -> bytes:
         )
     file = Path(f"{database.url.database}-signing-key")
     if not file.exists():
-        _make(file)
+        write_private(file, encode(secrets.token_bytes(_SEED_BYTES)) + "\n")
     return _read(file.read_text("utf-8"), str(file))
 
 
@@ -114,19 +114,3 @@ def _read(text: str, where: str) -> bytes:
     if len(seed) != _SEED_BYTES:
         raise SettingsUnusable(f"{where}: not 32 bytes in base64url without padding")
     return seed
-
-
-def _make(file: Path) -> None:
-    """Write a new key for its owner's eyes only, whole or not at all."""
-    new = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as opened:
-        opened.write(encode(secrets.token_bytes(_SEED_BYTES)) + "\n")
-        opened.flush()
-        os.fsync(opened.fileno())
-    os.replace(new, file)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -28,13 +28,11 @@ from coordinator import crash, logs, server_key
 from coordinator import migrate as migrations
 from coordinator.app import create_app
 from coordinator.database import Database, unsafe_settings
-from coordinator.enrolment import store, tokens
-from coordinator.enrolment.recognition import hash_of
+from coordinator.enrolment import first_admin
 from coordinator.errors import SettingsUnusable
 from coordinator.limits.connections import connections
 from coordinator.replica import only_replica
 from coordinator.settings import PREFIX, SECRETS_DIR, Settings, unread
-from schemas.messages.people import TokenRequest
 from schemas.private_files import close_umask, tighten
 
 _GRACE_SECONDS = 10
@@ -67,9 +65,9 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
         if unsafe:
             log.warning("database-may-lose-commits", off=unsafe)
         server_key.load(database, settings.signing_key)
-        token = _first_admin_token(database) if settings.admin_token is None else None
-    if token is not None:
-        print(f"First admin token, shown only now: {token}", flush=True)
+        file = first_admin.make_token(database) if settings.admin_token is None else None
+    if file is not None:
+        print(f"The first admin's token is in {file}: keep it elsewhere and delete the file", flush=True)
     _share_heaps()
     _allow_files(settings.connections)
     server = Server(create_app(settings), settings)
@@ -241,16 +239,6 @@ def _said(error: DatabaseError, database: Database) -> str:
     """What the driver said, on one line, without the password should it be in it."""
     said = " ".join(str(error.orig).split())
     return said.replace(database.url.password, "***") if database.url.password else said
-
-
-def _first_admin_token(database: Database) -> str | None:
-    """Make a token for the first admin, if nobody ever had one."""
-    with database.write() as session:
-        if store.any_person_token(session):
-            return None
-        token = tokens.new_person_token("admin")
-        store.add_person_token(session, TokenRequest(role="admin", name="first admin"), hash_of(token))
-    return token
 
 
 def _variable(location: tuple[int | str, ...]) -> str:

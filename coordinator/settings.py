@@ -22,7 +22,18 @@ from sqlalchemy.exc import ArgumentError
 PREFIX = "TESSERA_"
 SECRETS_DIR = f"{PREFIX}SECRETS_DIR"
 _OF_AGENTS = "AGENT_"
-_OF_OTHERS = {"SECRETS_DIR", "URL", "TOKEN", "DOMAIN", "MAX_BODY", "SPOOL", "HTTP_PORT", "HTTPS_PORT"}
+_ADMIN_TOKEN_CHARACTERS = 20
+_OF_OTHERS = {
+    "SECRETS_DIR",
+    "URL",
+    "TOKEN",
+    "INSECURE",
+    "DOMAIN",
+    "MAX_BODY",
+    "SPOOL",
+    "HTTP_PORT",
+    "HTTPS_PORT",
+}
 """What the operator's commands and Compose read."""
 
 
@@ -42,7 +53,8 @@ class Settings(BaseSettings):
         float, Field(ge=0, description="how long to wait for PostgreSQL when starting")
     ] = 15.0
     admin_token: Annotated[
-        SecretStr | None, Field(description="always accepted as admin; empty = there is none")
+        SecretStr | None,
+        Field(description="always accepted as admin, 20 characters or more; empty = there is none"),
     ] = None
     signing_key: Annotated[
         SecretStr | None,
@@ -59,6 +71,10 @@ class Settings(BaseSettings):
         int,
         Field(ge=1, description="how often an enrolment may fail per address, replicas together"),
     ] = 5
+    failed_tokens_per_minute: Annotated[
+        int,
+        Field(ge=1, description="how many wrong bearer tokens per address are answered 401, then 429"),
+    ] = 20
     polls_per_second: Annotated[
         float, Field(gt=0, description="how often one client may ask for its round, after ten at once")
     ] = 1.0
@@ -134,6 +150,16 @@ class Settings(BaseSettings):
     @classmethod
     def _empty_is_unset(cls, token: SecretStr | None) -> SecretStr | None:
         return token if token is not None and token.get_secret_value().strip() else None
+
+    @field_validator("admin_token")
+    @classmethod
+    def _is_long(cls, token: SecretStr | None) -> SecretStr | None:
+        if token is not None and len(token.get_secret_value().strip()) < _ADMIN_TOKEN_CHARACTERS:
+            raise ValueError(
+                f"shorter than {_ADMIN_TOKEN_CHARACTERS} characters, so it may be guessed; "
+                "set it to the output of: openssl rand -base64 32"
+            )
+        return token
 
     @field_validator("public_names")
     @classmethod

@@ -137,6 +137,7 @@ def start(database_url: str, **settings: Any) -> Served:
         "admin_token": ADMIN_TOKEN,
         "signing_key": SIGNING_KEY,
         "failed_enrolments_per_minute": 1000,
+        "failed_tokens_per_minute": 1000,
         "port": 0,
         "database_url": database_url,
     } | settings

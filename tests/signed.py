@@ -35,7 +35,15 @@ def signed(
     target, _, query = request.url.raw_path.decode().partition("?")
     request.headers.update(
         sign(
-            Target(method, request.headers["host"], target, query, digest),
+            Target(
+                method,
+                request.headers["host"],
+                target,
+                query,
+                digest,
+                prefer=request.headers.get("prefer"),
+                range=request.headers.get("range"),
+            ),
             key or silo.key,
             created=int(time.time() if created is None else created),
             nonce=nonce or f"nonce-of-a-test-{next(_numbers):09}",

@@ -24,7 +24,7 @@ from coordinator.errors import (
     PackMissing,
     RoundClosed,
     SignatureRefused,
-    TooManyPosts,
+    TooManySigned,
 )
 from coordinator.federations.store import federation, plan_of
 from coordinator.limits.uploads import decoder
@@ -62,7 +62,7 @@ async def _body(request: Request, _: AsMember) -> AsyncIterator[ReceivedBody | N
     responses={
         **answers(AuthMissing, NotFound, RoundClosed, PackMissing, Busy, DigestMissing, DigestMismatch),
         **answers(MediaTypeRefused, ContentEncodingRefused, BodyTooLarge, SignatureRefused, MetadataRefused),
-        **answers(TooManyPosts),
+        **answers(TooManySigned),
     },
 )
 def join_round(

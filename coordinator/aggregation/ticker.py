@@ -120,14 +120,14 @@ class Ticker:
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
         while not self._stopping.is_set() and failures.forget_old(self._database):
             pass
-        posts = 0
+        signed = 0
         while not self._stopping.is_set() and (gone := nonces.forget_old(self._database)):
-            posts += gone
+            signed += gone
         forgotten = retention.thin_out(self._database, self._keep_rounds) if self._keep_rounds else 0
         collected = collection.collect(self._database)
         forgotten += events.forget_old(self._database)
-        if posts or forgotten or collected:
-            log.info("tidied", posts=posts, forgotten=forgotten, collected=collected)
+        if signed or forgotten or collected:
+            log.info("tidied", signed=signed, forgotten=forgotten, collected=collected)
         if not forgotten and not collected:
             return False
         self._next_collection = time.monotonic()

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
 
+from coordinator import audit
 from coordinator.alignment import store
 from coordinator.database import now
 from coordinator.dependencies import TheDatabase
 from coordinator.enrolment.auth import AsReader
-from coordinator.enrolment.recognition import Member, still_counts
+from coordinator.enrolment.recognition import Member, Person, still_counts
 from coordinator.errors import (
     AuthMissing,
     FederationStateConflict,
@@ -118,6 +119,9 @@ def put_acceptance(
         if tested_by is not None and own is not None:
             _require_old(own["tested_at"], moment)
         store.keep_acceptance(session, pack, acceptance, tested_by=tested_by, moment=moment)
+        if isinstance(caller, Person):
+            reason = f"{base_model}: {acceptance.verdict}"
+            audit.append(session, "acceptance-set", actor=caller.id, subject=fid, reason=reason)
         log.info("pack-tested", federation=fid, base_model=base_model, verdict=acceptance.verdict)
         shown, change = store.view(pack), Change(fid, base_model, row.events)
     tell(change)

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from coordinator import payloads
+from coordinator import audit, payloads
 from coordinator.alignment import store
 from coordinator.dependencies import TheDatabase, TheMetrics
 from coordinator.downloads import Stored, reply, wanted
-from coordinator.enrolment.auth import AsOperator, AsReader
+from coordinator.enrolment.auth import AsOperator, DownloadingReader
 from coordinator.enrolment.recognition import Member, still_counts, still_person
 from coordinator.errors import (
     AuthMissing,
@@ -20,6 +20,7 @@ from coordinator.errors import (
     Invalid,
     JsonMalformed,
     NotFound,
+    RateLimited,
 )
 from coordinator.json_body import json_body, takes
 from coordinator.limits.uploads import HasSpace
@@ -75,6 +76,8 @@ def put_anchors(
         kept = store.keep_anchors(
             session, fid, payload_id=payload_id, digest=digest, size=len(body), count=len(anchors.anchors)
         )
+        if response.status_code != 200:
+            audit.append(session, "anchors-set", actor=person.id, subject=fid, reason=digest)
         return AnchorsView(digest=kept.digest, bytes=kept.bytes, count=kept.count)
 
 
@@ -83,11 +86,11 @@ def put_anchors(
     response_class=Response,
     responses={
         200: {"content": {"application/json": {"schema": Anchors.model_json_schema()}}},
-        **answers(AuthMissing, NotFound),
+        **answers(AuthMissing, NotFound, RateLimited),
     },
 )
 def get_anchors(
-    caller: AsReader, fid: FederationId, request: Request, database: TheDatabase, metrics: TheMetrics
+    caller: DownloadingReader, fid: FederationId, request: Request, database: TheDatabase, metrics: TheMetrics
 ) -> Response:
     """Give the public texts on which base models are aligned."""
     with database.read() as session:

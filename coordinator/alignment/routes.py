@@ -15,7 +15,7 @@ from coordinator.bounded_body import ReceivedBody, receive
 from coordinator.database import now
 from coordinator.dependencies import TheDatabase, TheMetrics
 from coordinator.downloads import Stored, reply, wanted
-from coordinator.enrolment.auth import AsOperator, AsReader
+from coordinator.enrolment.auth import AsOperator, AsReader, DownloadingReader
 from coordinator.enrolment.recognition import Member, Person, still_counts, still_person
 from coordinator.errors import (
     AuthMissing,
@@ -173,11 +173,11 @@ def put_pack(
     responses={
         200: {"content": {MEDIA_TYPE: {}}, "description": "The stored bytes"},
         206: {"content": {MEDIA_TYPE: {}}, "description": "The range that was asked for"},
-        **answers(AuthMissing, Forbidden, NotFound, RangeUnsatisfiable),
+        **answers(AuthMissing, Forbidden, NotFound, RangeUnsatisfiable, RateLimited),
     },
 )
 def get_pack(
-    caller: AsReader,
+    caller: DownloadingReader,
     fid: FederationId,
     base_model: BaseModel,
     request: Request,
@@ -265,5 +265,8 @@ def _keep(
         moment=now(session),
     )
     events.append(session, row.id, "alignment", {"base_model": base_model, "digest": body.digest})
+    if isinstance(caller, Person):
+        reason = f"{base_model}: {body.digest}"
+        audit.append(session, "pack-stored", actor=caller.id, subject=row.id, reason=reason)
     log.info("pack-stored", federation=row.id, base_model=base_model, selected=len(manifest.selected))
     return store.view(kept)

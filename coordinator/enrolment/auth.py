@@ -13,6 +13,7 @@ from fastapi.security import HTTPBearer
 
 from coordinator.dependencies import database_of
 from coordinator.enrolment import nonces
+from coordinator.enrolment.nonces import Reads
 from coordinator.enrolment.recognition import Member, Person, authenticated
 from coordinator.errors import Forbidden, NotFound
 from coordinator.paths import ClientId, FederationId
@@ -77,21 +78,50 @@ def member_of(fid: str, caller: Person | Member) -> Member:
 
 
 async def _any_member(request: Request, caller: Caller) -> Member:
-    return await _once(request, _member_of_any(caller))
+    member = _member_of_any(caller)
+    await _once(request, member)
+    return member
 
 
 async def _member_of(request: Request, fid: FederationId, caller: Caller) -> Member:
-    return await _once(request, member_of(fid, caller))
-
-
-async def _once(request: Request, member: Member) -> Member:
-    """Let a signed POST in once.
-
-    GET shows what is the caller's own, and PUT of the same bytes changes nothing: these may be repeated.
-    """
-    if member.public_key is not None and member.post is not None:
-        await to_thread.run_sync(nonces.use, database_of(request), member.public_key, member.post)
+    member = member_of(fid, caller)
+    await _once(request, member)
     return member
+
+
+async def _downloading_member(request: Request, fid: FederationId, caller: Caller) -> Member:
+    member = member_of(fid, caller)
+    await _once_anywhere(request, member)
+    return member
+
+
+async def _once(request: Request, caller: Person | Member) -> None:
+    """Accept a signed request once, before its body is read; on all replicas if it may change something.
+
+    Raises:
+        Replayed: it came before.
+    """
+    if request.method == "GET":
+        read_once(request, caller)
+    else:
+        await _once_anywhere(request, caller)
+
+
+async def _once_anywhere(request: Request, caller: Person | Member) -> None:
+    """Accept a signed request once, whichever replica it reaches; bearer tokens sign nothing."""
+    if isinstance(caller, Member) and caller.public_key is not None and caller.signed is not None:
+        await to_thread.run_sync(nonces.use, database_of(request), caller.public_key, caller.signed)
+
+
+def read_once(request: Request, caller: Person | Member) -> None:
+    """Answer a signed read once in this process.
+
+    Raises:
+        Replayed: it was answered before.
+    """
+    if isinstance(caller, Member) and caller.public_key is not None and caller.signed is not None:
+        reads: Reads = request.app.state.reads
+        reads.use(caller.public_key, caller.signed.nonce)
 
 
 async def _caller_about(fid: FederationId, cid: ClientId, caller: Caller) -> Person | Member:
@@ -112,10 +142,22 @@ async def _auditor_of_client(caller: _CallerAbout) -> Person:
     return _person_of(caller, "auditor")
 
 
-async def _reader(fid: FederationId, caller: Caller) -> Person | Member:
+def _reader_of(fid: str, caller: Person | Member) -> Person | Member:
     if isinstance(caller, Member) and caller.federation_id != fid:
         raise NotFound
     return caller
+
+
+async def _reader(request: Request, fid: FederationId, caller: Caller) -> Person | Member:
+    reader = _reader_of(fid, caller)
+    await _once(request, reader)
+    return reader
+
+
+async def _downloading_reader(request: Request, fid: FederationId, caller: Caller) -> Person | Member:
+    reader = _reader_of(fid, caller)
+    await _once_anywhere(request, reader)
+    return reader
 
 
 AsAdmin = Annotated[Person, Depends(_admin)]
@@ -141,3 +183,9 @@ AsMember = Annotated[Member, Depends(_member_of)]
 
 AsReader = Annotated[Person | Member, Depends(_reader)]
 """Any person, or a client of the federation in the path."""
+
+DownloadingMember = Annotated[Member, Depends(_downloading_member)]
+"""A client of the federation in the path, whose signature is good for one download on all replicas."""
+
+DownloadingReader = Annotated[Person | Member, Depends(_downloading_reader)]
+"""Any person, or a client of the federation in the path, whose signature is good for one download."""

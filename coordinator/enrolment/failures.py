@@ -1,4 +1,4 @@
-"""How many enrolments may fail from one address within a minute; all replicas count together.
+"""How many enrolments and bearer tokens may fail from one address in a minute; all replicas count together.
 
 Knows no token. Its 256 random bits are not guessed: what is bounded is the work and the audit entries that
 failing costs, so a good token passes whatever its neighbours did before. Beyond the bound nothing is written.
@@ -20,6 +20,8 @@ from coordinator.errors import EnrolmentTokenInvalid, EnrolmentTokenMisused, Rat
 from coordinator.identity_tables import FailedEnrolmentRow
 
 _WINDOW = timedelta(minutes=1)
+_BEARER = "bearer "
+"""Stands before an address whose tokens are counted, apart from its enrolments."""
 
 
 def note(
@@ -60,6 +62,22 @@ def forget_old(database: Database) -> int:
     """Forget some failures of more than a minute ago; return their number, 0 when there are no more."""
     with database.write() as session:
         return forget(session, FailedEnrolmentRow.failed_at, now(session) - _WINDOW)
+
+
+def note_bearer(database: Database, address: str, per_minute: int) -> None:
+    """Count a bearer token that is nobody's, from an address.
+
+    Raises:
+        RateLimited: as many failed from there within the last minute; a good token passes all the same.
+    """
+    origin = f"{_BEARER}{origin_of(address)}"
+    with database.read() as session:
+        wait = _wait(session, origin, per_minute)
+    if wait is not None:
+        raise RateLimited(wait)
+    with database.write() as session:
+        moment = now(session)
+        insert_new(session, FailedEnrolmentRow, {"origin": origin, "failed_at": moment})
 
 
 def _wait(session: Session, origin: str, per_minute: int) -> float | None:

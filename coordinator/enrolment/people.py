@@ -6,9 +6,10 @@ import re
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Response
+from sqlalchemy.orm import Session
 
 from coordinator import audit
-from coordinator.dependencies import TheDatabase
+from coordinator.dependencies import TheDatabase, TheServerKey
 from coordinator.enrolment import store, tokens
 from coordinator.enrolment.auth import AsAdmin, AsAuditor
 from coordinator.enrolment.recognition import hash_of, still_person
@@ -16,7 +17,8 @@ from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, N
 from coordinator.json_body import json_body, takes
 from coordinator.paths import DEFAULT_LIMIT, After, Limit, TokenId
 from coordinator.problems import answers
-from schemas.messages.people import AuditPage, NewToken, TokenPage, TokenRequest, TokenView
+from coordinator.server_key import ServerKey
+from schemas.messages.people import AuditHead, AuditPage, NewToken, TokenPage, TokenRequest, TokenView
 
 router = APIRouter(tags=["enrolment"])
 
@@ -72,13 +74,27 @@ def revoke_token(person: AsAdmin, token_id: TokenId, database: TheDatabase) -> N
 
 @router.get("/v1/audit", tags=["about"], responses=answers(AuthMissing, Forbidden, Invalid))
 def show_audit(
-    _: AsAuditor, database: TheDatabase, after: After = None, limit: Limit = DEFAULT_LIMIT
+    _: AsAuditor,
+    database: TheDatabase,
+    key: TheServerKey,
+    after: After = None,
+    limit: Limit = DEFAULT_LIMIT,
 ) -> AuditPage:
     """Show who let whom in, shut whom out or ran a federation, oldest first.
 
-    Each entry has the hash of the one before.
+    Each entry has the hash of the one before, and `head` names the last one, signed with this server's key.
     """
     if after is not None and not _PLACE.fullmatch(after):
         raise Invalid("after: not where a page of the audit log ends", field="after")
     with database.read() as session:
-        return audit.page(session, after=int(after or 0), limit=limit)
+        return audit.page(session, after=int(after or 0), limit=limit, head=_head(session, key))
+
+
+def _head(session: Session, key: ServerKey) -> AuditHead | None:
+    last = audit.last(session)
+    if last is None:
+        return None
+    number, digest, moment = last
+    head = AuditHead(number=number, hash=digest, at=moment, signature="")
+    signature = key.sign("tessera-audit-v1", head.model_dump(mode="json"))
+    return head.model_copy(update={"signature": signature})

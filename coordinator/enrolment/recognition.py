@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,7 +19,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from coordinator.dependencies import database_of, settings_of
-from coordinator.enrolment import callers, seen, signatures
+from coordinator.enrolment import callers, failures, seen, signatures
 from coordinator.enrolment.callers import Holder, Token
 from coordinator.errors import AuthMissing, CredentialInvalid, KeyRevoked
 from coordinator.logs import bind
@@ -48,7 +50,7 @@ class Member:
     """An enrolled client as it was when it was recognised.
 
     `unseen_at` = when that was, if nobody wrote down lately that it is here. `public_key` is the key it
-    signed with, None for a bearer client. `post` is the signature of a POST.
+    signed with, None for a bearer client. `signed` is this request's signature, which counts once.
     """
 
     client_id: str
@@ -58,7 +60,7 @@ class Member:
     profile: Profile
     unseen_at: datetime | None
     public_key: str | None
-    post: SignedRequest | None = None
+    signed: SignedRequest | None = None
 
 
 def hash_of(token: str) -> str:
@@ -72,11 +74,25 @@ def authenticated(request: Request) -> Person | Member:
     Raises:
         what `recognise` raises.
     """
-    database = database_of(request)
-    with database.look() as asked:
+    with counting_failures(request), database_of(request).look() as asked:
         caller = recognise(request, asked)
     note_seen(request, caller)
     return caller
+
+
+@contextmanager
+def counting_failures(request: Request) -> Iterator[None]:
+    """Count a bearer token that is nobody's, by the address that it comes from.
+
+    Raises:
+        RateLimited: too many from there were nobody's within the last minute.
+    """
+    try:
+        yield
+    except CredentialInvalid:
+        address = request.client.host if request.client is not None else ""
+        failures.note_bearer(database_of(request), address, settings_of(request).failed_tokens_per_minute)
+        raise
 
 
 def recognise(request: Request, asked: Connection) -> Person | Member:
@@ -92,9 +108,7 @@ def recognise(request: Request, asked: Connection) -> Person | Member:
     if signatures.is_signed(request):
         claimed = signatures.read_signature(request)
         holder, moment = signatures.verify(asked, request, claimed, settings)
-        caller: Person | Member = _as_member(
-            holder, moment, post=claimed if request.method == "POST" else None
-        )
+        caller: Person | Member = _as_member(holder, moment, signed=claimed)
     else:
         admin_token = settings.admin_token.get_secret_value() if settings.admin_token else None
         caller = _bearer(asked, request.headers.get("authorization"), admin_token=admin_token)
@@ -184,7 +198,7 @@ def _valid(moment: datetime, token: Token | None) -> Person:
     raise CredentialInvalid
 
 
-def _as_member(holder: Holder, moment: datetime, *, post: SignedRequest | None = None) -> Member:
+def _as_member(holder: Holder, moment: datetime, *, signed: SignedRequest | None = None) -> Member:
     return Member(
         client_id=holder.id,
         name=holder.name,
@@ -193,5 +207,5 @@ def _as_member(holder: Holder, moment: datetime, *, post: SignedRequest | None =
         profile=Profile.model_validate(holder.profile),
         unseen_at=moment if seen.is_due(holder.last_seen_at, moment) else None,
         public_key=holder.public_key,
-        post=post,
+        signed=signed,
     )

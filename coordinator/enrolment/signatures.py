@@ -24,7 +24,7 @@ from coordinator.errors import (
 )
 from coordinator.settings import Settings
 from schemas.identity.keys import public_key
-from schemas.identity.signed_requests import ProfileBroken, SignedRequest, Target, read
+from schemas.identity.signed_requests import WHEN_PRESENT, ProfileBroken, SignedRequest, Target, read
 from schemas.wire.digests import from_field
 
 _NOBODY = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"nobody").digest()).public_key()
@@ -39,7 +39,7 @@ def read_signature(request: Request) -> SignedRequest:
     """Read a request's signature, unverified.
 
     Raises:
-        SignatureProfileBroken: it is not of the profile, or leaves the body out.
+        SignatureProfileBroken: it is not of the profile, or leaves the body, Prefer or Range out.
         DigestMissing: there is a body and no digest of it.
     """
     fields = [request.headers.getlist(name) for name in ("signature-input", "signature")]
@@ -57,6 +57,9 @@ def read_signature(request: Request) -> SignedRequest:
             raise SignatureProfileBroken('a request with a body covers "content-digest"')
     elif signed.covers_body and digest is None:
         raise DigestMissing
+    for name in WHEN_PRESENT:
+        if signed.covers(name) != (name in request.headers):
+            raise SignatureProfileBroken(f'cover "{name}" exactly when the request has this field')
     return signed
 
 
@@ -102,11 +105,18 @@ def _target(request: Request, host: str) -> Target:
         path=request.scope["raw_path"].decode("latin-1"),
         query=request.scope["query_string"].decode("latin-1"),
         content_digest=_digest(request),
+        prefer=_field(request, "prefer"),
+        range=_field(request, "range"),
     )
 
 
 def _digest(request: Request) -> str | None:
-    lines = request.headers.getlist("content-digest")
+    return _field(request, "content-digest")
+
+
+def _field(request: Request, name: str) -> str | None:
+    """Return a header field as it is signed: its lines in one, None without any (RFC 9421, section 2.1)."""
+    lines = request.headers.getlist(name)
     return ", ".join(line.strip() for line in lines) if lines else None
 
 

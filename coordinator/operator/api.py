@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
+from schemas.identity.plain_http import is_exposed
 
 if TYPE_CHECKING:
     import httpx
@@ -22,10 +27,44 @@ Token = Annotated[
         help="A person's token.",
     ),
 ]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        envvar="TESSERA_INSECURE",
+        show_envvar=True,
+        help="Send the token over plain http:// to another machine.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _SECONDS = 30.0
+_insecure: ContextVar[bool] = ContextVar("insecure", default=False)
+
+
+def over_http(command: Callable[..., None]) -> Callable[..., None]:
+    """Add `--insecure` to a command that talks to a coordinator: whether a URL may be plain HTTP."""
+
+    @wraps(command)
+    def run(*, insecure: bool, **options: Any) -> None:
+        _insecure.set(insecure)
+        command(**options)
+
+    signature = inspect.signature(command, eval_str=True)
+    added = inspect.Parameter("insecure", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Insecure)
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), added]
+    )
+    return run
+
+
+def all_over_http(app: typer.Typer) -> typer.Typer:
+    """Add `--insecure` to all commands of a group."""
+    for command in app.registered_commands:
+        if command.callback is not None and not hasattr(command.callback, "__wrapped__"):
+            command.callback = over_http(command.callback)
+    return app
 
 
 class Coordinator:
@@ -34,6 +73,11 @@ class Coordinator:
     def __init__(self, url: str, token: str) -> None:
         import httpx
 
+        if token and is_exposed(url) and not _insecure.get():
+            give_up(
+                f"{url} is not encrypted: everybody on the way reads your token; use https://, or --insecure "
+                "(TESSERA_INSECURE=true) where the network itself is trusted"
+            )
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             self._client = httpx.Client(base_url=url, headers=headers, timeout=_SECONDS)

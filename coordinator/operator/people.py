@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.operator.api import DEFAULT_URL, AsJson, Coordinator, Token, Url, print_json
+from coordinator.operator.api import DEFAULT_URL, AsJson, Coordinator, Token, Url, give_up, print_json
 from coordinator.operator.show import ago, print_facts, print_table, traffic
 
 tokens = typer.Typer(help="Tokens of people: admins, operators, auditors.", no_args_is_help=True)
@@ -21,13 +21,20 @@ Expires = Annotated[int | None, typer.Option(min=1, help="How long the token liv
 def create_token(
     role: Annotated[str, typer.Option(help="admin, operator or auditor.")],
     name: Annotated[str, typer.Option(help="Whose it is.")],
-    expires_in_seconds: Expires = None,
+    expires_in_seconds: Annotated[
+        int | None, typer.Option(min=1, help="How long the token lives; 90 days without it.")
+    ] = None,
+    never_expires: Annotated[bool, typer.Option("--never-expires", help="Until it is revoked.")] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
     """Make a token; it is shown once."""
-    request = {"role": role, "name": name, "expires_in_seconds": expires_in_seconds}
+    if never_expires and expires_in_seconds is not None:
+        give_up("--never-expires and --expires-in-seconds exclude each other")
+    request: dict[str, str | int | None] = {"role": role, "name": name}
+    if never_expires or expires_in_seconds is not None:
+        request["expires_in_seconds"] = expires_in_seconds
     made = Coordinator(url, token).post("/v1/tokens", request)
     print_json(made) if as_json else print_facts(made)
 

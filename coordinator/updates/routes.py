@@ -11,10 +11,11 @@ from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from coordinator import audit
 from coordinator.bounded_body import ReceivedBody, receive
 from coordinator.dependencies import TheDatabase, TheMetrics, database_of, metrics_of
 from coordinator.downloads import stream
-from coordinator.enrolment.auth import AsMember, AsReader
+from coordinator.enrolment.auth import AsMember, DownloadingReader
 from coordinator.enrolment.recognition import Member, still_counts
 from coordinator.errors import (
     AuthMissing,
@@ -131,10 +132,10 @@ async def put_update(
 @router.get(
     "/clients/{cid}/adapter",
     response_class=StreamingResponse,
-    responses={200: {"content": {MEDIA_TYPE: {}}}, **answers(AuthMissing, Forbidden, NotFound)},
+    responses={200: {"content": {MEDIA_TYPE: {}}}, **answers(AuthMissing, Forbidden, NotFound, RateLimited)},
 )
 def get_adapter(
-    reader: AsReader,
+    reader: DownloadingReader,
     fid: FederationId,
     cid: ClientId,
     database: TheDatabase,
@@ -163,6 +164,11 @@ def get_adapter(
     size = 4 * values_of(layout)
     if isinstance(reader, Member):
         sent_to(database, metrics, reader.client_id, len(beginning) + size)
+    else:
+        with database.write() as session:
+            still_counts(session, reader)
+            reason = f"round {row.round_number}"
+            audit.append(session, "adapter-downloaded", actor=reader.id, subject=cid, reason=reason)
 
     async def content() -> AsyncIterator[bytes]:
         yield beginning

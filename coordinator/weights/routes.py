@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from coordinator.dependencies import database_of, metrics_of, server_key_of, settings_of
 from coordinator.downloads import Stored, reply, wanted
-from coordinator.enrolment.auth import AsMember
+from coordinator.enrolment.auth import DownloadingMember
 from coordinator.enrolment.recognition import Member, still_counts
 from coordinator.errors import AuthMissing, Busy, NotFound, NotJoined, RangeUnsatisfiable, RateLimited
 from coordinator.limits.uploads import decoder, turns_of
@@ -35,7 +35,7 @@ class _Wish:
     form: RecipeName | Literal["whole"] | None
 
 
-async def _wish(request: Request, member: AsMember) -> AsyncIterator[_Wish]:
+async def _wish(request: Request, member: DownloadingMember) -> AsyncIterator[_Wish]:
     """Read in what the weights are wanted. One such request of a client is answered at a time: the first of
     them writes what the others find, and who asks for much keeps one slot for it at most."""
     wish = _Wish(member, asked_for(request.headers.get("accept", "")))

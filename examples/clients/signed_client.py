@@ -73,7 +73,7 @@ class Signing(httpx.Auth):
             request.headers["Content-Digest"] = covered["content-digest"] = f"sha-256=:{digest}:"
         now = int(time.time())
         parameters = (
-            "(" + " ".join(f'"{name}"' for name in covered) + f");created={now};expires={now + 120}"
+            "(" + " ".join(f'"{name}"' for name in covered) + f");created={now};expires={now + 30}"
             f';nonce="{secrets.token_urlsafe(18)}";keyid="{self._name}";alg="ed25519";tag="tessera-v1"'
         )
         base = "".join(f'"{name}": {value}\n' for name, value in covered.items())

@@ -21,6 +21,7 @@ Purpose = Literal[
     "tessera-round-v1",
     "tessera-rotation-v1",
     "tessera-weights-v1",
+    "tessera-audit-v1",
 ]
 Document = Mapping[str, object]
 

@@ -1,8 +1,9 @@
 """Signed requests: one fixed profile of RFC 9421, read strictly. Pure: no clock, no socket.
 
-Covered are `@method`, `@authority`, `@path`, `@query`, and `content-digest` (RFC 9530) when there is a body;
-parameters are created, expires, nonce, keyid (the public key), alg="ed25519", tag="tessera-v1", in any order,
-under the one label `sig1`. What else the RFC allows is refused.
+Covered are `@method`, `@authority`, `@path`, `@query`, `content-digest` (RFC 9530) when there is a body, and
+`prefer` and `range` exactly when the request has these fields: they decide what is answered. Parameters are
+created, expires, nonce, keyid (the public key), alg="ed25519", tag="tessera-v1", in any order, under the one
+label `sig1`. What else the RFC allows is refused.
 """
 
 from __future__ import annotations
@@ -17,16 +18,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from schemas.identity.keys import is_signed_by, name_of
 
-LIFE_SECONDS = 120
-"""How long a signature may live."""
+LIFE_SECONDS = 30
+"""How long a signature may live: the head of a request has to arrive within it, a body may take longer."""
 
 SKEW_SECONDS = 120
 """How far two clocks may differ."""
+
+ACCEPTED_SECONDS = LIFE_SECONDS + 2 * SKEW_SECONDS
+"""How long one signature can be timely at most: that of the clock which is furthest ahead."""
 
 LABEL = "sig1"
 TAG = "tessera-v1"
 _ALWAYS = frozenset({"@method", "@authority", "@path", "@query"})
 _DIGEST = "content-digest"
+WHEN_PRESENT = ("prefer", "range")
+"""Header fields that are covered exactly when a request has them."""
 
 _COVERED = r'"[a-z@-]+"(?: "[a-z@-]+")*'
 _PARAMETERS = r'(?:;[a-z]+=(?:"[\x21\x23-\x5b\x5d-\x7e]*"|[0-9]+))+'
@@ -46,13 +52,18 @@ class ProfileBroken(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a signature is about; `path` and `query` as they travel, the query without its question mark."""
+    """What a signature is about; `path` and `query` as they travel, the query without its question mark.
+
+    `content_digest`, `prefer` and `range` are header fields, None where the request has none.
+    """
 
     method: str
     authority: str
     path: str
     query: str
     content_digest: str | None
+    prefer: str | None = None
+    range: str | None = None
 
     def values(self, covered: Iterable[str]) -> dict[str, str]:
         """Give the values of covered components, in their order."""
@@ -62,6 +73,8 @@ class Target:
             "@path": self.path or "/",
             "@query": f"?{self.query}",
             _DIGEST: self.content_digest or "",
+            "prefer": self.prefer or "",
+            "range": self.range or "",
         }
         return {name: every[name] for name in covered}
 
@@ -83,6 +96,10 @@ class SignedRequest:
         """Whether the body's digest is signed."""
         return _DIGEST in self.covered
 
+    def covers(self, field: str) -> bool:
+        """Whether a header field is signed."""
+        return field in self.covered
+
     def is_timely(self, now: float) -> bool:
         """Say whether the signature is alive on a clock that may differ by SKEW_SECONDS."""
         return self.created - SKEW_SECONDS <= now <= self.expires + SKEW_SECONDS
@@ -94,7 +111,9 @@ class SignedRequest:
 
 def sign(target: Target, key: Ed25519PrivateKey, *, created: int, nonce: str) -> dict[str, str]:
     """Give the header fields that sign a request, for LIFE_SECONDS from `created` on."""
-    covered = ("@method", "@authority", "@path", "@query", *([_DIGEST] if target.content_digest else []))
+    fields = {_DIGEST: target.content_digest or None, "prefer": target.prefer, "range": target.range}
+    present = [name for name, value in fields.items() if value is not None]
+    covered = ("@method", "@authority", "@path", "@query", *present)
     names = " ".join(f'"{name}"' for name in covered)
     parameters = (
         f'({names});created={created};expires={created + LIFE_SECONDS};nonce="{nonce}"'
@@ -115,8 +134,11 @@ def read(signature_input: str, signature: str) -> SignedRequest:
     if found is None or signed is None:
         raise ProfileBroken(f"Signature-Input and Signature must each have the one label {LABEL}")
     covered = tuple(found.group(2).replace('"', "").split(" "))
-    if len(set(covered)) != len(covered) or set(covered) - {_DIGEST} != _ALWAYS:
-        raise ProfileBroken('cover "@method" "@authority" "@path" "@query", and "content-digest" with a body')
+    if len(set(covered)) != len(covered) or set(covered) - {_DIGEST, *WHEN_PRESENT} != _ALWAYS:
+        raise ProfileBroken(
+            'cover "@method" "@authority" "@path" "@query", "content-digest" with a body, and "prefer" and '
+            '"range" with these fields'
+        )
     listed = _PARAMETER.findall(found.group(3))
     said = {name: text for name, text, number in listed if not number}
     seconds = {name: number for name, _, number in listed if number}

@@ -13,11 +13,11 @@ PersonRole = Literal["admin", "operator", "auditor"]
 
 
 class TokenRequest(Strict):
-    """Ask for a person's token."""
+    """Ask for a person's token; it ends after 90 days, or never where that is null."""
 
     role: PersonRole
     name: NewName
-    expires_in_seconds: Annotated[int, Field(ge=1, le=10 * 365 * 86400)] | None = None
+    expires_in_seconds: Annotated[int, Field(ge=1, le=10 * 365 * 86400)] | None = 90 * 86400
 
 
 class NewToken(Strict):
@@ -60,11 +60,24 @@ class AuditEntry(Lenient):
     previous: Digest | None
 
 
+class AuditHead(Strict):
+    """Where the chain ended at a time, signed by the coordinator: who keeps it proves later that it stood.
+
+    `hash` is that of entry `number`, so of all before it.
+    """
+
+    number: int
+    hash: Digest
+    at: UtcTime
+    signature: str
+
+
 class AuditPage(Strict):
-    """Some links of the chain in order, and where the next page starts."""
+    """Some links of the chain in order, where the next page starts, and where the chain ends now."""
 
     items: list[dict[str, JsonValue]]
     next: str | None
+    head: AuditHead | None
 
 
 class Hello(Strict):

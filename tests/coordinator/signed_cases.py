@@ -46,10 +46,16 @@ class Signed(requests.auth.AuthBase):
             path=path,
             query=query,
             content_digest=request.headers.get("Content-Digest"),
+            prefer=_text(request.headers.get("Prefer")),
+            range=_text(request.headers.get("Range")),
         )
         nonce = f"generated-{os.getpid():08}-{next(_numbers):09}"
         request.headers.update(sign(target, KEY, created=int(time.time()), nonce=nonce))
         return request
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
 schemathesis.auth.set_from_requests(Signed())

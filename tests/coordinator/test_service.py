@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -172,7 +173,7 @@ def test_a_service_that_starts_before_its_database_waits_for_it(
 
 
 @pytest.mark.slow
-def test_serve_shows_a_first_admin_token_once_and_ends_on_sigterm(tmp_path: Path) -> None:
+def test_serve_keeps_a_first_admin_token_in_a_file_once_and_ends_on_sigterm(tmp_path: Path) -> None:
     process = _tessera(["serve", "--port", "0"], tmp_path)
     first, url = _announced(process)
     assert httpx.get(f"{url}/v1/tokens", headers={"Authorization": f"Bearer {first}"}).status_code == 200
@@ -233,12 +234,13 @@ def _stopped(process: subprocess.Popen[str]) -> str:
 
 
 def _announced(process: subprocess.Popen[str]) -> tuple[str | None, str]:
-    """Read what `serve` prints: the first admin token, if any, and where it listens."""
+    """Read what `serve` prints: the file of the first admin's token, if any, and where it listens."""
     assert process.stdout is not None
     token: str | None = None
     for line in process.stdout:
-        if "admin token" in line:
-            token = line.split()[-1]
+        if found := re.search(r"first admin's token is in (\S+):", line):
+            token = Path(found.group(1)).read_text("utf-8").strip()
+            assert token not in line
         if "listens on" in line:
             return token, line.split()[-1]
     raise AssertionError(process.communicate())

@@ -22,10 +22,10 @@ def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_secret_is_read_from_a_file_without_the_newline_that_editors_add(secrets: Path) -> None:
-    (secrets / "tessera_admin_token").write_text("long and random\n")
+    (secrets / "tessera_admin_token").write_text("long and random enough\n")
     token = load_settings().admin_token
     assert token is not None
-    assert token.get_secret_value() == "long and random"
+    assert token.get_secret_value() == "long and random enough"
 
 
 def test_a_folder_without_a_file_for_it_leaves_an_option_as_it_is(secrets: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_folder_without_a_file_for_it_leaves_an_option_as_it_is(secrets: Path)
 
 
 def test_the_environment_wins_over_a_file(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (secrets / "tessera_admin_token").write_text("from the file")
+    (secrets / "tessera_admin_token").write_text("a token from the file")
     monkeypatch.setenv("TESSERA_ADMIN_TOKEN", "from the environment")
     token = load_settings().admin_token
     assert token is not None
@@ -99,7 +99,7 @@ def test_a_file_that_may_not_be_read_is_named_with_the_user_who_may_not(
 
 
 def test_an_empty_variable_leaves_an_option_as_it_is(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (secrets / "tessera_admin_token").write_text("from the file")
+    (secrets / "tessera_admin_token").write_text("a token from the file")
     for variable in ("NAME", "DASHBOARD", "LOG_LEVEL", "AGGREGATION_BLOCK_MIB", "ADMIN_TOKEN"):
         monkeypatch.setenv(f"TESSERA_{variable}", "")
     settings = load_settings()

@@ -83,7 +83,7 @@ def test_another_path_or_query_is_refused(coordinator: Served, silo: Silo, path:
     assert send(coordinator, moved)[1] in ("signature-invalid", "not-found")
 
 
-@pytest.mark.parametrize("seconds", [-600, 600, -241, 125])
+@pytest.mark.parametrize("seconds", [-600, 600, -151, 125])
 def test_a_clock_that_is_wrong_is_told_the_time(coordinator: Served, silo: Silo, seconds: float) -> None:
     request = signed(coordinator, silo, "GET", "/v1/me", created=time.time() + seconds)
     answer = coordinator.http().send(request)
@@ -92,7 +92,7 @@ def test_a_clock_that_is_wrong_is_told_the_time(coordinator: Served, silo: Silo,
     assert abs((datetime.now(UTC) - told).total_seconds()) < 30
 
 
-@pytest.mark.parametrize("seconds", [-230, -100, 110])
+@pytest.mark.parametrize("seconds", [-140, -100, 110])
 def test_a_clock_that_is_a_little_wrong_is_good_enough(
     coordinator: Served, silo: Silo, seconds: float
 ) -> None:
@@ -127,17 +127,17 @@ def test_a_post_is_taken_once_whichever_replica_it_reaches(
     assert send(other, signed(other, silo, "POST", url(silo, 1, "/join"))) == (200, "")
 
 
-def test_a_get_and_a_put_may_be_repeated_and_a_nonce_is_each_keys_own(coordinator: Served) -> None:
+def test_a_nonce_is_each_keys_own(coordinator: Served) -> None:
     _, (silo, other) = running(coordinator)
     nonce = "the-same-nonce-twice"
-    look = signed(coordinator, silo, "GET", "/v1/me", nonce=nonce)
-    assert [send(coordinator, look)[0] for _ in range(2)] == [200, 200]
     for one in (silo, other):
         join = signed(coordinator, one, "POST", url(one, 1, "/join"), nonce=nonce)
         assert send(coordinator, join) == (200, "")
 
 
-def test_used_nonces_are_forgotten_after_ten_minutes(database_url: str, serve: Callable[..., Served]) -> None:
+def test_used_nonces_are_forgotten_after_five_minutes(
+    database_url: str, serve: Callable[..., Served]
+) -> None:
     served = serve(database_url)
     _, (silo, _) = running(served)
     assert send(served, signed(served, silo, "POST", url(silo, 1, "/join"))) == (200, "")

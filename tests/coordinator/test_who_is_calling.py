@@ -194,7 +194,7 @@ def test_who_was_seen_is_written_down_without_waiting_for_rows_that_others_hold(
     assert seen[held] < later
 
 
-@pytest.mark.parametrize("token", ["x", "tsr_cl_" + "a" * 43, "tsr_aud_1", "pässwörd"])
+@pytest.mark.parametrize("token", ["x" * 20, "tsr_cl_" + "a" * 43, "tsr_aud_" + "1" * 20, "pässwörd" * 3])
 def test_any_admin_token_that_is_set_is_an_admins(
     fresh_database: Callable[[str], str], serve: Callable[..., Served], token: str
 ) -> None:

@@ -107,7 +107,7 @@ def test_the_coordinator_starts_after_migrations_with_secrets_from_files(host: H
     assert not _healthy(host)
     assert "does not answer" in host.log("coordinator")
     said = host.log("migrate") + host.log("coordinator")
-    assert "First admin token" not in said
+    assert "first admin" not in said
     for secret in host.secrets.iterdir():
         assert secret.read_text() not in said
     assert list(host.home("coordinator").iterdir()) == [], "its disk is read-only"

@@ -62,6 +62,7 @@ def start_process(database_url: str, folder: Path, *under: str, **settings: Any)
         "admin_token": ADMIN_TOKEN,
         "signing_key": SIGNING_KEY,
         "failed_enrolments_per_minute": 1000,
+        "failed_tokens_per_minute": 1000,
         "tick_seconds": 0.2,
         "retry_seconds": 0.1,
         "log_level": "info",

@@ -1,0 +1,47 @@
+"""Make the first admin's token, where the settings have none and nobody ever had one, into a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coordinator import audit
+from coordinator.database import Database
+from coordinator.enrolment import store, tokens
+from coordinator.enrolment.recognition import hash_of
+from coordinator.errors import SettingsUnusable
+from coordinator.private_files import write_private
+from schemas.messages.people import TokenRequest
+
+_ACTOR = "coordinator"
+_NAME = "admin-token"
+
+
+def make_token(database: Database) -> Path | None:
+    """Make a token for the first admin and return its file, mode 0600; None if people have tokens.
+
+    The file is beside an SQLite database, else in the folder that the service was started in. It is written
+    before the token counts, so that none is ever lost.
+
+    Raises:
+        SettingsUnusable: the file cannot be written.
+    """
+    file = _place(database)
+    with database.write() as session:
+        if store.any_person_token(session):
+            return None
+        token = tokens.new_person_token("admin")
+        row = store.add_person_token(session, TokenRequest(role="admin", name="first admin"), hash_of(token))
+        audit.append(session, "person-token-made", actor=_ACTOR, subject=row.id, reason="first admin")
+        try:
+            write_private(file, token + "\n")
+        except OSError as error:
+            raise SettingsUnusable(
+                f"TESSERA_ADMIN_TOKEN: not set, and the first admin's token cannot be written to {file}: "
+                f"{error.strerror}; set it to the output of: openssl rand -base64 32"
+            ) from error
+    return file
+
+
+def _place(database: Database) -> Path:
+    path = f"{database.url.database}-{_NAME}" if database.is_sqlite else f"tessera-{_NAME}"
+    return Path(path).absolute()

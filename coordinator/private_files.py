@@ -1,0 +1,27 @@
+"""Write files that only their owner may read, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file with mode 0600, on disk when this returns; a file of this name is replaced.
+
+    Raises:
+        OSError: the folder does not take it.
+    """
+    new = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as opened:
+        opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
+    os.replace(new, file)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

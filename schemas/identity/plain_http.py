@@ -1,0 +1,20 @@
+"""Decide whether a URL would carry secrets unencrypted over a network. Pure: no name is looked up."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+
+def is_exposed(url: str) -> bool:
+    """Whether `url` is plain HTTP to anything but this machine: a loopback address, or localhost."""
+    parts = urlsplit(url)
+    if parts.scheme.lower() != "http":
+        return False
+    host = (parts.hostname or "").rstrip(".")
+    if host == "localhost" or host.endswith(".localhost"):
+        return False
+    try:
+        return not ip_address(host).is_loopback
+    except ValueError:
+        return True

@@ -1,0 +1,146 @@
+"""Whoever has copied a signed request gets nothing for sending it again, and the client loses nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from coordinator.enrolment.nonces import MOST_READS_OF_A_KEY, Reads
+from coordinator.errors import Replayed
+from schemas.identity.signed_requests import ACCEPTED_SECONDS
+from tests.served import Served, Silo, slug
+from tests.signed import signed
+from tests.taking_part import PLAN, one_round, running, try_join, url
+
+JSON = {"Content-Type": "application/json"}
+
+
+def send(served: Served, request: httpx.Request) -> tuple[int, str]:
+    answer = served.http().send(request)
+    return answer.status_code, slug(answer) if answer.is_error else ""
+
+
+def scores(exact_match: float) -> bytes:
+    measured = {"loss": 1.0, "perplexity": 2.0, "exact_match": exact_match}
+    return json.dumps({"before": measured, "after": measured, "examples": 10}).encode()
+
+
+def kept(served: Served, silo: Silo) -> float:
+    shown = served.admin.get(url(silo, 1)).json()["clients"]
+    (scored,) = [c["scores"] for c in shown if c["client_id"] == silo.client_id]
+    return float(scored["after"]["exact_match"])
+
+
+def test_a_copied_put_does_not_undo_a_newer_one(coordinator: Served) -> None:
+    _, (silo, _) = running(coordinator)
+    assert try_join(silo, 1).status_code == 200
+    path = url(silo, 1, "/scores")
+    old = signed(coordinator, silo, "PUT", path, scores(0.125), **JSON)
+    assert send(coordinator, old) == (204, "")
+    assert silo.http.put(path, content=scores(0.75), headers=JSON).status_code == 204
+    assert send(coordinator, old) == (401, "replayed")
+    assert kept(coordinator, silo) == 0.75
+    assert silo.http.put(path, content=scores(0.25), headers=JSON).status_code == 204, "its own retry counts"
+    assert silo.http.put(path, content=scores(0.25), headers=JSON).status_code == 204
+
+
+def test_a_copied_put_is_refused_before_its_body_is_read(coordinator: Served) -> None:
+    _, (silo, _) = running(coordinator)
+    assert try_join(silo, 1).status_code == 200
+    request = signed(coordinator, silo, "PUT", url(silo, 1, "/scores"), scores(0.5), **JSON)
+    assert send(coordinator, request) == (204, "")
+    other = httpx.Request("PUT", request.url, headers=request.headers, content=b"{" * len(request.content))
+    assert send(coordinator, other) == (401, "replayed")
+
+
+def test_a_copied_download_is_refused_and_costs_its_client_nothing(coordinator: Served) -> None:
+    fid, silos = running(coordinator)
+    one_round(coordinator, fid, silos, 1, [1.0, 2.0])
+    silo = silos[0]
+    assert try_join(silo, 2).status_code == 200
+    bytes_down: list[int] = []
+    for path in (url(silo, 2, "/weights"), f"/v1/federations/{fid}/clients/{silo.client_id}/adapter"):
+        request = signed(coordinator, silo, "GET", path)
+        assert send(coordinator, request) == (200, "")
+        counted = coordinator.admin.get(f"/v1/federations/{fid}/clients/{silo.client_id}").json()["bytes"]
+        assert send(coordinator, request) == (401, "replayed")
+        again = coordinator.admin.get(f"/v1/federations/{fid}/clients/{silo.client_id}").json()["bytes"]
+        assert again == counted
+        bytes_down.append(counted["down"])
+    assert 0 < bytes_down[0] < bytes_down[1]
+
+
+def test_a_download_is_refused_on_another_replica_too(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+) -> None:
+    database = fresh_database("postgres")
+    first, second = serve(database), serve(database)
+    _, (silo, _) = running(first)
+    assert try_join(silo, 1).status_code == 200
+    request = signed(first, silo, "GET", url(silo, 1, "/weights"))
+    assert send(first, request) == (200, "")
+    there = httpx.Request("GET", second.url + request.url.path, headers=request.headers)
+    assert send(second, there) == (401, "replayed")
+
+
+def test_copied_polls_leave_the_client_its_own(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+) -> None:
+    served = serve(fresh_database("sqlite"), polls_per_second=0.01)
+    _, (silo, _) = running(served)
+    request = signed(served, silo, "GET", url(silo, 1).replace("/1", "/current"))
+    assert send(served, request) == (200, "")
+    assert [send(served, request) for _ in range(14)] == [(401, "replayed")] * 14
+    assert silo.http.get(request.url.path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/me", "/v1/federations/{fid}/plan", "/v1/federations/{fid}/rounds"])
+def test_a_copied_read_is_refused(coordinator: Served, path: str) -> None:
+    fid = coordinator.federation(**PLAN)
+    silo = coordinator.enrol(fid, "a")
+    request = signed(coordinator, silo, "GET", path.format(fid=fid))
+    assert send(coordinator, request) == (200, "")
+    assert send(coordinator, request) == (401, "replayed")
+
+
+@pytest.mark.parametrize(("name", "value"), [("Prefer", "wait=1"), ("Range", "bytes=0-9")])
+def test_what_decides_the_answer_is_signed(coordinator: Served, name: str, value: str) -> None:
+    _, (silo, _) = running(coordinator)
+    assert try_join(silo, 1).status_code == 200
+    path = url(silo, 1, "/weights")
+    added = signed(coordinator, silo, "GET", path)
+    added.headers[name] = value
+    assert send(coordinator, added) == (401, "signature-profile")
+    removed = signed(coordinator, silo, "GET", path, **{name: value})
+    del removed.headers[name]
+    assert send(coordinator, removed) == (401, "signature-profile")
+    changed = signed(coordinator, silo, "GET", path, **{name: value})
+    changed.headers[name] = value + "0"
+    assert send(coordinator, changed) == (401, "signature-invalid")
+    assert send(coordinator, signed(coordinator, silo, "GET", path, **{name: value}))[0] in (200, 206)
+
+
+def test_reads_are_remembered_while_their_signatures_may_be_timely() -> None:
+    now = [0.0]
+    reads = Reads(clock=lambda: now[0])
+    reads.use("a", "x")
+    reads.use("b", "x")
+    now[0] = float(ACCEPTED_SECONDS)
+    with pytest.raises(Replayed):
+        reads.use("a", "x")
+    now[0] += 60
+    reads.use("b", "y")
+    assert len(reads) == 1, "what cannot be timely any more is forgotten, its key as well"
+
+
+def test_a_key_fills_only_what_is_remembered_of_itself() -> None:
+    reads = Reads(clock=lambda: 0.0)
+    reads.use("victim", "x")
+    for number in range(2 * MOST_READS_OF_A_KEY):
+        reads.use("busy", str(number))
+    assert len(reads) == MOST_READS_OF_A_KEY + 1
+    with pytest.raises(Replayed):
+        reads.use("victim", "x")
