@@ -9,7 +9,17 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, MetaData, String, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+    UniqueConstraint,
+    true,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from coordinator.times import UtcDateTime
@@ -128,7 +138,10 @@ class RoundRow(Table):
 
 
 class ParticipationRow(Table):
-    """One client in one round; `base_digest` names the weights it was told to start from."""
+    """One client in one round; `base_digest` names the weights it was told to start from.
+
+    `is_waited_for`: the round stays open for it until the deadline.
+    """
 
     __tablename__ = "participations"
 
@@ -140,6 +153,7 @@ class ParticipationRow(Table):
     bytes_up: Mapped[int] = mapped_column(BigInteger, default=0)
     bytes_down: Mapped[int] = mapped_column(BigInteger, default=0)
     reject_reason: Mapped[str | None]
+    is_waited_for: Mapped[bool] = mapped_column(default=True, server_default=true())
 
 
 class PayloadRow(Table):

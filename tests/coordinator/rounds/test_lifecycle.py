@@ -23,6 +23,7 @@ STATES: list[RoundState] = ["open", "collecting", "closing", "aggregating", "pub
 
 def facts(state: RoundState, **changes: object) -> RoundFacts:
     known = {
+        "joined": 3,
         "expected": 3,
         "waiting": 1,
         "delivered": 2,
