@@ -8,14 +8,14 @@ from __future__ import annotations
 from schemas.messages.federations import FederationPlan
 
 _SERVED = {
-    "flora": "Members are served the weighted sum of the products B A that a round's members sent, in factors "
-    "of its own, not what each of them sent.",
-    "fedex_lora": "Members are served the means of A and of B that a round's members sent, and the rest of their "
-    "mean product in factors of its own, not what each of them sent.",
+    "flora": "Members are served the weighted sum of the products B A that a round's members sent, in "
+    "factors of its own, not what each of them sent.",
+    "fedex_lora": "Members are served the means of A and of B that a round's members sent, and the rest of "
+    "their mean product in factors of its own, not what each of them sent.",
     "fedsa_lora": "Members are served the weighted mean of the A that members sent; B never leaves a member.",
     "ffa_lora": "Members are served the weighted mean of the B that members sent; A is the same for all.",
-    "lora_fair": "Members are served the weighted mean of the A that members sent, and a B that is made of all "
-    "that they sent.",
+    "lora_fair": "Members are served the weighted mean of the A that members sent, and a B that is made of "
+    "all that they sent.",
     "fedmosaic": "Members are served mixtures of what those relevant to them sent.",
 }
 _MEAN = "Members are served the weighted mean of what members sent."
@@ -56,10 +56,10 @@ def _voices(plan: FederationPlan) -> str:
         )
         return f"A mixture may be one other member's alone (privacy.min_voices 1). {alone}{newcomer}."
     most = 1 - 1 / (2 * least)
-    few = "no other member has" if least == 2 else f"no {least - 1} other members together have"
+    few = "none has" if least == 2 else f"no {least - 1} together have"
     return (
         f"A mixture is served only if it is made of {least} other members (privacy.min_voices), of which "
-        f"{few.replace(' other', '')} more than {most:.0%}; below that a member keeps its own adapter, and a "
+        f"{few} more than {most:.0%}; below that a member keeps its own adapter, and a "
         f"newcomer starts from nothing. Members that work together are counted one by one: {least - 1} of "
         "them can compute what is left."
     )

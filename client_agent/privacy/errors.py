@@ -49,9 +49,9 @@ class TooFewVoices(AgentError):
 
     def __init__(self, plan: int, least: int) -> None:
         super().__init__(
-            f"the plan's privacy.min_voices is {plan}, and this silo's min_voices is {least}: it takes no part, "
-            f"and nothing that it trained is sent. Ask the operator for a federation with a privacy.min_voices "
-            f"of {least} or more, or lower min_voices here"
+            f"the plan's privacy.min_voices is {plan}, and this silo's min_voices is {least}: it takes no "
+            "part, and nothing that it trained is sent. Ask the operator for a federation with a "
+            f"privacy.min_voices of {least} or more, or lower min_voices here"
         )
 
 

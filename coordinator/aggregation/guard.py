@@ -40,8 +40,6 @@ _HALVINGS = 40
 _MOST_FILLING = 2.0**10
 """How much more than it asks for anybody is given of what others lose."""
 
-_MOST_FOR_NEWCOMERS = 2.0**500  # what one loses has to go to somebody
-
 _NO_DIVISION_BY_ZERO = 1e-300
 
 
@@ -200,7 +198,8 @@ def _newcomer(
 
     Nobody is larger than the median of those it listens to, each with its weight; copies and organisations
     have one vote each, and `caps.other` at most, or an equal share where so few are heard that this is more:
-    a signature may be a guess. What is cut off goes to the others, since there is nobody else to give it to.
+    a signature may be a guess. What is cut off goes to the others, since there is nobody else to give it to;
+    who is hardly listened to is raised as `_filled` does it, and no further.
     """
     lengths = np.sqrt(np.diag(inner))
     clip = _clip(lengths, _median(lengths, w))
@@ -209,7 +208,7 @@ def _newcomer(
     asked = w / _count(together)
     asked = asked / asked.sum()
     cap = max(caps.other, 1.0 / float((1.0 / _count(together)).sum()))
-    allowed = _filled(asked, together.astype(np.float64), cap, _MOST_FOR_NEWCOMERS)
+    allowed = _filled(asked, together.astype(np.float64), cap)
     allowed = allowed / allowed.sum()
     given, whole = allowed * clip, clip == 1
     given[whole] *= (1.0 - given[~whole].sum()) / given[whole].sum()
@@ -269,14 +268,14 @@ def _capped(wanted: Floats, together: Floats, cap: float) -> Floats:
     return cut
 
 
-def _filled(wanted: Floats, together: Floats, cap: float, most: float = _MOST_FILLING) -> Floats:
+def _filled(wanted: Floats, together: Floats, cap: float) -> Floats:
     """Cut down to the caps, and give what is cut off to those who are still below theirs; (n,).
 
     Everybody's weight is scaled alike before it is cut. The scale is found by halving: the sum grows with it.
     """
     whole = wanted.sum() * (1 - _ROUNDING)
     low, high = 1.0, 1.0
-    while _capped(high * wanted, together, cap).sum() < whole and high < most:
+    while _capped(high * wanted, together, cap).sum() < whole and high < _MOST_FILLING:
         low, high = high, 2 * high
     for _ in range(_HALVINGS if high > 1.0 else 0):
         middle = (low + high) / 2

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from schemas.messages.federations import FederationState
-from schemas.messages.rounds import ParticipationState, RoundState
+from schemas.messages.rounds import RoundState
 
 TAKING_PART: frozenset[RoundState] = frozenset({"open", "collecting"})
 """States in which clients join and deliver."""
@@ -98,7 +98,7 @@ def next_state(facts: RoundFacts, now: datetime) -> Step | None:
     return None
 
 
-def is_waited_for(parts_before: Sequence[ParticipationState]) -> bool:
+def is_waited_for(parts_before: Sequence[str]) -> bool:
     """Whether a client that joins holds its round open until the deadline, by its last parts in others.
 
     Whoever sent nothing in the last two rounds that it joined does not, until it delivers again: a member

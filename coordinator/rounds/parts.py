@@ -17,7 +17,6 @@ from coordinator.errors import NotFound, NotJoined
 from coordinator.strategies.base import Signature
 from coordinator.tables import ClientRow, ParticipationRow, RoundRow, ScoresRow, SignatureRow
 from coordinator.times import clock
-from schemas.messages.rounds import ParticipationState
 
 _OF_CLIENT = (ParticipationRow.round_id == bindparam("round")) & (
     ParticipationRow.client_id == bindparam("client")
@@ -82,7 +81,7 @@ def of(session: Session, round_id: int, client_id: str) -> Taking | None:
     return Taking(*found) if found is not None else None
 
 
-def before(session: Session, row: RoundRow, client_id: str) -> list[ParticipationState]:
+def before(session: Session, row: RoundRow, client_id: str) -> list[str]:
     """How did a client's last two parts in rounds before this one go, the newest first?"""
     which = {"fid": row.federation_id, "number": row.number, "client": client_id}
     return list(run(session, _BEFORE, which).scalars())

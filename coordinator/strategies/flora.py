@@ -1,8 +1,8 @@
 """FLoRA (arXiv 2409.05976, NeurIPS 2024): adapters are stacked and folded into the base model.
 
-[B_1 ... B_K] [p_1 A_1; ...; p_K A_K] = sum p_i B_i A_i exactly. Then everybody begins with a new A, B = 0. The
-stack holds every client's factors side by side, so what is served is its product in factors of its own.
-What was folded once is never folded again, so an absent client's last adapter does not count.
+[B_1 ... B_K] [p_1 A_1; ...; p_K A_K] = sum p_i B_i A_i exactly. Then everybody begins with a new A, B = 0.
+The stack shows every client's factors side by side, so its product is served in factors of its own. What was
+folded once is never folded again, so an absent client's last adapter does not count.
 """
 
 from __future__ import annotations

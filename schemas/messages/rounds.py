@@ -199,8 +199,8 @@ class RelevanceView(Strict):
     between relevance and what is served, `served` is how much of whom i was served, `agreement` the cosine
     between what both have learnt (null = not compared), and `held` why j counts for less than its relevance:
     its update is longer than i's (`large`), points away from it (`opposed`), is nearly the same as others'
-    (`copies`), or has more weight than one client or organisation may (`capped`); or the mixture had fewer voices
-    than `privacy.min_voices` (`few`). Else they are null.
+    (`copies`), or has more weight than one client or organisation may (`capped`); or the mixture had
+    fewer voices than `privacy.min_voices` (`few`). Else they are null.
     """
 
     round: int
