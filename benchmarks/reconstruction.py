@@ -4,8 +4,8 @@
 
 A member knows its own update, what it was served, and the weights in it. Its best guess of what another sent
 is the least-squares solution of these equations (minimum norm, as for updates that are independent). Printed
-is the relative error of the guess that is best, over all others: 0 is the adapter itself, 1 is knowing nothing.
-The mixtures are made by the coordinator's own strategies, guard and `privacy.min_voices`.
+is the relative error of the guess that is best, over all others: 0 is the adapter itself, 1 is knowing
+nothing. The mixtures are made by the coordinator's own strategies, guard and `privacy.min_voices`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from coordinator.aggregation.guard import guarded
 from coordinator.aggregation.voices import voiced
 from coordinator.lora_methods import Folding, Source
 from coordinator.strategies.base import ClientFacts, Cohort, Signature, make, modules_of
+from schemas.maths.adapter import Layout
 from schemas.maths.factors import Factors
 
 Floats = NDArray[np.float64]
@@ -28,7 +29,7 @@ VALUES = 2000
 RANK = 4
 LEASTS = (1, 2, 3)
 _MODULE = "l0.q"
-_SHAPES = {"l0.q.A": (RANK, 60), "l0.q.B": (50, RANK)}
+_SHAPES: Layout = {"l0.q.A": (RANK, 60), "l0.q.B": (50, RANK)}
 _DRIFT = 0.3
 _IN_COMMON = 0.35  # of each update's length: a cosine of .1, as between silos of one task after a first round
 
