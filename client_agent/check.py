@@ -16,8 +16,8 @@ from client_agent.model.inject import inject
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
 from client_agent.model.memory import held_bytes, step_memory
 from client_agent.model.tokens import collate, pad_id
-from client_agent.plans import KnownPlan, known_plan
-from client_agent.privacy.ceiling import require_private
+from client_agent.plans import KnownPlan, federation_plan, known_plan
+from client_agent.privacy.ceiling import require_private, require_voices
 from client_agent.privacy.ledger import Ledger
 from client_agent.settings import AgentSettings, read_settings
 from client_agent.signing import mechanism_for
@@ -27,6 +27,7 @@ from client_agent.training.evaluate import evaluate
 from schemas import PROTOCOL_VERSION
 from schemas.identity.keys import thumbprint
 from schemas.messages.federations import TrainingPlan
+from schemas.peers import of_members
 from schemas.privacy import promise, spent
 
 _PROBE_EXAMPLES = 4
@@ -64,6 +65,7 @@ def findings(config: Path | None, plan: Path | None = None) -> list[Finding]:
         "data": lambda settings: _data(settings, known().training),
         "memory": lambda settings: _memory(settings, known()),
         "privacy": lambda settings: _privacy(settings, known()),
+        "other members": lambda settings: _members(settings, plan),
         "connection": _connection,
         "identity": _identity,
     }
@@ -134,6 +136,14 @@ def _privacy(settings: AgentSettings, known: KnownPlan) -> str:
     so_far = spent(plan, max((entry.epsilon for entry in made), default=0.0), len(made))
     ours = "no max_epsilon is set: the plan alone says" if most is None else f"max_epsilon {most:g} is kept"
     return f"{promise(plan)}. Noise {mechanism.noise_multiplier:.2f}; {so_far}; {ours}"
+
+
+def _members(settings: AgentSettings, file: Path | None) -> str:
+    planned, least = federation_plan(settings, file), settings.min_voices
+    if planned is None:
+        return f"min_voices {least} is kept, whatever the federation's plan will say (not enrolled yet)"
+    require_voices(planned, least)
+    return " ".join([*of_members(planned), f"This silo's min_voices is {least}."])
 
 
 def _connection(settings: AgentSettings) -> str:

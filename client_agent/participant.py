@@ -17,7 +17,7 @@ from client_agent.manifests import Manifests
 from client_agent.model.adapter import Adapter
 from client_agent.model.inject import inject, parts_of
 from client_agent.origin import Origin, origin_of
-from client_agent.privacy.ceiling import require_private
+from client_agent.privacy.ceiling import require_private, require_voices
 from client_agent.pruning import rank_of
 from client_agent.roster import Roster
 from client_agent.round_folder import TRAINED, RoundFolders
@@ -43,6 +43,7 @@ class Participant:
     server_key: str
     pins: Mapping[str, str] = field(default_factory=dict)
     max_epsilon: float | None = None
+    min_voices: int = 1
     lora_rank: int | None = None
     _frames: FramesInUse | None = None
 
@@ -87,10 +88,12 @@ class Participant:
         Raises:
             ManifestRefused: the federation's plan says something else.
             NotPrivateEnough: the silo does not allow what the plan says of signatures.
+            TooFewVoices: nor mixtures of so few members.
         """
         self.manifests.fetch_plan(self.api)
         self.manifests.hold_to_plan(brief)
         require_private(brief.signature, self.max_epsilon)
+        require_voices(self.manifests.plan, self.min_voices)
 
     def frames(self, brief: RoundBrief) -> FramesInUse:
         """Give the federation's frames, made or fetched once; after this the coordinator has our pack."""

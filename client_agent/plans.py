@@ -8,7 +8,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from client_agent.asking import one_try
-from client_agent.errors import AgentError, NotEnrolled, PlanUnusable
+from client_agent.coordinator_api import CoordinatorApi
+from client_agent.errors import AgentError, AnswerUnreadable, NotEnrolled, PlanUnusable
 from client_agent.membership import Membership, read_membership
 from client_agent.round_folder import BRIEF, RoundFolders
 from client_agent.settings import AgentSettings
@@ -60,6 +61,35 @@ def known_plan(settings: AgentSettings, file: Path | None) -> KnownPlan:
     if brief is None:
         return _guessed("the default plan: no round of the federation is known yet")
     return KnownPlan(brief.adapter, brief.training, brief.signature, "the federation's plan")
+
+
+def federation_plan(settings: AgentSettings, file: Path | None) -> FederationPlan | None:
+    """Return the whole plan of a file, else that of the federation; None before there is one.
+
+    Raises:
+        PlanUnusable, AnswerUnreadable: it is none.
+        AgentError: the coordinator does not answer, or refuses.
+    """
+    if file is not None:
+        return read_plan(file)
+    try:
+        membership = read_membership(settings.folder)
+    except NotEnrolled:
+        return None
+    with one_try(settings, membership) as api:
+        return whole_plan(api, membership.federation_id)
+
+
+def whole_plan(api: CoordinatorApi, federation: str) -> FederationPlan:
+    """Download a federation's plan.
+
+    Raises:
+        AnswerUnreadable: what is served is none.
+    """
+    try:
+        return FederationPlan.model_validate_json(api.plan(federation), extra="ignore")
+    except ValidationError as error:
+        raise AnswerUnreadable("the federation's plan", str(error)) from error
 
 
 def _guessed(source: str) -> KnownPlan:

@@ -54,6 +54,8 @@ class AgentSettings(BaseSettings):
     """How long a request is retried before the agent reports it and polls later; large bodies have more."""
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """What signatures may cost in privacy at most, whatever a plan allows; without it the plan alone says."""
+    min_voices: Annotated[int, Field(ge=1)] = 1
+    """Of how many other members a mixture must be made at least; plans with fewer are refused."""
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     """The rank that this silo begins with where a strategy lets ranks differ; without it the plan's."""
     keep_rounds: Annotated[int, Field(ge=1)] = 2

@@ -38,6 +38,14 @@ class Combining(Protocol):
 
 
 @runtime_checkable
+class Rescaling(Protocol):
+    """A strategy that combines with other shares than the weights of its sources."""
+
+    def strength(self, factors: Factors) -> float:
+        """Return by what a source's weight is multiplied before all are divided by their sum."""
+
+
+@runtime_checkable
 class RanksDiffer(Protocol):
     """A strategy under which clients of one base model may have adapters of different ranks."""
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, MetaData, String, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.sql.expression import true
 
 from coordinator.times import UtcDateTime
 
@@ -129,7 +130,10 @@ class RoundRow(Table):
 
 
 class ParticipationRow(Table):
-    """One client in one round; `base_digest` names the weights it was told to start from."""
+    """One client in one round; `base_digest` names the weights it was told to start from.
+
+    `is_waited_for`: the round stays open for it until the deadline.
+    """
 
     __tablename__ = "participations"
 
@@ -141,6 +145,7 @@ class ParticipationRow(Table):
     bytes_up: Mapped[int] = mapped_column(BigInteger, default=0)
     bytes_down: Mapped[int] = mapped_column(BigInteger, default=0)
     reject_reason: Mapped[str | None]
+    is_waited_for: Mapped[bool] = mapped_column(default=True, server_default=true())
 
 
 class PayloadRow(Table):

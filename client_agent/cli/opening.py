@@ -148,6 +148,7 @@ def participant(
                     server_key=membership.server_key,
                     pins=pins,
                     max_epsilon=settings.max_epsilon,
+                    min_voices=settings.min_voices,
                     lora_rank=settings.lora_rank,
                 ),
                 stop,

@@ -42,18 +42,30 @@ def enrol(
     ],
     config: Config = None,
 ) -> None:
-    """Make a key in the agent's folder and spend a one-time token on it. Safe to repeat."""
+    """Make a key in the agent's folder and spend a one-time token on it. Safe to repeat.
+
+    Prints what the federation's plan lets other members learn; exit 1 if that is more than `min_voices` of
+    this silo allows. Until then the coordinator has its name, its profile and its public key, and no more.
+    """
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.membership import enrol as spend
         from client_agent.membership import exclusive, read_key
+        from client_agent.plans import whole_plan
+        from client_agent.privacy.ceiling import require_voices
         from client_agent.silo import open_silo
         from schemas.identity.keys import name_of
+        from schemas.peers import of_members
 
         with exclusive(settings.folder), connection(settings, None) as api:
             profile = open_silo(settings).profile
             membership = spend(api, settings.folder, token=_secret(token), name=name, profile=profile)
         print(f"{name} is client {membership.client_id} of federation {membership.federation_id}")
-        print(f"its public key is {name_of(read_key(settings.folder))}")
+        key = read_key(settings.folder)
+        print(f"its public key is {name_of(key)}")
+        with connection(settings, key) as api:
+            plan = whole_plan(api, membership.federation_id)
+        print(*of_members(plan), sep="\n")
+        require_voices(plan, settings.min_voices)
 
 
 @agent.command("rotate-key")

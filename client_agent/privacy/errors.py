@@ -44,6 +44,17 @@ class NotPrivateEnough(AgentError):
         )
 
 
+class TooFewVoices(AgentError):
+    """The plan would serve others what this silo trained in mixtures of fewer members than it allows."""
+
+    def __init__(self, plan: int, least: int) -> None:
+        super().__init__(
+            f"the plan's privacy.min_voices is {plan}, and this silo's min_voices is {least}: it takes no "
+            "part, and nothing that it trained is sent. Ask the operator for a federation with a "
+            f"privacy.min_voices of {least} or more, or lower min_voices here"
+        )
+
+
 class AccountantsDisagree(AgentError):
     """The two privacy accountants contradict each other: one of them is wrong."""
 

@@ -7,6 +7,7 @@ payload included, is as in `aggregate`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,9 +15,10 @@ from coordinator.aggregation.aggregate import Weights, alike, mix
 from coordinator.aggregation.bodies import Made, Receiver, append, begin, discard
 from coordinator.aggregation.reading import StoredState, Values
 from coordinator.aggregation.stored_factors import StoredFactors
+from coordinator.aggregation.voices import kept_own, rows_with_voices
 from coordinator.database import Database
-from coordinator.lora_methods import Combining
-from coordinator.strategies.base import make, modules_of
+from coordinator.lora_methods import Combining, Rescaling
+from coordinator.strategies.base import Cohort, Floats, Module, make, modules_of
 from schemas.maths.adapter import Shape, factor_of
 from schemas.maths.factors import Factors
 from schemas.messages.federations import FederationPlan
@@ -38,7 +40,8 @@ def weights_of(
     """
     strategy = make(plan.strategy.name, plan.strategy.options)
     if isinstance(strategy, Combining):
-        return combine(database, strategy, weights, states, receivers, between=between)
+        least = plan.privacy.min_voices
+        return combine(database, strategy, weights, states, receivers, least=least, between=between)
     return mix(database, weights, states, receivers, block_bytes=block_bytes, between=between)
 
 
@@ -49,10 +52,13 @@ def combine(
     states: Mapping[str, StoredState],
     receivers: Sequence[Receiver],
     *,
+    least: int,
     between: Callable[[], None],
 ) -> dict[str, Made]:
-    """Write what a strategy combines for each receiver; give each one's body by client."""
+    """Write what a strategy combines for each receiver, of `least` voices beside its own; by client."""
     stored = StoredFactors(database, states)
+    if least > 1 and isinstance(strategy, Rescaling):
+        weights = _with_voices(strategy, stored, weights, receivers, least)
     rows = {facts.client: row for row, facts in enumerate(weights.cohort.clients)}
     bodies = begin(database, alike(weights, receivers))
     forms = [modules_of(body.receivers[0].layout) for body in bodies]
@@ -75,6 +81,33 @@ def combine(
         discard(database, [made for body in bodies for made in body.made().values()])
         raise
     return {client: made for body in bodies for client, made in body.made().items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _PerModule:
+    """Weights of each module by itself."""
+
+    cohort: Cohort
+    weights: Mapping[Module, Floats]
+
+    def of_module(self, module: Module) -> Floats:
+        """Return the weights for one module, (N, N)."""
+        return self.weights[module]
+
+
+def _with_voices(
+    strategy: Rescaling, stored: StoredFactors, weights: Weights, receivers: Sequence[Receiver], least: int
+) -> Weights:
+    """Hold each module to its voices by the shares that it is combined with: weights times strengths."""
+    cohort, held = weights.cohort, dict[Module, Floats]()
+    for module in sorted({module for one in receivers for module in modules_of(one.layout)}):
+        rows = weights.of_module(module)
+        heard = np.asarray(rows.any(axis=0), np.float64)
+        strengths = np.zeros(len(heard))
+        sources = stored.sources(weights, module, heard)
+        strengths[heard > 0] = [strategy.strength(source.factors) for source in sources]
+        held[module] = kept_own(rows, rows_with_voices(rows * strengths, least), cohort)
+    return _PerModule(cohort, held)
 
 
 def in_a_row(factors: Factors) -> Values:

@@ -1,7 +1,8 @@
 """Fold part of a round into each base model, module by module, and say who is served which part of it.
 
 Whoever's update was in the round has everything from before it and gets what is new; anybody else gets all
-that was folded so far, recompressed. Memory is bounded by one module of every source.
+that was folded so far, recompressed. Where too few would speak in a fold, nothing is folded, and whoever's
+update was in the round is served it again, to go on from. Memory is bounded by one module of every source.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Member:
     """A client whose base model is folded into.
 
     `fold_from` is the round of the weights that it trained from, if its update is in this round; None =
-    it was absent. Nothing is made for one that is not `served`.
+    it was absent. Nothing is made for one that is not `served`. `alone`: it and its kin keep their own.
     """
 
     client: str
@@ -43,6 +44,7 @@ class Member:
     manifest: WeightsManifest
     fold_from: int | None
     served: bool
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,16 @@ def fold(
             present = {
                 one.client: increment(new.layout, one.manifest, fold_from=one.fold_from)
                 for one in served
-                if one.fold_from is not None
+                if one.fold_from is not None and not one.alone
             }
+            for one in served:
+                if one.alone and one.fold_from is not None:
+                    with database.write() as session:
+                        again = _Growing(payloads.stage(session))
+                    staged.append(again)
+                    work.again(one, again)
+                    beginning = increment(again.layout, one.manifest, fold_from=one.fold_from)
+                    made |= _bodies(database, again.staged, {one.client: beginning})
             absent = {
                 one.client: whole(everything.layout, one.manifest) for one in served if one.fold_from is None
             }
@@ -144,13 +154,21 @@ class _Work:
                     ]
                 served, so_far = read[0], read[1] or so_far
             heard = (facts for facts, weight in zip(everybody, row, strict=True) if weight > 0)
-            if earlier is not None and all(facts.age != 0 for facts in heard):  # nobody of them is here
+            absent = earlier is not None and all(facts.age != 0 for facts in heard)  # nobody of them is here
+            if one.alone or absent:
                 folded, together = Folded(served, _nothing(dict(form), module)), so_far
             else:
                 folded = self.strategy.fold(self.stored.sources(self.weights, module, row))
                 together = recompressed(side_by_side([so_far, folded.residual]))
             new.append(self.database, module, folded.served, folded.residual)
             everything.append(self.database, module, folded.served, together)
+            self.between()
+
+    def again(self, one: Member, growing: _Growing) -> None:
+        """Write a client's own A and B for it to go on from; nothing is added to its base model."""
+        for module, form in sorted(modules_of(one.layout).items()):
+            own = self.stored.own(one.client, module)
+            growing.append(self.database, module, own, _nothing(dict(form), module))
             self.between()
 
 

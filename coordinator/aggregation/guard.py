@@ -82,11 +82,7 @@ class Guarded:
     def told(self) -> Told:
         """Sum up over all kinds."""
         cohort = self.cohort
-        sizes = {kind: np.zeros(len(cohort.clients)) for kind in self.weights}
-        for i, facts in enumerate(cohort.clients):
-            for module, form in facts.modules.items():
-                sizes[cohort.kind(module)][i] += sum(prod(shape) for _, shape in form)
-        served = np.sum([sizes[kind][:, None] * given for kind, given in self.weights.items()], axis=0)
+        served = shares_served(cohort, self.weights)
         inner, own, theirs = (np.zeros_like(served) for _ in range(3))
         for kind, module in cohort.kinds().items():
             shared = cohort.shares(module)
@@ -95,10 +91,21 @@ class Guarded:
             theirs += np.where(shared, np.diag(self.products[kind])[None, :], 0.0)
         scale = np.sqrt(own * theirs)
         return Told(
-            served=served / np.maximum(1.0, np.sum(list(sizes.values()), axis=0))[:, None],
+            served=served,
             agreement=np.divide(inner, scale, out=np.full_like(inner, np.nan), where=scale > 0),
             held=np.bitwise_or.reduce(list(self.held.values())),
         )
+
+
+def shares_served(cohort: Cohort, weights: Mapping[Kind, Floats]) -> Floats:
+    """Average the weights of all kinds over the values that each client has, (N, N)."""
+    sizes = {kind: np.zeros(len(cohort.clients)) for kind in weights}
+    for i, facts in enumerate(cohort.clients):
+        for module, form in facts.modules.items():
+            sizes[cohort.kind(module)][i] += sum(prod(shape) for _, shape in form)
+    served = np.sum([sizes[kind][:, None] * rows for kind, rows in weights.items()], axis=0)
+    shares: Floats = served / np.maximum(1.0, np.sum(list(sizes.values()), axis=0))[:, None]
+    return shares
 
 
 def guarded(
@@ -142,7 +149,7 @@ def _guarded(
         inner, w = product[np.ix_(places, places)], row[heard]
         foreign = np.array([organisations[j] if organisations[j] != organisations[i] else -1 for j in heard])
         if facts.age is None:
-            given, why = _newcomer(w, inner[:-1, :-1], foreign)
+            given, why = _newcomer(w, inner[:-1, :-1], foreign, caps)
         else:
             given, why, applied[i] = _established(w, inner, foreign, caps)
             weights[i, i] = max(0.0, 1.0 - given.sum())
@@ -184,22 +191,30 @@ def _established(
     return allowed * clip[:-1], why.astype(np.uint8), cap
 
 
-def _newcomer(w: Floats, inner: Floats, foreign: NDArray[np.int_]) -> tuple[Floats, NDArray[np.uint8]]:
+def _newcomer(
+    w: Floats, inner: Floats, foreign: NDArray[np.int_], caps: Caps
+) -> tuple[Floats, NDArray[np.uint8]]:
     """Guard a client that has nothing of its own by which to judge others, (n, n); the row sums to 1.
 
     Nobody is larger than the median of those it listens to, each with its weight; copies and organisations
-    have one vote each. What is cut off goes to the others; there are no caps, since there is nobody else to
-    give the rest to.
+    have one vote each, and `caps.other` at most, or an equal share where so few are heard that this is more:
+    a signature may be a guess. What is cut off goes to the others, since there is nobody else to give it to;
+    who is hardly listened to is raised as `_filled` does it, and no further.
     """
     lengths = np.sqrt(np.diag(inner))
     clip = _clip(lengths, _median(lengths, w))
     alike, fellows = _alike(inner, float(lengths.mean()), w / w.sum()), _of_one_organisation(foreign)
-    allowed = w / _count(alike | fellows)
+    together = alike | fellows
+    asked = w / _count(together)
+    asked = asked / asked.sum()
+    cap = max(caps.other, 1.0 / float((1.0 / _count(together)).sum()))
+    allowed = _filled(asked, together.astype(np.float64), cap)
     allowed = allowed / allowed.sum()
     given, whole = allowed * clip, clip == 1
     given[whole] *= (1.0 - given[~whole].sum()) / given[whole].sum()
     copies, one_of_many = _count(alike) > 1, _count(fellows) > 1
-    why = Held.LARGE * (clip < 1) | Held.COPIES * copies | Held.CAPPED * one_of_many
+    capped = one_of_many | (allowed < asked * (1 - _ROUNDING))
+    why = Held.LARGE * (clip < 1) | Held.COPIES * copies | Held.CAPPED * capped
     return given, why.astype(np.uint8)
 
 

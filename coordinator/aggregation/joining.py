@@ -16,7 +16,7 @@ from coordinator.downloads import Stored
 from coordinator.enrolment.recognition import Member, still_member
 from coordinator.errors import PackMissing, RoundClosed
 from coordinator.locks import hold_federation
-from coordinator.rounds import bases, control, manifests, parts
+from coordinator.rounds import bases, control, lifecycle, manifests, parts
 from coordinator.rounds import store as rounds
 from coordinator.rounds.bases import Zeros
 from coordinator.rounds.lifecycle import TAKING_PART
@@ -159,7 +159,8 @@ def _join(
         weights = bases.reference(seen.newest)
     else:
         raise LookupError("a client without weights was given none")
-    parts.join(session, row.id, member.client_id, weights.digest, seen.moment)
+    is_waited_for = lifecycle.is_waited_for(parts.before(session, row, member.client_id))
+    parts.join(session, row.id, member.client_id, weights.digest, seen.moment, is_waited_for=is_waited_for)
     if signature is not None:
         parts.keep_signature(session, row, member.client_id, "join", signature.signature)
         parts.count_bytes(session, row.id, member.client_id, up=signature.body_bytes)

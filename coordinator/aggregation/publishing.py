@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -127,7 +127,7 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
     )
     strategy = make(plan.strategy.name, plan.strategy.options)
     if isinstance(strategy, Folding):
-        members, earlier = _folded(database, claim, everyone)
+        members, earlier = _folded(database, claim, everyone, settled.alone)
         done = fold(database, strategy, settled.weights, states, members, earlier, between=between)
     else:
         with database.read() as session:
@@ -155,7 +155,7 @@ def abandon(database: Database, claim: Claim) -> None:
 
 
 def _folded(
-    database: Database, claim: Claim, everyone: Sequence[store.Established]
+    database: Database, claim: Claim, everyone: Sequence[store.Established], alone: Collection[str]
 ) -> tuple[list[Member], dict[Kin, StoredState]]:
     """Say into whose base models a round is folded, and what was folded there before."""
     with database.read() as session:
@@ -173,6 +173,7 @@ def _folded(
             _manifest(claim, one),
             given.round_number if (given := trained_from.get(one.facts.client)) is not None else None,
             one.is_enrolled,
+            one.facts.client in alone,
         )
         for one in everyone
     ]

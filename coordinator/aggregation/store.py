@@ -170,7 +170,7 @@ def _established(
             alignment_set=aligned if plan.alignment is not None else None,
             modules=modules_of(_compared(layout, plan)),
             age=age,
-            examples=update.examples,
+            examples=min(update.examples, plan.limits.max_examples),
             signature=_signature(signature),
             signature_model=signature_model(plan, client.base_model),
             is_source=age <= plan.rounds.max_staleness,

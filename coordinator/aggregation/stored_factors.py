@@ -42,6 +42,11 @@ class StoredFactors:
                 ]
         return read
 
+    def own(self, client: str, module: Module) -> Factors:
+        """Read a module of one client."""
+        with self._database.read_past_sessions() as driver:
+            return self._factors(driver, client, module)
+
     def _factors(self, driver: Any, client: str, module: Module) -> Factors:
         state, found = self._states[client], self._places[client][module]
         return read_factors(driver, state.payload_id, state.begin, found["A"], found["B"])

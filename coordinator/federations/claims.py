@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from coordinator.strategies.base import Caps, make
 from schemas.messages.federations import FederationPlan, RosterPolicy, SignatureKind
+from schemas.peers import of_members
 from schemas.privacy import promise
 
-_OPERATOR = (
-    "The server operator is trusted; what clients send is confidential in transit and from other clients."
-)
+_OPERATOR = "The server operator is trusted; what clients send is confidential in transit."
 _SIGNED = "Clients sign every request with keys that never leave them."
 _BEARER = (
     "Clients may identify themselves with bearer credentials: who reads decrypted requests can act as one of "
@@ -64,6 +63,7 @@ def of_federation(plan: FederationPlan) -> list[str]:
     """Say what may be claimed in every round under this plan."""
     return [
         _OPERATOR,
+        *of_members(plan),
         _BEARER if plan.privacy.allow_bearer_clients else _SIGNED,
         _MEMBERS[plan.privacy.roster_policy],
         _private(plan) or _SIGNATURES[plan.signature.kind],
@@ -77,6 +77,7 @@ def of_round(plan: FederationPlan, counted: Counted) -> list[str]:
     claims = of_federation(plan)
     if not counted.updates:
         return claims
+    claims += _voices(plan.privacy.min_voices, counted.updates)
     if counted.from_bearers:
         who = f"Of {counted.updates} updates, {counted.from_bearers} came with bearer credentials."
     else:
@@ -90,6 +91,21 @@ def of_round(plan: FederationPlan, counted: Counted) -> list[str]:
         f"Of {counted.updates} updates, {counted.private} say what their client's signatures have "
         f"cost{spent}.",
     ]
+
+
+def _voices(least: int, updates: int) -> list[str]:
+    """Say what so few updates mean for those who sent them."""
+    others = updates - 1
+    if least == 1:
+        few = (
+            f"With {updates} updates, what a member is served of this round may be one other member's alone."
+        )
+        return [few] if others <= 1 else []
+    lacking = (
+        f"With {updates} updates, whoever sent one has {others} others in this round: fewer than the "
+        f"{least} that a mixture is made of; it keeps its own adapter unless earlier updates count too."
+    )
+    return [lacking] if others < least else []
 
 
 def _private(plan: FederationPlan) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -34,6 +35,10 @@ FEDERATION_FINISHED = "finished"
 AGGREGATION_FAILED = "aggregation-failed"
 
 
+_IDLE_ROUNDS = 2
+"""After how many rounds in which it joined and sent nothing nobody waits for a client."""
+
+
 class IllegalTransition(Exception):
     """Somebody asked for a transition that is not in TRANSITIONS: a fault of ours."""
 
@@ -43,8 +48,9 @@ class RoundFacts:
     """What a round's next state depends on.
 
     Attributes:
-        expected: clients that joined and are not revoked.
-        waiting: those of them that have not delivered.
+        joined: clients that joined and are not revoked.
+        expected: those of them that are waited for, or have delivered.
+        waiting: those that are expected and have not delivered.
         delivered: accepted updates, those of clients revoked since included.
         needed: how many clients make a round begin, and close it early.
         quorum: how many updates are enough at the deadline.
@@ -54,6 +60,7 @@ class RoundFacts:
     """
 
     state: RoundState
+    joined: int
     expected: int
     waiting: int
     delivered: int
@@ -77,7 +84,7 @@ def next_state(facts: RoundFacts, now: datetime) -> Step | None:
     """Say which transition is due at `now`; None = none."""
     match facts.state:
         case "open":
-            if facts.expected >= facts.needed:
+            if facts.joined >= facts.needed and facts.expected >= facts.quorum:
                 return Step("collecting", deadline=now + timedelta(seconds=facts.collect_seconds))
         case "collecting":
             return _collecting(facts, now)
@@ -89,6 +96,15 @@ def next_state(facts: RoundFacts, now: datetime) -> Step | None:
         case "published" | "abandoned":
             pass
     return None
+
+
+def is_waited_for(parts_before: Sequence[str]) -> bool:
+    """Whether a client that joins holds its round open until the deadline, by its last parts in others.
+
+    Whoever sent nothing in the last two rounds that it joined does not, until it delivers again: a member
+    that only joins would cost everybody `collect_seconds` a round. It may deliver while the round lasts.
+    """
+    return tuple(parts_before[:_IDLE_ROUNDS]) != ("joined",) * _IDLE_ROUNDS
 
 
 def _collecting(facts: RoundFacts, now: datetime) -> Step | None:

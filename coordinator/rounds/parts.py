@@ -22,6 +22,17 @@ _BYTES = {
     "bytes_down": ParticipationRow.bytes_down + bindparam("down"),
 }
 _PART = select(ParticipationRow.state, ParticipationRow.base_digest).where(_OF_CLIENT)
+_BEFORE = (
+    select(ParticipationRow.state)
+    .join(RoundRow, RoundRow.id == ParticipationRow.round_id)
+    .where(
+        RoundRow.federation_id == bindparam("fid"),
+        RoundRow.number < bindparam("number"),
+        ParticipationRow.client_id == bindparam("client"),
+    )
+    .order_by(RoundRow.number.desc())
+    .limit(2)
+)
 _SIGN = insert(SignatureRow)
 _MARK = update(ParticipationRow).where(_OF_CLIENT).values(state=bindparam("now"))
 _ARRIVE = update(ParticipationRow).where(_OF_CLIENT).values(state="arrived", **_BYTES)
@@ -49,7 +60,21 @@ def of(session: Session, round_id: int, client_id: str) -> Taking | None:
     return Taking(*found) if found is not None else None
 
 
-def join(session: Session, round_id: int, client_id: str, base_digest: str, moment: datetime) -> None:
+def before(session: Session, row: RoundRow, client_id: str) -> list[str]:
+    """How did a client's last two parts in rounds before this one go, the newest first?"""
+    which = {"fid": row.federation_id, "number": row.number, "client": client_id}
+    return list(run(session, _BEFORE, which).scalars())
+
+
+def join(
+    session: Session,
+    round_id: int,
+    client_id: str,
+    base_digest: str,
+    moment: datetime,
+    *,
+    is_waited_for: bool = True,
+) -> None:
     """Let a client take part, if it does not yet."""
     insert_new(
         session,
@@ -63,6 +88,7 @@ def join(session: Session, round_id: int, client_id: str, base_digest: str, mome
             "bytes_up": 0,
             "bytes_down": 0,
             "reject_reason": None,
+            "is_waited_for": is_waited_for,
         },
     )
 

@@ -130,6 +130,7 @@ class PartRow:
     received_at: datetime | None
     norm: float | None
     epsilon: float | None
+    examples: int | None
     scores: dict[str, Any] | None
 
 
@@ -204,6 +205,7 @@ def parts(session: Session, round_id: int, client_id: str | None) -> list[PartRo
             UpdateRow.received_at,
             UpdateRow.norm,
             spent,
+            UpdateRow.examples,
             ScoresRow.scores,
         )
         .join_from(ParticipationRow, ClientRow, ClientRow.id == ParticipationRow.client_id)

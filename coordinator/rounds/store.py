@@ -44,8 +44,13 @@ def _how_many(condition: ColumnElement[bool]) -> ColumnElement[int]:
     return func.coalesce(func.sum(case((condition, 1), else_=0)), 0)
 
 
-# Of the participations of a round: expected, waiting, delivered, as RoundFacts names them.
-_HEADS = (_how_many(_IS_HERE), _how_many(_IS_HERE & ~_HAS_ARRIVED), _how_many(_HAS_ARRIVED))
+# Of the participations of a round: joined, expected, waiting, delivered, as RoundFacts names them.
+_HEADS = (
+    _how_many(_IS_HERE),
+    _how_many(_IS_HERE & (ParticipationRow.is_waited_for | _HAS_ARRIVED)),
+    _how_many(_IS_HERE & ParticipationRow.is_waited_for & ~_HAS_ARRIVED),
+    _how_many(_HAS_ARRIVED),
+)
 
 _OF_FEDERATION = select(RoundRow).where(RoundRow.federation_id == bindparam("fid"))
 _NUMBERED = _OF_FEDERATION.where(RoundRow.number == bindparam("number"))
@@ -64,6 +69,7 @@ _WAITS = select(
     exists().where(
         ParticipationRow.round_id == bindparam("round"),
         ~_HAS_ARRIVED,
+        ParticipationRow.is_waited_for,
         ParticipationRow.client_id == ClientRow.id,
         _IS_HERE,
     )
@@ -142,7 +148,7 @@ def published(session: Session, fid: str) -> tuple[int, int]:
 def facts(session: Session, row: RoundRow, plan: FederationPlan) -> RoundFacts:
     """What does the round's next state depend on?"""
     if row.state not in TAKING_PART:
-        return _facts(row, plan.rounds, 0, 0, 0)
+        return _facts(row, plan.rounds, 0, 0, 0, 0)
     return _facts(row, plan.rounds, *run(session, _FACTS, {"round": row.id}).one())
 
 
@@ -247,9 +253,12 @@ def reject_updates(session: Session, round_id: int, reason: str) -> None:
     )
 
 
-def _facts(row: RoundRow, plan: RoundsPlan, expected: int, waiting: int, delivered: int) -> RoundFacts:
+def _facts(
+    row: RoundRow, plan: RoundsPlan, joined: int, expected: int, waiting: int, delivered: int
+) -> RoundFacts:
     return RoundFacts(
         state=state_of(row),
+        joined=joined,
         expected=expected,
         waiting=waiting,
         delivered=delivered,

@@ -40,6 +40,7 @@ _HELD: tuple[tuple[Held, HeldFor], ...] = (
     (Held.OPPOSED, "opposed"),
     (Held.COPIES, "copies"),
     (Held.CAPPED, "capped"),
+    (Held.FEW, "few"),
 )
 _STATES: tuple[ParticipationState, ...] = ("joined", "arrived", "late", "rejected", "revoked")
 
@@ -78,6 +79,7 @@ def view(session: Session, row: RoundRow) -> RoundView:
 def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str | None) -> RoundView:
     """Show a round, summed up already, with its clients or with one of them only."""
     last = queries.last_updates(session, row.federation_id, row.number)
+    plan = plan_of(federation(session, row.federation_id))
     clients = [
         ParticipationView(
             client_id=part.client_id,
@@ -88,13 +90,13 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
             bytes=Traffic(up=part.up, down=part.down),
             norm=part.norm,
             epsilon=part.epsilon,
+            examples_capped=part.examples is not None and part.examples > plan.limits.max_examples,
             staleness=row.number - last[part.client_id] if part.client_id in last else None,
             scores=Scores.model_validate(part.scores) if part.scores else None,
             reject_reason=part.reject_reason,
         )
         for part in queries.parts(session, row.id, only)
     ]
-    plan = plan_of(federation(session, row.federation_id))
     return RoundView(
         **{name: getattr(shown, name) for name in RoundSummary.model_fields},
         clients=clients,

@@ -196,12 +196,13 @@ class Caps:
 
 
 class Held(IntFlag):
-    """Why the guard lets a client count for less than its relevance."""
+    """Why a client counts for less than its relevance: the guard, or too few voices beside it."""
 
     LARGE = 1
     OPPOSED = 2
     COPIES = 4
     CAPPED = 8
+    FEW = 16
 
 
 class Strategy(Protocol):

@@ -1,6 +1,7 @@
 """FedEx-LoRA (arXiv 2410.09432, ACL 2025): the means of A and B, and what they leave out into the base model.
 
-mean(B_i A_i) = B A + R exactly, and R has at most (K - 1) r ranks, so it travels as factors. Every client
+mean(B_i A_i) = B A + R exactly, and R has at most (K - 1) r ranks, so it travels as factors: not
+those that are added up, from which every B_i and A_i - A_n could be read. Every client
 counts the same whatever its examples, as published; absent ones fade as the plan says.
 """
 
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from coordinator.lora_methods import Folded, Source
 from coordinator.strategies.averaging import mean, mean_of_all
 from coordinator.strategies.base import Caps, Cohort, Weighing
-from schemas.maths.factors import Factors, fitted, recompressed, side_by_side
+from schemas.maths.factors import Factors, recompressed, side_by_side
 
 
 class Options(BaseModel):
@@ -53,10 +54,7 @@ class Strategy:
         """Serve the means A and B; fold R = sum p_i B_i A_i - B A."""
         middle = mean(sources)
         left_out = _left_out(sources, middle)
-        most = self.options.truncate_rank
-        if most is not None and left_out.rank > most:
-            return Folded(middle, recompressed(left_out, most))
-        return Folded(middle, fitted(left_out))
+        return Folded(middle, recompressed(left_out, self.options.truncate_rank))
 
 
 def _left_out(sources: Sequence[Source], middle: Factors) -> Factors:

@@ -1,7 +1,8 @@
 """FLoRA (arXiv 2409.05976, NeurIPS 2024): adapters are stacked and folded into the base model.
 
 [B_1 ... B_K] [p_1 A_1; ...; p_K A_K] = sum p_i B_i A_i exactly. Then everybody begins with a new A, B = 0.
-What was folded once is never folded again, so an absent client's last adapter does not count.
+The stack shows every client's factors side by side, so its product is served in factors of its own. What was
+folded once is never folded again, so an absent client's last adapter does not count.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from coordinator.lora_methods import Folded, Source
 from coordinator.strategies.averaging import mean_of_all
 from coordinator.strategies.base import Caps, Cohort, Weighing
-from schemas.maths.factors import Factors, fitted, side_by_side
+from schemas.maths.factors import Factors, recompressed, side_by_side
 
 
 class Options(BaseModel):
@@ -53,4 +54,4 @@ class Strategy:
         here = [
             Factors(one.factors.A * np.float32(one.weight), one.factors.B) for one in sources if not one.age
         ]
-        return Folded(None, fitted(side_by_side([none, *here])))
+        return Folded(None, recompressed(side_by_side([none, *here])))

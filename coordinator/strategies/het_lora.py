@@ -60,9 +60,14 @@ class Strategy:
         """Let all count the same before their adapters are seen; relevance shows this."""
         return mean_of_all(cohort, by_examples=False)
 
+    def strength(self, factors: Factors) -> float:
+        """s = |B A| (Frobenius) = sqrt(tr(B^T B A A^T)), from matrices of r x r."""
+        a, b = factors.A.astype(np.float64), factors.B.astype(np.float64)
+        return float(np.sqrt(max(0.0, float(np.sum((b.T @ b) * (a @ a.T))))))
+
     def combine(self, sources: Sequence[Source]) -> Factors:
         """p_i = w_i s_i / sum w s; A = sum p_i [A_i; 0], B = sum p_i [B_i 0]; w alone where nobody learnt."""
-        strengths = np.array([one.weight * _strength(one.factors) for one in sources])
+        strengths = np.array([one.weight * self.strength(one.factors) for one in sources])
         total = float(strengths.sum())
         shares = strengths / total if total > 0 else [one.weight for one in sources]
         most = max(one.factors.rank for one in sources)
@@ -72,9 +77,3 @@ class Strategy:
                 for one, share in zip(sources, shares, strict=True)
             ]
         )
-
-
-def _strength(factors: Factors) -> float:
-    """s = |B A| (Frobenius) = sqrt(tr(B^T B A A^T)), from matrices of r x r."""
-    a, b = factors.A.astype(np.float64), factors.B.astype(np.float64)
-    return float(np.sqrt(max(0.0, float(np.sum((b.T @ b) * (a @ a.T))))))

@@ -60,8 +60,3 @@ def recompressed(factors: Factors, most: int | None = None) -> Factors:
     root = np.sqrt(values[:kept])
     b, a = (left @ u[:, :kept]) * root, root[:, None] * (v[:kept] @ right.T)
     return Factors(a.astype(np.float32), b.astype(np.float32))
-
-
-def fitted(factors: Factors) -> Factors:
-    """Recompress where there are more ranks than the product can have."""
-    return recompressed(factors) if factors.rank > min(len(factors.B), factors.A.shape[1]) else factors

@@ -201,18 +201,26 @@ class PrivacyPlan(Strict):
 
     `roster_policy` is whom agents let the coordinator count among the members: those whose keys people
     pinned in the silo (pinned), whom it named first under a name (tofu), or whom it says (server).
+
+    `min_voices` is how many other members a mixture must be made of to be served; below it a client keeps
+    its own adapter. With 1, a member whose only peer is one other is served that one's adapter as it is.
     """
 
     allow_bearer_clients: bool = False
     roster_policy: RosterPolicy = "server"
+    min_voices: Count = 1
 
 
 class LimitsPlan(Strict):
-    """What an update may cost and contain; L2 over all adapter tensors, `clip_norm` of what was learnt."""
+    """What an update may cost and contain; L2 over all adapter tensors, `clip_norm` of what was learnt.
+
+    `max_examples` is the most that the number of examples, which is the client's word, counts for.
+    """
 
     max_update_bytes: Annotated[int, Field(ge=1024, le=2**40)] = 64 * 2**20
     max_norm: Positive = 1e4
     clip_norm: Positive | None = None
+    max_examples: Count = 100_000
 
 
 class FederationPlan(Strict):

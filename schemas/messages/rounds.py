@@ -144,7 +144,10 @@ class RoundCounts(Strict):
 
 
 class ParticipationView(Strict):
-    """One client in one round; `epsilon` is what its signatures have cost so far of its privacy budget."""
+    """One client in one round; `epsilon` is what its signatures have cost so far of its privacy budget.
+
+    `examples_capped`: it was trained on more examples than `limits.max_examples`, and counts by these.
+    """
 
     client_id: str
     name: str
@@ -154,6 +157,7 @@ class ParticipationView(Strict):
     bytes: Traffic
     norm: float | None
     epsilon: float | None = None
+    examples_capped: bool = False
     staleness: int | None
     scores: Scores | None
     reject_reason: str | None
@@ -192,7 +196,7 @@ class RoundPage(Strict):
     next: str | None
 
 
-HeldFor = Literal["large", "opposed", "copies", "capped"]
+HeldFor = Literal["large", "opposed", "copies", "capped", "few"]
 
 
 class RelevanceView(Strict):
@@ -203,7 +207,8 @@ class RelevanceView(Strict):
     between relevance and what is served, `served` is how much of whom i was served, `agreement` the cosine
     between what both have learnt (null = not compared), and `held` why j counts for less than its relevance:
     its update is longer than i's (`large`), points away from it (`opposed`), is nearly the same as others'
-    (`copies`), or has more weight than one client or organisation may (`capped`). Else they are null.
+    (`copies`), or has more weight than one client or organisation may (`capped`); or the mixture had
+    fewer voices than `privacy.min_voices` (`few`). Else they are null.
     """
 
     round: int

@@ -41,6 +41,47 @@ POISON = {
 }
 
 
+SERVED = {
+    "fedavg": "weighted mean of what members sent",
+    "fedmosaic": "mixtures of what those relevant to them sent",
+    "ca_pfl": "weighted mean of what members sent",
+    "het_lora": "weighted mean of what members sent",
+    "fedsa_lora": "weighted mean of the A that members sent; B never leaves",
+    "ffa_lora": "weighted mean of the B that members sent",
+    "lora_fair": "weighted mean of the A that members sent",
+    "flora": "the weighted sum of the products B A",
+    "fedex_lora": "means of A and of B that a round's members sent, and the rest of their mean product",
+}
+ALONE = {
+    "fedmosaic": "Where only one peer is relevant, a member is served its adapter as it is",
+    "flora": "With two members, each can compute the other's product",
+}
+
+
+@pytest.mark.parametrize("strategy", SERVED)
+@pytest.mark.parametrize("least", [1, 2, 3])
+@pytest.mark.parametrize("updates", [0, 1, 2, 3, 4, 5])
+def test_what_members_may_learn_of_each_other_is_claimed_by_plan_and_round(
+    strategy: str, least: int, updates: int
+) -> None:
+    plan = FederationPlan.model_validate(
+        {"name": "a", "strategy": {"name": strategy}, "privacy": {"min_voices": least}}
+    )
+    federation = of_federation(plan)
+    claims = " ".join(federation)
+    assert SERVED[strategy] in claims
+    assert "confidential in transit and from other clients" not in claims
+    assert (ALONE.get(strategy, "With two members, each can compute what the other sent") in claims) is (
+        least == 1
+    )
+    assert ("guesses the signature" in claims) is (least == 1 and strategy == "fedmosaic")
+    assert (f"made of {least} other members (privacy.min_voices)" in claims) is (least > 1)
+    assert (f"{least - 1} of them can compute what is left" in claims) is (least > 1)
+    of_this = " ".join(of_round(plan, Counted(updates, 0))[len(federation) :])
+    assert ("may be one other member's alone" in of_this) is (least == 1 and updates in (1, 2))
+    assert ("keeps its own adapter unless" in of_this) is (least > 1 and 0 < updates <= least)
+
+
 @pytest.mark.parametrize(("bearer", "roster"), [*product(IDENTITY, MEMBERS)])
 @pytest.mark.parametrize(("signatures", "poison"), [*product(SIGNATURES, POISON)])
 def test_a_federation_claims_what_its_plan_allows_and_nothing_else(
@@ -56,7 +97,10 @@ def test_a_federation_claims_what_its_plan_allows_and_nothing_else(
         }
     )
     allowed = [
-        "server operator is trusted; what clients send is confidential in transit and from other clients",
+        "server operator is trusted; what clients send is confidential in transit.",
+        SERVED[strategy["name"]],
+        "may be one other member's alone (privacy.min_voices 1)",
+        "one that compares rounds",
         IDENTITY[bearer],
         MEMBERS[roster],
         hidden,
@@ -102,9 +146,15 @@ def test_a_round_says_who_was_in_fact_behind_its_updates(coordinator: Served) ->
     before = _claims(coordinator, fid)
     assert before == coordinator.admin.get(f"/v1/federations/{fid}").json()["claims"]
     deliver(silos[0], 1, values(1.0))
-    assert _claims(coordinator, fid) == [*before, "Of 1 updates, all were signed with keys of their clients."]
+    alone = "With {} updates, what a member is served of this round may be one other member's alone."
+    signed = "Of 1 updates, all were signed with keys of their clients."
+    assert _claims(coordinator, fid) == [*before, alone.format(1), signed]
     deliver(bearer, 1, values(1.0))
-    assert _claims(coordinator, fid) == [*before, "Of 2 updates, 1 came with bearer credentials."]
+    assert _claims(coordinator, fid) == [
+        *before,
+        alone.format(2),
+        "Of 2 updates, 1 came with bearer credentials.",
+    ]
 
 
 def _claims(coordinator: Served, fid: str) -> list[str]:

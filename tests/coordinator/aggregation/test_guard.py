@@ -270,13 +270,25 @@ def test_a_newcomer_hears_nobody_louder_than_the_median_and_copies_once() -> Non
     assert (made.told().held[0, 4:] & Held.COPIES).all()
 
 
-def test_a_newcomer_among_honest_clients_gets_what_relevance_says() -> None:
+@pytest.mark.parametrize(
+    ("asked", "served"),
+    [
+        ([0.19, 0.19, 0.18, 0.16, 0.15, 0.13], [0.19, 0.19, 0.18, 0.16, 0.15, 0.13]),
+        ([0.9, 0.05, 0.05, 0.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3, 0.0, 0.0, 0.0]),
+        ([0.998, 0.002, 0.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0, 0.0, 0.0]),
+        ([1 - 1e-9, 1e-9, 0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
+    ],
+    ids=["below the cap", "a guess", "a good guess", "nobody else counts"],
+)
+def test_a_newcomer_gets_what_relevance_says_up_to_the_cap_on_each_client(
+    asked: list[float], served: list[float]
+) -> None:
     rng = np.random.default_rng(7)
-    values = np.vstack([np.zeros(12), 1.0 + 0.01 * rng.standard_normal((3, 12))])
-    relevance = np.eye(4)
-    relevance[0] = [0.0, 0.6, 0.3, 0.1]
-    row = of_lora(values, relevance=relevance, age=[None, 0, 0, 0]).of_module(LORA)[0]
-    np.testing.assert_allclose(row, relevance[0], atol=0.02)
+    values = np.vstack([np.zeros(12), 1.0 + 0.01 * rng.standard_normal((6, 12))])
+    relevance = np.eye(7)
+    relevance[0] = [0.0, *asked]
+    row = of_lora(values, relevance=relevance, age=[None, 0, 0, 0, 0, 0, 0]).of_module(LORA)[0]
+    np.testing.assert_allclose(row[1:], served, atol=0.02)
 
 
 def test_what_a_newcomer_is_told_is_relevant_is_not_given_to_who_is_short() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from coordinator.rounds.lifecycle import (
     RoundFacts,
     Step,
     after_round,
+    is_waited_for,
     next_state,
 )
 from coordinator.rounds.selection import Part, advice, retry_after, shown_state
@@ -23,6 +25,7 @@ STATES: list[RoundState] = ["open", "collecting", "closing", "aggregating", "pub
 
 def facts(state: RoundState, **changes: object) -> RoundFacts:
     known = {
+        "joined": 3,
         "expected": 3,
         "waiting": 1,
         "delivered": 2,
@@ -75,9 +78,30 @@ def test_nothing_leaves_an_ended_round() -> None:
 
 
 def test_a_round_is_open_until_enough_clients_have_joined() -> None:
-    assert next_state(facts("open", expected=2), NOW) is None
+    assert next_state(facts("open", joined=2, expected=2), NOW) is None
     begun = next_state(facts("open"), NOW)
     assert begun == Step("collecting", deadline=NOW + timedelta(seconds=60))
+
+
+def test_a_round_is_not_begun_by_members_that_only_join() -> None:
+    assert next_state(facts("open", joined=3, expected=1, waiting=1), NOW) is None
+    assert next_state(facts("open", joined=3, expected=2, waiting=2), NOW) is not None
+
+
+@pytest.mark.parametrize(
+    ("before", "waited_for"),
+    [
+        ((), True),
+        (("joined",), True),
+        (("joined", "joined"), False),
+        (("joined", "arrived"), True),
+        (("late", "joined"), True),
+        (("rejected", "joined"), True),
+        (("joined", "joined", "arrived"), False),
+    ],
+)
+def test_whoever_only_joined_two_rounds_is_not_waited_for(before: tuple[str, ...], waited_for: bool) -> None:
+    assert is_waited_for(before) is waited_for
 
 
 def test_a_round_closes_early_when_all_expected_have_delivered() -> None:

@@ -1,0 +1,106 @@
+"""How many members speak in a mixture, and what is served where too few do; the same for every strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.aggregation.voices import has_voices, voiced
+from coordinator.lora_methods import Folding
+from coordinator.strategies.base import ClientFacts, Cohort, Held, Signature, make, modules_of
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedmosaic": {},
+    "ca_pfl": {},
+    "fedex_lora": {},
+    "fedsa_lora": {},
+    "ffa_lora": {},
+    "flora": {},
+    "het_lora": {},
+    "lora_fair": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("shares", "voices"),
+    [
+        ([1.0], 1),
+        ([0.999, 0.0005, 0.0005], 1),
+        ([0.5, 0.5], 2),
+        ([0.76, 0.24], 1),
+        ([0.74, 0.26], 2),
+        ([1 / 3, 1 / 3, 1 / 3], 3),
+        ([0.45, 0.35, 0.2], 3),
+        ([0.45, 0.45, 0.1], 2),
+        ([0.01] * 100, 100),
+        ([0.03, 0.03, 0.03], 3),
+        ([0.999, *[1e-5] * 100], 1),
+    ],
+)
+def test_voices_are_counted_by_what_the_largest_hold(shares: list[float], voices: int) -> None:
+    assert max(k for k in range(1, 101) if has_voices(np.array(shares), k)) == voices
+
+
+def test_nothing_of_anybody_needs_no_voices() -> None:
+    assert has_voices(np.zeros(3), 3)
+
+
+def cohort(count: int, examples: list[int] | None = None, newcomer: bool = False) -> Cohort:
+    modules = modules_of({"l0.q.A": (2, 5), "l0.q.B": (4, 2)})
+    counts = examples or [10] * count
+    signature = Signature(np.array([1, 0, 0, 0], np.float32))
+    return Cohort(
+        [
+            ClientFacts(
+                f"c{i}", "m", None, modules, None if newcomer and i == 0 else 0, n, signature, "m",
+                not (newcomer and i == 0),
+            )
+            for i, n in enumerate(counts)
+        ],
+        0.5,
+    )  # fmt: skip
+
+
+def served(name: str, members: Cohort, least: int) -> np.ndarray[Any, Any]:
+    strategy = make(name, STRATEGIES[name])
+    weights = voiced(strategy.weigh(members), least, common=isinstance(strategy, Folding))
+    return weights.of_module("l0.q")
+
+
+@pytest.mark.parametrize("least", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_member_hears_enough_others_or_nobody(name: str, count: int, least: int) -> None:
+    members = cohort(count)
+    rows = served(name, members, least)
+    np.testing.assert_allclose(rows.sum(axis=1), 1)
+    if count - 1 < least:
+        np.testing.assert_array_equal(rows, np.eye(count)) if least > 1 else None
+    else:
+        np.testing.assert_array_equal(rows, make(name, STRATEGIES[name]).weigh(members).of_module("l0.q"))
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in ("flora", "fedex_lora")])
+def test_a_newcomer_gets_a_mixture_of_enough_members_or_nothing(name: str) -> None:
+    for count, least, heard in ((3, 1, True), (3, 2, True), (3, 3, False), (2, 2, False), (2, 1, True)):
+        row = served(name, cohort(count, newcomer=True), least)[0]
+        assert row.sum() == (pytest.approx(1) if heard else 0), (count, least)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "flora", "lora_fair"])
+def test_one_member_with_nearly_all_examples_is_one_voice_to_the_others(name: str) -> None:
+    rows = served(name, cohort(4, [100_000, 10, 10, 10]), 2)
+    alone = [bool((rows[i] == np.eye(4)[i]).all()) for i in range(4)]
+    assert alone == ([True] * 4 if name == "flora" else [False, True, True, True])
+
+
+def test_what_is_shown_says_why() -> None:
+    members, strategy = cohort(2), make("fedavg", {})
+    asked = strategy.weigh(members)
+    shown = voiced(asked, 2, common=False).told(None, asked)
+    np.testing.assert_array_equal(shown.served, np.eye(2))
+    np.testing.assert_array_equal(shown.held, [[0, Held.FEW], [Held.FEW, 0]])
+    assert np.isnan(shown.agreement).all()

@@ -1,0 +1,214 @@
+"""What a member learns of another's adapter from what it is served, over HTTP, and what it may claim."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.messages.federations import FederationPlan
+from schemas.messages.updates import UpdateManifest
+from schemas.peers import of_members
+from schemas.wire.envelope import pack, unpack
+from schemas.wire.header import Slot
+from tests.served import Served, Silo
+from tests.taking_part import deliver, join, plan, put, running, show, url, values, wait_for, weights
+
+MOSAIC = {"name": "fedmosaic"}
+GUESS = np.array([1, 0.2, 0.1, 0.3], np.float32)
+D_IN, D_OUT, RANK = 24, 16, 2
+
+
+def adapter(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(like.shape).astype(np.float32) for name, like in values(0.0).items()}
+
+
+def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("strategy", ["fedmosaic", "fedavg"])
+@pytest.mark.parametrize("least", [1, 2])
+def test_two_members_learn_each_others_adapter_only_where_the_plan_says_so(
+    coordinator: Served, strategy: str, least: int
+) -> None:
+    wanted = plan(strategy={"name": strategy}, privacy={"min_voices": least})
+    fid, (curious, victim) = running(coordinator, **wanted)
+    mine = adapter(1)
+    secret = {name: 0.5 * mine[name] + 0.7 * own for name, own in adapter(2).items()}  # they agree a little
+    deliver(curious, 1, mine)
+    deliver(victim, 1, secret)
+    wait_for(coordinator, fid, 1, "published")
+    join(curious, 2)
+    served = weights(curious, 2)
+    claims = " ".join(coordinator.admin.get(f"/v1/federations/{fid}").json()["claims"])
+    assert "confidential in transit and from other clients" not in claims
+    shown = coordinator.admin.get(f"/v1/federations/{fid}/rounds/1/relevance").json()
+    if least == 1:
+        own, other = shown["served"][0] if strategy == "fedmosaic" else (0.5, 0.5)
+        for name in secret:
+            np.testing.assert_allclose((served[name] - own * mine[name]) / other, secret[name], atol=1e-5)
+        assert "A mixture may be one other member's alone (privacy.min_voices 1)" in claims
+    else:
+        assert equal(served, mine)
+        assert shown["served"] == [[1.0, 0.0], [0.0, 1.0]]
+        assert "few" in shown["held"][0][1]
+        assert "only if it is made of 2 other members" in claims
+
+
+def spied_on(coordinator: Served, least: int) -> tuple[str, list[Silo], list[dict[str, Any]], Silo]:
+    wanted = plan(
+        strategy=MOSAIC,
+        rounds={"total": 9, "min_clients": 3, "collect_seconds": 2.0},
+        privacy={"min_voices": least},
+    )
+    fid, silos = running(coordinator, clients=3, **wanted)
+    sent = [adapter(i) for i in range(3)]
+    for silo, one, axis in zip(silos, sent, np.eye(4, dtype=np.float32), strict=False):
+        deliver(silo, 1, one, signature=axis)
+    wait_for(coordinator, fid, 1, "published")
+    return fid, silos, sent, coordinator.enrol(fid, "spy")
+
+
+@pytest.mark.parametrize("least", [1, 2, 3])
+def test_a_guessed_signature_gets_one_members_adapter_only_where_the_plan_says_so(
+    coordinator: Served, least: int
+) -> None:
+    fid, _, sent, spy = spied_on(coordinator, least)
+    join(spy, 2, GUESS)
+    served = weights(spy, 2)
+    assert equal(served, sent[0] if least == 1 else values(0.0))
+    claims = " ".join(coordinator.admin.get(f"/v1/federations/{fid}").json()["claims"])
+    assert ("newcomer that guesses the signature of one" in claims) is (least == 1)
+
+
+def test_whoever_only_joins_costs_the_others_two_deadlines_and_no_more(coordinator: Served) -> None:
+    fid, silos, sent, spy = spied_on(coordinator, 1)
+    waited = []
+    for number in (2, 3, 4, 5):
+        join(spy, number, GUESS)
+        begin = time.monotonic()
+        for silo, one in zip(silos, sent, strict=True):
+            deliver(silo, number, one)
+        wait_for(coordinator, fid, number, "published")
+        waited.append(time.monotonic() - begin)
+    assert min(waited[:2]) > 1.5
+    assert max(waited[2:]) < 1.5
+    for silo in (*silos, spy):
+        join(silo, 6)
+    deliver(spy, 6, adapter(9))  # nobody waits for it, and it delivers all the same
+    for silo, one in zip(silos, sent, strict=True):
+        deliver(silo, 6, one)
+    assert wait_for(coordinator, fid, 6, "published")["counts"]["arrived"] == 4
+    join(spy, 7)
+    for silo, one in zip(silos, sent, strict=True):
+        deliver(silo, 7, one)
+    assert show(coordinator, fid, 7)["state"] == "collecting"  # it counts again, and is waited for
+
+
+def test_members_that_only_join_begin_no_round(coordinator: Served) -> None:
+    rounds = {"total": 9, "min_clients": 2, "collect_seconds": 0.3}
+    fid, silos = running(coordinator, **plan(rounds=rounds))
+    for number in (1, 2):
+        for silo in silos:
+            join(silo, number)
+        wait_for(coordinator, fid, number, "abandoned")
+    for silo in silos:
+        join(silo, 3)
+    assert show(coordinator, fid, 3)["state"] == "open"
+    for silo in silos:
+        deliver(silo, 3, values(1.0))
+    wait_for(coordinator, fid, 3, "published")
+
+
+def lora(silo: Silo, number: int, seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    sent = {
+        "l0.q.A": rng.standard_normal((RANK, D_IN)).astype(np.float32),
+        "l0.q.B": rng.standard_normal((D_OUT, RANK)).astype(np.float32),
+    }
+    said = UpdateManifest(
+        federation=silo.federation_id,
+        recipe={},
+        round=number,
+        client=silo.client_id,
+        base=join(silo, number),
+        pack=None,
+        examples=10,
+    )
+    answer = put(silo, number, pack(sent, said))
+    assert answer.status_code == 201, answer.text
+    return sent
+
+
+def folded(silo: Silo, number: int) -> dict[str, Any]:
+    join(silo, number)
+    body = silo.http.get(url(silo, number, "/weights")).content
+    slots = {
+        "l0.q.A": Slot((RANK, D_IN), optional=True),
+        "l0.q.B": Slot((D_OUT, RANK), optional=True),
+        "l0.q.RA": Slot((None, D_IN), optional=True),
+        "l0.q.RB": Slot((D_OUT, None), optional=True),
+    }
+    with unpack(body, encoding=None, expected=slots, max_bytes=2**20) as envelope:
+        return {name: envelope.read_float32(name) for name in envelope.names}
+
+
+@pytest.mark.parametrize("strategy", ["flora", "fedex_lora"])
+@pytest.mark.parametrize("least", [1, 2, 3])
+def test_a_fold_shows_nobodys_factors_and_needs_its_voices(
+    coordinator: Served, strategy: str, least: int
+) -> None:
+    fid = coordinator.federation(
+        strategy={"name": strategy},
+        adapter={"kind": "lora", "rank": RANK, "blocks": 1, "roles": ["q"]},
+        rounds={"total": 3, "min_clients": 3, "collect_seconds": 600},
+        privacy={"min_voices": least},
+    )
+    profile: dict[str, Any] = {"layers": 1, "roles": ["q"], "shapes": {"q": [D_OUT, D_IN]}}
+    silos = [coordinator.enrol(fid, f"l{i}", **profile) for i in range(3)]
+    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    sent = [lora(silo, 1, i) for i, silo in enumerate(silos)]
+    wait_for(coordinator, fid, 1, "published")
+    newcomer = coordinator.enrol(fid, "late", **profile)
+    seen = folded(silos[0], 2)
+    if least == 3:  # two others: too few
+        assert equal(seen, sent[0])
+        assert set(seen) == set(sent[0])
+        assert folded(newcomer, 2) == {}
+        return
+    mean = sum(one["l0.q.B"].astype(float) @ one["l0.q.A"].astype(float) for one in sent) / 3
+    acts = seen["l0.q.RB"].astype(float) @ seen["l0.q.RA"].astype(float)
+    if strategy == "fedex_lora":
+        acts = acts + seen["l0.q.B"].astype(float) @ seen["l0.q.A"].astype(float)
+    np.testing.assert_allclose(acts, mean, atol=1e-5)
+    middle = sum(one["l0.q.B"] for one in sent) / 3 if strategy == "fedex_lora" else 0.0
+    assert seen["l0.q.RA"].shape[0] <= (4 if strategy == "fedex_lora" else 6)
+    for one in sent:
+        columns = np.asarray(one["l0.q.B"] - middle).T
+        assert max(_cosine(column, held) for column in columns for held in seen["l0.q.RB"].T) < 0.99
+
+
+def _cosine(one: Any, other: Any) -> float:
+    return abs(float(one @ other / np.linalg.norm(one) / np.linalg.norm(other)))
+
+
+def test_examples_count_up_to_the_plans_most_and_are_shown_to_be_more(coordinator: Served) -> None:
+    rounds = {"total": 2, "min_clients": 3, "collect_seconds": 600}
+    fid, silos = running(coordinator, clients=3, **plan(rounds=rounds, limits={"max_examples": 1000}))
+    for i, silo in enumerate(silos):
+        deliver(silo, 1, values(i + 1.0), examples=2**31 - 1 if i == 2 else 1000)
+    shown = wait_for(coordinator, fid, 1, "published")
+    join(silos[0], 2)
+    np.testing.assert_allclose(weights(silos[0], 2)["b0.q.P"], 2.0, atol=1e-6)
+    capped = {one["client_id"]: one["examples_capped"] for one in shown["clients"]}
+    assert capped == {silo.client_id: i == 2 for i, silo in enumerate(silos)}
+
+
+def test_the_default_counts_a_hundred_thousand_examples_at_most() -> None:
+    wanted = FederationPlan.model_validate({"name": "a", "strategy": {"name": "fedavg"}})
+    assert (wanted.limits.max_examples, wanted.privacy.min_voices) == (100_000, 1)
+    assert "With two members" in " ".join(of_members(wanted))
