@@ -149,8 +149,8 @@ class Streams:
                 feed.extend(news[fid])
         for follower in followers:
             follower.is_over = credential_of(follower.caller) not in valid
-            feed = self._feeds.get(follower.federation_id)
-            if follower.is_over or (feed is not None and feed.end > follower.number):
+            followed = self._feeds.get(follower.federation_id)
+            if follower.is_over or (followed is not None and followed.end > follower.number):
                 follower.news.set()
 
 
