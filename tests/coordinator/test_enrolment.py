@@ -249,14 +249,14 @@ def test_another_protocol_version_is_told_to_upgrade(coordinator: Served) -> Non
     assert refused.json()["supported"] == [1]
 
 
-def test_an_enrolment_is_at_most_64_kib(coordinator: Served) -> None:
+def test_an_enrolment_is_at_most_16_kib(coordinator: Served) -> None:
     fid = coordinator.federation()
     request = enrolment(
         coordinator.http(), coordinator.enrolment_token(fid, "a"), "a", Ed25519PrivateKey.generate()
     )
     body = json.dumps(request).encode()
     json_type = {"Content-Type": "application/json"}
-    large = coordinator.http().post("/v1/enrolments", content=body.ljust(64 * 1024 + 1), headers=json_type)
-    assert (large.status_code, slug(large), large.json()["limit"]) == (413, "body-too-large", 65536)
-    fits = coordinator.http().post("/v1/enrolments", content=body.ljust(64 * 1024), headers=json_type)
+    large = coordinator.http().post("/v1/enrolments", content=body.ljust(16 * 1024 + 1), headers=json_type)
+    assert (large.status_code, slug(large), large.json()["limit"]) == (413, "body-too-large", 16384)
+    fits = coordinator.http().post("/v1/enrolments", content=body.ljust(16 * 1024), headers=json_type)
     assert fits.status_code == 201

@@ -89,7 +89,7 @@ def test_a_commit_that_fails_is_never_answered_with_success(
 
 def test_metrics_count_requests_by_route_and_rounds_by_state(coordinator: Served) -> None:
     coordinator.federation()
-    shown = coordinator.http().get("/metrics")
+    shown = coordinator.admin.get("/metrics")
     assert shown.headers["content-type"].startswith("text/plain")
     assert 'route="/v1/federations",status="201"' in shown.text
     for name in ("tessera_updates_accepted_total", "tessera_bytes_up_total", "tessera_aggregation_seconds"):
@@ -97,20 +97,39 @@ def test_metrics_count_requests_by_route_and_rounds_by_state(coordinator: Served
     assert "fed_" not in shown.text
 
 
-def test_metrics_and_dashboard_can_be_closed(
+def test_metrics_are_closed_and_the_dashboard_can_be(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> None:
-    served = serve(fresh_database("sqlite"), public_metrics=False, dashboard=False)
+    served = serve(fresh_database("sqlite"), dashboard=False)
     assert slug(served.http().get("/metrics")) == "auth-missing"
     assert served.admin.get("/metrics").status_code == 200
-    assert slug(served.http().get("/")) == "not-found"
+    for path in ("/", "/docs", "/docs/start.js", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js"):
+        assert slug(served.http().get(path)) == "not-found"
 
 
-def test_a_request_keeps_the_id_it_came_with(coordinator: Served) -> None:
-    answer = coordinator.http().get("/healthz", headers={"X-Request-Id": "trace-0001"})
+def test_open_metrics_are_rendered_once_a_second(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.metrics._RECENT_SECONDS", 60.0)
+    served = serve(fresh_database("sqlite"), public_metrics=True)
+    first = served.http().get("/metrics")
+    assert first.status_code == 200
+    assert served.http().get("/metrics").content == first.content
+
+
+def test_a_request_keeps_the_id_that_a_trusted_proxy_gave_it(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+) -> None:
+    served = serve(fresh_database("sqlite"), trusted_proxies="127.0.0.0/8")
+    answer = served.http().get("/healthz", headers={"X-Request-Id": "trace-0001"})
     assert answer.headers["x-request-id"] == "trace-0001"
-    odd = coordinator.http().get("/healthz", headers={"X-Request-Id": "no spaces, please"})
+    odd = served.http().get("/healthz", headers={"X-Request-Id": "no spaces, please"})
     assert odd.headers["x-request-id"] != "no spaces, please"
+
+
+def test_a_strangers_request_id_is_not_taken(coordinator: Served) -> None:
+    answer = coordinator.http().get("/healthz", headers={"X-Request-Id": "trace-0001"})
+    assert answer.headers["x-request-id"] != "trace-0001"
 
 
 def test_a_second_process_on_one_sqlite_file_is_refused(

@@ -51,7 +51,7 @@ _F = "/v1/federations/{fid}"
 POLICIES: dict[str, Policy] = {
     "GET /healthz": ANYONE,
     "GET /readyz": ANYONE,
-    "GET /metrics": ANYONE,
+    "GET /metrics": AUDITORS,
     "GET /v1/hello": ANYONE,
     "POST /v1/enrolments": ANYONE,
     "POST /v1/tokens": ADMINS,

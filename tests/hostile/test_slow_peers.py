@@ -24,9 +24,9 @@ from tests.hostile.scene import Answer, Scene, connected, listen, request_bytes,
 from tests.signed import signed
 from tests.taking_part import upload_headers
 
-GET = b"GET /v1/hello HTTP/1.1\r\nHost: x\r\n"
+GET = b"GET /v1/hello HTTP/1.1\r\nHost: localhost\r\n"
 POST = (
-    b"POST /v1/enrolments HTTP/1.1\r\nHost: x\r\n"
+    b"POST /v1/enrolments HTTP/1.1\r\nHost: localhost\r\n"
     b"Content-Type: application/json\r\nContent-Length: 5000\r\n\r\n"
 )
 SLOW_PEERS = 200
@@ -67,7 +67,7 @@ def _refused_and_goes_on(scene: Scene) -> tuple[Answer, float]:
     """Trickle the rest of a body whose refusal has long been sent."""
     began = time.monotonic()
     with connected(scene.served, 60) as line:
-        line.sendall(b"POST /v1/tokens HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n")
+        line.sendall(b"POST /v1/tokens HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n")
         answer = listen(line)
         try:
             while True:

@@ -98,13 +98,15 @@ def _large_head(size: int, *, pieces: int = 1) -> Callable[[Scene], Answer]:
 
     def send(scene: Scene) -> Answer:
         part = b"x" * (size // pieces)
-        return talk(scene, b"GET /v1/hello HTTP/1.1\r\nHost: x\r\nX-Large: ", *[part] * pieces, pause=0.01)
+        return talk(
+            scene, b"GET /v1/hello HTTP/1.1\r\nHost: localhost\r\nX-Large: ", *[part] * pieces, pause=0.01
+        )
 
     return send
 
 
-POST = "POST /v1/tokens HTTP/1.1\r\nHost: x\r\n"
-GET = "GET /v1/hello HTTP/1.1\r\nHost: x\r\n"
+POST = "POST /v1/tokens HTTP/1.1\r\nHost: localhost\r\n"
+GET = "GET /v1/hello HTTP/1.1\r\nHost: localhost\r\n"
 CASES = [
     Case(12, "announced over the cap", _announced(CAP + 1), 413, "body-too-large"),
     Case(12, "announced far over it", _announced(2**62), 413, "body-too-large"),
@@ -144,11 +146,11 @@ CASES = [
         MALFORMED,
         closes=True,
     ),
-    Case(50, "bare LF", _says("GET /v1/hello HTTP/1.1\nHost: x\n\n"), 400, MALFORMED, closes=True),
+    Case(50, "bare LF", _says("GET /v1/hello HTTP/1.1\nHost: localhost\n\n"), 400, MALFORMED, closes=True),
     Case(
         50,
         "bare LF in a field",
-        _says("GET /v1/hello HTTP/1.1\r\nHost: x\nA: b\r\n\r\n"),
+        _says("GET /v1/hello HTTP/1.1\r\nHost: localhost\nA: b\r\n\r\n"),
         400,
         MALFORMED,
         closes=True,

@@ -17,6 +17,6 @@ def _counted(
     backend: str, coordinator: Served, record_testsuite_property: Callable[[str, object], None]
 ) -> Iterator[None]:
     yield
-    metrics = coordinator.http().get("/metrics").text
+    metrics = coordinator.admin.get("/metrics").text
     answered = sum(float(count) for count in _ANSWERED.findall(metrics))
     record_testsuite_property("said", f"{answered:,.0f} requests on {backend}")

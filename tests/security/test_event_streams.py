@@ -1,0 +1,180 @@
+"""A caller follows a few streams; all of them cost one look; probes and people are answered regardless."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from coordinator.federations import events, streams
+from coordinator.federations.streams import MOST_OF_A_CALLER, Streams
+from coordinator.limits.connections import reserved
+from tests.hostile.scene import request_bytes
+from tests.served import Served, Silo, slug
+from tests.signed import signed
+
+MOST = 40
+
+
+def path_of(fid: str) -> str:
+    return f"/v1/federations/{fid}/events"
+
+
+def lines_of(stack: ExitStack, client: httpx.Client, fid: str, last: int | None = None) -> Iterator[str]:
+    """Begin to follow; return the lines of the stream."""
+    headers = {} if last is None else {"Last-Event-ID": str(last)}
+    answer = stack.enter_context(client.stream("GET", path_of(fid), headers=headers))
+    assert answer.status_code == 200
+    return answer.iter_lines()
+
+
+def soon(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_caller_follows_four_streams_at_once(coordinator: Served) -> None:
+    fid = coordinator.federation()
+    silo, other = coordinator.enrol(fid, "a"), coordinator.enrol(fid, "b")
+    with ExitStack() as stack:
+        for _ in range(MOST_OF_A_CALLER - 1):
+            lines_of(stack, silo.http, fid)
+        with ExitStack() as last:
+            lines_of(last, silo.http, fid)
+            refused = silo.http.get(path_of(fid))
+            assert (refused.status_code, slug(refused)) == (429, "rate-limited")
+            assert int(refused.headers["retry-after"]) >= 1
+            lines_of(stack, other.http, fid)
+
+        def is_let_in() -> bool:
+            with silo.http.stream("GET", path_of(fid)) as answer:
+                return answer.status_code == 200
+
+        soon(is_let_in)
+
+
+def test_all_streams_of_a_process_cost_one_look(
+    serve: Callable[..., Served], database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(database_url)
+    asked: list[set[str]] = []
+    pages: list[str] = []
+    ask, page = streams._ask, streams._page
+
+    def asking(*arguments: Any) -> Any:
+        asked.append(arguments[1])
+        return ask(*arguments)
+
+    def paging(database: Any, follower: streams.Follower) -> Any:
+        pages.append(follower.federation_id)
+        return page(database, follower)
+
+    monkeypatch.setattr(streams, "_ask", asking)
+    monkeypatch.setattr(streams, "_page", paging)
+    silos = [served.enrol(served.federation(), f"silo-{i}") for i in range(3)]
+    fids = {silo.federation_id for silo in silos}
+    with ExitStack() as stack:
+        opened = [lines_of(stack, silo.http, silo.federation_id) for silo in silos for _ in range(4)]
+        state: Streams = served._server._app.state.streams
+        looks = state.looks + 1
+        soon(lambda: state.looks > looks + 2)
+        assert asked[-1] == fids
+        assert len(pages) == len(opened), "who is quiet asks once, when it begins"
+        served.admin.post(f"/v1/federations/{silos[0].federation_id}/start")
+        for lines in opened[:4]:
+            assert next(line for line in lines if line.startswith("event: ")) == "event: round"
+        assert len(pages) == len(opened), "nor is anything looked up for each of them"
+
+
+def test_a_quiet_stream_shows_that_it_is_there_and_ends(
+    coordinator: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(events, "LONGEST_SECONDS", 1.0)
+    fid = coordinator.federation()
+    coordinator.enrol(fid, "a")
+    with ExitStack() as stack:
+        seen = list(lines_of(stack, coordinator.admin, fid))
+    assert ": still here" in seen
+    assert "id: 1" in seen, "by which it is resumed, though nothing happened"
+    coordinator.enrol(fid, "b")
+    with ExitStack() as stack:
+        assert "id: 2" in list(lines_of(stack, coordinator.admin, fid, last=1))
+
+
+def test_who_fell_behind_what_is_remembered_misses_nothing(
+    coordinator: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_REMEMBERED", 1)
+    fid = coordinator.federation()
+    with ExitStack() as stack:
+        lines = lines_of(stack, coordinator.admin, fid)
+        for name in "abcd":
+            coordinator.enrol(fid, name)
+        ids = (line for line in lines if line.startswith("id: ") and line != "id: 0")
+        assert [next(ids) for _ in range(4)] == ["id: 1", "id: 2", "id: 3", "id: 4"]
+
+
+@pytest.fixture
+def crowded(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+) -> Iterator[tuple[Served, Silo]]:
+    """A server whose connections, but for the reserved ones, are held by one who says nothing."""
+    served = serve(fresh_database("sqlite"), connections=MOST)
+    silo = served.enrol(served.federation(), "a")
+    for client in served._opened:
+        client.close()
+    served._opened.clear()
+    served._admin = None
+    held = served._server.server_state.connections
+    soon(lambda: not held)
+    place = httpx.URL(served.url)
+    with ExitStack() as stack:
+        for _ in range(MOST - reserved(MOST)):
+            stack.enter_context(socket.create_connection((place.host, place.port)))
+        soon(lambda: len(held) == MOST - reserved(MOST))
+        yield served, silo
+
+
+def test_probes_and_people_are_answered_when_others_hold_the_connections(
+    crowded: tuple[Served, Silo],
+) -> None:
+    served, silo = crowded
+    for path in ("/healthz", "/readyz"):
+        answer = served.http().get(path)
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+    assert served.admin.get("/v1/federations").status_code == 200
+    strangers = [served.http(), served.http("tsr_admin_guess")]
+    for client in strangers:
+        refused = client.get("/v1/hello")
+        assert (refused.status_code, slug(refused)) == (503, "busy")
+        assert refused.headers["connection"] == "close"
+    request = signed(served, silo, "GET", "/v1/me")
+    place = httpx.URL(served.url)
+    with socket.create_connection((place.host, place.port), timeout=10) as line:
+        line.sendall(request_bytes(request))
+        assert line.recv(12) == b"HTTP/1.1 503"
+    assert slug(served.admin.get(path_of(silo.federation_id))) == "busy"
+
+
+def test_one_clients_streams_leave_the_others_their_connections(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+) -> None:
+    served = serve(fresh_database("sqlite"), connections=MOST)
+    silo = served.enrol(served.federation(), "a")
+    place = httpx.URL(served.url)
+    statuses: list[bytes] = []
+    with ExitStack() as stack:
+        for _ in range(MOST + 5):
+            line = stack.enter_context(socket.create_connection((place.host, place.port), timeout=10))
+            line.sendall(request_bytes(signed(served, silo, "GET", path_of(silo.federation_id))))
+            statuses.append(line.recv(12)[-3:])
+        assert statuses.count(b"200") == MOST_OF_A_CALLER
+        assert served.http().get("/healthz").status_code == 200

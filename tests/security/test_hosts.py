@@ -1,0 +1,52 @@
+"""A request names this server once, and spells its path in one way."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from tests.served import ADMIN_TOKEN, Served, slug
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -> Served:
+    return serve(fresh_database("sqlite"), public_metrics=True)
+
+
+def raw(served: Served, head: str) -> bytes:
+    """Send a head as it is; return all that comes back."""
+    address = served.admin.base_url
+    with socket.create_connection((address.host, address.port), timeout=10) as line:
+        line.sendall(head.encode() + b"Connection: close\r\n\r\n")
+        received = b""
+        while piece := line.recv(65536):
+            received += piece
+    return received
+
+
+@pytest.mark.parametrize("hosts", ["", "Host: localhost\r\nHost: localhost\r\n"], ids=["none", "two"])
+@pytest.mark.parametrize("path", ["/v1/federations", "/v1/hello", "/healthz"])
+def test_exactly_one_host_is_required(served: Served, path: str, hosts: str) -> None:
+    answer = raw(served, f"GET {path} HTTP/1.1\r\n{hosts}Authorization: Bearer {ADMIN_TOKEN}\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"malformed-request" in answer
+
+
+@pytest.mark.parametrize("path", ["/v1/hello", "/metrics", "/openapi.json", "/", "/nowhere"])
+def test_a_name_that_is_not_this_servers_reaches_nothing(served: Served, path: str) -> None:
+    for client in (served.http(), served.admin):
+        answer = client.get(path, headers={"Host": "rebound.example"})
+        assert (answer.status_code, slug(answer)) == (421, "authority-unknown")
+        assert "TESSERA_PUBLIC_NAMES" in answer.json()["detail"]
+
+
+def test_a_probe_may_ask_under_a_containers_address(served: Served) -> None:
+    for path in ("/healthz", "/readyz"):
+        assert served.http().get(path, headers={"Host": "172.18.0.4:8000"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/%6detrics", "/v1%2fhello", "/v1%2Fhello", "/v1/%68ello", "/%68ealthz"])
+def test_a_path_that_hides_letters_or_slashes_is_not_found(served: Served, path: str) -> None:
+    assert raw(served, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n").startswith(b"HTTP/1.1 404 ")
