@@ -1,6 +1,6 @@
 """Keep beside a client's part in a round whether the round stays open for it.
 
-Revision: 0016, after 0014.
+Revision: 0016, after 0015.
 """
 
 from __future__ import annotations

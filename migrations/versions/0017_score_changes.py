@@ -1,6 +1,6 @@
 """Count how often a client has replaced its scores of a round.
 
-Revision: 0018, after 0014.
+Revision: 0017, after 0016.
 """
 
 from __future__ import annotations

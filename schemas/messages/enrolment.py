@@ -5,20 +5,13 @@ from __future__ import annotations
 from ipaddress import ip_network
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, model_validator
 
 from schemas.messages.federations import ALL_ROLES, Role
 from schemas.messages.names import NewName
 from schemas.messages.strict import BaseModelSlug, Digest, Lenient, Strict, UtcTime, wrong
 
 Shape = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
-
-
-def _few(shapes: object) -> object:
-    """Refuse more shapes than there are roles before any is looked at: each would be a fault of its own."""
-    if isinstance(shapes, dict) and len(shapes) > len(ALL_ROLES):
-        raise ValueError(f"there are {len(ALL_ROLES)} roles")
-    return shapes
 
 
 class Profile(Lenient):
@@ -33,7 +26,7 @@ class Profile(Lenient):
     roles: Annotated[tuple[Role, ...], Field(min_length=1, max_length=len(ALL_ROLES), fail_fast=True)] = (
         ALL_ROLES
     )
-    shapes: Annotated[dict[Role, Shape], BeforeValidator(_few)] | None = None
+    shapes: Annotated[dict[Role, Shape], Field(max_length=len(ALL_ROLES))] | None = None
     agent_version: Annotated[str, Field(max_length=100)]
     protocol_version: int
 
