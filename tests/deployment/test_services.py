@@ -44,6 +44,7 @@ def host(postgres: PostgresServer, tmp_path: Path) -> Iterator[Host]:
     host.addresses = {
         "postgres/tessera": postgres.url(NAME).rpartition("@")[2],
         "http://coordinator:8000": f"http://127.0.0.1:{port}",
+        "localhost,caddy,coordinator": "localhost,caddy,127.0.0.1",
     }
     host.extra = {
         "TESSERA_PORT": str(port),
