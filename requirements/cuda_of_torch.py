@@ -1,4 +1,4 @@
-"""Print the option by which pip also installs the CUDA libraries, where the installed torch is a build that needs them."""
+"""Print the option by which pip installs the CUDA libraries too, where the installed torch needs them."""
 
 from importlib.metadata import requires
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Rewrite the lock files beside this one from pyproject.toml: exact versions and hashes, and no index's address.
+"""Rewrite the lock files beside this one from pyproject.toml: exact versions, hashes, and no index's address.
 
-One resolution serves every supported Python and platform. PyTorch publishes a CPU build that needs none of the CUDA
-libraries; these are therefore kept apart, in cuda.txt.
+One resolution serves every supported Python and platform. PyTorch publishes a CPU build that needs no CUDA
+libraries; these are therefore kept apart, in cuda.txt. `all.txt` is everything, for any package index.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 HERE = Path(__file__).parent
 PYPROJECT = HERE.parent / "pyproject.toml"
 FILES = {
-    "all.txt": ("coordinator", "postgres", "agent", "report", "dev"),
+    "dev.txt": ("coordinator", "postgres", "agent", "report", "dev"),
     "coordinator.txt": ("coordinator", "postgres"),
     "agent.txt": ("agent",),
     "fuzz.txt": ("fuzz",),
@@ -24,8 +24,8 @@ FILES = {
 CUDA = re.compile(r"(nvidia-|cuda-|triton==)")
 HEADER = "# Written by `make lock` from pyproject.toml.\n"
 
-# The CPU build is not on the default index, so the resolver does not see its hashes. Those of another version are in
-# the `#sha256=` of the links to torch on PyTorch's index of CPU builds.
+# The CPU build is not on the default index, so the resolver does not see its hashes. Those of another version
+# are in the `#sha256=` of the links to torch on PyTorch's index of CPU builds.
 CPU_BUILD = "2.13.0"
 CPU_BUILD_HASHES = (
     "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",  # Python 3.11, x86_64
@@ -51,7 +51,9 @@ def main() -> None:
             resolved = _resolved(PYPROJECT, Path(folder) / name, *_options(names), *constrained)
             _write(name, [entry for entry in resolved if not CUDA.match(entry)])
         _write("torch.txt", [entry for entry in entries if entry.startswith("torch==")])
+        _write("torch-cpu.txt", [_with_hashes(f"torch=={CPU_BUILD}+cpu", CPU_BUILD_HASHES)])
         _write("cuda.txt", [entry for entry in entries if CUDA.match(entry)])
+        _write("all.txt", ["-r dev.txt\n", "-r cuda.txt\n"])
 
 
 def _options(extras: list[str] | tuple[str, ...]) -> list[str]:
@@ -60,7 +62,16 @@ def _options(extras: list[str] | tuple[str, ...]) -> list[str]:
 
 def _resolved(source: Path, target: Path, *options: str) -> list[str]:
     """Run uv; return one entry per requirement, with its hashes."""
-    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version=3.11"]
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "compile",
+        "--quiet",
+        "--universal",
+        "--python-version=3.11",
+    ]
     command += ["--generate-hashes", "--no-emit-index-url", "--no-header", "--no-annotate"]
     subprocess.run([*command, *options, str(source), "--output-file", str(target)], check=True)
     entries = re.split(r"^(?=\S)", target.read_text("utf-8"), flags=re.MULTILINE)
@@ -70,9 +81,14 @@ def _resolved(source: Path, target: Path, *options: str) -> list[str]:
 def _with_cpu_build(entry: str) -> str:
     if not entry.startswith("torch=="):
         return entry
-    if not entry.startswith(f"torch=={CPU_BUILD} "):
-        raise SystemExit(f"{entry.split()[0]} is not {CPU_BUILD}: change CPU_BUILD and its hashes in {__file__}")
-    return entry.rstrip() + "".join(f" \\\n    --hash=sha256:{digest}" for digest in CPU_BUILD_HASHES) + "\n"
+    pin = entry.split()[0]
+    if pin != f"torch=={CPU_BUILD}":
+        raise SystemExit(f"{pin} is not {CPU_BUILD}: change CPU_BUILD and its hashes in {__file__}")
+    return _with_hashes(entry.rstrip(), CPU_BUILD_HASHES)
+
+
+def _with_hashes(entry: str, digests: tuple[str, ...]) -> str:
+    return entry + "".join(f" \\\n    --hash=sha256:{digest}" for digest in digests) + "\n"
 
 
 def _write(name: str, entries: list[str]) -> None:
