@@ -5,40 +5,40 @@
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 ARG CADDY_IMAGE=caddy:2.11.4-alpine
 
-# Dependencies follow from pyproject.toml alone, so a change of our code installs none of them again: without
-# the packages beside it, pip installs what the extras name and an empty tessera-fl, which the wheel replaces.
+# Dependencies follow from the lock files alone, so a change of our code installs none of them again. Every file that
+# pip takes, from whichever index, has one of the hashes there.
 FROM ${PYTHON_IMAGE} AS dependencies
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_ONLY_BINARY=:all:
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_ONLY_BINARY=:all: PIP_REQUIRE_HASHES=1
 RUN python -m venv /opt/tessera
 ENV PATH=/opt/tessera/bin:$PATH
 WORKDIR /source
-COPY pyproject.toml ./
-RUN touch README.md
+COPY requirements requirements
 
 FROM dependencies AS wheel
-COPY README.md ./
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip install -r requirements/build.txt
+COPY pyproject.toml README.md LICENSE ./
 COPY schemas schemas
 COPY coordinator coordinator
 COPY client_agent client_agent
 COPY migrations migrations
-RUN --mount=type=cache,target=/root/.cache/pip \
-    pip wheel --no-deps --wheel-dir /wheels .
+RUN PIP_REQUIRE_HASHES=0 pip wheel --no-deps --no-index --no-build-isolation --wheel-dir /wheels .
 
 FROM dependencies AS coordinator-installed
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip install '.[coordinator,postgres]'
+    pip install -r requirements/coordinator.txt
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    pip install --no-deps --no-index --force-reinstall /wheels/*.whl
+    PIP_REQUIRE_HASHES=0 pip install --no-deps --no-index /wheels/*.whl
 
 FROM dependencies AS agent-installed
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-# First torch, from its own index and in pyproject.toml's range; the rest then finds it installed.
+# First torch, from its own index; the rest then finds it installed, and has the CUDA libraries if it needs them.
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip install --index-url "${TORCH_INDEX}" "$(python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(next(r for r in project["optional-dependencies"]["agent"] if r.startswith("torch>")))')"
+    pip install --no-deps --index-url "${TORCH_INDEX}" -r requirements/torch.txt
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip install '.[agent]'
+    pip install -r requirements/agent.txt $(python requirements/cuda_of_torch.py)
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    pip install --no-deps --no-index --force-reinstall /wheels/*.whl
+    PIP_REQUIRE_HASHES=0 pip install --no-deps --no-index /wheels/*.whl
 
 # The user has a fixed number and a name: volumes keep the number, and torch asks for the name.
 FROM ${PYTHON_IMAGE} AS runtime

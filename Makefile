@@ -2,6 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 READY := $(VENV)/.ready
 SEED ?= 0
 SCHEDULES ?= 100
@@ -16,10 +17,14 @@ help: ## Show this list
 
 setup: $(READY) ## Make .venv and install everything into it
 
-$(READY): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tessera needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
+# First torch, because its build decides: one for CUDA needs libraries of several gigabytes, one for the CPU none.
+# The CPU build is taken where pip is configured to find it, otherwise what the package index has.
+$(READY): pyproject.toml requirements/dev.txt requirements/cuda.txt
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "Tessera needs Python 3.11, 3.12 or 3.13: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[coordinator,postgres,agent,report,dev]'
+	$(PIP) --no-deps --require-hashes -r requirements/torch-cpu.txt 2>/dev/null || $(PIP) --no-deps --require-hashes -r requirements/torch.txt
+	$(PIP) --require-hashes -r requirements/dev.txt $$($(BIN)/python requirements/cuda_of_torch.py)
+	$(PIP) --no-deps --no-build-isolation -e .
 	touch $(READY)
 
 demo: setup ## Run the main job: seven silos, two base models, five methods compared (SEED=0)
@@ -41,7 +46,7 @@ simulate: setup ## Play the whole system through schedules of faults (SCHEDULES=
 	$(RUN) $(BIN)/python -m tests.simulation --schedules $(SCHEDULES)
 
 torture: setup ## Kills, freezes, bad networks, hostile bytes and fuzzing at length, with a table (an hour)
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[fuzz]'
+	$(PIP) --require-hashes -r requirements/fuzz.txt
 	$(RUN) $(BIN)/python -m tests.torture
 
 load: setup ## A thousand agents polling and delivering at once, and a long time (ten minutes)
@@ -77,7 +82,14 @@ models: setup ## Pretrain the three tiny models of examples/models anew (about 1
 openapi: setup ## Rewrite the OpenAPI snapshot that the tests compare with
 	$(BIN)/python -m tests.test_house
 
+lock: setup ## Renew requirements/: the newest versions that pyproject.toml allows, with hashes
+	$(BIN)/python requirements/lock.py
+
+dist: setup ## Build dist/: sdist and wheel
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
 clean: ## Remove what was built, not what was trained
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test test-slow test-long test-system simulate torture load release-check test-gpu bench lint format models openapi clean
+.PHONY: help setup demo test test-slow test-long test-system simulate torture load release-check test-gpu bench lint format models openapi lock dist clean

@@ -7,7 +7,8 @@ when it runs, so that help is quick and needs no extra.
 from __future__ import annotations
 
 import re
-from importlib.metadata import entry_points, requires
+from importlib.metadata import entry_points, requires, version
+from typing import Annotated
 
 import typer
 
@@ -20,7 +21,6 @@ def main() -> None:
         name="tessera",
         help="Personalised federated fine-tuning of language models, across organisations and architectures.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
@@ -33,14 +33,26 @@ def main() -> None:
         if extra is None:
             raise
         typer.echo(
-            f"tessera: this needs {error.name}, which is not installed: "
-            f"pip install '{_DISTRIBUTION}[{extra}]'",
+            f"tessera: this needs {error.name}, which is not installed: in a clone of Tessera, run "
+            f"pip install '.[{extra}]'",
             err=True,
         )
         raise SystemExit(1) from None
 
 
-def _root() -> None:
+def _print_version(requested: bool) -> None:
+    """Print the version and end."""
+    if requested:
+        typer.echo(f"tessera {version(_DISTRIBUTION)}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
     """Make `tessera` a group even when a single command is installed."""
 
 

@@ -105,7 +105,7 @@ def _report(comparison: Comparison, report: Report, as_json: bool) -> None:
         show(report, Console())
     lacking = [name for name in _REPORT_EXTRA if find_spec(name) is None]
     if lacking:
-        said = f"figures in {file}; for a page with pictures: pip install 'tessera-fl[report]'"
+        said = f"figures in {file}; for a page with pictures, in a clone of Tessera: pip install '.[report]'"
     else:
         from client_agent.simulation.page import write_page
 

@@ -227,7 +227,7 @@ def test_a_missing_extra_is_named(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
-    assert "pip install 'tessera-fl[coordinator]'" in capsys.readouterr().err
+    assert "pip install '.[coordinator]'" in capsys.readouterr().err
 
 
 def _without(missing: str, *importers: str) -> Any:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import PackageNotFoundError, requires
 
 import pytest
-from packaging.requirements import Requirement
 
 from tests.deployment.composition import OURS, ROOT, SERVICES, Stage, dockerfile
+from tests.deployment.lock_files import pins
 
 TARGETS = ("coordinator", "agent", "caddy")
 HEAVY = {"torch", "transformers", "peft", "bitsandbytes"}
@@ -57,17 +56,29 @@ def test_dependencies_are_installed_before_our_code_arrives() -> None:
     for target in ("coordinator-installed", "agent-installed"):
         instructions = dockerfile()[target].instructions
         copied = [rest for word, rest in instructions if word == "COPY"]
-        assert copied == ["pyproject.toml ./"]
+        assert copied == ["requirements requirements"]
+
+
+def test_whatever_is_downloaded_has_a_known_hash() -> None:
+    """pip itself demands it, but for our own wheel, which comes from the stage that built it and no index."""
+    for target in ("wheel", "coordinator-installed", "agent-installed"):
+        stage = dockerfile()[target]
+        assert stage.environment["PIP_REQUIRE_HASHES"] == "1"
+        installed = [rest for word, rest in stage.instructions if word == "RUN" and "pip " in rest]
+        assert installed
+        for command in installed:
+            assert ("-r requirements/" in command) != ("PIP_REQUIRE_HASHES=0" in command)
+            assert ("PIP_REQUIRE_HASHES=0" in command) == ("--no-index" in command)
 
 
 def test_the_coordinators_image_has_what_it_needs_and_no_torch() -> None:
-    installed = _everything_that(_extras(dockerfile()["coordinator-installed"]))
+    installed = _installed_by(dockerfile()["coordinator-installed"])
     assert {"fastapi", "sqlalchemy", "psycopg", "httpx"} <= installed
     assert not HEAVY & installed
 
 
 def test_the_agents_image_trains_and_serves_nothing() -> None:
-    installed = _everything_that(_extras(dockerfile()["agent-installed"]))
+    installed = _installed_by(dockerfile()["agent-installed"])
     assert installed >= HEAVY
     assert not {"fastapi", "sqlalchemy", "psycopg"} & installed
 
@@ -93,33 +104,18 @@ def test_the_wheel_is_made_of_every_package_that_the_project_has() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     packages = {p.rstrip("*") for p in project["tool"]["setuptools"]["packages"]["find"]["include"]}
-    copied = [rest.split()[0] for word, rest in dockerfile()["wheel"].instructions if word == "COPY"]
-    assert packages | {"pyproject.toml", "README.md"} == set(copied)
+    copied = [
+        source
+        for word, rest in dockerfile()["wheel"].instructions
+        if word == "COPY"
+        for source in rest.split()[:-1]
+    ]
+    assert packages | {"requirements", "pyproject.toml", "README.md", "LICENSE"} == set(copied)
 
 
-def _extras(stage: Stage) -> set[str]:
-    """Which extras of the project does a stage install?"""
+def _installed_by(stage: Stage) -> set[str]:
+    """Return the names in the lock files that a stage installs from."""
     commands = " ".join(rest for word, rest in stage.instructions if word == "RUN")
-    found = re.search(r"pip install '\.\[([\w,]+)\]'", commands)
-    assert found is not None
-    return set(found[1].split(","))
-
-
-def _everything_that(extras: set[str]) -> set[str]:
-    """Follow requirements through the metadata of what is installed here."""
-    seen: set[tuple[str, frozenset[str]]] = set()
-    waiting = [("tessera-fl", frozenset(extras))]
-    while waiting:
-        name, wanted = waiting.pop()
-        if (name, wanted) in seen:
-            continue
-        seen.add((name, wanted))
-        try:
-            needed = [Requirement(line) for line in requires(name) or []]
-        except PackageNotFoundError:
-            continue  # for another platform
-        for requirement in needed:
-            settings = [{"extra": extra} for extra in (wanted or {""})]
-            if requirement.marker is None or any(map(requirement.marker.evaluate, settings)):
-                waiting.append((requirement.name.lower(), frozenset(requirement.extras)))
-    return {name for name, _ in seen}
+    files = re.findall(r"-r (requirements/[\w.]+)", commands)
+    assert files
+    return {pin.name for file in files for pin in pins(ROOT / file)}

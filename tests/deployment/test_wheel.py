@@ -1,0 +1,121 @@
+"""The project as somebody else gets it: built, installed where nothing else is, and run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.deployment.composition import ROOT
+
+PACKAGES = ("schemas", "coordinator", "client_agent", "migrations")
+TOKEN = "an admin token of the test"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build sdist and wheel as `make dist` does, from what git knows and nothing else."""
+    folder = tmp_path_factory.mktemp("dist")
+    source = folder / "source"
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+    _checked([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)], source)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_wheel_has_all_that_runs_and_no_tests(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    kept = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file()]
+    kept = [path for path in kept if "__pycache__" not in path.parts]
+    assert {path.relative_to(ROOT).as_posix() for path in kept} <= names
+    rest = {name.partition("/")[0] for name in names} - set(PACKAGES)
+    assert rest == {"tessera_fl-0.1.0.dist-info"}
+    assert "tessera_fl-0.1.0.dist-info/licenses/LICENSE" in names
+
+
+@pytest.mark.slow
+def test_the_sdist_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    (wheel,) = built.glob("*.whl")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path)]
+    _checked(command, source)
+    (again,) = tmp_path.glob("*.whl")
+    assert set(zipfile.ZipFile(again).namelist()) == set(zipfile.ZipFile(wheel).namelist())
+
+
+@pytest.mark.slow
+def test_a_bare_environment_with_the_wheel_serves(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    environment = tmp_path / "venv"
+    _checked([sys.executable, "-m", "venv", str(environment)], tmp_path)
+    python = str(environment / "bin" / "python")
+    _checked([python, "-m", "pip", "install", "--quiet", f"{wheel}[coordinator]"], tmp_path)
+    tessera = str(environment / "bin" / "tessera")
+    assert _checked([tessera, "--version"], tmp_path) == "tessera 0.1.0\n"
+    with _serving(tessera, tmp_path) as url:
+        assert httpx.get(f"{url}/healthz").status_code == 200
+        assert "<html" in httpx.get(url).text
+        options = ["--url", url, "--token", TOKEN, "--json"]
+        created = _checked(
+            [tessera, "federation", "create", "--name", "clinics", "--strategy", "fedmosaic", *options], tmp_path
+        )
+        assert json.loads(created)["name"] == "clinics"
+
+
+def _checked(command: list[str], folder: Path) -> str:
+    done = subprocess.run(
+        command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    """Return this process' variables without those that would let our sources be imported from here."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+
+@contextmanager
+def _serving(tessera: str, folder: Path) -> Iterator[str]:
+    settings = {"TESSERA_PORT": "0", "TESSERA_ADMIN_TOKEN": TOKEN}
+    log = folder / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [tessera, "serve"], cwd=folder, env={**_environment(), **settings}, stdout=out, stderr=out
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while not (listening := re.search(r"listens on (http://\S+)", log.read_text("utf-8"))):
+            assert process.poll() is None, log.read_text("utf-8")
+            assert time.monotonic() < deadline, log.read_text("utf-8")
+            time.sleep(0.1)
+        yield listening[1]
+    finally:
+        process.terminate()
+        process.wait(30)
