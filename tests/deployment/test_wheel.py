@@ -83,7 +83,8 @@ def test_a_bare_environment_with_the_wheel_serves(built: Path, tmp_path: Path) -
         assert "<html" in httpx.get(url).text
         options = ["--url", url, "--token", TOKEN, "--json"]
         created = _checked(
-            [tessera, "federation", "create", "--name", "clinics", "--strategy", "fedmosaic", *options], tmp_path
+            [tessera, "federation", "create", "--name", "clinics", "--strategy", "fedmosaic", *options],
+            tmp_path,
         )
         assert json.loads(created)["name"] == "clinics"
 
