@@ -74,21 +74,22 @@ def authenticated(request: Request) -> Person | Member:
     Raises:
         what `recognise` raises.
     """
-    with counting_failures(request), database_of(request).look() as asked:
+    with looking(request) as asked:
         caller = recognise(request, asked)
     note_seen(request, caller)
     return caller
 
 
 @contextmanager
-def counting_failures(request: Request) -> Iterator[None]:
-    """Count a bearer token that is nobody's, by the address that it comes from.
+def looking(request: Request) -> Iterator[Connection]:
+    """Open the look in which a caller is recognised, and count a bearer token that is nobody's by address.
 
     Raises:
         RateLimited: too many from there were nobody's within the last minute.
     """
     try:
-        yield
+        with database_of(request).look() as asked:
+            yield asked
     except CredentialInvalid:
         address = request.client.host if request.client is not None else ""
         failures.note_bearer(database_of(request), address, settings_of(request).failed_tokens_per_minute)

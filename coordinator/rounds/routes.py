@@ -15,13 +15,7 @@ from sqlalchemy.orm import Session
 from coordinator.database import now
 from coordinator.dependencies import TheDatabase, database_of, server_key_of, settings_of
 from coordinator.enrolment.auth import IDENTIFIED, AsMember, AsReader, member_of, read_once
-from coordinator.enrolment.recognition import (
-    Member,
-    counting_failures,
-    note_seen,
-    recognise,
-    still_member,
-)
+from coordinator.enrolment.recognition import Member, looking, note_seen, recognise, still_member
 from coordinator.errors import (
     AuthMissing,
     Forbidden,
@@ -169,9 +163,9 @@ def _first_look(
     request: Request, fid: str, waits: bool
 ) -> tuple[Member, RoundBrief | FinishedBrief | Situation | None]:
     """Recognise a client, and look what it has to do: a Situation if that is nothing and it waits."""
-    with counting_failures(request), database_of(request).look() as asked:
+    with looking(request) as asked:
         member = member_of(fid, recognise(request, asked))
-        read_once(request, member)  # who repeats a client's poll must not use up what the client may ask
+        read_once(request, member)  # before its bucket: a copied poll must not use that up
         polls_of(request).take(member.client_id)
         # First what a change is waited for of: each look sees its own state, and a round that opens between
         # the two must differ from it.

@@ -73,8 +73,8 @@ class Target:
             "@path": self.path or "/",
             "@query": f"?{self.query}",
             _DIGEST: self.content_digest or "",
-            "prefer": self.prefer or "",
-            "range": self.range or "",
+            "prefer": (self.prefer or "").strip(),
+            "range": (self.range or "").strip(),
         }
         return {name: every[name] for name in covered}
 

@@ -53,7 +53,8 @@ def test_tokens_are_made_shown_once_listed_and_revoked(coordinator: Served) -> N
     assert made.status_code == 201
     token = made.json()
     assert token["token"].startswith("tsr_op_")
-    assert token["expires_at"] is None
+    life = datetime.fromisoformat(token["expires_at"]) - datetime.now(UTC)
+    assert timedelta(days=89) < life <= timedelta(days=90)
     listed = coordinator.admin.get("/v1/tokens", params={"limit": 500})
     assert token["id"] in [item["id"] for item in listed.json()["items"]]
     assert token["token"] not in listed.text

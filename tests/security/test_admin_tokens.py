@@ -1,0 +1,118 @@
+"""Tokens of people: long enough, ended some day, not printed, and not guessed without end."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from coordinator.database import Database
+from coordinator.enrolment import first_admin
+from coordinator.errors import SettingsUnusable
+from coordinator.serving import load_settings
+from tests.served import Served, slug
+from tests.taking_part import running, url
+
+LIMIT = 3
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served], database_url: str) -> Served:
+    return serve(database_url, failed_tokens_per_minute=LIMIT, trusted_proxies="127.0.0.1")
+
+
+@pytest.mark.parametrize("token", ["a", "x" * 19, " " * 20 + "a"])
+def test_a_short_admin_token_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv("TESSERA_ADMIN_TOKEN", token)
+    with pytest.raises(SettingsUnusable, match=r"ADMIN_TOKEN: shorter than 20 .*openssl rand") as refused:
+        load_settings()
+    assert token not in str(refused.value).split()
+
+
+def ask(served: Served, token: str, address: str = "192.0.2.1", path: str = "/v1/tokens") -> httpx.Response:
+    headers = {"Authorization": f"Bearer {token}", "X-Forwarded-For": address}
+    return served.http().get(path, headers=headers)
+
+
+def test_wrong_tokens_are_counted_by_address_and_a_good_one_passes(served: Served) -> None:
+    made = served.admin.post("/v1/tokens", json={"role": "admin", "name": "x"}).json()["token"]
+    for number in range(LIMIT):
+        assert slug(ask(served, f"guess-{number}")) == "credential-invalid"
+    limited = ask(served, "guess")
+    assert (limited.status_code, slug(limited)) == (429, "rate-limited")
+    assert 1 <= int(limited.headers["retry-after"]) <= 65
+    assert ask(served, made).status_code == 200
+    assert ask(served, "guess", "192.0.2.2").status_code == 401
+
+
+def test_wrong_tokens_are_counted_where_clients_poll_as_well(served: Served) -> None:
+    _, (silo, _) = running(served)
+    path = url(silo, 1).replace("/1", "/current")
+    answers = [ask(served, "tsr_cl_guess", path=path).status_code for _ in range(LIMIT + 1)]
+    assert answers == [401] * LIMIT + [429]
+    assert silo.http.get(path).status_code == 200
+
+
+def test_wrong_tokens_beyond_the_limit_write_nothing(served: Served) -> None:
+    for _ in range(3 * LIMIT):
+        ask(served, "guess")
+    database = Database(served.database_url)
+    try:
+        with database.read() as session:
+            assert session.scalar(text("SELECT count(*) FROM failed_enrolments")) == LIMIT
+    finally:
+        database.close()
+
+
+def test_a_token_ends_after_ninety_days_unless_it_says_otherwise(served: Served) -> None:
+    def expires_at(**request: int | None) -> str | None:
+        made = served.admin.post("/v1/tokens", json={"role": "auditor", "name": "x"} | request)
+        ends: str | None = made.json()["expires_at"]
+        return ends
+
+    ends = expires_at()
+    assert ends is not None
+    assert timedelta(days=89) < datetime.fromisoformat(ends) - datetime.now(UTC) <= timedelta(days=90)
+    soon = expires_at(expires_in_seconds=60)
+    assert soon is not None
+    assert datetime.fromisoformat(soon) - datetime.now(UTC) <= timedelta(seconds=60)
+    assert expires_at(expires_in_seconds=None) is None
+
+
+def test_the_first_admins_token_is_in_a_file_for_its_owner_alone(
+    fresh_database: Callable[[str], str], serve: Callable[..., Served]
+) -> None:
+    database = Database(fresh_database("sqlite"))
+    try:
+        file = first_admin.make_token(database)
+        assert file == Path(f"{database.url.database}-admin-token")
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert first_admin.make_token(database) is None, "somebody has one"
+    finally:
+        database.close()
+    served = serve(database.url.render_as_string(), admin_token=None)
+    admin = served.http(file.read_text().strip())
+    (token,) = admin.get("/v1/tokens").json()["items"]
+    assert token["expires_at"] is not None
+    (entry,) = admin.get("/v1/audit").json()["items"]
+    assert (entry["event"], entry["actor"], entry["subject"]) == (
+        "person-token-made",
+        "coordinator",
+        token["id"],
+    )
+
+
+def test_a_place_that_takes_no_file_makes_no_token(
+    tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "later" / "admin-token"
+    monkeypatch.setattr(first_admin, "_place", lambda _: file)
+    with pytest.raises(SettingsUnusable, match="openssl rand"):
+        first_admin.make_token(database)
+    file.parent.mkdir()
+    assert first_admin.make_token(database) == file, "none was kept before"

@@ -1,0 +1,132 @@
+"""What people do with a client's adapter and with alignment is in the audit log, whose end is signed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from typer import Typer
+from typer.testing import CliRunner
+
+from coordinator import operator
+from coordinator.database import Database
+from schemas.identity.documents import hash_of, is_signed
+from schemas.identity.keys import public_key
+from tests.coordinator.alignment.test_acceptance import figures, with_packs
+from tests.coordinator.alignment.test_alignment import OTHER
+from tests.served import ADMIN_TOKEN, Served
+from tests.taking_part import deliver, running, values
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served], database_url: str) -> Served:
+    return serve(database_url)
+
+
+def entries(served: Served) -> list[tuple[str, str, str, str | None]]:
+    items = served.admin.get("/v1/audit").json()["items"]
+    return [(e["event"], e["actor"], e["subject"], e["reason"]) for e in items]
+
+
+def test_an_operators_download_of_an_adapter_is_written_down(served: Served) -> None:
+    fid, (silo, _) = running(served)
+    deliver(silo, 1, values(1.0))
+    path = f"/v1/federations/{fid}/clients/{silo.client_id}/adapter"
+    before = entries(served)
+    assert silo.http.get(path).status_code == 200, "the client's own is nobody's business"
+    assert served.person("auditor").get(path).status_code == 403
+    assert served.admin.get(path).status_code == 200
+    assert [e for e in entries(served)[len(before) :] if e[0] != "person-token-made"] == [
+        ("adapter-downloaded", "settings", silo.client_id, "round 1")
+    ]
+
+
+def test_what_people_do_with_alignment_is_written_down(served: Served) -> None:
+    fid, pack = with_packs(served)
+    path = f"/v1/federations/{fid}/alignments/{OTHER}/acceptance"
+    for _ in range(2):
+        assert served.admin.put(path, json=figures(pack)).status_code in (200, 201)
+    found = [entry for entry in entries(served) if entry[0] != "federation-created"]
+    assert [(event, actor, subject) for event, actor, subject, _ in found] == [
+        ("anchors-set", "settings", fid),
+        ("pack-stored", "settings", fid),
+        ("pack-stored", "settings", fid),
+        ("acceptance-set", "settings", fid),
+    ]
+    assert [reason for *_, reason in found][2:] == [f"{OTHER}: {pack}", f"{OTHER}: passed"]
+
+
+def test_what_a_client_does_with_alignment_is_no_persons_deed(served: Served) -> None:
+    fid, pack = with_packs(served)
+    before = len(entries(served))
+    silo = served.enrol(fid, "a", base_model=OTHER)
+    path = f"/v1/federations/{fid}/alignments/{OTHER}/acceptance"
+    assert silo.http.put(path, json=figures(pack)).status_code == 201
+    assert [entry[0] for entry in entries(served)[before:]] == ["enrolment-token-made", "client-enrolled"]
+
+
+def test_the_end_of_the_log_is_signed_on_every_page(served: Served) -> None:
+    key = public_key(served.http().get("/v1/hello").json()["signing_key"])
+    assert served.admin.get("/v1/audit").json()["head"] is None
+    for _ in range(3):
+        served.federation()
+    for query in ({}, {"limit": 1}):
+        page = served.admin.get("/v1/audit", params=query).json()
+        head = page["head"]
+        assert is_signed("tessera-audit-v1", head, head["signature"], key)
+        assert not is_signed("tessera-audit-v1", head | {"number": 2}, head["signature"], key)
+        assert head["number"] == 3
+    whole = served.admin.get("/v1/audit").json()
+    assert hash_of(whole["items"][-1]) == whole["head"]["hash"]
+
+
+def audit(served: Served, *arguments: str) -> tuple[int, str]:
+    app = Typer()
+    operator.commands(app)
+    done = CliRunner().invoke(app, ["audit", "--url", served.url, "--token", ADMIN_TOKEN, *arguments])
+    return done.exit_code, done.output + done.stderr
+
+
+def rewrite(served: Served) -> None:
+    """Make another chain in the database, every link of it right."""
+    database = Database(served.database_url)
+    with database.write() as session:
+        rows = session.execute(text("SELECT number, document FROM audit ORDER BY number")).all()
+        previous: str | None = None
+        for number, stored in rows:
+            entry: dict[str, Any] = json.loads(stored) if isinstance(stored, str) else dict(stored)
+            entry |= {"actor": "nobody", "previous": previous}
+            previous = hash_of(entry)
+            session.execute(
+                text("UPDATE audit SET document = :document, hash = :hash WHERE number = :number"),
+                {"document": json.dumps(entry), "hash": previous, "number": number},
+            )
+    database.close()
+
+
+def test_a_log_that_was_made_anew_is_not_the_one_that_was_kept(served: Served, tmp_path: Path) -> None:
+    kept = tmp_path / "head.json"
+    for _ in range(2):
+        served.federation()
+    code, output = audit(served, "--head", str(kept))
+    assert (code, "signed by the coordinator" in output) == (0, True), output
+    served.federation()
+    assert audit(served, "--head", str(kept))[0] == 0, "it has grown"
+    rewrite(served)
+    assert audit(served)[0] == 0, "another chain is a chain"
+    code, output = audit(served, "--head", str(kept))
+    assert (code, "was replaced" in output) == (1, True), output
+
+
+def test_a_kept_end_that_is_not_the_coordinators_is_refused(served: Served, tmp_path: Path) -> None:
+    kept = tmp_path / "head.json"
+    served.federation()
+    assert audit(served, "--head", str(kept))[0] == 0
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"number": 7}))
+    assert "not signed" in audit(served, "--head", str(kept))[1]
+    kept.write_text("[]")
+    assert "does not hold" in audit(served, "--head", str(kept))[1]
