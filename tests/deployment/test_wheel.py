@@ -21,7 +21,7 @@ import pytest
 from tests.deployment.composition import ROOT
 
 PACKAGES = ("schemas", "coordinator", "client_agent", "migrations")
-TOKEN = "an admin token of the test"
+TOKEN = "tsr_adm_of_the_packaging_test"
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +75,22 @@ def test_a_bare_environment_with_the_wheel_serves(built: Path, tmp_path: Path) -
     environment = tmp_path / "venv"
     _checked([sys.executable, "-m", "venv", str(environment)], tmp_path)
     python = str(environment / "bin" / "python")
-    _checked([python, "-m", "pip", "install", "--quiet", f"{wheel}[coordinator]"], tmp_path)
+    _checked([python, "-m", "pip", "install", "--quiet", "--no-compile", f"{wheel}[coordinator]"], tmp_path)
     tessera = str(environment / "bin" / "tessera")
     assert _checked([tessera, "--version"], tmp_path) == "tessera 0.1.0\n"
     with _serving(tessera, tmp_path) as url:
         assert httpx.get(f"{url}/healthz").status_code == 200
         assert "<html" in httpx.get(url).text
+<<<<<<< HEAD
         options = ["--url", url, "--token", TOKEN, "--json"]
         created = _checked(
             [tessera, "federation", "create", "--name", "clinics", "--strategy", "fedmosaic", *options],
             tmp_path,
         )
+=======
+        command = [tessera, "federation", "create", "--name", "clinics", "--strategy", "fedmosaic"]
+        created = _checked([*command, "--url", url, "--token", TOKEN, "--json"], tmp_path)
+>>>>>>> package
         assert json.loads(created)["name"] == "clinics"
 
 

@@ -15,11 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    program = [
-        sys.executable,
-        "-c",
-        "import sys; sys.argv[0] = 'tessera'; from schemas.command import main; main()",
-    ]
+    program = "import sys; sys.argv[0] = 'tessera'; from schemas.command import main; main()"
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=ROOT,
@@ -65,6 +61,7 @@ def test_a_shell_is_told_commands_and_their_options() -> None:
 def test_nobody_is_told_to_install_a_name_that_is_not_published() -> None:
     """Whoever registers the name on a package index would run code wherever the advice is followed."""
     pattern = re.compile(r"tessera-fl\[|pip install (-\S+ )*['\"]?tessera")
+<<<<<<< HEAD
     ours = (
         "schemas",
         "coordinator",
@@ -75,6 +72,9 @@ def test_nobody_is_told_to_install_a_name_that_is_not_published() -> None:
         "deploy",
         "docs",
     )
+=======
+    ours = ("schemas", "coordinator", "client_agent", "migrations", "examples", "benchmarks")
+>>>>>>> package
     endings = (".py", ".md", ".sh", ".html", ".js")
     files = [ROOT / "README.md", ROOT / "Makefile", ROOT / "Dockerfile", ROOT / "docker-compose.yml"]
     for folder in (*ours, "deploy", "docs"):
