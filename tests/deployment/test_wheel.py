@@ -81,16 +81,8 @@ def test_a_bare_environment_with_the_wheel_serves(built: Path, tmp_path: Path) -
     with _serving(tessera, tmp_path) as url:
         assert httpx.get(f"{url}/healthz").status_code == 200
         assert "<html" in httpx.get(url).text
-<<<<<<< HEAD
-        options = ["--url", url, "--token", TOKEN, "--json"]
-        created = _checked(
-            [tessera, "federation", "create", "--name", "clinics", "--strategy", "fedmosaic", *options],
-            tmp_path,
-        )
-=======
         command = [tessera, "federation", "create", "--name", "clinics", "--strategy", "fedmosaic"]
         created = _checked([*command, "--url", url, "--token", TOKEN, "--json"], tmp_path)
->>>>>>> package
         assert json.loads(created)["name"] == "clinics"
 
 
