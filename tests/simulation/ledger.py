@@ -223,6 +223,8 @@ class Ledger:
         if row.reason == "too-few-updates":
             if not self._is_past(row.deadline) or arrived >= self._world.plan.quorum:
                 self._broken("I4", f"round {row.number} was abandoned with {arrived} updates")
+        elif row.reason == "pack-ended" and self._world.plan.aligned:
+            self._world.count("rounds abandoned with a pack")
         elif row.reason != "finished" or not self._world.plan.finish_early:
             self._broken("no round is lost", f"round {row.number} was abandoned: {row.reason}")
 

@@ -39,9 +39,11 @@ PACK = frames_in_use._PACK
 """What an agent's pack is called on its disk."""
 
 _MODULE = "b0.q"
+_ENDED = "SELECT 1 FROM voided_packs WHERE base_model = ? AND digest = ?"
+_NONE = ""  # in place of a digest: a pack ended, and there is no other yet
 _PATH = re.compile(r"/alignments/([^/]+)$")
 _STORED = (
-    "SELECT p.base_model, p.digest, p.alignment_set, p.payload_id, f.state"
+    "SELECT p.base_model, p.digest, p.alignment_set, p.payload_id, p.stored_by, f.state"
     " FROM alignment_packs p JOIN federations f ON f.id = p.federation_id ORDER BY p.base_model"
 )
 
@@ -119,18 +121,26 @@ class Packs:
         self._world = world
         self._stored: dict[str, list[str]] = {}  # digests by base model, the newest last
         self._acknowledged: dict[str, float] = {}  # base models, and when first
-        self._sent: dict[tuple[int, str], str] = {}  # by agent and base model
-        self._is_open = True
+        self._sent: dict[tuple[int, str, int], str] = {}  # by agent, base model and packs that ended before
+        self._ended = 0
 
     def look(self, connection: sqlite3.Connection) -> None:
         """See which packs a commit has stored."""
         if not self._world.plan.aligned:
             return
         rows = connection.execute(_STORED).fetchall()
+<<<<<<< HEAD
         for base_model, digest, _, payload, _state in rows:
+=======
+        for base_model, digest, _, payload, stored_by, _ in rows:
+>>>>>>> alignment
             known = self._stored.setdefault(base_model, [])
             if known and known[-1] == digest:
                 continue
+            if known and known[-1] != _NONE:
+                self._ended += 1
+                if stored_by is not None:
+                    self._broken(f"the pack of {base_model} was replaced by a client")
             self._world.count("packs replaced" if known else "packs stored")
             known.append(digest)
             chunks = connection.execute(
@@ -138,11 +148,24 @@ class Packs:
             ).fetchall()
             if f"sha256:{sha256(b''.join(data for (data,) in chunks)).hexdigest()}" != digest:
                 self._broken(f"the pack of {base_model} is not what its digest says")
-        if self._stored.keys() - {row[0] for row in rows}:
-            self._broken("a pack is gone")
+        for base_model in self._stored.keys() - {row[0] for row in rows}:
+            self._gone(connection, base_model)
         if len({row[2] for row in rows}) > 1:
             self._broken("packs were made on something else than each other")
-        self._is_open = any(row[4] == "open" for row in rows)
+
+    def _gone(self, connection: sqlite3.Connection, base_model: str) -> None:
+        """See whether a pack that is not there any more ended by somebody's order."""
+        known = self._stored[base_model]
+        if known[-1] == _NONE:
+            return
+        plan = self._world.plan
+        may_end = plan.revoked or plan.packs_before or plan.replaces_pack
+        if not may_end or connection.execute(_ENDED, (base_model, known[-1])).fetchone() is None:
+            self._broken("a pack is gone")
+        self._world.count("packs ended")
+        self._ended += 1
+        self._acknowledged.pop(base_model, None)
+        known.append(_NONE)
 
     def sent(self, agent: int, method: str, target: str, body: bytes) -> None:
         """Note a pack as it leaves its agent: after a restart it is the one that was made before."""
@@ -150,7 +173,7 @@ class Packs:
         if method != "PUT" or found is None or agent >= self._world.plan.agents:
             return
         digest = digest_of(body)
-        if self._sent.setdefault((agent, found.group(1)), digest) != digest:
+        if self._sent.setdefault((agent, found.group(1), self._ended), digest) != digest:
             self._broken(f"agent {agent} made two packs of {found.group(1)}")
 
     def answered(self, asked: Asked, answer: Answer) -> None:
@@ -171,7 +194,7 @@ class Packs:
         elif answer.status == 404 and asked.at > self._acknowledged.get(base_model, asked.at):
             self._broken(f"the pack of {base_model} was acknowledged and is not there")
         elif answer.status == 200:
-            possible = known if self._is_open else known[-1:]
+            possible = known if self._ended else known[-1:]
             if digest_of(bytes(answer.body)) not in possible:
                 self._broken(f"another pack of {base_model} was served than is stored")
 
@@ -190,7 +213,9 @@ class Packs:
         for agent in self._world.agents:
             for kept in sorted(agent.folder.glob(f"*/{PACK}")):
                 base_model = base_model_of(self._world.plan, agent.index)
-                if [digest_of(kept.read_bytes())] != self._stored.get(base_model, [])[-1:]:
+                known = self._stored.get(base_model, [])
+                # Who takes part in no later round does not hear that its pack ended.
+                if digest_of(kept.read_bytes()) not in (known if self._ended else known[-1:]):
                     self._broken(f"{agent.name} has another pack of {base_model} than is stored")
 
     def _broken(self, what: str) -> None:

@@ -94,7 +94,7 @@ class Operator(Process):
         self._world.scheduler.spawn(self, run, delay=delay)
 
     def _put_pack(self, name: str) -> None:
-        """Store a pack of the pivot; once the federation runs, none may be stored in place of another."""
+        """Store a pack of the pivot in place of the one before, with which all that were made on it end."""
         pack = made(self._world.plan, self.federation, PIVOT, name)
         self._ask("PUT", f"/v1/federations/{self.federation}/alignments/{PIVOT}", body=pack.to_body())
 
