@@ -129,11 +129,7 @@ class Packs:
         if not self._world.plan.aligned:
             return
         rows = connection.execute(_STORED).fetchall()
-<<<<<<< HEAD
-        for base_model, digest, _, payload, _state in rows:
-=======
         for base_model, digest, _, payload, stored_by, _ in rows:
->>>>>>> alignment
             known = self._stored.setdefault(base_model, [])
             if known and known[-1] == digest:
                 continue
