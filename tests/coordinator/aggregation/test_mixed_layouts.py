@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from schemas.maths.adapter import Layout
 from schemas.wire.envelope import slots, unpack
-from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, SET, body
+from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, RANDOM_SET, body
 from tests.coordinator.alignment.test_alignment import deliver as deliver_pack
 from tests.served import Served, Silo
 from tests.taking_part import join, put, show, update_body, url, wait_for
@@ -30,7 +30,7 @@ def federation(served: Served, strategy: dict[str, Any]) -> str:
     )
     frames = {"b0.q.A": np.ones((2, 6), np.float32), "b0.q.B": np.ones((5, 2), np.float32)}
     for model in (PIVOT, OTHER, THIRD):
-        pack = body(fid, model, frames, selected=["b0.q"], errors={}, alignment_set=SET)
+        pack = body(fid, model, frames, selected=["b0.q"], errors={}, alignment_set=RANDOM_SET)
         assert deliver_pack(served.admin, fid, model, pack).status_code == 201
     return fid
 
