@@ -60,6 +60,7 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
         log.warning("unknown-variables", names=misspelt)
     with _database(settings) as database, only_replica(database):
         migrations.prepare(database)
+        _close_files(database)
         with database.read() as session:
             unsafe = unsafe_settings(session)
         if unsafe:
@@ -197,7 +198,6 @@ def _database(settings: Settings) -> Iterator[Database]:
     try:
         if not database.is_sqlite:
             _wait_until_it_answers(database, settings.database_wait_seconds)
-        _close_files(database)
         yield database
     except DatabaseError as error:
         shown = database.url.render_as_string()
