@@ -116,6 +116,7 @@ def migrate() -> None:
     logs.configure(settings.log_level, settings.log_format)
     with _database(settings) as database:
         migrations.upgrade(database)
+        _close_files(database)
 
 
 def backup(target: Path, *, progress: Callable[[int, int], None]) -> None:
