@@ -1,0 +1,219 @@
+"""What clients, people and web pages tried and did not get: races, other files, other modules."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import httpx
+import pytest
+import zstandard
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+import coordinator.dashboard
+from schemas.identity.keys import name_of
+from schemas.wire.envelope import MEDIA_TYPE
+from tests.hostile.scene import connected, listen, request_bytes
+from tests.served import ADMIN_TOKEN, Served, Silo, enrolment, slug, start
+from tests.signed import signed
+from tests.taking_part import join, running, show, update_body, upload_headers, url, values
+
+PAGE = Path(coordinator.dashboard.__file__ or "").parent
+AT_ONCE = 20
+
+
+@pytest.fixture(scope="module")
+def served(fresh_database: Callable[[str], str]) -> Iterator[Served]:
+    started = start(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="module")
+def silo(served: Served) -> Silo:
+    _, (one, _) = running(served)
+    join(one, 1)
+    return one
+
+
+def test_of_twenty_keys_that_enrol_at_once_with_one_token_one_becomes_the_member(served: Served) -> None:
+    fid = served.federation()
+    token = served.enrolment_token(fid, "aster")
+    keys = [Ed25519PrivateKey.generate() for _ in range(AT_ONCE)]
+    requests = [enrolment(served.http(), token, "aster", key) for key in keys]
+    barrier = Barrier(AT_ONCE)
+
+    def send(request: dict[str, object]) -> httpx.Response:
+        anyone = served.http()
+        barrier.wait()
+        return anyone.post("/v1/enrolments", json=request)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(send, requests))
+    assert sorted(answer.status_code for answer in answers) == [201] + [401] * (AT_ONCE - 1)
+    assert len(served.admin.get(f"/v1/federations/{fid}/clients").json()["items"]) == 1
+    first = next(i for i, answer in enumerate(answers) if answer.status_code == 201)
+    again = served.http().post("/v1/enrolments", json=requests[first])
+    assert again.json()["client_id"] == answers[first].json()["client_id"]
+    for key, answer in zip(keys, answers, strict=True):
+        assert (served.signing(key).get("/v1/me").status_code == 200) == (answer.status_code == 201)
+
+
+def test_a_client_that_is_revoked_while_its_body_travels_leaves_nothing(served: Served) -> None:
+    fid, (silo, _) = running(served)
+    body = update_body(silo, 1, join(silo, 1), values(1.0))
+    request = signed(served, silo, "PUT", url(silo, 1, "/update"), body, **{"Content-Type": MEDIA_TYPE})
+    with connected(served) as line:
+        line.sendall(request_bytes(request, body=body[:100]))
+        time.sleep(0.2)  # recognised, and its body is waited for
+        assert served.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}").status_code == 204
+        line.sendall(body[100:])
+        answer = listen(line)
+    assert (answer.status, answer.problem) == (401, "key-revoked")
+    assert show(served, fid, 1)["counts"]["arrived"] == 0
+
+
+SIGNED = {
+    "another method": lambda request: ("PUT", str(request.url), {}),
+    "another order of the query": lambda request: ("GET", str(request.url).replace("a=1&b=2", "b=2&a=1"), {}),
+    "a longer query": lambda request: ("GET", f"{request.url}&c=3", {}),
+    "another spelling of the path": lambda request: ("GET", str(request.url).replace("/plan", "/%70lan"), {}),
+    "another host": lambda request: ("GET", str(request.url), {"host": "example.org"}),
+}
+
+
+@pytest.mark.parametrize("case", SIGNED)
+def test_what_was_signed_for_one_request_opens_no_other(served: Served, silo: Silo, case: str) -> None:
+    request = signed(served, silo, "GET", f"/v1/federations/{silo.federation_id}/plan?a=1&b=2")
+    method, target, fields = SIGNED[case](request)
+    headers = {**dict(request.headers), **fields}
+    moved = served.http().send(httpx.Request(method, target, headers=headers))
+    assert moved.status_code in (401, 404, 405, 421)
+    assert served.http().send(request).status_code == 200, "it was good where it was meant"
+
+
+@pytest.mark.parametrize(("before", "behind"), [("http://example.org", ""), ("{url}", ""), ("", "#/v1/me")])
+def test_another_form_of_the_target_opens_no_other_path(
+    served: Served, silo: Silo, before: str, behind: str
+) -> None:
+    sent = request_bytes(signed(served, silo, "GET", "/v1/me"))
+    plan = f"/v1/federations/{silo.federation_id}/plan"
+    target = before.format(url=served.url) + plan + behind
+    with connected(served) as line:
+        line.sendall(sent.replace(b"GET /v1/me ", f"GET {target} ".encode(), 1))
+        assert listen(line).status in (400, 401, 404, 421)
+
+
+def test_two_signature_inputs_are_no_signature(served: Served, silo: Silo) -> None:
+    request = signed(served, silo, "GET", "/v1/me")
+    doubled = [*request.headers.raw, (b"Signature-Input", request.headers["signature-input"].encode())]
+    answer = served.http().send(httpx.Request("GET", request.url, headers=doubled))
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize(
+    "name", ["../migrate", "..migrate", "os", "coordinator.migrate", "__init__", "battery\x00"]
+)
+def test_a_strategy_is_no_other_module(served: Served, name: str) -> None:
+    answer = served.admin.post("/v1/federations", json={"name": "x", "strategy": {"name": name}})
+    assert answer.status_code == 422, answer.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/docs/static/../app.py",
+        "/docs/static/%2e%2e/app.py",
+        "/docs/static/..%2fapp.py",
+        "/docs/static/%2e%2e%2f%2e%2e%2f%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+        "/docs/static//etc/passwd",
+        "/docs/static/..\\app.py",
+    ],
+)
+def test_the_static_files_of_the_documentation_are_no_way_to_others(served: Served, path: str) -> None:
+    with connected(served) as line:
+        host = served.url.removeprefix("http://")
+        line.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        received = b""
+        while piece := line.recv(65536):
+            received += piece
+    assert received.startswith((b"HTTP/1.1 404", b"HTTP/1.1 400"))
+    assert b"root:" not in received
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=-1", "limit=1e9", "after=' OR 1=1 --", "after=%00"])
+def test_pages_are_asked_for_in_numbers_and_cursors_alone(served: Served, silo: Silo, query: str) -> None:
+    for path in (f"/v1/federations/{silo.federation_id}/clients", "/v1/federations"):
+        answer = served.admin.get(f"{path}?{query}")
+        assert answer.status_code < 500, answer.text
+        assert answer.status_code == 422 or not answer.json()["items"] or "limit" not in query
+    assert served.admin.get(f"/v1/federations/{silo.federation_id}/clients").json()["items"]
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["bytes=0-0,2-3", "bytes=-0", "bytes=5-2", f"bytes={2**70}-", "bytes=a-b", "lines=0-1", "bytes=--1"],
+)
+def test_a_range_shows_no_more_than_the_whole(served: Served, silo: Silo, field: str) -> None:
+    whole = silo.http.get(url(silo, 1, "/weights")).content
+    answer = silo.http.get(url(silo, 1, "/weights"), headers={"Range": field})
+    assert answer.status_code in (200, 416)
+    assert answer.status_code == 416 or answer.content == whole
+
+
+@pytest.mark.parametrize("accept", ["application/x-pickle", "*/*;q=0", "text/html", "x" * 4000, "../../etc"])
+def test_what_a_client_accepts_changes_nothing_of_what_it_is(served: Served, silo: Silo, accept: str) -> None:
+    answer = silo.http.get(url(silo, 1, "/weights"), headers={"Accept": accept})
+    assert answer.status_code in (200, 406)
+    assert answer.is_error or answer.headers["content-type"].startswith(MEDIA_TYPE.partition(";")[0])
+
+
+def test_a_pack_that_expands_without_end_is_refused_early(served: Served) -> None:
+    pivot = {"pivot": "tiny-s-3f0c9a1b2c3d"}
+    fid = served.federation(strategy={"name": "fedmosaic"}, alignment=pivot)
+    writer = zstandard.ZstdCompressor(level=3, write_checksum=True).compressobj()
+    bomb = b"".join([*(writer.compress(bytes(2**20)) for _ in range(300)), writer.flush()])
+    answer = served.admin.put(
+        f"/v1/federations/{fid}/alignments/{pivot['pivot']}",
+        content=bomb,
+        headers=upload_headers(bomb, "zstd"),
+    )
+    assert answer.status_code in (413, 422), answer.text
+    assert served.admin.get(f"/v1/federations/{fid}/alignments").json()["items"] == []
+
+
+def test_a_foreign_page_gets_and_does_nothing(served: Served) -> None:
+    foreign = {"Origin": "https://example.org", "Content-Type": "text/plain"}
+    posted = served.http().post("/v1/federations", content=b"{}", headers=foreign)
+    assert (posted.status_code, slug(posted)) == (401, "auth-missing")
+    asked = served.http().options(
+        "/v1/federations", headers=foreign | {"Access-Control-Request-Method": "POST"}
+    )
+    for answer in (posted, asked, served.http(ADMIN_TOKEN).get("/v1/federations", headers=foreign)):
+        fields = {name.lower() for name in answer.headers}
+        assert not any(name.startswith("access-control-") for name in fields)
+        assert "set-cookie" not in fields
+
+
+def test_the_page_runs_its_own_script_alone_and_is_framed_by_nobody(served: Served) -> None:
+    answer = served.http().get("/")
+    policy = answer.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    script = (PAGE / "page.js").read_text("utf-8")
+    unsafe = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|localStorage|\.cookie"
+    )
+    assert not re.search(unsafe, script)
+    assert "sessionStorage" in script
+
+
+def test_a_key_nobody_knows_costs_a_look_and_gets_the_same_answer(served: Served, silo: Silo) -> None:
+    unknown = Ed25519PrivateKey.generate()
+    answers = [served.http().send(signed(served, silo, "GET", "/v1/me", key=unknown)) for _ in range(3)]
+    assert {answer.status_code for answer in answers} == {401}
+    assert all(name_of(unknown) not in answer.text for answer in answers)

@@ -1,0 +1,31 @@
+"""What CI promises: pytest's closing line comes last, and every test is in one group that a target runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def last_command(target: str) -> str:
+    """Return the last command that make would run."""
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1]
+
+
+def selected(target: str) -> str:
+    """Return the expression by which a target selects tests."""
+    return re.sub(r'.* -m (?:"(.+)"|(\w+))$', r"\1\2", last_command(target))
+
+
+def test_ci_ends_with_pytest() -> None:
+    script = (ROOT / ".ci" / "run").read_text("utf-8").rstrip().splitlines()
+    assert script[-1] == "make test"
+    assert " -m pytest " in last_command("test")
+
+
+def test_every_group_of_tests_has_a_target() -> None:
+    groups = [selected(target) for target in ("test", "test-slow", "test-long", "test-system")]
+    assert groups == ["not slow and not long and not gpu and not system", "slow", "long", "system"]
