@@ -133,13 +133,18 @@ def forget_old(database: Database, *, most: int = 1000) -> int:
 
 
 def forget_of_rounds(session: Session, federation_id: str, before: int, *, most: int) -> int:
-    """Delete some events of rounds with a smaller number; return how many."""
+    """Delete some events of rounds with a smaller number; return how many.
+
+    The federation's newest event stays, whatever its round: scores of an old round may come last.
+    """
     old = (
         select(EventRow.number)
         .where(
             EventRow.federation_id == federation_id,
             EventRow.kind == "round",
             EventRow.data["round"].as_integer() < before,
+            EventRow.number
+            < select(FederationRow.events).where(FederationRow.id == federation_id).scalar_subquery(),
         )
         .order_by(EventRow.number)
         .limit(most)

@@ -15,6 +15,7 @@ from coordinator.enrolment.recognition import Member
 from coordinator.errors import NotFound
 from coordinator.identity_tables import ManifestRow
 from coordinator.rounds.bases import GIVEN, Given
+from coordinator.rounds.lifecycle import PACK_ENDED
 from coordinator.tables import FederationRow, ParticipationRow, RoundRow, UpdateRow, WeightsRow
 from coordinator.times import clock
 from schemas.messages.federations import FederationPlan
@@ -35,6 +36,15 @@ _LAST_PUBLISHED = (
     .where(RoundRow.federation_id == bindparam("fid"), RoundRow.state == "published")
     .scalar_subquery()
 )
+_LAST_ENDED = (
+    select(func.max(RoundRow.number))
+    .where(
+        RoundRow.federation_id == bindparam("fid"),
+        RoundRow.reason == PACK_ENDED,
+        RoundRow.number < _NUMBER,
+    )
+    .scalar_subquery()
+)
 _STANDING = (
     select(
         clock(),
@@ -45,6 +55,7 @@ _STANDING = (
         ManifestRow.document,
         exists().where(UpdateRow.client_id == _CLIENT, UpdateRow.reject_reason.is_(None)),
         _LAST_PUBLISHED,
+        _LAST_ENDED,
         *GIVEN,
     )
     .select_from(FederationRow)
@@ -82,7 +93,7 @@ class Standing:
         manifest: what it was told when it joined.
         is_established: whether it has an update that counts; one of an abandoned round does not.
         last_published: the last round that was published, 0 before the first.
-        newest: the weights that it was given last, for this round or before.
+        newest: the weights that it was given last, for this round or before; None = they do not count.
     """
 
     moment: datetime
@@ -116,8 +127,10 @@ def standing(session: Session, member: Member, number: int) -> Standing:
     found = run(session, _STANDING, which).first()
     if found is None:
         raise NotFound
-    moment, plan, pack, state, joined, manifest, is_established, last, *given = found
+    moment, plan, pack, state, joined, manifest, is_established, last, ended, *given = found
     newest = Given(*given) if given[0] is not None else None
+    if newest is not None and not is_established and newest.round_number <= (ended or 0):
+        newest = None  # it may be made of what was learnt under a pack that ended
     return Standing(
         moment, plan, pack, state, joined is not None, manifest, is_established, last or 0, newest
     )

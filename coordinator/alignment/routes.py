@@ -134,7 +134,7 @@ def put_pack(
     """Keep the alignment pack of a base model; an operator may replace it at any time.
 
     The one that is replaced ends, and with the pivot's all that were made on it: what was learnt under them
-    no longer counts, and a round that takes such updates is abandoned.
+    no longer counts, and the round in progress is abandoned.
     """
     with database.read() as session:
         row = federation(session, fid)
@@ -208,7 +208,7 @@ def delete_pack(
 ) -> None:
     """Delete the alignment pack of a base model, and with the pivot's all that were made on it.
 
-    What was learnt under them no longer counts, and a round that takes such updates is abandoned.
+    What was learnt under them no longer counts, and the round in progress is abandoned.
     """
     with database.write() as session:
         row = lock_federation(session, fid)

@@ -92,7 +92,7 @@ def delete(
 ) -> None:
     """Delete a pack, and with the pivot's all others: what was learnt under them no longer counts.
 
-    A round that takes such updates is abandoned. Agents of the base model make a new pack.
+    The round in progress is abandoned. Agents of the base model make a new pack.
     """
     Coordinator(url, token).delete(f"/v1/federations/{federation}/alignments/{base_model}")
     deleted = {"base_model": base_model, "deleted": True}

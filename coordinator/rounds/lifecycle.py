@@ -33,6 +33,7 @@ TRANSITIONS: frozenset[tuple[RoundState, RoundState]] = frozenset(
 TOO_FEW_UPDATES = "too-few-updates"
 FEDERATION_FINISHED = "finished"
 AGGREGATION_FAILED = "aggregation-failed"
+PACK_ENDED = "pack-ended"
 
 
 _IDLE_ROUNDS = 2

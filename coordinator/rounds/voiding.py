@@ -1,25 +1,23 @@
 """End alignment packs: what was learnt under one that is replaced, deleted or voided no longer counts.
 
 Frames give P and Q their meaning. Updates of the pack's base model are listed as rejected, so that its
-clients are newcomers again; the weights that they were to begin from are made anew; and a round that mixes
-such updates is abandoned. Packs of other base models that were made on the pivot's end with it.
+clients are newcomers again; the weights that they were to begin from are made anew; and the round in
+progress is abandoned. Packs of other base models that were made on the pivot's end with it.
 
 Every function works in the caller's write transaction, with the federation locked.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import delete, exists, func, select, update
+from sqlalchemy import Select, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from coordinator import events, payloads
 from coordinator.alignment_tables import PackRow, VoidedPackRow
 from coordinator.federations.store import plan_of
 from coordinator.rounds import control, store
-from coordinator.rounds.lifecycle import ENDED, TAKING_PART
-from coordinator.tables import ClientRow, FederationRow, ParticipationRow, UpdateRow, WeightsRow
-
-PACK_ENDED = "pack-ended"
+from coordinator.rounds.lifecycle import ENDED, PACK_ENDED
+from coordinator.tables import ClientRow, FederationRow, UpdateRow, WeightsRow
 
 
 def void(session: Session, federation: FederationRow, pack: PackRow) -> list[str]:
@@ -111,11 +109,9 @@ def _discount(session: Session, federation: FederationRow, models: list[str]) ->
     current = store.latest(session, federation.id)
     if current is not None and current.state not in ENDED:
         current = store.numbered(session, federation.id, current.number, lock=True)
-        takes_part = exists().where(
-            ParticipationRow.round_id == current.id, ParticipationRow.client_id.in_(of_these)
-        )
-        if current.state not in TAKING_PART or session.scalar(select(takes_part)):
-            control.abandon(session, federation, current, PACK_ENDED)
+        control.abandon(session, federation, current, PACK_ENDED)
+    else:
+        _take_back(session, federation.id, of_these)
     session.execute(
         update(UpdateRow)
         .where(
@@ -126,9 +122,16 @@ def _discount(session: Session, federation: FederationRow, models: list[str]) ->
         .values(reject_reason=PACK_ENDED)
         .execution_options(synchronize_session=False)
     )
-    _, last = store.published(session, federation.id)
+
+
+def _take_back(session: Session, fid: str, of_these: Select[str]) -> None:
+    """Delete the weights for a round that is not open yet, which nobody was told of.
+
+    Those of a round that is abandoned stay what they were: `joining` does not begin from them.
+    """
+    _, last = store.published(session, fid)
     later = (
-        WeightsRow.federation_id == federation.id,
+        WeightsRow.federation_id == fid,
         WeightsRow.client_id.in_(of_these),
         WeightsRow.round_number > last,
     )

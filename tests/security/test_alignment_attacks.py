@@ -154,21 +154,24 @@ def test_with_the_pivots_pack_all_that_were_made_on_it_end(coordinator: Served) 
     replaced = deliver(coordinator.admin, fid, PIVOT, body(fid, PIVOT, alignment_set=ANOTHER_SET))
     assert replaced.status_code == 201
     assert [*stored(coordinator, fid)] == [PIVOT]
-    assert refused(try_join(silos[1], 2)) == (409, "pack-missing")
+    assert refused(try_join(silos[1], 3)) == (409, "pack-missing")
     assert refused(deliver(silos[1].http, fid, OTHER, body(fid, OTHER))) == (422, "metadata")
     made_anew = body(fid, OTHER, alignment_set=ANOTHER_SET)
     assert deliver(silos[1].http, fid, OTHER, made_anew).status_code == 201
-    take_part(coordinator, silos, 2, stored(coordinator, fid))
-    join(silos[0], 3)
-    assert (weights(silos[0], 3)["b0.q.P"] == 5.0).all()
+    take_part(coordinator, silos, 3, stored(coordinator, fid))
+    join(silos[0], 4)
+    assert (weights(silos[0], 4)["b0.q.P"] == 5.0).all()
 
 
-def test_a_round_that_nobody_of_the_base_model_joined_goes_on(coordinator: Served) -> None:
-    fid, (pivotal, _), _ = published(coordinator)
-    base = join(pivotal, 2)
-    assert coordinator.admin.delete(path(fid, OTHER)).status_code == 204
-    assert coordinator.admin.get(f"/v1/federations/{fid}/rounds/2").json()["state"] == "open"
-    assert join(pivotal, 2) == base
+def test_weights_for_a_round_that_is_not_open_yet_are_made_anew(coordinator: Served) -> None:
+    fid, silos, packs = published(coordinator)
+    coordinator.admin.post(f"/v1/federations/{fid}/pause")
+    take_part(coordinator, silos, 2, packs)
+    errors = dict.fromkeys(MODULES, ERRORS | {"a": 0.2})
+    assert deliver(coordinator.admin, fid, OTHER, body(fid, OTHER, errors=errors)).status_code == 201
+    coordinator.admin.post(f"/v1/federations/{fid}/start")
+    join(silos[1], 3)
+    assert (weights(silos[1], 3)["b0.q.P"] == 1.0).all()
 
 
 def test_revoking_a_client_ends_the_packs_that_it_stored(coordinator: Served) -> None:
@@ -182,7 +185,7 @@ def test_revoking_a_client_ends_the_packs_that_it_stored(coordinator: Served) ->
     assert revoked.status_code == 204
     assert stored(coordinator, fid) == {}
     assert deliver(honest.http, fid, PIVOT, better).status_code == 201
-    assert try_join(honest, 1).status_code == 200
+    assert try_join(honest, 2).status_code == 200  # round 1 was abandoned
 
 
 @pytest.mark.parametrize("vouched_by", ["--keep-packs", "an upload"])

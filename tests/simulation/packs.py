@@ -121,7 +121,9 @@ class Packs:
         self._world = world
         self._stored: dict[str, list[str]] = {}  # digests by base model, the newest last
         self._acknowledged: dict[str, float] = {}  # base models, and when first
-        self._sent: dict[tuple[int, str, int], str] = {}  # by agent, base model and packs that ended before
+        # By agent, base model, alignment set, and packs that ended before: what was made for a set that ended
+        # may still be on its way.
+        self._sent: dict[tuple[int, str, str, int], str] = {}
         self._ended = 0
 
     def look(self, connection: sqlite3.Connection) -> None:
@@ -169,7 +171,8 @@ class Packs:
         if method != "PUT" or found is None or agent >= self._world.plan.agents:
             return
         digest = digest_of(body)
-        if self._sent.setdefault((agent, found.group(1), self._ended), digest) != digest:
+        place = (agent, found.group(1), _set_of(body), self._ended)
+        if self._sent.setdefault(place, digest) != digest:
             self._broken(f"agent {agent} made two packs of {found.group(1)}")
 
     def answered(self, asked: Asked, answer: Answer) -> None:
@@ -216,3 +219,9 @@ class Packs:
 
     def _broken(self, what: str) -> None:
         self._world.violated("I18", what)
+
+
+def _set_of(body: bytes) -> str:
+    """Return the alignment set that a pack names in its manifest."""
+    header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
+    return str(json.loads(header["__metadata__"]["tessera"])["alignment_set"])
