@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
+import zstandard
 
 from client_agent import frames_in_use
 from client_agent.model.pack import OFFSETS, Pack
@@ -223,5 +224,7 @@ class Packs:
 
 def _set_of(body: bytes) -> str:
     """Return the alignment set that a pack names in its manifest."""
+    if body.startswith(zstandard.FRAME_HEADER):
+        body = zstandard.ZstdDecompressor().decompressobj().decompress(body)
     header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
     return str(json.loads(header["__metadata__"]["tessera"])["alignment_set"])
