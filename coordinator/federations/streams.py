@@ -144,6 +144,9 @@ class Streams:
         except SQLAlchemyError as error:  # a database's bad moment: they follow on
             log.warning("looking-for-events-failed", error=type(error).__name__)
             return
+        except Exception:  # ending here would leave every stream of this process silent for good
+            log.exception("looking-for-events-failed")
+            return
         for fid, number in numbers.items():
             feed = self._feeds.setdefault(fid, _Feed(number, number))
             if fid in news:

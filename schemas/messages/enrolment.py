@@ -5,13 +5,25 @@ from __future__ import annotations
 from ipaddress import ip_network
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 from schemas.messages.federations import ALL_ROLES, Role
 from schemas.messages.names import NewName
 from schemas.messages.strict import BaseModelSlug, Digest, Lenient, Strict, UtcTime, wrong
 
 Shape = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
+
+
+def _few(shapes: object) -> object:
+    """Refuse more shapes than there are roles before any is validated: each would be a fault of its own.
+
+    What stands behind a validator is no JSON any more, so that lists have to become tuples here.
+    """
+    if not isinstance(shapes, dict):
+        return shapes
+    if len(shapes) > len(ALL_ROLES):
+        raise ValueError(f"there are {len(ALL_ROLES)} roles")
+    return {role: tuple(shape) if isinstance(shape, list) else shape for role, shape in shapes.items()}
 
 
 class Profile(Lenient):
@@ -26,7 +38,7 @@ class Profile(Lenient):
     roles: Annotated[tuple[Role, ...], Field(min_length=1, max_length=len(ALL_ROLES), fail_fast=True)] = (
         ALL_ROLES
     )
-    shapes: Annotated[dict[Role, Shape], Field(max_length=len(ALL_ROLES))] | None = None
+    shapes: Annotated[dict[Role, Shape], BeforeValidator(_few)] | None = None
     agent_version: Annotated[str, Field(max_length=100)]
     protocol_version: int
 

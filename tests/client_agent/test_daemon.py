@@ -205,6 +205,6 @@ def test_a_check_says_what_is_wrong_and_goes_on(
     changes: dict[str, str], what: str, said: str, tmp_path: Path, served: Served
 ) -> None:
     found = {f.what: f for f in findings(config(tmp_path, **({"url": served.url} | changes)))}
-    assert len(found) == 9
+    assert len(found) == 10
     assert not found[what].good
     assert said in found[what].found

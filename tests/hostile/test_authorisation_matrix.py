@@ -89,6 +89,7 @@ POLICIES: dict[str, Policy] = {
     f"GET {_F}/alignments": READERS,
     f"GET {_F}/alignments/{{base_model}}": MAKERS,
     f"PUT {_F}/alignments/{{base_model}}": MAKERS,
+    f"DELETE {_F}/alignments/{{base_model}}": OPERATORS,
     f"PUT {_F}/alignments/{{base_model}}/acceptance": MAKERS,
 }
 
@@ -114,11 +115,20 @@ class World:
             fid = self.served.federation(name="passing")
         if operation.startswith("DELETE") and "{cid}" in template and role == "admin":
             cid = self.served.enrol(fid, f"passing-{next(_names)}", base_model=OTHER).client_id
+        if operation.startswith("DELETE") and "{base_model}" in template and role in ("operator", "admin"):
+            fid = self.with_packs("passing")
         token = ""
         if "{token_id}" in template:
             made = self.served.admin.post("/v1/tokens", json={"role": "auditor", "name": "passing"})
             token = made.json()["id"]
         return template.format(fid=fid, cid=cid, n=1, token_id=token, base_model=OTHER)
+
+    def with_packs(self, name: str) -> str:
+        """Make a federation with an alignment pack of each base model."""
+        fid = aligned(self.served, name=name)
+        for base_model in (PIVOT, OTHER):
+            assert deliver(self.served.admin, fid, base_model, pack_body(fid, base_model)).status_code == 201
+        return fid
 
     def body(self, operation: str) -> dict[str, Any] | None:
         """Give what the route looks at before it looks at the role, if there is such a thing."""

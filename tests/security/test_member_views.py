@@ -149,7 +149,7 @@ FIELDS: dict[str, set[str] | int] = {
     "/v1/tokens": 403,
     "/v1/tokens/{token_id}": 403,
     "/v1/me": {"client_id", "name", "organisation", "federation_id", "state", "layout"},
-    "/v1/federations/{fid}/alignments": {"items", "next"},
+    "/v1/federations/{fid}/alignments": {"items", "next", "voided"},
     "/v1/federations/{fid}/rounds": {"items", "next"},
     "/v1/federations/{fid}/rounds/{n}": SUMMARY | {"clients", "claims"},
     "/v1/federations/{fid}/rounds/{n}/relevance": {
