@@ -18,7 +18,9 @@ from sqlalchemy.exc import OperationalError
 from coordinator import server_key
 from coordinator.aggregation.ticker import Ticker
 from coordinator.app import KEPT_TOGETHER, create_app
+from coordinator.enrolment.nonces import Reads
 from coordinator.enrolment.seen import Sightings
+from coordinator.enrolment.stumbles import Stumbles
 from coordinator.limits.bodies import PacedBodies
 from coordinator.metrics import Metrics
 from coordinator.rounds.waiting import Waiting
@@ -141,6 +143,8 @@ class Replica(Process):
         state.waiting = waiting
         state.ticker = ticker
         state.sightings = Sightings()
+        state.reads = Reads(lambda: world.scheduler.now)
+        state.stumbles = Stumbles(lambda: world.scheduler.now)
         state.together = _Crowded(world)
         state.server_key = server_key.ServerKey(_seed())
         # The only replica of a database forgets the leases of its earlier life; one of several must not.

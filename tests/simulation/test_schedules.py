@@ -57,7 +57,6 @@ def test_many_schedules_of_faults_break_no_promise() -> None:
 
 
 def test_a_seed_is_played_the_same_again() -> None:
-    play(0)  # what is imported and remembered by the first play of a process
     first, second = play(3, trace=True), play(3, trace=True)
     assert first.trace == second.trace
     assert first.digest == second.digest
