@@ -8,7 +8,9 @@ SEED ?= 0
 SCHEDULES ?= 100
 # One thread per process: agents and test workers share the cores, and oversubscription costs more than it gives.
 RUN := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
-PYTEST := $(RUN) $(BIN)/python -m pytest -n 2 --dist worksteal
+# Tests are handed out in order: the fault schedules, which replace clocks and threads in their process, come after
+# all tests that share a running coordinator.
+PYTEST := $(RUN) $(BIN)/python -m pytest -n 2 --dist load
 
 .DEFAULT_GOAL := help
 
