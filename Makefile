@@ -36,7 +36,7 @@ test: setup lint ## Lint, types, dependency rules and the fast tests (8 minutes 
 	$(PYTEST) -m "not slow and not long and not gpu and not system"
 
 test-slow: setup ## The same on PostgreSQL, every route as every kind of caller, and tests of some seconds
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not long"
 
 test-long: setup ## Tests that take minutes: kills, memory, transfer between architectures (half an hour)
 	$(PYTEST) -m long

@@ -62,25 +62,25 @@ def main() -> None:
 def latencies(address: str, seconds: float) -> list[float]:
     """Return the seconds that each of many requests for /healthz took, one after the other."""
     connection = http.client.HTTPConnection(address, timeout=60)
-    taken: list[float] = []
+    durations: list[float] = []
     ends_at = time.perf_counter() + seconds
     while (began := time.perf_counter()) < ends_at:
         connection.request("GET", "/healthz")
         connection.getresponse().read()
-        taken.append(time.perf_counter() - began)
+        durations.append(time.perf_counter() - began)
         time.sleep(PAUSE_SECONDS)
     connection.close()
-    return taken
+    return durations
 
 
-def p99(taken: list[float]) -> float:
+def p99(durations: list[float]) -> float:
     """Return the 99th percentile."""
-    return sorted(taken)[int(0.99 * len(taken))]
+    return sorted(durations)[int(0.99 * len(durations))]
 
 
 @contextmanager
 def attacked(address: str, body: bytes, connections: int) -> Iterator[None]:
-    """Have strangers send a body again and again, from another process, until the block ends."""
+    """Send a body again and again, from another process, until the block ends."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     process = context.Process(target=_attack, args=(address, body, connections, stop))

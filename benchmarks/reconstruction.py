@@ -66,9 +66,9 @@ def with_newcomer(cohort: Cohort, guess: Sequence[float]) -> Cohort:
 def weights(strategy_name: str, cohort: Cohort, updates: Floats, least: int) -> Floats:
     """Return W (N, N) as it is served: by the strategy, its guard, and `least` voices."""
     strategy = make(strategy_name, {})
-    asked = strategy.weigh(cohort)
+    weighing = strategy.weigh(cohort)
     products = {kind: updates @ updates.T for kind in cohort.kinds()}
-    settled = asked if strategy.caps is None else guarded(asked, products, strategy.caps)
+    settled = weighing if strategy.caps is None else guarded(weighing, products, strategy.caps)
     return voiced(settled, least, common=isinstance(strategy, Folding)).of_module(_MODULE)
 
 
@@ -101,10 +101,10 @@ def of_two_rounds(strategy: str, count: int, least: int, seed: int = 0) -> float
     second = first + _DRIFT * rng.standard_normal((count, VALUES))
     cohort = members(count)
     without = Cohort(cohort.clients[:-1], cohort.decay)
-    one = weights(strategy, cohort, first, least)[0]
-    two = np.append(weights(strategy, without, second[:-1], least)[0], 0.0)
-    served = np.stack([one @ first - one[0] * first[0], two @ second - two[0] * second[0]])
-    guess = np.linalg.lstsq(np.stack([one, two])[:, 1:], served, rcond=None)[0][-1]
+    earlier = weights(strategy, cohort, first, least)[0]
+    later = np.append(weights(strategy, without, second[:-1], least)[0], 0.0)
+    served = np.stack([earlier @ first - earlier[0] * first[0], later @ second - later[0] * second[0]])
+    guess = np.linalg.lstsq(np.stack([earlier, later])[:, 1:], served, rcond=None)[0][-1]
     return float(np.linalg.norm(guess - first[-1]) / np.linalg.norm(first[-1]))
 
 
@@ -121,11 +121,11 @@ def of_fold(strategy_name: str, count: int, least: int, seed: int = 0) -> float:
         for _ in range(count)
     ]
     cohort = members(count)
-    products = np.stack([_product(one).ravel() for one in factors])
+    products = np.stack([_product(pair).ravel() for pair in factors])
     row = weights(strategy_name, cohort, products, least)[0]
     if not row[1:].any():
         return best_guess(row[None, 1:], np.zeros((1, products.shape[1])), products[1:])
-    folded = strategy.fold([Source(one, float(share)) for one, share in zip(factors, row, strict=True)])
+    folded = strategy.fold([Source(pair, float(share)) for pair, share in zip(factors, row, strict=True)])
     whole = _product(folded.residual).ravel()
     if folded.served is not None:
         whole = whole + _product(folded.served).ravel()

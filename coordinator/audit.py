@@ -28,7 +28,6 @@ Event = Literal[
     "client-enrolled",
     "client-key-replaced",
     "client-revoked",
-    "pack-replaced",
     "pack-deleted",
     "person-token-made",
     "person-token-revoked",

@@ -1,4 +1,4 @@
-"""Say in words what members of a federation may learn of each other's adapters under a plan.
+"""Describe what members of a federation may learn of each other's adapters under a plan.
 
 The same sentences on both sides: agents print them, the coordinator claims them. Pure.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from schemas.messages.federations import FederationPlan
 
+_MEAN = "Members are served the weighted mean of what members sent."
 _SERVED = {
     "flora": "Members are served the weighted sum of the products B A that a round's members sent, in "
     "factors of its own, not what each of them sent.",
@@ -17,8 +18,11 @@ _SERVED = {
     "lora_fair": "Members are served the weighted mean of the A that members sent, and a B that is made of "
     "all that they sent.",
     "fedmosaic": "Members are served mixtures of what those relevant to them sent.",
+    "fedavg": _MEAN,
+    "het_lora": _MEAN,
+    "ca_pfl": _MEAN,
 }
-_MEAN = "Members are served the weighted mean of what members sent."
+_OTHER = "Members are served what the strategy {} makes of what members sent."
 
 _ALONE = {
     "fedmosaic": "Where only one peer is relevant, a member is served its adapter as it is",
@@ -36,7 +40,7 @@ _OVER_ROUNDS = (
 
 def of_members(plan: FederationPlan) -> list[str]:
     """Return what members may learn of each other's adapters, in sentences that hold in every round."""
-    return [_SERVED.get(plan.strategy.name, _MEAN), _voices(plan), _OVER_ROUNDS]
+    return [_SERVED.get(plan.strategy.name, _OTHER.format(plan.strategy.name)), _voices(plan), _OVER_ROUNDS]
 
 
 def fewer_than_asked(min_voices: int, plan: FederationPlan) -> bool:
@@ -45,7 +49,7 @@ def fewer_than_asked(min_voices: int, plan: FederationPlan) -> bool:
 
 
 def _voices(plan: FederationPlan) -> str:
-    """Say of how many other members a mixture is made at least, and what happens below that."""
+    """Return of how many other members a mixture is made at least, and what happens below that."""
     least = plan.privacy.min_voices
     if least == 1:
         alone = _ALONE.get(plan.strategy.name, _ALONE_IN_A_MEAN)

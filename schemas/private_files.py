@@ -17,7 +17,7 @@ _OF_OTHERS = 0o077
 
 
 def close_umask() -> None:
-    """Have this process make files and folders that nobody but its user may open."""
+    """Restrict this process to making files and folders that nobody but its user may open."""
     os.umask(_OF_OTHERS)
 
 

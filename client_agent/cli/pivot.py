@@ -54,8 +54,8 @@ def make_pivot_pack(
                         f"the pivot of {federation} is {plan.alignment.pivot}, and {model} is {base.slug}"
                     )
                 chosen = texts[: plan.alignment.anchors]
-                made = pivot_pack(base, chosen, plan.adapter, plan.alignment, federation, progress=bars)
-                stored = operator.put_tensors(f"{path}/alignments/{base.slug}", made.to_body())
+                pack = pivot_pack(base, chosen, plan.adapter, plan.alignment, federation, progress=bars)
+                stored = operator.put_tensors(f"{path}/alignments/{base.slug}", pack.to_body())
         except httpx.TransportError as error:
             raise CoordinatorUnreachable(url, type(error).__name__, 0.0) from error
     print(f"the pack of {base.slug} is stored: {stored['digest']}")

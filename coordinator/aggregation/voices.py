@@ -52,7 +52,7 @@ class Voiced:
 
     Attributes:
         weights: per kind of module (N, N).
-        enough: per kind (N,), whether the row is the mixture that was asked for.
+        enough: per kind (N,), whether the row is the mixture that the strategy and the guard asked for.
     """
 
     cohort: Cohort
@@ -71,12 +71,12 @@ class Voiced:
             facts.client for facts, ok in zip(self.cohort.clients, every, strict=False) if not ok
         )
 
-    def told(self, guard: Told | None, asked: Weights) -> Told:
+    def told(self, guard: Told | None, before: Weights) -> Told:
         """Return what people are shown: what is served, and whom too few voices kept from being heard."""
         clients = len(self.cohort.clients)
         held = guard.held.copy() if guard is not None else np.zeros((clients, clients), np.uint8)
         for kind, module in self.cohort.kinds().items():
-            others = asked.of_module(module) > 0
+            others = before.of_module(module) > 0
             np.fill_diagonal(others, False)
             held |= np.where(others & ~self.enough[kind][:, None], Held.FEW, 0).astype(np.uint8)
         agreement = guard.agreement if guard is not None else np.full((clients, clients), np.nan)
@@ -90,15 +90,17 @@ def voiced(weights: Weights, least: int, *, common: bool) -> Voiced:
     lacks voices in one module keeps all of them from being served.
     """
     cohort = weights.cohort
-    asked = {kind: weights.of_module(module) for kind, module in cohort.kinds().items()}
-    enough = {kind: rows_with_voices(rows, least) for kind, rows in asked.items()}
+    rows_before = {kind: weights.of_module(module) for kind, module in cohort.kinds().items()}
+    enough = {kind: rows_with_voices(rows, least) for kind, rows in rows_before.items()}
     if common and enough:
         enough = dict.fromkeys(enough, _by_kin(np.all(list(enough.values()), axis=0), cohort))
-    return Voiced(cohort, {kind: kept_own(asked[kind], enough[kind], cohort) for kind in asked}, enough)
+    return Voiced(
+        cohort, {kind: kept_own(rows_before[kind], enough[kind], cohort) for kind in rows_before}, enough
+    )
 
 
 def _by_kin(enough: NDArray[np.bool_], cohort: Cohort) -> NDArray[np.bool_]:
     """Whether all clients of each one's base model and layout have enough voices, (N,)."""
-    kin = [(facts.base_model, facts.modules) for facts in cohort.clients]
-    lacking = [one for one, ok in zip(kin, enough, strict=True) if not ok]
-    return np.array([one not in lacking for one in kin], bool)
+    groups = [(facts.base_model, facts.modules) for facts in cohort.clients]
+    lacking = [group for group, ok in zip(groups, enough, strict=True) if not ok]
+    return np.array([group not in lacking for group in groups], bool)

@@ -160,8 +160,6 @@ def put_pack(
             intake.require_replaceable(known.digest, by_client=isinstance(caller, Member))
             voiding.void(session, row, known)
         kept = _keep(session, caller, row, base_model, manifest, payload_id, body)
-        if known is not None and isinstance(caller, Person):
-            audit.append(session, "pack-replaced", actor=caller.id, subject=f"{fid}/{base_model}")
     wake()
     metrics.bytes_up.inc(body.bytes if isinstance(caller, Member) else 0)
     return kept
@@ -216,7 +214,7 @@ def delete_pack(
         store.planned(row)
         voiding.void(session, row, store.found(store.pack(session, fid, base_model)))
         log.info("pack-deleted", federation=fid, base_model=base_model)
-        audit.append(session, "pack-deleted", actor=person.id, subject=f"{fid}/{base_model}")
+        audit.append(session, "pack-deleted", actor=person.id, subject=fid, reason=base_model)
     wake()
 
 

@@ -94,7 +94,7 @@ def of_round(plan: FederationPlan, counted: Counted) -> list[str]:
 
 
 def _voices(least: int, updates: int) -> list[str]:
-    """Say what so few updates mean for those who sent them."""
+    """Return what so few updates mean for those who sent them."""
     others = updates - 1
     if least == 1:
         few = (

@@ -62,9 +62,9 @@ class _Feed:
     end: int
     recent: deque[Event] = field(default_factory=deque)
 
-    def extend(self, found: Sequence[Event]) -> None:
-        self.recent.extend(found)
-        self.end = found[-1].number
+    def extend(self, news: Sequence[Event]) -> None:
+        self.recent.extend(news)
+        self.end = news[-1].number
         while len(self.recent) > _REMEMBERED:
             self.start = self.recent.popleft().number
 
@@ -115,9 +115,9 @@ class Streams:
 
     async def catch_up(self, follower: Follower) -> list[Event]:
         """Return the next page of what a follower has not seen, from the database."""
-        found, number = await to_thread.run_sync(_page, self._database, follower)
+        page, number = await to_thread.run_sync(_page, self._database, follower)
         follower.number = number
-        return found
+        return page
 
     async def run(self) -> None:
         """Look for events until the service stops; then nobody follows."""
@@ -172,11 +172,11 @@ def _page(database: Database, follower: Follower) -> tuple[list[Event], int]:
     """Return a page of events, and the number up to which the follower has seen all after it."""
     with database.read() as session:
         number = events.last(session, follower.federation_id)
-        found = events.since(
+        page = events.since(
             session, follower.federation_id, follower.number, seen_by=follower.client_id, limit=PAGE
         )
-        whole = len(found) < PAGE
-        return found, max(number, follower.number) if whole else found[-1].number
+        is_last = len(page) < PAGE
+        return page, max(number, follower.number) if is_last else page[-1].number
 
 
 def _ask(
@@ -190,8 +190,8 @@ def _ask(
     with database.read() as session:
         numbers = events.numbers(session, fids)
         news = {
-            fid: found
+            fid: page
             for fid, end in ends.items()
-            if numbers.get(fid, end) > end and (found := events.since(session, fid, end, limit=PAGE))
+            if numbers.get(fid, end) > end and (page := events.since(session, fid, end, limit=PAGE))
         }
         return news, numbers, still_valid(session, members, people)

@@ -133,10 +133,13 @@ class BoundedConnection(HttpToolsProtocol):
         self.scope["state"].update({IS_RESERVED: self._is_reserved, PEER: self.client and self.client[0]})
 
     def on_url(self, url: bytes) -> None:
-        """Count the target."""
+        """Count the target. It is a path: the parser drops the host of another form, and a fragment."""
+        is_path = self._target_bytes > 0 or url.startswith(b"/")
         self._target_bytes += len(url)
         if self._target_bytes > TARGET_LIMIT:
             raise OverflowError
+        if not is_path or b"#" in url:
+            raise ValueError  # as an overflow: the parser stops, and uvicorn calls send_400_response
         self._count(len(url))
         super().on_url(url)
 

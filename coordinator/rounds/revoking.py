@@ -40,8 +40,7 @@ def revoke_client(
     """Shut a client out, effective at once; an update that was accepted before is kept and counts.
 
     The alignment packs that it stored end, what was learnt under them no longer counts, and the round in
-    progress is abandoned; with `keep_packs`
-    they are kept as if an operator had stored them.
+    progress is abandoned. With `keep_packs` they are kept as if an operator had stored them.
     """
     with database.write() as session:
         federation = lock_federation(session, fid)

@@ -80,23 +80,23 @@ def keep(session: Session, fid: str, number: int, client_id: str, scores: dict[s
     place = run(session, _PLACE, {"fid": fid, "number": number, "client": client_id}).first()
     if place is None:
         raise NotFound
-    moment, round_id, state, joined, kept, changes = place
+    moment, round_id, state, joined, stored, changes = place
     if joined is None:
         raise NotJoined
-    if kept == scores:
+    if stored == scores:
         return False
     if not are_taken(session, fid, number):
         raise RoundClosed(f"scores are taken of the newest {OPEN_ROUNDS} published rounds and of later ones")
-    if kept is not None and state == "finished":
+    if stored is not None and state == "finished":
         raise RoundClosed("the federation is finished, and has this client's scores of the round")
-    if kept is not None and changes >= MOST_CHANGES:
+    if stored is not None and changes >= MOST_CHANGES:
         raise RoundClosed(f"these scores were replaced {MOST_CHANGES} times, and stay as they are")
     row = {
         "round_id": round_id,
         "client_id": client_id,
         "scores": scores,
         "received_at": moment,
-        "changes": changes + 1 if kept is not None else 0,
+        "changes": changes + 1 if stored is not None else 0,
     }
     run(session, _KEEP[session.get_bind().dialect.name], row)
     return True
