@@ -11,7 +11,7 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from client_agent import key_rotation, membership
+from client_agent import daemon, key_rotation, membership
 from client_agent.cli.opening import participant
 from client_agent.coordinator_api import CoordinatorApi
 from client_agent.daemon import run
@@ -186,10 +186,10 @@ class Held(httpx.HTTPTransport):
             return http.send(self._requests[0]).status_code
 
 
-@pytest.mark.slow
 def test_a_running_agent_takes_up_a_new_key_of_which_the_coordinator_hears_late(
-    scene: Scene, tmp_path: Path
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(daemon, "_WAIT_SECONDS", 0)  # there is no round to wait for
     held = Held()
     with pytest.raises(Stopped):
         replace_key(lambda key: scene.connect(key, held), scene.folder, at_once=True)
