@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from client_agent.model import selection
 from client_agent.model.loading import base_model_slug
 from client_agent.settings import read_settings
 from client_agent.silo import open_silo
+from coordinator.alignment import acceptance as acceptance_route
 from tests.client_agent.test_daemon import config
 from tests.client_agent.test_trained_adapters import tessera
 from tests.integration.agents import EXAMPLES, MODELS
-from tests.served import Served
+from tests.served import ADMIN_TOKEN, Served
 
 EVERY_MODULE = {f"b{block}.{role}" for block in range(4) for role in ("v", "down")}
 PIVOT, OTHER = (base_model_slug(str(MODELS[name])) for name in "SL")
@@ -35,6 +37,7 @@ def silo_file(
     """A silo in a federation that aligns its model, with tests of few steps; and what is stored of one."""
     for name in ("TAUGHT_STEPS", "FURTHER_STEPS"):
         monkeypatch.setattr(acceptance, name, 1)
+    monkeypatch.setattr(acceptance_route, "REPLACED_AFTER", timedelta(0))
     monkeypatch.setattr(selection, "FITTING_TASKS", 2)
     monkeypatch.setattr(selection, "HELD_OUT_TASKS", 1)
     served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
@@ -47,6 +50,9 @@ def silo_file(
     content = json.loads((EXAMPLES / "anchors.json").read_bytes())
     served.admin.put(f"/v1/federations/{fid}/anchors", json=content)
     served.admin.post(f"/v1/federations/{fid}/start")
+    operator = ("--token", ADMIN_TOKEN, "--url", served.url)
+    done = tessera("make-pivot-pack", fid, MODELS["S"], *operator)
+    assert done.exit_code == 0, done.output
     file = config(tmp_path, url=served.url, model=str(MODELS["L"]), pivot_model=str(MODELS["S"]))
     settings = read_settings(file)
     with CoordinatorApi(served.url, key=None, deadline_seconds=20, sleep=lambda _: None) as api:
