@@ -23,7 +23,7 @@ from coordinator.aggregation.mixing import in_blocks
 from coordinator.aggregation.output_writer import Receiver
 from coordinator.aggregation.weighting import products
 from coordinator.db import migrate
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.federations import RelevanceRow
 from coordinator.federations.store import federation, plan_of
 from coordinator.rounds import base_weights
@@ -85,11 +85,11 @@ def _tessera_unwritten(place: Place) -> dict[str, Any]:
     """Do the same without writing the new bodies: read, weigh, multiply."""
     database = Database(place.url)
     with database.read() as session:
-        ((fid, number),) = rounds.awaiting_worker(session, now(session))
-        plan = plan_of(federation(session, fid))
+        ((federation_id, number),) = rounds.awaiting_worker(session, database_time(session))
+        plan = plan_of(federation(session, federation_id))
     with _measured() as cost:
         with database.read() as session:
-            everyone = store.established(session, fid, plan, number)
+            everyone = store.established(session, federation_id, plan, number)
         cohort = Cohort([one.facts for one in everyone], plan.rounds.staleness_decay)
         weighing = make(plan.strategy.name, plan.strategy.options).weigh(cohort)
         held = {one.facts.client: one.state for one in everyone}
@@ -103,9 +103,9 @@ def _agreement(place: Place) -> dict[str, Any]:
     """Do what the guard adds: read all states once more, and multiply everybody's with everybody's."""
     database = Database(place.url)
     with database.read() as session:
-        ((fid, number),) = rounds.awaiting_worker(session, now(session))
-        plan = plan_of(federation(session, fid))
-        everyone = store.established(session, fid, plan, number)
+        ((federation_id, number),) = rounds.awaiting_worker(session, database_time(session))
+        plan = plan_of(federation(session, federation_id))
+        everyone = store.established(session, federation_id, plan, number)
     cohort = Cohort([one.facts for one in everyone], plan.rounds.staleness_decay)
     asked = make(plan.strategy.name, plan.strategy.options).weigh(cohort)
     states = {one.facts.client: one.state for one in everyone}

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.federations import ClientRow, RoundRow, UpdateRow
 from coordinator.federations import store as federations
 from coordinator.rounds import participations
@@ -46,7 +46,7 @@ def close_round(database: Database, layout: Layout, drawn: Sequence[NDArray[np.f
     with database.write() as session:
         federation = federations.create(session, _plan())
         federation.state = "running"
-        moment = now(session)
+        moment = database_time(session)
         row = rounds.open_round(session, federation.id, 1, moment)
         row.state, row.collecting_at, row.closing_at = "closing", moment, moment
     for place, state in enumerate(drawn):
@@ -81,7 +81,7 @@ def _deliver(
     state: NDArray[np.float32],
     signature: Signature,
 ) -> None:
-    moment = now(session)
+    moment = database_time(session)
     session.add(
         ClientRow(
             id=client_id,

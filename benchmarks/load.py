@@ -58,11 +58,11 @@ def main() -> None:
         "agents": arguments.agents,
     }
     with _coordinator(arguments.folder, sqlite=arguments.sqlite) as coordinator:
-        fid, agents = _federation(coordinator, arguments.agents, console)
+        federation_id, agents = _federation(coordinator, arguments.agents, console)
         with console.status("they poll"):
             found["polls"] = _polls(coordinator, agents, arguments.poll_seconds)
         with console.status("they join and deliver"):
-            found["uploads"], bodies = _uploads(coordinator, fid, agents)
+            found["uploads"], bodies = _uploads(coordinator, federation_id, agents)
     if not arguments.sqlite:
         with console.status("the same bytes to a server that only stores them"):
             found["bare"] = _bare(agents, bodies)
@@ -97,10 +97,10 @@ def _plan(clients: int, rounds: int, **adapter: Any) -> dict[str, Any]:
 
 def _federation(coordinator: Coordinator, clients: int, console: Console) -> tuple[str, list[Agent]]:
     """Enrol agents whose adapter has one MiB: ordinary LoRA of rank 4 on q in 8 layers of width 4096."""
-    fid = coordinator.post("/v1/federations", _plan(clients, 1, rank=4))["id"]
+    federation_id = coordinator.post("/v1/federations", _plan(clients, 1, rank=4))["id"]
     with console.status(f"{clients} agents enrol"):
-        agents = enrol(coordinator, fid, clients, layers=_LAYERS, width=_WIDTH)
-    return fid, agents
+        agents = enrol(coordinator, federation_id, clients, layers=_LAYERS, width=_WIDTH)
+    return federation_id, agents
 
 
 def _polls(coordinator: Coordinator, agents: list[Agent], seconds: float) -> dict[str, Any]:
@@ -120,12 +120,14 @@ def _polls(coordinator: Coordinator, agents: list[Agent], seconds: float) -> dic
     }
 
 
-def _uploads(coordinator: Coordinator, fid: str, agents: list[Agent]) -> tuple[dict[str, Any], list[bytes]]:
-    coordinator.post(f"/v1/federations/{fid}/start")
+def _uploads(
+    coordinator: Coordinator, federation_id: str, agents: list[Agent]
+) -> tuple[dict[str, Any], list[bytes]]:
+    coordinator.post(f"/v1/federations/{federation_id}/start")
     bodies = asyncio.run(join(coordinator.url, agents))
     before = coordinator.cpu_seconds()
     seconds, sent_away = asyncio.run(upload(coordinator.url, agents, bodies))
-    round_one = coordinator.get(f"/v1/federations/{fid}/rounds/1")
+    round_one = coordinator.get(f"/v1/federations/{federation_id}/rounds/1")
     measured = {
         "seconds": seconds,
         "told_to_come_again": sent_away,
@@ -160,9 +162,9 @@ def _soak(coordinator: Coordinator, requests: int, console: Console) -> dict[str
     with console.status(f"{rounds} rounds of {clients} clients"):
         for begun in range(0, rounds, _MOST_ROUNDS):
             some = min(_MOST_ROUNDS, rounds - begun)
-            fid = coordinator.post("/v1/federations", _plan(clients, some, rank=1))["id"]
-            agents = enrol(coordinator, fid, clients, layers=4, width=64)
-            coordinator.post(f"/v1/federations/{fid}/start")
+            federation_id = coordinator.post("/v1/federations", _plan(clients, some, rank=1))["id"]
+            agents = enrol(coordinator, federation_id, clients, layers=4, width=64)
+            coordinator.post(f"/v1/federations/{federation_id}/start")
             answered += asyncio.run(soak(coordinator.url, agents, some, look))
     warm = [sample for sample in samples if sample[0] >= answered / 4]
     slope = float(np.polyfit([one[0] for one in warm], [one[1] for one in warm], 1)[0])

@@ -44,7 +44,9 @@ class Agent:
     layout: dict[str, tuple[int, ...]]
 
 
-def enrol(coordinator: Coordinator, fid: str, clients: int, *, layers: int, width: int) -> list[Agent]:
+def enrol(
+    coordinator: Coordinator, federation_id: str, clients: int, *, layers: int, width: int
+) -> list[Agent]:
     """Enrol clients one after the other."""
     profile = {
         "architecture": "benchmark",
@@ -58,7 +60,7 @@ def enrol(coordinator: Coordinator, fid: str, clients: int, *, layers: int, widt
     agents = []
     for place in track(range(clients), "enrolling", transient=True):
         wanted = {"client_name": f"client-{place}"}
-        token = coordinator.post(f"/v1/federations/{fid}/enrolment-tokens", wanted)["token"]
+        token = coordinator.post(f"/v1/federations/{federation_id}/enrolment-tokens", wanted)["token"]
         key, text = Ed25519PrivateKey.generate(), read(token)
         said = enrolment_statement(
             server=text.server,
@@ -74,7 +76,7 @@ def enrol(coordinator: Coordinator, fid: str, clients: int, *, layers: int, widt
             "nonce": said["nonce"],
             "proof": sign_document("tessera-enrolment-v1", said, key),
         }
-        agents.append(Agent(coordinator.post("/v1/enrolments", request)["client_id"], fid, key, {}))
+        agents.append(Agent(coordinator.post("/v1/enrolments", request)["client_id"], federation_id, key, {}))
     with httpx.Client(base_url=coordinator.url, timeout=60) as http:
         path = "/v1/me"
         told = http.get(path, headers=_signed(agents[0], "GET", http, path, None)).json()

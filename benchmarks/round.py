@@ -109,8 +109,8 @@ def measure(
     """
     with running(folder, database_url, {}) as coordinator:
         idle_rss, idle_cpu = coordinator.peak_rss_mib(), coordinator.cpu_seconds()
-        fid, seen = _run(coordinator, _plan(clients, mib, rounds + 1, strategy, compress))
-        views = [coordinator.get(f"/v1/federations/{fid}/rounds/{n}") for n in range(2, rounds + 2)]
+        federation_id, seen = _run(coordinator, _plan(clients, mib, rounds + 1, strategy, compress))
+        views = [coordinator.get(f"/v1/federations/{federation_id}/rounds/{n}") for n in range(2, rounds + 2)]
         total_cpu = coordinator.cpu_seconds() - idle_cpu
     reference = _copy_and_hash(folder, clients, mib, rounds)
     payload = clients * mib * MIB
@@ -155,30 +155,30 @@ class _Moment:
 def _run(coordinator: Coordinator, plan: dict[str, Any]) -> tuple[str, list[_Moment]]:
     clients, strategy = plan["rounds"]["min_clients"], plan["strategy"]["name"]
     compress = plan["wire"]["compression"] == "zstd"
-    fid = coordinator.post("/v1/federations", plan)["id"]
+    federation_id = coordinator.post("/v1/federations", plan)["id"]
     context = multiprocessing.get_context("spawn")
     told = context.Queue()
     processes = []
     for place in range(clients):
         wanted = {"client_name": f"client-{place}"}
-        token = coordinator.post(f"/v1/federations/{fid}/enrolment-tokens", wanted)["token"]
+        token = coordinator.post(f"/v1/federations/{federation_id}/enrolment-tokens", wanted)["token"]
         task = Task(coordinator.url, token, place, clients, _profile(), strategy, compress)
         processes.append(context.Process(target=take_part, args=(task, told), daemon=True))
     try:
         for process in processes:
             process.start()
-        _wait_for_members(coordinator, fid, clients)
-        coordinator.post(f"/v1/federations/{fid}/start")
-        return fid, _watch(coordinator, told, clients, plan["rounds"]["total"])
+        _wait_for_members(coordinator, federation_id, clients)
+        coordinator.post(f"/v1/federations/{federation_id}/start")
+        return federation_id, _watch(coordinator, told, clients, plan["rounds"]["total"])
     finally:
         for process in processes:
             process.join(timeout=10)
             process.kill()
 
 
-def _wait_for_members(coordinator: Coordinator, fid: str, clients: int) -> None:
+def _wait_for_members(coordinator: Coordinator, federation_id: str, clients: int) -> None:
     deadline = time.monotonic() + _SILENCE_SECONDS
-    while coordinator.get(f"/v1/federations/{fid}")["clients"]["enrolled"] < clients:
+    while coordinator.get(f"/v1/federations/{federation_id}")["clients"]["enrolled"] < clients:
         if time.monotonic() > deadline:
             raise ServerFailed("the clients did not enrol")
         time.sleep(0.1)

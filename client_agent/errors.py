@@ -81,7 +81,7 @@ class AdapterUnreadable(AgentError):
     """A file or folder holds no trained adapter of this silo's base model."""
 
 
-class TrainedUnderAnother(AgentError):
+class ProvenanceMismatch(AgentError):
     """An adapter was trained under another plan, alignment pack or base model than it is to act under."""
 
 
@@ -172,8 +172,8 @@ class RosterRefused(AgentError):
 class ManifestExpired(AgentError):
     """The round that the coordinator shows is over; the daemon asks again."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"round {number} is shown though its deadline is over")
+    def __init__(self, round_number: int) -> None:
+        super().__init__(f"round {round_number} is shown though its deadline is over")
 
 
 class FolderInUse(AgentError):
@@ -243,11 +243,11 @@ class PackRefused(AgentError):
 class PivotPackAwaited(AgentError):
     """The pivot's alignment pack is not stored, and is not ours to make; the daemon asks again."""
 
-    def __init__(self, federation: str, pivot: str) -> None:
+    def __init__(self, federation_id: str, pivot: str) -> None:
         super().__init__(
             f"the alignment pack of the pivot {pivot} is not stored yet: a client of that base model makes "
             "it when it runs; if the federation has none, an operator makes it with "
-            f"`tessera agent make-pivot-pack {federation} MODEL`"
+            f"`tessera agent make-pivot-pack {federation_id} MODEL`"
         )
 
 

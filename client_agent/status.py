@@ -49,7 +49,7 @@ class RoundHere:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class AgentStatus:
     """How an agent stands; `coordinator` is what it says, or why it does not.
 
     `well` unless something needs somebody: the coordinator does not answer or has no place for this client,
@@ -66,7 +66,7 @@ class Standing:
     rounds: list[RoundHere]
 
 
-def standing(settings: AgentSettings) -> Standing:
+def standing(settings: AgentSettings) -> AgentStatus:
     """Look at the folder, newest round first, and ask the coordinator once.
 
     Raises:
@@ -76,7 +76,7 @@ def standing(settings: AgentSettings) -> Standing:
     member = read_membership(settings.folder)
     running = is_in_use(settings.folder)
     said, reached, finished = _asked(settings, member)
-    return Standing(
+    return AgentStatus(
         name=member.name,
         client=member.client_id,
         federation=member.federation_id,

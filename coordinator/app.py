@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from coordinator import health
 from coordinator.alignment import anchors, transfer_test
 from coordinator.alignment import routes as alignment
-from coordinator.auth.last_seen import Sightings
+from coordinator.auth.last_seen import LastSeenWriter
 from coordinator.auth.nonces import Reads
 from coordinator.auth.reserved_connections import ReservedForPeople
 from coordinator.dashboard import api_docs
@@ -30,7 +30,7 @@ from coordinator.federations import routes as federations
 from coordinator.federations.event_fanout import Streams
 from coordinator.http import openapi, problems
 from coordinator.http.limits.body_deadline import PacedBodies
-from coordinator.http.limits.concurrency import Turns
+from coordinator.http.limits.concurrency import KeyedLock
 from coordinator.http.limits.poll_rate import Polls
 from coordinator.http.limits.request_target import Targets
 from coordinator.http.request_log import Observed
@@ -42,7 +42,7 @@ from coordinator.rounds.long_poll import Waiting
 from coordinator.settings import Settings
 from coordinator.storage import server_key
 from coordinator.updates import routes as updates
-from coordinator.updates.group_commit import Together
+from coordinator.updates.group_commit import GroupCommit
 from coordinator.weights import routes as weights
 from coordinator.workers import Ticker
 
@@ -96,10 +96,10 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.stopping = threading.Event()
     app.state.polls = Polls(settings.polls_per_second)
     app.state.reads = Reads()
-    app.state.turns = Turns()
-    app.state.together = Together(servers=KEEPERS, most=KEPT_TOGETHER)
+    app.state.turns = KeyedLock()
+    app.state.together = GroupCommit(servers=KEEPERS, most=KEPT_TOGETHER)
     app.state.deliverers = anyio.CapacityLimiter(_DELIVERERS)
-    app.state.sightings = Sightings()
+    app.state.sightings = LastSeenWriter()
     app.state.stumbles = Stumbles()
     problems.install(app)
     for router in _ROUTERS:

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from coordinator.auth.authentication import Person, authenticated
 from coordinator.db import migrate
-from coordinator.db.engine import now
+from coordinator.db.engine import database_time
 from coordinator.errors import Forbidden, Invalid, Unavailable
 from coordinator.federations.store import rounds_by_state
 from coordinator.http.dependencies import TheDatabase, TheMetrics, TheServerKey, TheSettings, settings_of
@@ -47,13 +47,13 @@ def hello(
 ) -> Hello:
     """Introduce this coordinator, signed with the key whose thumbprint every enrolment token has."""
     with database.look() as asked:
-        moment = now(asked)
+        now = database_time(asked)
     said = Hello(
         name=settings.name,
         protocol_version=PROTOCOL_VERSION,
-        server_time=moment,
+        server_time=now,
         signing_key=key.public,
-        nonce=key.nonce(moment),
+        nonce=key.nonce(now),
         challenge=challenge,
         signature="",
     )

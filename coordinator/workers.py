@@ -17,14 +17,14 @@ from sqlalchemy.exc import TimeoutError as PoolExhausted
 from coordinator.aggregation import job
 from coordinator.aggregation.job import Claim, Lease
 from coordinator.auth import failure_limit, nonces
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.observability.logs import logger, scope
 from coordinator.observability.metrics import Metrics
 from coordinator.rounds import retention, transitions
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import next_state
-from coordinator.rounds.notifications import Change, Untold
+from coordinator.rounds.notifications import Change, PendingNotifications
 from coordinator.storage import event_log, garbage_collection
 
 _COLLECT_EVERY_SECONDS = 600.0
@@ -58,7 +58,7 @@ class Ticker:
         self._keep_rounds = keep_rounds
         self._metrics = metrics
         self._moved = moved
-        self._untold = Untold()
+        self._untold = PendingNotifications()
         self._stopping = threading.Event()
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
         self._tick_seconds = tick_seconds
@@ -173,17 +173,17 @@ class Ticker:
 def drive(database: Database) -> bool:
     """Take the steps that are due in the rounds that take updates; say whether there were any."""
     with database.read() as session:
-        moment = now(session)
+        now = database_time(session)
         due = [
             (row.federation_id, row.number)
             for row, facts in rounds.collecting(session)
-            if next_state(facts, moment) is not None
+            if next_state(facts, now) is not None
         ]
-    for fid, number in due:
+    for federation_id, round_number in due:
         with database.write() as session:
-            lock_federation(session, fid)
-            row = rounds.numbered(session, fid, number, lock=True)
-            transitions.advance(session, row, now(session))
+            lock_federation(session, federation_id)
+            row = rounds.numbered(session, federation_id, round_number, lock=True)
+            transitions.advance(session, row, database_time(session))
     return bool(due)
 
 

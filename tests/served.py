@@ -87,21 +87,21 @@ class Served:
         assert made.status_code == 201, made.text
         return str(made.json()["id"])
 
-    def enrolment_token(self, fid: str, name: str, **request: Any) -> str:
+    def enrolment_token(self, federation_id: str, name: str, **request: Any) -> str:
         """Make a one-time token."""
         made = self.admin.post(
-            f"/v1/federations/{fid}/enrolment-tokens", json={"client_name": name} | request
+            f"/v1/federations/{federation_id}/enrolment-tokens", json={"client_name": name} | request
         )
         assert made.status_code == 201, made.text
         return str(made.json()["token"])
 
-    def enrol(self, fid: str, name: str, **profile: Any) -> Silo:
+    def enrol(self, federation_id: str, name: str, **profile: Any) -> Silo:
         """Enrol a client with a new key."""
         key, anyone = Ed25519PrivateKey.generate(), self.http()
-        request = enrolment(anyone, self.enrolment_token(fid, name), name, key, **profile)
+        request = enrolment(anyone, self.enrolment_token(federation_id, name), name, key, **profile)
         made = anyone.post("/v1/enrolments", json=request)
         assert made.status_code == 201, made.text
-        return Silo(made.json()["client_id"], fid, key, self.signing(key))
+        return Silo(made.json()["client_id"], federation_id, key, self.signing(key))
 
     def counted(self, series: str) -> float:
         """Read one series of the metrics; 0 while it has none."""

@@ -47,10 +47,10 @@ def values(fill: float, rank: int = 2) -> dict[str, NDArray[np.float32]]:
 
 def running(served: Served, clients: int = 2, **wanted: Any) -> tuple[str, list[Silo]]:
     """Make a federation, enrol clients and start it; the silos come in the order of their ids."""
-    fid = served.federation(**(wanted or PLAN))
-    silos = [served.enrol(fid, f"silo-{i}") for i in range(clients)]
-    assert served.admin.post(f"/v1/federations/{fid}/start").status_code == 200
-    return fid, sorted(silos, key=lambda silo: silo.client_id)
+    federation_id = served.federation(**(wanted or PLAN))
+    silos = [served.enrol(federation_id, f"silo-{i}") for i in range(clients)]
+    assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    return federation_id, sorted(silos, key=lambda silo: silo.client_id)
 
 
 def url(silo: Silo, number: int, rest: str = "") -> str:
@@ -167,26 +167,30 @@ def from_bytes_digest(answer: httpx.Response) -> str:
     return digest_of(answer.content)
 
 
-def show(served: Served, fid: str, number: int) -> dict[str, Any]:
+def show(served: Served, federation_id: str, number: int) -> dict[str, Any]:
     """Look at a round as an operator."""
-    answer = served.admin.get(f"/v1/federations/{fid}/rounds/{number}")
+    answer = served.admin.get(f"/v1/federations/{federation_id}/rounds/{number}")
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
 
-def wait_for(served: Served, fid: str, number: int, state: str, seconds: float = 20.0) -> dict[str, Any]:
+def wait_for(
+    served: Served, federation_id: str, number: int, state: str, seconds: float = 20.0
+) -> dict[str, Any]:
     """Wait until a round is in a state."""
     deadline = time.monotonic() + seconds
     while True:
-        shown = show(served, fid, number)
+        shown = show(served, federation_id, number)
         if shown["state"] == state:
             return shown
         assert time.monotonic() < deadline, shown
         time.sleep(0.02)
 
 
-def one_round(served: Served, fid: str, silos: list[Silo], number: int, fill: list[float]) -> dict[str, Any]:
+def one_round(
+    served: Served, federation_id: str, silos: list[Silo], number: int, fill: list[float]
+) -> dict[str, Any]:
     """Let everybody deliver; give the published round."""
     for silo, value in zip(silos, fill, strict=True):
         deliver(silo, number, values(value))
-    return wait_for(served, fid, number, "published")
+    return wait_for(served, federation_id, number, "published")

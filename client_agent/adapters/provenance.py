@@ -11,7 +11,7 @@ import hashlib
 import numpy as np
 
 from client_agent.adapters.frames import Frames
-from client_agent.errors import TrainedUnderAnother
+from client_agent.errors import ProvenanceMismatch
 from client_agent.model.loading import BaseModel
 from client_agent.model.quantization import precision_of
 from schemas.messages.base import BaseModelSlug, Digest, Strict
@@ -49,12 +49,12 @@ def require_plan(origin: Origin, plan: AdapterPlan) -> None:
     """Make sure that a plan's adapter is the one that was trained.
 
     Raises:
-        TrainedUnderAnother: a field differs; roles may come in another order.
+        ProvenanceMismatch: a field differs; roles may come in another order.
     """
     there, here = (_fields(one) for one in (origin.adapter, plan))
     different = [f"{name} {there[name]}, not {here[name]}" for name in there if there[name] != here[name]]
     if different:
-        raise TrainedUnderAnother(
+        raise ProvenanceMismatch(
             f"the adapter was trained with {'; '.join(different)}: give the plan that it was trained under"
         )
 
@@ -63,22 +63,22 @@ def require_same(origin: Origin, here: Origin) -> None:
     """Make sure that what was trained under `origin` does the same under `here`, in whatever precision.
 
     Raises:
-        TrainedUnderAnother: base model, adapter, gates or frames differ.
+        ProvenanceMismatch: base model, adapter, gates or frames differ.
     """
     if origin.base_model != here.base_model:
-        raise TrainedUnderAnother(
+        raise ProvenanceMismatch(
             f"the adapter was trained on {origin.base_model}, and the model here is {here.base_model}: "
             "set model to the one that it was trained on"
         )
     require_plan(origin, here.adapter)
     if origin.gated != here.gated:
-        raise TrainedUnderAnother(
+        raise ProvenanceMismatch(
             "the adapter was trained with gates, and here are none, or the other way round: give the plan "
             "that it was trained under"
         )
     if origin.frames != here.frames:
         seeds = f"seed {origin.seed}, not {here.seed}; " if origin.seed != here.seed else ""
-        raise TrainedUnderAnother(
+        raise ProvenanceMismatch(
             f"the adapter was trained between other frames ({seeds}{origin.frames[:19]}, not "
             f"{here.frames[:19]}): give the same training.seed and the same alignment pack, or neither pack"
         )

@@ -38,7 +38,7 @@ def pivot_pack(
     anchors: Sequence[Anchor],
     adapter_plan: AdapterPlan,
     plan: AlignmentPlan,
-    federation: str,
+    federation_id: str,
     *,
     progress: Progress | None = None,
 ) -> Pack:
@@ -73,7 +73,7 @@ def pivot_pack(
             tensors[f"{site.name}.g"] = _half(site.name, g[site.name])
     names = [site.name for site in sites]
     manifest = AlignmentManifest(
-        federation=federation,
+        federation=federation_id,
         recipe={},
         base_model=pivot.slug,
         alignment_set=alignment_set(pivot.slug, anchors, tensors, r),
@@ -90,7 +90,7 @@ def aligned_pack(
     anchors: Sequence[Anchor],
     adapter_plan: AdapterPlan,
     plan: AlignmentPlan,
-    federation: str,
+    federation_id: str,
     *,
     progress: Progress | None = None,
 ) -> Pack:
@@ -132,7 +132,7 @@ def aligned_pack(
             in_a, in_b = missed[site.name]
             errors[site.name] = PackErrors(a=in_a.relative, b_token=in_b.relative, b_task=by_task[site.name])
     manifest = AlignmentManifest(
-        federation=federation,
+        federation=federation_id,
         recipe={},
         base_model=base.slug,
         alignment_set=of_pivot.manifest.alignment_set,
@@ -142,13 +142,13 @@ def aligned_pack(
     return Pack(tensors, manifest)
 
 
-def random_pack(base: BaseModel, adapter_plan: AdapterPlan, plan: AlignmentPlan, federation: str) -> Pack:
+def random_pack(base: BaseModel, adapter_plan: AdapterPlan, plan: AlignmentPlan, federation_id: str) -> Pack:
     """Make a pack of frames that follow from the seed alone: everything is selected, nothing is aligned."""
     frames = random_frames(base, adapter_plan, plan.seed)
     tensors: dict[str, Array] = {f"{name}.A": frame.A for name, frame in frames.items()}
     tensors |= {f"{name}.B": frame.B for name, frame in frames.items()}
     manifest = AlignmentManifest(
-        federation=federation,
+        federation=federation_id,
         recipe={},
         base_model=base.slug,
         alignment_set=random_set(plan, adapter_plan.rank),

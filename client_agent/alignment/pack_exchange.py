@@ -48,7 +48,7 @@ def frames_for(
     brief: RoundBrief,
     silo: Silo,
     api: CoordinatorApi,
-    federation: str,
+    federation_id: str,
     folder: Path,
     stop: Callable[[], bool],
 ) -> FramesInUse:
@@ -61,7 +61,7 @@ def frames_for(
         Stopped: `stop` said so; what was finished before is not made again.
     """
     if brief.alignment is not None and not (folder / _PACK).exists():
-        making = _Making(silo, api, federation, folder, brief.adapter, brief.alignment, stop)
+        making = _Making(silo, api, federation_id, folder, brief.adapter, brief.alignment, stop)
         write_durably(folder / _PACK, making.our_pack())
     return frames_kept(brief, silo.base, folder)
 
@@ -83,7 +83,7 @@ def frames_kept(brief: RoundBrief, base: BaseModel, folder: Path) -> FramesInUse
     return FramesInUse(Pack.from_body(body).frames(base), digest_of(body))
 
 
-def drop_ended(base_model: str, api: CoordinatorApi, federation: str, folder: Path) -> bool:
+def drop_ended(base_model: str, api: CoordinatorApi, federation_id: str, folder: Path) -> bool:
     """Set the pack that this machine has aside if it ended; return whether it did.
 
     It did when the coordinator has another one, or says that ours does not count any more. One that the
@@ -92,7 +92,7 @@ def drop_ended(base_model: str, api: CoordinatorApi, federation: str, folder: Pa
     file = folder / _PACK
     if not file.exists():
         return False
-    kept, packs = digest_of(file.read_bytes()), api.packs(federation)
+    kept, packs = digest_of(file.read_bytes()), api.packs(federation_id)
     current = next((pack.digest for pack in packs.items if pack.base_model == base_model), None)
     is_voided = any((pack.base_model, pack.digest) == (base_model, kept) for pack in packs.voided)
     if current == kept or (current is None and not is_voided):
@@ -102,7 +102,7 @@ def drop_ended(base_model: str, api: CoordinatorApi, federation: str, folder: Pa
     return True
 
 
-def deliver_kept(base_model: str, pivot: str, api: CoordinatorApi, federation: str, folder: Path) -> None:
+def deliver_kept(base_model: str, pivot: str, api: CoordinatorApi, federation_id: str, folder: Path) -> None:
     """Deliver the pack that this machine has once more: the coordinator has lost it.
 
     Raises:
@@ -110,12 +110,12 @@ def deliver_kept(base_model: str, pivot: str, api: CoordinatorApi, federation: s
         PackRefused: it has another one by now, or does not take ours.
     """
     try:
-        api.put_pack(federation, base_model, (folder / _PACK).read_bytes())
+        api.put_pack(federation_id, base_model, (folder / _PACK).read_bytes())
     except CoordinatorRefused as refusal:
         if refusal.status == _UNKNOWN_CALLER:
             raise
         if refusal.slug == _PIVOT_PACK_MISSING:
-            raise PivotPackAwaited(federation, pivot) from refusal
+            raise PivotPackAwaited(federation_id, pivot) from refusal
         raise PackRefused(base_model, refusal) from refusal
 
 

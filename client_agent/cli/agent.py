@@ -19,7 +19,7 @@ from client_agent.errors import SettingsUnusable
 from client_agent.session import connection, participant
 
 if TYPE_CHECKING:
-    from client_agent.status import Standing
+    from client_agent.status import AgentStatus
 
 agent = typer.Typer()
 
@@ -229,7 +229,7 @@ def train(
             print(json.dumps([trained.scores.model_dump() for trained in results]))
 
 
-def _show(now: Standing) -> None:
+def _show(now: AgentStatus) -> None:
     facts = Table(show_header=False)
     facts.add_row("client", Text(f"{now.name}, {now.client} of federation {now.federation}"))
     facts.add_row("agent", "runs" if now.running else "does not run")

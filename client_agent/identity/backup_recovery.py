@@ -42,7 +42,7 @@ _LATER = "of the coordinator's state before it was restored"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StoredManifest:
     """A manifest as it was signed, and read."""
 
     document: SignedDocument
@@ -63,8 +63,8 @@ class Offer:
         strangers: members that have other keys than the roster that this silo has followed says.
     """
 
-    seen: Told
-    offered: Told | None
+    seen: StoredManifest
+    offered: StoredManifest | None
     round_now: int | None
     strangers: list[str]
 
@@ -81,7 +81,7 @@ class Offer:
             lines.append(f"under other keys now:   {', '.join(self.strangers)}")
         return "\n".join(lines)
 
-    def _is_the_one_before(self, offered: Told) -> bool:
+    def _is_the_one_before(self, offered: StoredManifest) -> bool:
         before = self.seen.manifest.previous
         return before is not None and before.hash == hash_of(offered.document)
 
@@ -98,7 +98,7 @@ def look(held: Manifests, pins: Pins, api: CoordinatorApi) -> Offer:
     document = held.held()
     if document is None:
         raise NothingWasRestored("this silo has joined no round yet: there is nothing to go back behind")
-    seen = Told(document, held.read(document))
+    seen = StoredManifest(document, held.read(document))
     api.proved_hello(thumbprint(held.server_key))
     try:
         answer = api.current_round(held.federation)
@@ -107,7 +107,7 @@ def look(held: Manifests, pins: Pins, api: CoordinatorApi) -> Offer:
         if refusal.slug in ("signature-invalid", "key-revoked"):
             raise NotInTheBackup(refusal) from refusal
         raise
-    offered = Told(newest, held.read(newest)) if newest is not None else None
+    offered = StoredManifest(newest, held.read(newest)) if newest is not None else None
     if offered is not None:
         _require_another(held, seen, offered, api)
     return Offer(
@@ -151,16 +151,18 @@ def _newest(
     if isinstance(answer, FinishedBrief) and answer.manifest is not None:
         return answer.manifest
     latest = max(seen, answer.round) if isinstance(answer, RoundBrief) else seen
-    for number in range(latest, 0, -1):
+    for round_number in range(latest, 0, -1):
         try:
-            return api.manifest(held.federation, number)
+            return api.manifest(held.federation, round_number)
         except CoordinatorRefused as refusal:
             if refusal.slug != "not-found":
                 raise
     return None
 
 
-def _require_another(held: Manifests, seen: Told, offered: Told, api: CoordinatorApi) -> None:
+def _require_another(
+    held: Manifests, seen: StoredManifest, offered: StoredManifest, api: CoordinatorApi
+) -> None:
     """Make sure that what is offered does not simply follow, and is of the same federation's plan."""
     if offered.manifest.plan != seen.manifest.plan:
         raise ManifestRefused("it is of another plan than the rounds before, which no backup explains")
@@ -193,7 +195,9 @@ def _carry_over(rounds: RoundFolders, held: Manifests, *, before: int) -> None:
         fsync_folder(held.folder)
 
 
-def _copy(trained: RoundFolder | None, signed: RoundFolder | None, to: RoundFolder, number: int) -> None:
+def _copy(
+    trained: RoundFolder | None, signed: RoundFolder | None, to: RoundFolder, round_number: int
+) -> None:
     if trained is not None:
         for name in (BRIEF, WEIGHTS, TRAINED):
             to.write(name, trained.read(name))
@@ -202,4 +206,4 @@ def _copy(trained: RoundFolder | None, signed: RoundFolder | None, to: RoundFold
             to.write(FOLD, Fold(_OF_NO_ROUND, added).to_bytes())
     if signed is not None:
         to.write(SIGNATURE, signed.read(SIGNATURE))
-    to.write(CLOSED, json.dumps({"reason": "carried-over", "round": number}).encode())
+    to.write(CLOSED, json.dumps({"reason": "carried-over", "round": round_number}).encode())

@@ -46,8 +46,8 @@ def replace_key(connect: Connect, folder: Path, *, at_once: bool = False) -> str
     """
     member, old, new = read_membership(folder), read_key(folder), own_key(folder, NEXT_KEY)
     said = rotation_statement(
-        federation=member.federation_id,
-        client=member.client_id,
+        federation_id=member.federation_id,
+        client_id=member.client_id,
         old_key=name_of(old),
         public_key=name_of(new),
     )

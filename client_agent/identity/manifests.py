@@ -48,7 +48,7 @@ class Manifests:
         document: SignedDocument | None,
         api: CoordinatorApi,
         *,
-        number: int,
+        round_number: int,
         weights: str,
         final: bool = False,
     ) -> RoundManifest:
@@ -61,15 +61,17 @@ class Manifests:
             ManifestExpired: its deadline is over.
         """
         manifest = self.read(document)
-        expected = max(number, manifest.round) if final else number
+        expected = max(round_number, manifest.round) if final else round_number
         if (manifest.round, manifest.weights) != (expected, weights):
-            raise ManifestRefused(f"it is not of round {number} and of the weights that are served for it")
+            raise ManifestRefused(
+                f"it is not of round {round_number} and of the weights that are served for it"
+            )
         held = self.held()
         if held is not None and document != held:
             self.follow(document or {}, manifest, held, api)
         self._hold_to_plan(manifest, api)
         if manifest.deadline is not None and self.clock() > manifest.deadline.timestamp() + _GRACE_SECONDS:
-            raise ManifestExpired(number)
+            raise ManifestExpired(round_number)
         write_durably(self.folder / MANIFEST, json.dumps(document).encode())
         return manifest
 
@@ -106,20 +108,20 @@ class Manifests:
                     f"round {brief.round} asks for another {part} than the federation's plan"
                 )
 
-    def hold_to_order(self, number: int) -> None:
+    def hold_to_order(self, round_number: int) -> None:
         """Check that what is asked for is not a round before one that was joined.
 
         Raises:
             ManifestRefused: it is.
         """
         held = self.held()
-        if held is not None and number < (last := self.read(held).round):
-            raise ManifestRefused(f"it is asked for round {number}, and round {last} was joined before")
+        if held is not None and round_number < (last := self.read(held).round):
+            raise ManifestRefused(f"it is asked for round {round_number}, and round {last} was joined before")
 
-    def has_joined(self, number: int) -> bool:
+    def has_joined(self, round_number: int) -> bool:
         """Say whether the coordinator has signed that this client is in a round, or in a later one."""
         held = self.held()
-        return held is not None and self.read(held).round >= number
+        return held is not None and self.read(held).round >= round_number
 
     def read(self, document: SignedDocument | None) -> RoundManifest:
         """Read a manifest of this client's, whatever round it is of.

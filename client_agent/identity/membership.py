@@ -152,8 +152,8 @@ def keep_to(folder: Path, member: Membership) -> None:
     """Move aside what a client before this one left of the federation."""
     set_aside(
         folder / member.federation_id,
-        federation=member.federation_id,
-        client=member.client_id,
+        federation_id=member.federation_id,
+        client_id=member.client_id,
         server_key=member.server_key,
     )
 

@@ -93,12 +93,12 @@ class Roster:
             raise RosterRefused("it is not the roster that the round's manifest names")
         return known
 
-    def _with(self, known: _Known, document: SignedDocument, federation: str) -> _Known:
+    def _with(self, known: _Known, document: SignedDocument, federation_id: str) -> _Known:
         try:
             link = RosterEntry.model_validate_json(json.dumps(document))
         except ValidationError as error:
             raise RosterRefused("a link of it cannot be read") from error
-        if (link.federation, link.version, link.previous) != (federation, known.version + 1, known.hash):
+        if (link.federation, link.version, link.previous) != (federation_id, known.version + 1, known.hash):
             raise RosterRefused(f"link {known.version + 1} does not follow the one before")
         match link.event:
             case "enrolled":
@@ -148,8 +148,8 @@ def _renewed(known: _Known, link: RosterEntry) -> _Member:
     if link.public_key is None:
         raise RosterRefused(f"{link.name!r} replaced a key that it did not have")
     said = rotation_statement(
-        federation=link.federation,
-        client=link.client,
+        federation_id=link.federation,
+        client_id=link.client,
         old_key=before.keys[-1],
         public_key=link.public_key,
     )

@@ -71,7 +71,12 @@ class Ledger:
             raise LedgerDamaged(f"{file} cannot be read") from error
 
     def priced(
-        self, federation: str, number: int, mechanism: Mechanism, dp: SignatureDpPlan, last: Averaged | None
+        self,
+        federation_id: str,
+        round_number: int,
+        mechanism: Mechanism,
+        dp: SignatureDpPlan,
+        last: Averaged | None,
     ) -> Book:
         """Give the book as it will be with one more release; nothing is written.
 
@@ -90,8 +95,8 @@ class Ledger:
         if after > dp.epsilon * _ROUNDING:
             raise BudgetSpent(epsilon_of(made, dp.delta), after, dp.epsilon, again=last is not None)
         entry = Entry(
-            federation=federation,
-            round=number,
+            federation=federation_id,
+            round=round_number,
             sampled=mechanism.sampled,
             records=mechanism.records,
             noise_multiplier=mechanism.noise_multiplier,

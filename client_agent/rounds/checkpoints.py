@@ -77,7 +77,7 @@ def load_served(
 
     Raises:
         AdapterUnreadable: they are damaged, or of another layout.
-        FoldMissing: they add to what is not here.
+        BaseDeltaMissing: they add to what is not here.
     """
     body = folder.read(WEIGHTS)
     if not isinstance(strategy, Folding):
@@ -88,11 +88,11 @@ def load_served(
 
 
 @contextmanager
-def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> Iterator[Reopened]:
+def adapter_of_round(silo: Silo, home: Path, round_number: int | None, what: What) -> Iterator[Reopened]:
     """Put an adapter in place that a federation's folder holds; leaving the context takes it away.
 
-    `local` is the trained adapter of round `number`, private parts and the gated global branch included: what
-    was scored. `personalised` is what the coordinator served for that round, mixed of what clients trained on
+    `local` is the trained adapter of that round, private parts and the gated global branch included: what was
+    scored. `personalised` is what the coordinator served for that round, mixed of what clients trained on
     their own copies of the base model, beside what of an adapter stays here where the strategy says so. None
     means the newest there is.
 
@@ -102,7 +102,7 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
         TrainedUnderAnother: the base model here is not the one that it is for.
         AlignmentImpossible: the pack is not here, or is not one of this base model.
     """
-    folder, rounds = round_with(home, number, what), RoundFolders(home / "rounds")
+    folder, rounds = round_with(home, round_number, what), RoundFolders(home / "rounds")
     brief = RoundBrief.model_validate_json(folder.read(BRIEF))
     frames = frames_kept(brief, silo.base, home).frames
     strategy = load_strategy(brief.strategy.name, brief.strategy.options)
@@ -128,7 +128,7 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
                 adapter.load_global(read_weights(folder.read(WEIGHTS), adapter.layout))
         else:
             final = home / FINAL_WEIGHTS
-            is_final = number is None and final.is_file()
+            is_final = round_number is None and final.is_file()
             before = folder.number + 1 if is_final else folder.number
             if not is_final:
                 adapter.load(load_served(adapter, strategy, rounds, folder))
@@ -145,7 +145,7 @@ def adapter_of_round(silo: Silo, home: Path, number: int | None, what: What) -> 
         yield Reopened(adapter, origin if what == "local" else None)
 
 
-def round_with(home: Path, number: int | None, what: What) -> RoundFolder:
+def round_with(home: Path, round_number: int | None, what: What) -> RoundFolder:
     """Find the round that an adapter is asked of, the newest that has it for None.
 
     Raises:
@@ -158,10 +158,12 @@ def round_with(home: Path, number: int | None, what: What) -> RoundFolder:
             f"nothing was trained in {home} yet; run `tessera agent run` until a round is done"
         )
     for folder in there:
-        if number in (None, folder.number):
+        if round_number in (None, folder.number):
             return folder
     numbers = ", ".join(str(folder.number) for folder in reversed(there))
-    raise NothingTrained(f"round {number} is not in {home}; there is {numbers} (keep_rounds sets how many)")
+    raise NothingTrained(
+        f"round {round_number} is not in {home}; there is {numbers} (keep_rounds sets how many)"
+    )
 
 
 def read_trained(file: Path, plan: FederationPlan) -> Trained:

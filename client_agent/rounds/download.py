@@ -50,16 +50,16 @@ def fetch(who: Participant, brief: RoundBrief, folder: RoundFolder, named: Weigh
     return content
 
 
-def fetch_whole(who: Participant, number: int, weights: str) -> bytes | None:
+def fetch_whole(who: Participant, round_number: int, weights: str) -> bytes | None:
     """Give the weights of a round with all that was folded into the base model; None where that is not had.
 
     `weights` is the digest that the round's manifest names, which the coordinator has to sign for.
     """
-    came = who.api.whole_weights(who.federation, number)
+    came = who.api.whole_weights(who.federation, round_number)
     if came.digest == weights:  # nothing else is kept there, or it is older than this question
         return None
-    if not _is_proved(who, number, came, weights):
-        log.warning("round %d: nobody has signed for the whole that came: it is not used", number)
+    if not _is_proved(who, round_number, came, weights):
+        log.warning("round %d: nobody has signed for the whole that came: it is not used", round_number)
         return None
     return came.body
 
@@ -82,14 +82,14 @@ def _by_recipe(who: Participant, brief: RoundBrief, named: WeightsReference) -> 
         return None
 
 
-def _is_proved(who: Participant, number: int, came: TensorBody, weights: str) -> bool:
+def _is_proved(who: Participant, round_number: int, came: TensorBody, weights: str) -> bool:
     """Say whether the coordinator has signed for a body that it stands for these weights."""
     try:
         document = json.loads(urlsafe_b64decode(came.proof))
         said = CodedWeights.model_validate(document)
     except (NotBase64, ValueError, ValidationError, RecursionError):
         return False
-    wanted = (who.federation, who.client, number, weights, came.digest)
+    wanted = (who.federation, who.client, round_number, weights, came.digest)
     meant = (said.federation, said.client, said.round, said.weights, said.digest) == wanted
     return meant and is_signed("tessera-weights-v1", document, said.signature, public_key(who.server_key))
 

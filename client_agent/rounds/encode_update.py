@@ -183,19 +183,23 @@ def _with_residual(who: Participant, folder: RoundFolder, delta: Arrays, layout:
     Karimireddy et al., arXiv 1901.09847. What an older or a refused update lost is out of date; and a round
     that came to nothing is followed by the same weights, from which all of it is learnt again.
     """
-    number = folder.number
-    last = who.rounds.newest_with(RESIDUAL, before=number)
+    round_number = folder.number
+    last = who.rounds.newest_with(RESIDUAL, before=round_number)
     if last is None:
         return delta
     lost = None
-    if last.number == number - 1 and last.has(RECEIPT) and last.base != folder.base:
+    if last.number == round_number - 1 and last.has(RECEIPT) and last.base != folder.base:
         receipt = Receipt.model_validate_json(last.read(RECEIPT))
         lost = update_history.kept(last, RESIDUAL, receipt.digest, layout)
     if lost is None:
-        log.warning("round %d: what the update of round %d lost is not made up for", number, last.number)
+        log.warning(
+            "round %d: what the update of round %d lost is not made up for", round_number, last.number
+        )
         return delta
     log.info(
-        "round %d: what was lost last is %.2f of what was learnt", number, _norm(lost) / (_norm(delta) or 1)
+        "round %d: what was lost last is %.2f of what was learnt",
+        round_number,
+        _norm(lost) / (_norm(delta) or 1),
     )
     return _sum(delta, lost)
 

@@ -48,7 +48,7 @@ def given_up(who: Participant, folder: RoundFolder, file: str, trouble: AgentErr
     return _what_became(who, folder.number) if file == RECEIPT else None
 
 
-def _is_denied(who: Participant, number: int, refusal: CoordinatorRefused) -> bool:
+def _is_denied(who: Participant, round_number: int, refusal: CoordinatorRefused) -> bool:
     """Say whether a refusal comes from a coordinator set back to before we joined a round.
 
     Weights of long ago are not found either, where old rounds are thinned out; that we took part is.
@@ -56,7 +56,7 @@ def _is_denied(who: Participant, number: int, refusal: CoordinatorRefused) -> bo
     if refusal.slug != _NOT_FOUND:
         return refusal.slug == _NOT_JOINED
     try:
-        seen = who.api.round_view(who.federation, number)
+        seen = who.api.round_view(who.federation, round_number)
         return all(one.client_id != who.client for one in seen.clients)
     except CoordinatorRefused as unknown:
         return unknown.slug == _NOT_FOUND
@@ -65,13 +65,13 @@ def _is_denied(who: Participant, number: int, refusal: CoordinatorRefused) -> bo
     return False
 
 
-def _what_became(who: Participant, number: int) -> str | None:
+def _what_became(who: Participant, round_number: int) -> str | None:
     """Ask what became of a round whose receipt does not come; None while it takes updates, or nobody knows.
 
     What stands in between may let none of ours through, or have let one through and lost the answer.
     """
     try:
-        seen = who.api.round_view(who.federation, number)
+        seen = who.api.round_view(who.federation, round_number)
     except CoordinatorRefused as refusal:
         return "round-closed" if refusal.slug in _TOO_LATE else None
     except (CoordinatorUnreachable, AnswerUnreadable, RequestTooSlow):

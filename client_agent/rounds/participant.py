@@ -66,7 +66,7 @@ class Participant:
         self,
         manifest: SignedDocument | None,
         *,
-        number: int,
+        round_number: int,
         weights: str,
         brief: RoundBrief | None = None,
         final: bool = False,
@@ -77,7 +77,7 @@ class Participant:
             ManifestRefused, ManifestExpired, RosterRefused: as these say.
         """
         held = self.manifests
-        accepted = held.accept(manifest, self.api, number=number, weights=weights, final=final)
+        accepted = held.accept(manifest, self.api, round_number=round_number, weights=weights, final=final)
         if brief is not None:
             held.hold_to_plan(brief)
         Roster(self.home, held.plan.privacy.roster_policy, self.pins).follow(accepted, self.api)

@@ -79,14 +79,14 @@ def federation_plan(settings: AgentSettings, file: Path | None) -> FederationPla
         return whole_plan(api, membership.federation_id)
 
 
-def whole_plan(api: CoordinatorApi, federation: str) -> FederationPlan:
+def whole_plan(api: CoordinatorApi, federation_id: str) -> FederationPlan:
     """Download a federation's plan.
 
     Raises:
         AnswerUnreadable: what is served is none.
     """
     try:
-        return FederationPlan.model_validate_json(api.plan(federation), extra="ignore")
+        return FederationPlan.model_validate_json(api.plan(federation_id), extra="ignore")
     except ValidationError as error:
         raise AnswerUnreadable("the federation's plan", str(error)) from error
 

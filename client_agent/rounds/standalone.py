@@ -28,17 +28,17 @@ def train_alone(
     frames = frames_of(silo.base, plan, pack)
     origin = origin_of(silo.base, plan.adapter, frames, gated=False, seed=plan.training.seed)
     with inject(silo.base, plan.adapter, frames, gated=False, seed=plan.training.seed) as adapter:
-        for number in range(1, plan.rounds.total + 1):
+        for round_number in range(1, plan.rounds.total + 1):
             earlier = train_locally(
                 silo,
                 adapter,
                 plan.training,
                 origin=origin,
-                round_number=number,
+                round_number=round_number,
                 start=earlier.adapter if earlier is not None else zeros_like(adapter),
                 earlier=earlier,
                 stop=stop,
-                title=f"round {number}",
+                title=f"round {round_number}",
             )
             yield earlier
 

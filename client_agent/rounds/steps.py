@@ -22,7 +22,7 @@ from client_agent.rounds.participant import Participant
 from client_agent.rounds.sketch import join_signature, sign
 from client_agent.rounds.train import Trained, train_locally
 from client_agent.sketches.gradient import Signature
-from client_agent.storage.base_delta import FoldMissing, require_whole
+from client_agent.storage.base_delta import BaseDeltaMissing, require_whole
 from client_agent.storage.files import write_durably
 from client_agent.storage.round_folder import (
     BRIEF,
@@ -79,10 +79,12 @@ def _deliver_again(work: _Work) -> bool:
     Raises:
         ManifestRefused: it does not even know any more that we had joined.
     """
-    who, number = work.who, work.brief.round
-    log.warning("the coordinator has lost the update of round %d that it had received: sent again", number)
-    joined = who.api.join(who.federation, number, None)
-    who.believe(joined.manifest, number=number, weights=joined.weights.digest, brief=work.brief)
+    who, round_number = work.who, work.brief.round
+    log.warning(
+        "the coordinator has lost the update of round %d that it had received: sent again", round_number
+    )
+    joined = who.api.join(who.federation, round_number, None)
+    who.believe(joined.manifest, round_number=round_number, weights=joined.weights.digest, brief=work.brief)
     work.folder.forget(SCORES_SENT, CLOSED, RECEIPT)
     _run(work)
     return True
@@ -101,7 +103,7 @@ def finish(who: Participant, brief: FinishedBrief) -> None:
     if brief.weights is None:
         log.info("the federation is finished; this client never took part")
         return
-    who.believe(brief.manifest, number=brief.round, weights=brief.weights.digest, final=True)
+    who.believe(brief.manifest, round_number=brief.round, weights=brief.weights.digest, final=True)
     body = who.api.weights(who.federation, brief.round)
     if body.digest != brief.weights.digest:
         raise DownloadDamaged("the final weights")
@@ -164,7 +166,7 @@ def _pull(work: _Work) -> bytes:
             raise
         who.deliver_pack_again(brief)
         joined = who.api.join(who.federation, brief.round, body_of_join)
-    who.believe(joined.manifest, number=brief.round, weights=joined.weights.digest, brief=brief)
+    who.believe(joined.manifest, round_number=brief.round, weights=joined.weights.digest, brief=brief)
     return fetch(who, brief, work.folder, joined.weights)
 
 
@@ -205,7 +207,7 @@ def _served(work: _Work, adapter: Adapter, strategy: AgentStrategy) -> State:
     who, folder = work.who, work.folder
     try:
         return load_served(adapter, strategy, who.rounds, folder)
-    except FoldMissing:
+    except BaseDeltaMissing:
         content = fetch_whole(who, folder.number, folder.base)
         if content is None:
             raise
@@ -256,8 +258,8 @@ def _held_instead(work: _Work, refusal: CoordinatorRefused) -> str | None:
     """
     if refusal.slug != _REFERENCE_MISMATCH:
         raise refusal
-    number = work.brief.round
-    log.warning("round %d: the coordinator does not hold what this update is the difference to", number)
+    round_number = work.brief.round
+    log.warning("round %d: the coordinator does not hold what this update is the difference to", round_number)
     return refusal.expected
 
 

@@ -33,12 +33,12 @@ class _KeptManifest(Manifest):
     update: Digest
 
 
-def own_last(who: Participant, number: int) -> tuple[State, str] | None:
+def own_last(who: Participant, round_number: int) -> tuple[State, str] | None:
     """Give what the coordinator made of this client's last update before a round, and its digest.
 
     None without one that it has confirmed, or where what it made of it is not known here.
     """
-    last = who.rounds.newest_with(RECEIPT, before=number)
+    last = who.rounds.newest_with(RECEIPT, before=round_number)
     if last is None or not last.has(TRAINED):
         return None
     receipt = Receipt.model_validate_json(last.read(RECEIPT))
@@ -48,10 +48,10 @@ def own_last(who: Participant, number: int) -> tuple[State, str] | None:
     return (sent, receipt.digest) if sent is not None else None
 
 
-def confirmed(who: Participant, number: int, held: str | None) -> tuple[RoundFolder, Receipt] | None:
+def confirmed(who: Participant, round_number: int, held: str | None) -> tuple[RoundFolder, Receipt] | None:
     """Find the last update before a round that has a receipt, or the one that is `held`."""
     for one in who.rounds.newest_first():
-        if one.number < number and one.has(RECEIPT):
+        if one.number < round_number and one.has(RECEIPT):
             receipt = Receipt.model_validate_json(one.read(RECEIPT))
             if held in (None, receipt.digest):
                 return one, receipt

@@ -113,9 +113,9 @@ def run_federated(
         body = addressed(pack, federation.id)
         federation.operator.put_tensors(f"{federation.path}/alignments/{slug}", body)
     federation.operator.post(f"{federation.path}/start")
-    for number in range(1, cell.plan.rounds.total + 1):
-        tell(number - 1, "")
-        _run_round(federation, number, partial(tell, number - 1))
+    for round_number in range(1, cell.plan.rounds.total + 1):
+        tell(round_number - 1, "")
+        _run_round(federation, round_number, partial(tell, round_number - 1))
     for who in federation.members.values():
         answer = who.api.current_round(who.federation)
         if isinstance(answer, FinishedBrief):
@@ -124,49 +124,49 @@ def run_federated(
     return _results(federation, cell)
 
 
-def _run_round(federation: Federation, number: int, say: Callable[[str], None]) -> None:
+def _run_round(federation: Federation, round_number: int, say: Callable[[str], None]) -> None:
     """Let everybody take part in a round, and wait until it is published."""
     established = dict(federation.members)
     for silo in federation.study.silo:
-        if silo.joins_after == number - 1:
+        if silo.joins_after == round_number - 1:
             federation.enrol(silo)
     newcomers = {name: who for name, who in federation.members.items() if name not in established}
     if len(federation.members) > len(federation.study.founders):
         # A round ends when enough have delivered and nobody who joined is waited for. Founders are enough:
         # all join before the first of them delivers, or the last would come too late.
         for who in established.values():
-            who.api.join(who.federation, number, None)
+            who.api.join(who.federation, round_number, None)
     for name, who in (newcomers | established).items():
         say(name)
         answer = who.api.current_round(who.federation)
-        if not isinstance(answer, RoundBrief) or answer.round != number or not take_part(who, answer):
-            raise RoundMissed(f"{name} found round {number} closed; run the comparison again")
-    wait_until_published(federation, number)
+        if not isinstance(answer, RoundBrief) or answer.round != round_number or not take_part(who, answer):
+            raise RoundMissed(f"{name} found round {round_number} closed; run the comparison again")
+    wait_until_published(federation, round_number)
 
 
-def wait_until_published(federation: Federation, number: int) -> None:
+def wait_until_published(federation: Federation, round_number: int) -> None:
     """Wait until a round is published.
 
     Raises:
         RoundMissed: it takes too long.
     """
     deadline = time.monotonic() + _PUBLISH_SECONDS
-    while federation.operator.get(f"{federation.path}/rounds/{number}")["state"] != "published":
+    while federation.operator.get(f"{federation.path}/rounds/{round_number}")["state"] != "published":
         if time.monotonic() > deadline:
-            raise RoundMissed(f"round {number} was not published within {_PUBLISH_SECONDS:.0f} s")
+            raise RoundMissed(f"round {round_number} was not published within {_PUBLISH_SECONDS:.0f} s")
         time.sleep(_LOOK_AGAIN_SECONDS)
 
 
 def _results(federation: Federation, cell: Cell) -> list[ClientResult]:
     """Read every client's scores and bytes as the coordinator tells them to people, and its own measures."""
     by_silo: dict[str, list[ClientRound]] = {silo.name: [] for silo in federation.study.silo}
-    for number in range(1, cell.plan.rounds.total + 1):
-        for part in federation.operator.get(f"{federation.path}/rounds/{number}")["clients"]:
+    for round_number in range(1, cell.plan.rounds.total + 1):
+        for part in federation.operator.get(f"{federation.path}/rounds/{round_number}")["clients"]:
             if part["state"] != "arrived" or part["scores"] is None:
-                raise RoundMissed(f"{part['name']}'s update of round {number} is {part['state']}")
+                raise RoundMissed(f"{part['name']}'s update of round {round_number} is {part['state']}")
             by_silo[part["name"]].append(
                 ClientRound(
-                    round=number,
+                    round=round_number,
                     scores=Scores.model_validate(part["scores"]),
                     bytes_up=part["bytes"]["up"],
                     bytes_down=part["bytes"]["down"],

@@ -76,9 +76,9 @@ def read_anchors(file: Path) -> Anchors:
         raise StudyUnusable(f"anchors: {file} holds no anchor texts: {faults(error)}") from error
 
 
-def addressed(pack: Pack, federation: str) -> bytes:
+def addressed(pack: Pack, federation_id: str) -> bytes:
     """Write a pack as that federation's."""
-    return Pack(pack.tensors, pack.manifest.model_copy(update={"federation": federation})).to_body()
+    return Pack(pack.tensors, pack.manifest.model_copy(update={"federation": federation_id})).to_body()
 
 
 def _digest(anchors: Sequence[Anchor], adapter: AdapterPlan, plan: AlignmentPlan) -> str:

@@ -76,9 +76,9 @@ def _alone(
     for index, entry in enumerate(place.study.silo):
         silo, rounds = silos[entry.name], []
         pack = packs[silo.base.slug].to_body() if packs else None
-        for number, trained in enumerate(train_alone(silo, cell.plan, pack, lambda: False), start=1):
-            rounds.append(ClientRound(round=number, scores=trained.scores))
-            tell((index * total + number) // len(silos), entry.name)
+        for round_number, trained in enumerate(train_alone(silo, cell.plan, pack, lambda: False), start=1):
+            rounds.append(ClientRound(round=round_number, scores=trained.scores))
+            tell((index * total + round_number) // len(silos), entry.name)
         results.append(
             ClientResult(
                 name=entry.name, base_model=silo.base.slug, joins_after=entry.joins_after, rounds=rounds

@@ -22,9 +22,9 @@ log = logging.getLogger("tessera.agent")
 _EARLIER = "earlier"
 
 
-def set_aside(home: Path, *, federation: str, client: str, server_key: str) -> None:
+def set_aside(home: Path, *, federation_id: str, client_id: str, server_key: str) -> None:
     """Move a federation's folder away unless it is this client's, or nothing of a round is in it."""
-    if home.is_dir() and not _is_ours(home, federation, client, server_key):
+    if home.is_dir() and not _is_ours(home, federation_id, client_id, server_key):
         move_aside(home)
 
 
@@ -48,7 +48,7 @@ def _place(path: Path) -> Path:
     return next(candidate for n in count(1) if not (candidate := kept / f"{path.name}-{n}").exists())
 
 
-def _is_ours(home: Path, federation: str, client: str, server_key: str) -> bool:
+def _is_ours(home: Path, federation_id: str, client_id: str, server_key: str) -> bool:
     # Who accepted a coordinator that does not know of its rounds has only manifests that were set aside.
     told = [home / MANIFEST, *sorted((home / _EARLIER).glob(f"{MANIFEST}-*"))]
     try:
@@ -58,8 +58,8 @@ def _is_ours(home: Path, federation: str, client: str, server_key: str) -> bool:
     except ValueError:
         return False
     if not isinstance(manifest, dict) or (manifest.get("federation"), manifest.get("client")) != (
-        federation,
-        client,
+        federation_id,
+        client_id,
     ):
         return False
     return is_signed("tessera-round-v1", manifest, manifest.get("signature"), public_key(server_key))

@@ -29,7 +29,7 @@ _ROUND = "round"
 Arrays = dict[str, NDArray[np.float32]]
 
 
-class FoldMissing(AgentError):
+class BaseDeltaMissing(AgentError):
     """Weights add to what those of another round had made of the base model, and that is not here."""
 
 
@@ -56,8 +56,8 @@ class Fold:
         """
         try:
             tensors = safetensors.numpy.load(content)
-            number = int(tensors.pop(_ROUND))
-            return cls(number, _paired(tensors))
+            round_number = int(tensors.pop(_ROUND))
+            return cls(round_number, _paired(tensors))
         except (SafetensorError, ValueError, KeyError) as error:
             raise AdapterUnreadable(f"{FOLD} is damaged ({error}); try an older round") from error
 
@@ -106,41 +106,41 @@ def require_whole(body: bytes, layout: Layout) -> None:
 
     Raises:
         AdapterUnreadable: it is no body of weights, or one of another layout.
-        FoldMissing: it adds to something.
+        BaseDeltaMissing: it adds to something.
     """
     if (begin := read_served(body, layout).manifest.fold_from) not in (None, 1):
-        raise FoldMissing(f"the coordinator's whole is none: it adds to the weights of round {begin}")
+        raise BaseDeltaMissing(f"the coordinator's whole is none: it adds to the weights of round {begin}")
 
 
 def after(earlier: Fold, served: Served) -> Fold:
     """Say what the base model has become once weights are served.
 
     Raises:
-        FoldMissing: they add to what is not here.
+        BaseDeltaMissing: they add to what is not here.
     """
-    number, begin = served.manifest.round, served.manifest.fold_from
-    if number == earlier.round:  # the same weights again, after a round that came to nothing
+    round_number, begin = served.manifest.round, served.manifest.fold_from
+    if round_number == earlier.round:  # the same weights again, after a round that came to nothing
         return earlier
     if begin in (None, 1):
-        return Fold(number, served.added)
+        return Fold(round_number, served.added)
     if begin != earlier.round:
-        raise FoldMissing(
-            f"the weights of round {number} add to what those of round {begin} had made of the base model, "
-            f"and what is here is that of round {earlier.round}. The coordinator has no whole to begin "
-            "with (any more, or yet: update it); else stay away until one round is published without this "
-            "client: it is then served the whole"
+        raise BaseDeltaMissing(
+            f"the weights of round {round_number} add to what those of round {begin} had made of the base "
+            f"model, and what is here is that of round {earlier.round}. The coordinator has no whole to "
+            "begin with (any more, or yet: update it); else stay away until one round is published without "
+            "this client: it is then served the whole"
         )
     added = dict(earlier.added)
     for module, one in served.added.items():
         added[module] = recompressed(side_by_side([added[module], one])) if module in added else one
-    return Fold(number, added)
+    return Fold(round_number, added)
 
 
 def fold_of(rounds: RoundFolders, folder: RoundFolder, served: Served) -> Fold:
     """Give what the base model is in a round, and keep it in the round's folder.
 
     Raises:
-        FoldMissing: the round's weights add to what is not here.
+        BaseDeltaMissing: the round's weights add to what is not here.
     """
     if not folder.has(FOLD):
         folder.write(FOLD, after(newest(rounds, before=folder.number), served).to_bytes())

@@ -77,16 +77,16 @@ class RoundFolders:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def open(self, number: int) -> RoundFolder:
+    def open(self, round_number: int) -> RoundFolder:
         """Give a round's folder, making it if needed.
 
         Who was killed may have left files whose names are not on disk yet; now they are.
         """
-        path = self._path / f"{number:06d}"
+        path = self._path / f"{round_number:06d}"
         path.mkdir(parents=True, exist_ok=True)
         for folder in (path, self._path):
             fsync_folder(folder)
-        return RoundFolder(path, number)
+        return RoundFolder(path, round_number)
 
     def newest_first(self) -> Iterator[RoundFolder]:
         """Give the rounds on disk, newest first."""

@@ -203,10 +203,10 @@ def _training(base: BaseModel, plan: TrainingPlan, seed: int, round_number: int)
 def _moments(optimiser: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> OptimiserState:
     """Copy AdamW's state: `<parameter>.step`, `.exp_avg`, `.exp_avg_sq`."""
     return {
-        f"{name}.{moment}": np.array(optimiser.state[parameter][moment].cpu().numpy(), dtype=np.float32)
+        f"{name}.{now}": np.array(optimiser.state[parameter][now].cpu().numpy(), dtype=np.float32)
         for name, parameter in parameters.items()
         if parameter in optimiser.state
-        for moment in _MOMENTS
+        for now in _MOMENTS
     }
 
 
@@ -215,16 +215,16 @@ def _restore(
     parameters: Mapping[str, nn.Parameter],
     state: Mapping[str, NDArray[np.float32]],
 ) -> None:
-    wanted = {f"{name}.{moment}" for name in parameters for moment in _MOMENTS}
+    wanted = {f"{name}.{now}" for name in parameters for now in _MOMENTS}
     if state and wanted != state.keys():
         raise LayoutMismatch("the optimiser's state belongs to another adapter; delete it to start it afresh")
     for name, parameter in parameters.items() if state else ():
-        tensors = {moment: torch.from_numpy(np.array(state[f"{name}.{moment}"])) for moment in _MOMENTS}
+        tensors = {now: torch.from_numpy(np.array(state[f"{name}.{now}"])) for now in _MOMENTS}
         if tensors["exp_avg"].shape != parameter.shape:
             raise LayoutMismatch(
                 f"the optimiser's state of {name} has another shape; delete it to start it afresh"
             )
         optimiser.state[parameter] = {
             "step": tensors["step"],
-            **{moment: tensors[moment].to(parameter.device) for moment in _MOMENTS[1:]},
+            **{now: tensors[now].to(parameter.device) for now in _MOMENTS[1:]},
         }

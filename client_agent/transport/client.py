@@ -127,10 +127,10 @@ class CoordinatorApi:
         return read(Me, self._call("GET", "/v1/me"))
 
     def current_round(
-        self, federation: str, *, wait_seconds: int = 0
+        self, federation_id: str, *, wait_seconds: int = 0
     ) -> RoundBrief | FinishedBrief | NothingYet:
         """Ask what to do now, or as soon as there is something within the time that the coordinator waits."""
-        path = f"/v1/federations/{federation}/rounds/current"
+        path = f"/v1/federations/{federation_id}/rounds/current"
         prefer = {"Prefer": f"wait={wait_seconds}"}
         if wait_seconds:
             answer = self._persist(
@@ -152,78 +152,82 @@ class CoordinatorApi:
         """Tell the time as the coordinator does, seconds since 1970."""
         return self._signing.now() if self._signing is not None else time.time()
 
-    def plan(self, federation: str) -> bytes:
+    def plan(self, federation_id: str) -> bytes:
         """Download the federation's plan, in the bytes that manifests name by their digest."""
-        return self._call("GET", f"/v1/federations/{federation}/plan").content
+        return self._call("GET", f"/v1/federations/{federation_id}/plan").content
 
-    def roster(self, federation: str, *, after: int) -> list[SignedDocument]:
+    def roster(self, federation_id: str, *, after: int) -> list[SignedDocument]:
         """Download the links of the roster after a version, some at a time."""
-        path = f"/v1/federations/{federation}/roster?after={after}"
+        path = f"/v1/federations/{federation_id}/roster?after={after}"
         return read(RosterPage, self._call("GET", path)).items
 
-    def manifest(self, federation: str, number: int) -> SignedDocument:
+    def manifest(self, federation_id: str, round_number: int) -> SignedDocument:
         """Download the manifest that I was given for a round."""
-        answer = self._call("GET", f"/v1/federations/{federation}/rounds/{number}/manifest")
+        answer = self._call("GET", f"/v1/federations/{federation_id}/rounds/{round_number}/manifest")
         try:
             return _document.validate_json(answer.content)
         except ValidationError as error:
             raise unreadable(answer, error) from None
 
-    def join(self, federation: str, number: int, signature: bytes | None) -> Joined:
+    def join(self, federation_id: str, round_number: int, signature: bytes | None) -> Joined:
         """Take part in a round; `signature` lets a newcomer be weighed before its first update."""
-        path = f"/v1/federations/{federation}/rounds/{number}/join"
+        path = f"/v1/federations/{federation_id}/rounds/{round_number}/join"
         headers = _upload_headers(signature) if signature is not None else None
         return read(Joined, self._call("POST", path, content=signature, headers=headers))
 
-    def weights(self, federation: str, number: int, recipe: WeightsRecipeName | None = None) -> TensorBody:
+    def weights(
+        self, federation_id: str, round_number: int, recipe: WeightsRecipeName | None = None
+    ) -> TensorBody:
         """Download my personalised weights of a round, by a recipe if the coordinator can, else dense."""
         accept = f"{MEDIA_TYPE};recipe={recipe}, {MEDIA_TYPE}" if recipe is not None else MEDIA_TYPE
-        return self._download(f"/v1/federations/{federation}/rounds/{number}/weights", accept)
+        return self._download(f"/v1/federations/{federation_id}/rounds/{round_number}/weights", accept)
 
-    def whole_weights(self, federation: str, number: int) -> TensorBody:
+    def whole_weights(self, federation_id: str, round_number: int) -> TensorBody:
         """Download my weights of a round with all that was folded so far, if the coordinator has that."""
         accept = f"{MEDIA_TYPE};fold=whole, {MEDIA_TYPE}"
-        return self._download(f"/v1/federations/{federation}/rounds/{number}/weights", accept)
+        return self._download(f"/v1/federations/{federation_id}/rounds/{round_number}/weights", accept)
 
-    def push_update(self, federation: str, number: int, body: bytes) -> Receipt:
+    def push_update(self, federation_id: str, round_number: int, body: bytes) -> Receipt:
         """Deliver my update; the same bytes may be sent any number of times."""
-        path = f"/v1/federations/{federation}/rounds/{number}/update"
+        path = f"/v1/federations/{federation_id}/rounds/{round_number}/update"
         headers = _upload_headers(body)
         return read(Receipt, self._call("PUT", path, content=body, headers=headers))
 
-    def round_view(self, federation: str, number: int) -> RoundView:
+    def round_view(self, federation_id: str, round_number: int) -> RoundView:
         """Look how a round stands, without its other clients."""
-        return read(RoundView, self._call("GET", f"/v1/federations/{federation}/rounds/{number}"))
+        return read(RoundView, self._call("GET", f"/v1/federations/{federation_id}/rounds/{round_number}"))
 
-    def send_scores(self, federation: str, number: int, scores: Scores) -> None:
+    def send_scores(self, federation_id: str, round_number: int, scores: Scores) -> None:
         """Say how good the model was before and after the local steps."""
-        self._call("PUT", f"/v1/federations/{federation}/rounds/{number}/scores", json=scores.model_dump())
+        self._call(
+            "PUT", f"/v1/federations/{federation_id}/rounds/{round_number}/scores", json=scores.model_dump()
+        )
 
-    def anchors(self, federation: str) -> Anchors:
+    def anchors(self, federation_id: str) -> Anchors:
         """Download the federation's public anchor texts."""
-        return read(Anchors, self._call("GET", f"/v1/federations/{federation}/anchors"))
+        return read(Anchors, self._call("GET", f"/v1/federations/{federation_id}/anchors"))
 
-    def pack(self, federation: str, base_model: str) -> TensorBody | None:
+    def pack(self, federation_id: str, base_model: str) -> TensorBody | None:
         """Download a base model's alignment pack; None while nobody has made it."""
         try:
-            return self._download(f"/v1/federations/{federation}/alignments/{base_model}")
+            return self._download(f"/v1/federations/{federation_id}/alignments/{base_model}")
         except CoordinatorRefused as refusal:
             if refusal.status == httpx.codes.NOT_FOUND:
                 return None
             raise
 
-    def packs(self, federation: str) -> PackList:
+    def packs(self, federation_id: str) -> PackList:
         """List the alignment packs that are stored, and those that ended."""
-        return read(PackList, self._call("GET", f"/v1/federations/{federation}/alignments"))
+        return read(PackList, self._call("GET", f"/v1/federations/{federation_id}/alignments"))
 
-    def put_pack(self, federation: str, base_model: str, body: bytes) -> None:
+    def put_pack(self, federation_id: str, base_model: str, body: bytes) -> None:
         """Deliver a base model's alignment pack."""
-        path = f"/v1/federations/{federation}/alignments/{base_model}"
+        path = f"/v1/federations/{federation_id}/alignments/{base_model}"
         self._call("PUT", path, content=body, headers=_upload_headers(body))
 
-    def put_acceptance(self, federation: str, base_model: str, tested: Acceptance) -> None:
+    def put_acceptance(self, federation_id: str, base_model: str, tested: Acceptance) -> None:
         """Say how a base model's alignment pack did in its acceptance test."""
-        path = f"/v1/federations/{federation}/alignments/{base_model}/acceptance"
+        path = f"/v1/federations/{federation_id}/alignments/{base_model}/acceptance"
         self._call("PUT", path, json=tested.model_dump(mode="json"))
 
     def _call(

@@ -16,14 +16,14 @@ import numpy as np
 from coordinator.aggregation.base_delta_store import Fold
 from coordinator.aggregation.factor_reader import StoredFactors, places, read_factors
 from coordinator.aggregation.mixing import Weights
-from coordinator.aggregation.output_writer import Made, discard
+from coordinator.aggregation.output_writer import StagedOutput, discard
 from coordinator.aggregation.state_reader import StoredState
 from coordinator.db.engine import Database
 from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
 from coordinator.strategies.base import Module, modules_of
-from coordinator.strategies.capabilities import Folded, Folding
-from coordinator.weights.base_delta import Kin, increment, kin_of, whole
+from coordinator.strategies.capabilities import BaseDelta, Folding
+from coordinator.weights.base_delta import BaseModelGroup, increment, kin_of, whole
 from schemas.maths.adapter import Layout, Shape
 from schemas.maths.factors import Factors, recompressed, side_by_side
 from schemas.messages.updates import WeightsManifest
@@ -31,7 +31,7 @@ from schemas.wire.digests import digest_from_hash
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupMember:
     """A client whose base model is folded into.
 
     `fold_from` is the round of the weights that it trained from, if its update is in this round; None =
@@ -51,7 +51,7 @@ class Member:
 class Folds:
     """What came of a round: each client's body, and all that is folded from now on, by kin."""
 
-    made: dict[str, Made]
+    made: dict[str, StagedOutput]
     folds: Sequence[Fold] = ()
 
 
@@ -77,8 +77,8 @@ def fold(
     strategy: Folding,
     weights: Weights,
     states: Mapping[str, StoredState],
-    members: Sequence[Member],
-    earlier: Mapping[Kin, StoredState],
+    members: Sequence[GroupMember],
+    earlier: Mapping[BaseModelGroup, StoredState],
     *,
     between: Callable[[], None],
 ) -> Folds:
@@ -86,11 +86,11 @@ def fold(
 
     What it raises ends the work and what was staged is discarded.
     """
-    kindred: dict[Kin, list[Member]] = {}
+    kindred: dict[BaseModelGroup, list[GroupMember]] = {}
     for member in members:
         kindred.setdefault(kin_of(member.base_model, member.layout), []).append(member)
     work = _Work(database, strategy, weights, StoredFactors(database, states), between)
-    made, folds, staged = dict[str, Made](), list[Fold](), list[_Growing]()
+    made, folds, staged = dict[str, StagedOutput](), list[Fold](), list[_Growing]()
     try:
         for kin, some in sorted(kindred.items()):
             with database.write() as session:
@@ -135,7 +135,9 @@ class _Work:
     stored: StoredFactors
     between: Callable[[], None]
 
-    def fold(self, one: Member, earlier: StoredState | None, new: _Growing, everything: _Growing) -> None:
+    def fold(
+        self, one: GroupMember, earlier: StoredState | None, new: _Growing, everything: _Growing
+    ) -> None:
         """Go through the modules of the kin of which `one` is."""
         everybody = self.weights.cohort.clients
         clients = [facts.client for facts in everybody]
@@ -156,7 +158,7 @@ class _Work:
             heard = (facts for facts, weight in zip(everybody, row, strict=True) if weight > 0)
             absent = earlier is not None and all(facts.age != 0 for facts in heard)  # nobody of them is here
             if one.alone or absent:
-                folded, together = Folded(served, _nothing(dict(form), module)), so_far
+                folded, together = BaseDelta(served, _nothing(dict(form), module)), so_far
             else:
                 folded = self.strategy.fold(self.stored.sources(self.weights, module, row))
                 together = recompressed(side_by_side([so_far, folded.residual]))
@@ -164,7 +166,7 @@ class _Work:
             everything.append(self.database, module, folded.served, together)
             self.between()
 
-    def again(self, one: Member, growing: _Growing) -> None:
+    def again(self, one: GroupMember, growing: _Growing) -> None:
         """Write a client's own A and B for it to go on from; nothing is added to its base model."""
         for module, form in sorted(modules_of(one.layout).items()):
             own = self.stored.own(one.client, module)
@@ -178,14 +180,14 @@ def _nothing(form: Mapping[str, Shape], module: Module) -> Factors:
     return Factors(np.zeros((0, a[1]), np.float32), np.zeros((b[0], 0), np.float32))
 
 
-def _bodies(database: Database, staged: Staged, heads: Mapping[str, bytes]) -> dict[str, Made]:
+def _bodies(database: Database, staged: Staged, heads: Mapping[str, bytes]) -> dict[str, StagedOutput]:
     """Give each client's body: a head of its own and what is staged, which is read once for all digests."""
     seen = {client: sha256(beginning) for client, beginning in heads.items()}
     for piece in payloads.stream(database, staged.payload_id, 0, staged.size if heads else 0):
         for one in seen.values():
             one.update(piece)
     return {
-        client: Made(
+        client: StagedOutput(
             beginning,
             staged,
             0,

@@ -13,7 +13,7 @@ from coordinator.db.engine import Database
 from coordinator.db.tables.federations import FoldRow
 from coordinator.http.downloads import Stored
 from coordinator.storage.payloads import Staged
-from coordinator.weights.base_delta import Kin, body
+from coordinator.weights.base_delta import BaseModelGroup, body
 from schemas.maths.adapter import Layout
 from schemas.messages.updates import WeightsManifest
 
@@ -22,23 +22,26 @@ from schemas.messages.updates import WeightsManifest
 class Fold:
     """All that was folded for some kin up to a round, in the making; A and B to go on from beside it."""
 
-    kin: Kin
+    kin: BaseModelGroup
     layout: Layout
     staged: Staged
 
 
-def newest(session: Session, fid: str, until: int) -> dict[Kin, StoredState]:
+def newest(session: Session, federation_id: str, until: int) -> dict[BaseModelGroup, StoredState]:
     """What was folded in the rounds up to `until`?"""
-    return {Kin(row.base_model, row.form): _state(row) for row in _newest(session, fid, until)}
+    return {
+        BaseModelGroup(row.base_model, row.form): _state(row)
+        for row in _newest(session, federation_id, until)
+    }
 
 
-def keep(session: Session, fid: str, number: int, folds: Iterable[tuple[Fold, int]]) -> None:
-    """Keep what was folded up to round `number`, each with the id of its payload."""
+def keep(session: Session, federation_id: str, round_number: int, folds: Iterable[tuple[Fold, int]]) -> None:
+    """Keep what was folded up to round `round_number`, each with the id of its payload."""
     for fold, payload_id in folds:
         session.add(
             FoldRow(
-                federation_id=fid,
-                round_number=number,
+                federation_id=federation_id,
+                round_number=round_number,
                 base_model=fold.kin.base_model,
                 form=fold.kin.form,
                 layout=[[name, list(shape)] for name, shape in fold.layout.items()],
@@ -47,17 +50,19 @@ def keep(session: Session, fid: str, number: int, folds: Iterable[tuple[Fold, in
         )
 
 
-def start(database: Database, fid: str, until: int, kin: Kin, manifest: WeightsManifest) -> Stored | None:
+def start(
+    database: Database, federation_id: str, until: int, kin: BaseModelGroup, manifest: WeightsManifest
+) -> Stored | None:
     """Give the weights of a newcomer after round `until`: as its kin have them; None = it has no kin yet."""
     with database.read() as session:
-        found = newest(session, fid, until).get(kin)
+        found = newest(session, federation_id, until).get(kin)
     if found is None:
         return None
     return body(database, found.payload_id, found.layout, manifest)
 
 
-def _newest(session: Session, fid: str, until: int) -> list[FoldRow]:
-    here: ColumnElement[bool] = (FoldRow.federation_id == fid) & (FoldRow.round_number <= until)
+def _newest(session: Session, federation_id: str, until: int) -> list[FoldRow]:
+    here: ColumnElement[bool] = (FoldRow.federation_id == federation_id) & (FoldRow.round_number <= until)
     last = (
         select(FoldRow.base_model, FoldRow.form, func.max(FoldRow.round_number).label("number"))
         .where(here)

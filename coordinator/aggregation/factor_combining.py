@@ -13,7 +13,7 @@ import numpy as np
 
 from coordinator.aggregation.factor_reader import StoredFactors
 from coordinator.aggregation.mixing import Weights, alike, mix
-from coordinator.aggregation.output_writer import Made, Receiver, append, begin, discard
+from coordinator.aggregation.output_writer import Receiver, StagedOutput, append, begin, discard
 from coordinator.aggregation.state_reader import StoredState, Values
 from coordinator.aggregation.voices import kept_own, rows_with_voices
 from coordinator.db.engine import Database
@@ -33,7 +33,7 @@ def weights_of(
     *,
     block_bytes: int,
     between: Callable[[], None],
-) -> dict[str, Made]:
+) -> dict[str, StagedOutput]:
     """Write the receivers' weights as staged payloads, as the plan's strategy makes them.
 
     `between` is called again and again; what it raises ends the work and what was staged is discarded.
@@ -54,7 +54,7 @@ def combine(
     *,
     least: int,
     between: Callable[[], None],
-) -> dict[str, Made]:
+) -> dict[str, StagedOutput]:
     """Write what a strategy combines for each receiver, of `least` voices beside its own; by client."""
     stored = StoredFactors(database, states)
     if least > 1 and isinstance(strategy, Rescaling):

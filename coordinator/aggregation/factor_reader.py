@@ -42,17 +42,17 @@ class StoredFactors:
                 ]
         return read
 
-    def own(self, client: str, module: Module) -> Factors:
+    def own(self, client_id: str, module: Module) -> Factors:
         """Read a module of one client."""
         with self._database.read_past_sessions() as driver:
-            return self._factors(driver, client, module)
+            return self._factors(driver, client_id, module)
 
-    def _factors(self, driver: Any, client: str, module: Module) -> Factors:
-        state, found = self._states[client], self._places[client][module]
+    def _factors(self, driver: Any, client_id: str, module: Module) -> Factors:
+        state, found = self._states[client_id], self._places[client_id][module]
         return read_factors(driver, state.payload_id, state.begin, found["A"], found["B"])
 
-    def _bytes(self, client: str, module: Module) -> int:
-        return sum(prod(shape) for _, shape in self._places[client][module].values()) * VALUE_BYTES
+    def _bytes(self, client_id: str, module: Module) -> int:
+        return sum(prod(shape) for _, shape in self._places[client_id][module].values()) * VALUE_BYTES
 
 
 def places(layout: Layout) -> dict[Module, dict[str, Place]]:

@@ -44,7 +44,7 @@ _NO_DIVISION_BY_ZERO = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class GuardReport:
     """What the guard did to each client's weights, over all modules together; what people are shown.
 
     Attributes:
@@ -79,7 +79,7 @@ class Guarded:
         """Give the weights for one module, (N, N)."""
         return self.weights[self.cohort.kind(module)]
 
-    def told(self) -> Told:
+    def told(self) -> GuardReport:
         """Sum up over all kinds."""
         cohort = self.cohort
         served = shares_served(cohort, self.weights)
@@ -90,7 +90,7 @@ class Guarded:
             own += np.where(shared, np.diag(self.products[kind])[:, None], 0.0)
             theirs += np.where(shared, np.diag(self.products[kind])[None, :], 0.0)
         scale = np.sqrt(own * theirs)
-        return Told(
+        return GuardReport(
             served=served,
             agreement=np.divide(inner, scale, out=np.full_like(inner, np.nan), where=scale > 0),
             held=np.bitwise_or.reduce(list(self.held.values())),

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from coordinator.aggregation import base_delta_store, store
-from coordinator.aggregation.base_delta import Folds, Member, fold
+from coordinator.aggregation.base_delta import Folds, GroupMember, fold
 from coordinator.aggregation.factor_combining import weights_of
 from coordinator.aggregation.output_writer import Receiver, Written, discard
 from coordinator.aggregation.state_reader import StoredState
 from coordinator.aggregation.weighting import Weighed, weighed
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.federations.store import plan_of
 from coordinator.observability.fault_points import may_crash
@@ -28,7 +28,7 @@ from coordinator.rounds.lifecycle import AGGREGATION_FAILED, next_state
 from coordinator.storage import payloads
 from coordinator.strategies.base import Cohort, make
 from coordinator.strategies.capabilities import Folding
-from coordinator.weights.base_delta import Kin
+from coordinator.weights.base_delta import BaseModelGroup
 from coordinator.weights.store import give
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import WeightsManifest
@@ -74,29 +74,29 @@ class Lease:
 
     def _extend(self, seconds: float) -> None:
         with self._database.write() as session:
-            until = now(session) + timedelta(seconds=seconds)
+            until = database_time(session) + timedelta(seconds=seconds)
             rounds.extend_lease(session, self._claim.round_id, self._claim.token, until)
 
 
 def claim_due(database: Database, lease_seconds: float) -> Claim | None:
     """Claim a round whose updates wait for aggregation, or whose worker has died; None when there is none."""
     with database.look() as asked:
-        due = rounds.awaiting_worker(asked, now(asked))
-    for fid, number in due:
+        due = rounds.awaiting_worker(asked, database_time(asked))
+    for federation_id, round_number in due:
         with database.write() as session:
-            locked = lock_federation(session, fid)
+            locked = lock_federation(session, federation_id)
             plan = plan_of(locked)
-            row = rounds.claimable(session, fid, number)
+            row = rounds.claimable(session, federation_id, round_number)
             if row is None:
                 continue
-            step = next_state(rounds.facts(session, row, plan), now(session))
+            step = next_state(rounds.facts(session, row, plan), database_time(session))
             if step is None or step.to != "aggregating":
                 continue
             token = rounds.LeaseToken(secrets.token_hex(16))
             transitions.claim(session, row, token, timedelta(seconds=lease_seconds))
             may_crash("claim-written")
         may_crash("claim-committed")
-        return Claim(fid, number, row.id, token, plan)
+        return Claim(federation_id, round_number, row.id, token, plan)
     return None
 
 
@@ -156,7 +156,7 @@ def abandon(database: Database, claim: Claim) -> None:
 
 def _folded(
     database: Database, claim: Claim, everyone: Sequence[store.Established], alone: Collection[str]
-) -> tuple[list[Member], dict[Kin, StoredState]]:
+) -> tuple[list[GroupMember], dict[BaseModelGroup, StoredState]]:
     """Say into whose base models a round is folded, and what was folded there before."""
     with database.read() as session:
         trained_from = {
@@ -166,7 +166,7 @@ def _folded(
         }
         earlier = base_delta_store.newest(session, claim.federation_id, claim.number)
     members = [
-        Member(
+        GroupMember(
             one.facts.client,
             one.facts.base_model,
             one.state.layout,
@@ -190,10 +190,10 @@ def _publish(database: Database, claim: Claim, settled: Weighed, done: Folds) ->
         row = rounds.numbered(session, claim.federation_id, claim.number, lock=True)
         if row.lease_token != claim.token:
             raise rounds.LostRace
-        moment = now(session)
+        now = database_time(session)
         for client, body in sorted(made.items()):
             stored = body.adopted(adopted[body.staged.payload_id])
-            give(session, claim.federation_id, client, claim.number + 1, stored, moment)
+            give(session, claim.federation_id, client, claim.number + 1, stored, now)
         kept = [(one, adopted[one.staged.payload_id]) for one in done.folds]
         base_delta_store.keep(session, claim.federation_id, claim.number, kept)
         store.keep_relevance(session, row.id, settled)

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from coordinator.aggregation.blocks import blocks
-from coordinator.aggregation.output_writer import Made, Receiver, Writer, begin, discard
+from coordinator.aggregation.output_writer import Receiver, StagedOutput, Writer, begin, discard
 from coordinator.aggregation.state_reader import StoredState, Values, read_columns, room
 from coordinator.db.engine import Database
 from coordinator.strategies.base import Cohort, Floats, Module, modules_of
@@ -41,7 +41,7 @@ def mix(
     *,
     block_bytes: int,
     between: Callable[[], None],
-) -> dict[str, Made]:
+) -> dict[str, StagedOutput]:
     """Write the receivers' weights as staged payloads; give each one's body by client.
 
     `between` is called after every block; what it raises ends the work and what was staged is discarded.

@@ -39,7 +39,7 @@ class Receiver:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class StagedOutput:
     """A new body: `head`, then what `staged` has from `begin` on; digest and size are the whole body's."""
 
     head: bytes
@@ -91,13 +91,19 @@ class Body:
         """Write values that were looked at."""
         self._staged.write(session, values)
 
-    def made(self) -> dict[str, Made]:
+    def made(self) -> dict[str, StagedOutput]:
         """Give what each receiver gets."""
         first, begin = self.receivers[0], len(self.receivers[0].head)
-        made = {first.client: Made(first.head, self._staged, begin, self._staged.digest, self._staged.size)}
+        made = {
+            first.client: StagedOutput(
+                first.head, self._staged, begin, self._staged.digest, self._staged.size
+            )
+        }
         for one, seen in zip(self.receivers[1:], self._seen, strict=True):
             size = len(one.head) + self._staged.size - begin
-            made[one.client] = Made(one.head, self._staged, begin, digest_from_hash(seen.hexdigest()), size)
+            made[one.client] = StagedOutput(
+                one.head, self._staged, begin, digest_from_hash(seen.hexdigest()), size
+            )
         return made
 
 

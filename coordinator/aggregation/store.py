@@ -31,13 +31,15 @@ class Established:
     is_enrolled: bool
 
 
-def established(session: Session, fid: str, plan: FederationPlan, number: int) -> list[Established]:
-    """Who has what to bring into round `number`: each client's last accepted update and its signature?"""
+def established(
+    session: Session, federation_id: str, plan: FederationPlan, round_number: int
+) -> list[Established]:
+    """Return each client's last accepted update before this round, with its sketch."""
     last = (
         select(UpdateRow.client_id, func.max(UpdateRow.round_number).label("number"))
         .where(
-            UpdateRow.federation_id == fid,
-            UpdateRow.round_number <= number,
+            UpdateRow.federation_id == federation_id,
+            UpdateRow.round_number <= round_number,
             UpdateRow.reject_reason.is_(None),
         )
         .group_by(UpdateRow.client_id)
@@ -53,12 +55,14 @@ def established(session: Session, fid: str, plan: FederationPlan, number: int) -
             & (SignatureRow.client_id == UpdateRow.client_id)
             & (SignatureRow.origin == "update"),
         )
-        .outerjoin(PackRow, (PackRow.federation_id == fid) & (PackRow.base_model == ClientRow.base_model))
-        .where(or_(ClientRow.state == "enrolled", UpdateRow.round_number == number))
+        .outerjoin(
+            PackRow, (PackRow.federation_id == federation_id) & (PackRow.base_model == ClientRow.base_model)
+        )
+        .where(or_(ClientRow.state == "enrolled", UpdateRow.round_number == round_number))
         .order_by(UpdateRow.client_id)
     )
     return [
-        _established(plan, number, update, client, signature, _set_in_use(pack))
+        _established(plan, round_number, update, client, signature, _set_in_use(pack))
         for update, client, signature, pack in rows
     ]
 
@@ -85,19 +89,21 @@ def signature_model(plan: FederationPlan, base_model: str) -> str:
     return plan.signature.model or pivot or base_model
 
 
-def alignment_set(session: Session, fid: str, base_model: str) -> str | None:
+def alignment_set(session: Session, federation_id: str, base_model: str) -> str | None:
     """In which alignment set does a base model share? None without a pack, or when its test failed."""
     return _set_in_use(
-        session.scalar(select(PackRow).where(PackRow.federation_id == fid, PackRow.base_model == base_model))
+        session.scalar(
+            select(PackRow).where(PackRow.federation_id == federation_id, PackRow.base_model == base_model)
+        )
     )
 
 
-def signature_of_join(session: Session, fid: str, client_id: str) -> Signature | None:
+def signature_of_join(session: Session, federation_id: str, client_id: str) -> Signature | None:
     """Which signature did a newcomer send with its last join that had one?"""
     row = session.scalar(
         select(SignatureRow)
         .where(
-            SignatureRow.federation_id == fid,
+            SignatureRow.federation_id == federation_id,
             SignatureRow.client_id == client_id,
             SignatureRow.origin == "join",
         )
@@ -153,14 +159,14 @@ def _signature(row: SignatureRow | None) -> Signature | None:
 
 def _established(
     plan: FederationPlan,
-    number: int,
+    round_number: int,
     update: UpdateRow,
     client: ClientRow,
     signature: SignatureRow | None,
     aligned: str | None,
 ) -> Established:
     layout = {str(name): tuple(int(extent) for extent in shape) for name, shape in update.layout}
-    age = number - update.round_number
+    age = round_number - update.round_number
     if update.state_payload_id is None:
         raise LookupError(f"the last update of {client.id} was forgotten")
     return Established(

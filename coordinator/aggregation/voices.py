@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.guard import Told, shares_served
+from coordinator.aggregation.guard import GuardReport, shares_served
 from coordinator.aggregation.mixing import Weights
 from coordinator.strategies.base import Cohort, Floats, Held, Kind, Module
 
@@ -71,7 +71,7 @@ class Voiced:
             facts.client for facts, ok in zip(self.cohort.clients, every, strict=False) if not ok
         )
 
-    def told(self, guard: Told | None, before: Weights) -> Told:
+    def told(self, guard: GuardReport | None, before: Weights) -> GuardReport:
         """Return what people are shown: what is served, and whom too few voices kept from being heard."""
         clients = len(self.cohort.clients)
         held = guard.held.copy() if guard is not None else np.zeros((clients, clients), np.uint8)
@@ -80,7 +80,7 @@ class Voiced:
             np.fill_diagonal(others, False)
             held |= np.where(others & ~self.enough[kind][:, None], Held.FEW, 0).astype(np.uint8)
         agreement = guard.agreement if guard is not None else np.full((clients, clients), np.nan)
-        return Told(shares_served(self.cohort, self.weights), agreement, held)
+        return GuardReport(shares_served(self.cohort, self.weights), agreement, held)
 
 
 def voiced(weights: Weights, least: int, *, common: bool) -> Voiced:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.blocks import blocks
-from coordinator.aggregation.guard import Told, guarded
+from coordinator.aggregation.guard import GuardReport, guarded
 from coordinator.aggregation.mixing import Weights
 from coordinator.aggregation.state_reader import StoredState, read_columns
 from coordinator.aggregation.voices import voiced
@@ -78,7 +78,7 @@ class Weighed:
 
     asked: Weighing
     weights: Weights
-    told: Told | None
+    told: GuardReport | None
     alone: frozenset[str] = frozenset()
 
 
@@ -118,7 +118,7 @@ def _guarded(
     *,
     block_bytes: int,
     between: Callable[[], None],
-) -> tuple[Weights, Told | None]:
+) -> tuple[Weights, GuardReport | None]:
     if caps is None:
         return asked, None
     found = products(

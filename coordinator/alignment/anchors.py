@@ -30,7 +30,7 @@ from coordinator.rounds.participations import sent_to
 from coordinator.storage import audit_log, payloads
 from schemas.messages.alignment import Anchors, AnchorsView
 
-router = APIRouter(prefix="/v1/federations/{fid}", tags=["alignment"])
+router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["alignment"])
 
 _ANCHORS_BYTES = 32 * 2**20
 """The most the anchor texts may have."""
@@ -51,7 +51,7 @@ _ANCHORS_BYTES = 32 * 2**20
 )
 def put_anchors(
     person: AsOperator,
-    fid: FederationId,
+    federation_id: FederationId,
     _: HasSpace,
     anchors: Annotated[Anchors, Depends(json_body(Anchors, limit=_ANCHORS_BYTES))],
     database: TheDatabase,
@@ -63,21 +63,26 @@ def put_anchors(
     body = anchors.model_dump_json().encode()
     with database.write() as session:
         payload_id, digest = payloads.store_bytes(session, body)
-        row = lock_federation(session, fid)
+        row = lock_federation(session, federation_id)
         still_person(session, person)
         store.planned(row)
-        known = store.anchors(session, fid)
+        known = store.anchors(session, federation_id)
         if known is not None and known.digest == digest:
             response.status_code = 200
-        elif row.state != "open" or store.packs(session, fid):
+        elif row.state != "open" or store.packs(session, federation_id):
             raise FederationStateConflict(
                 "anchors are set before the federation starts and before there are packs", state=row.state
             )
         kept = store.keep_anchors(
-            session, fid, payload_id=payload_id, digest=digest, size=len(body), count=len(anchors.anchors)
+            session,
+            federation_id,
+            payload_id=payload_id,
+            digest=digest,
+            size=len(body),
+            count=len(anchors.anchors),
         )
         if response.status_code != 200:
-            audit_log.append(session, "anchors-set", actor=person.id, subject=fid, reason=digest)
+            audit_log.append(session, "anchors-set", actor=person.id, subject=federation_id, reason=digest)
         return AnchorsView(digest=kept.digest, bytes=kept.bytes, count=kept.count)
 
 
@@ -90,11 +95,15 @@ def put_anchors(
     },
 )
 def get_anchors(
-    caller: DownloadingReader, fid: FederationId, request: Request, database: TheDatabase, metrics: TheMetrics
+    caller: DownloadingReader,
+    federation_id: FederationId,
+    request: Request,
+    database: TheDatabase,
+    metrics: TheMetrics,
 ) -> Response:
     """Give the public texts on which base models are aligned."""
     with database.read() as session:
-        row = store.found(store.anchors(session, fid))
+        row = store.found(store.anchors(session, federation_id))
     stored = Stored(row.payload_id, row.digest, row.bytes, "application/json")
     part = wanted(request.headers, stored)
     if isinstance(caller, Member):

@@ -38,7 +38,7 @@ def expected(plan: FederationPlan, *, with_responses: bool) -> Expected:
 
 
 def judge(
-    envelope: Envelope, *, federation: str, base_model: str, plan: FederationPlan, wanted_set: str | None
+    envelope: Envelope, *, federation_id: str, base_model: str, plan: FederationPlan, wanted_set: str | None
 ) -> AlignmentManifest:
     """Take a decoded pack apart; `wanted_set` is the alignment set that it must belong to, if any.
 
@@ -48,7 +48,7 @@ def judge(
     """
     modules = _complete_modules(envelope)
     manifest = envelope.manifest(AlignmentManifest)
-    if manifest.federation != federation:
+    if manifest.federation != federation_id:
         raise _wrong("federation")
     if manifest.base_model != base_model:
         raise _wrong("base_model")

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from coordinator.alignment import intake, store
 from coordinator.auth.authentication import Member, Person, still_counts, still_person
 from coordinator.auth.permissions import AsOperator, AsReader, DownloadingReader
-from coordinator.db.engine import now
+from coordinator.db.engine import database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import FederationRow
 from coordinator.errors import (
@@ -52,7 +52,7 @@ from schemas.wire.compress import is_frame
 from schemas.wire.digests import from_field
 from schemas.wire.envelope import MEDIA_TYPE, unpack
 
-router = APIRouter(prefix="/v1/federations/{fid}", tags=["alignment"])
+router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["alignment"])
 log = logger(__name__)
 
 PACK_BYTES = 256 * 2**20
@@ -60,17 +60,22 @@ PACK_BYTES = 256 * 2**20
 
 
 @router.get("/alignments", responses=answers(AuthMissing, NotFound))
-def list_packs(_: AsReader, fid: FederationId, database: TheDatabase) -> PackList:
+def list_packs(_: AsReader, federation_id: FederationId, database: TheDatabase) -> PackList:
     """List the alignment packs with their held-out errors, and the digests of those that ended."""
     with database.read() as session:
-        federation(session, fid)
+        federation(session, federation_id)
         return PackList(
-            items=[store.view(row) for row in store.packs(session, fid)], voided=store.voided(session, fid)
+            items=[store.view(row) for row in store.packs(session, federation_id)],
+            voided=store.voided(session, federation_id),
         )
 
 
 def _may_deliver(
-    caller: AsReader, fid: FederationId, base_model: BaseModel, database: TheDatabase, request: Request
+    caller: AsReader,
+    federation_id: FederationId,
+    base_model: BaseModel,
+    database: TheDatabase,
+    request: Request,
 ) -> None:
     """Check that an operator or a client of the base model delivers, the pivot's pack first.
 
@@ -80,13 +85,13 @@ def _may_deliver(
         UploadConflict: another pack is there to stay; of a body that is so large, nothing is read for that.
     """
     with database.read() as session:
-        row = federation(session, fid)
+        row = federation(session, federation_id)
         if isinstance(caller, Person):
             if not caller.at_least("operator"):
                 raise Forbidden(needs="operator")
         elif caller.base_model != base_model:
             raise Forbidden("a client delivers the pack of its own base model only")
-        known = store.pack(session, fid, base_model)
+        known = store.pack(session, federation_id, base_model)
         _, alignment = store.planned(row)
         store.set_for(session, row, alignment, base_model)
     announced = from_field(",".join(request.headers.getlist("content-digest")))
@@ -123,7 +128,7 @@ async def _body(
 )
 def put_pack(
     caller: AsReader,
-    fid: FederationId,
+    federation_id: FederationId,
     base_model: BaseModel,
     body: Annotated[ReceivedBody, Depends(_body, scope="function")],
     database: TheDatabase,
@@ -137,20 +142,20 @@ def put_pack(
     no longer counts, and the round in progress is abandoned.
     """
     with database.read() as session:
-        row = federation(session, fid)
+        row = federation(session, federation_id)
         plan, alignment = store.planned(row)
-        known = store.pack(session, fid, base_model)
+        known = store.pack(session, federation_id, base_model)
         wanted_set = store.set_for(session, row, alignment, base_model)
     if known is not None and known.digest != body.digest:
         intake.require_replaceable(known.digest, by_client=isinstance(caller, Member))
     with decoder():
-        manifest = _checked(body, fid, base_model, plan, wanted_set)
+        manifest = _checked(body, federation_id, base_model, plan, wanted_set)
     with database.write() as session:
         file = cast("BinaryIO", body.file)
         payload_id = payloads.store(session, body.digest, body.bytes, payloads.pieces(file))
-        row = lock_federation(session, fid)
+        row = lock_federation(session, federation_id)
         still_counts(session, caller)
-        known = store.pack(session, fid, base_model)
+        known = store.pack(session, federation_id, base_model)
         if known is not None:
             if known.digest == body.digest:
                 response.status_code = 200
@@ -176,7 +181,7 @@ def put_pack(
 )
 def get_pack(
     caller: DownloadingReader,
-    fid: FederationId,
+    federation_id: FederationId,
     base_model: BaseModel,
     request: Request,
     database: TheDatabase,
@@ -186,7 +191,7 @@ def get_pack(
     if isinstance(caller, Person) and not caller.at_least("operator"):
         raise Forbidden(needs="operator")
     with database.read() as session:
-        row = store.found(store.pack(session, fid, base_model))
+        row = store.found(store.pack(session, federation_id, base_model))
         beginning = payloads.read(session, row.payload_id, 0, min(4, row.bytes))
     encoding = "zstd" if is_frame(beginning) else None
     stored = Stored(row.payload_id, row.digest, row.bytes, MEDIA_TYPE, encoding)
@@ -202,24 +207,24 @@ def get_pack(
     responses=answers(AuthMissing, Forbidden, NotFound, FederationStateConflict),
 )
 def delete_pack(
-    person: AsOperator, fid: FederationId, base_model: BaseModel, database: TheDatabase, wake: Wake
+    person: AsOperator, federation_id: FederationId, base_model: BaseModel, database: TheDatabase, wake: Wake
 ) -> None:
     """Delete the alignment pack of a base model, and with the pivot's all that were made on it.
 
     What was learnt under them no longer counts, and the round in progress is abandoned.
     """
     with database.write() as session:
-        row = lock_federation(session, fid)
+        row = lock_federation(session, federation_id)
         still_person(session, person)
         store.planned(row)
-        pack_voiding.void(session, row, store.found(store.pack(session, fid, base_model)))
-        log.info("pack-deleted", federation=fid, base_model=base_model)
-        audit_log.append(session, "pack-deleted", actor=person.id, subject=fid, reason=base_model)
+        pack_voiding.void(session, row, store.found(store.pack(session, federation_id, base_model)))
+        log.info("pack-deleted", federation=federation_id, base_model=base_model)
+        audit_log.append(session, "pack-deleted", actor=person.id, subject=federation_id, reason=base_model)
     wake()
 
 
 def _checked(
-    body: ReceivedBody, fid: str, base_model: str, plan: FederationPlan, wanted_set: str | None
+    body: ReceivedBody, federation_id: str, base_model: str, plan: FederationPlan, wanted_set: str | None
 ) -> AlignmentManifest:
     alignment = plan.alignment
     is_pivot = alignment is not None and alignment.pivot == base_model and alignment.frames != "random"
@@ -229,7 +234,9 @@ def _checked(
         expected=intake.expected(plan, with_responses=is_pivot),
         max_bytes=min(PACK_BYTES, intake.most_decoded(body.bytes)),
     ) as envelope:
-        return intake.judge(envelope, federation=fid, base_model=base_model, plan=plan, wanted_set=wanted_set)
+        return intake.judge(
+            envelope, federation_id=federation_id, base_model=base_model, plan=plan, wanted_set=wanted_set
+        )
 
 
 def _keep(
@@ -260,7 +267,7 @@ def _keep(
         digest=body.digest,
         size=body.bytes,
         stored_by=stored_by,
-        moment=now(session),
+        now=database_time(session),
     )
     event_log.append(session, row.id, "alignment", {"base_model": base_model, "digest": body.digest})
     if isinstance(caller, Person):

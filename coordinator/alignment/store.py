@@ -40,44 +40,46 @@ def planned(row: FederationRow) -> tuple[FederationPlan, AlignmentPlan]:
     return plan, plan.alignment
 
 
-def anchors(session: Session, fid: str) -> AnchorsRow | None:
+def anchors(session: Session, federation_id: str) -> AnchorsRow | None:
     """Which anchor texts does a federation have?"""
-    return session.get(AnchorsRow, fid)
+    return session.get(AnchorsRow, federation_id)
 
 
 def keep_anchors(
-    session: Session, fid: str, *, payload_id: int, digest: str, size: int, count: int
+    session: Session, federation_id: str, *, payload_id: int, digest: str, size: int, count: int
 ) -> AnchorsRow:
     """Keep a federation's anchor texts, in place of those before."""
-    known = anchors(session, fid)
+    known = anchors(session, federation_id)
     if known is not None and known.payload_id != payload_id:
         payloads.let_go(session, known.payload_id)
     row = session.merge(
-        AnchorsRow(federation_id=fid, payload_id=payload_id, digest=digest, bytes=size, count=count)
+        AnchorsRow(federation_id=federation_id, payload_id=payload_id, digest=digest, bytes=size, count=count)
     )
     session.flush()
     return row
 
 
-def pack(session: Session, fid: str, base_model: str) -> PackRow | None:
+def pack(session: Session, federation_id: str, base_model: str) -> PackRow | None:
     """Which alignment pack does a base model have?"""
     return session.scalar(
-        select(PackRow).where(PackRow.federation_id == fid, PackRow.base_model == base_model)
+        select(PackRow).where(PackRow.federation_id == federation_id, PackRow.base_model == base_model)
     )
 
 
-def packs(session: Session, fid: str) -> list[PackRow]:
+def packs(session: Session, federation_id: str) -> list[PackRow]:
     """Which alignment packs does a federation have?"""
     return list(
-        session.scalars(select(PackRow).where(PackRow.federation_id == fid).order_by(PackRow.base_model))
+        session.scalars(
+            select(PackRow).where(PackRow.federation_id == federation_id).order_by(PackRow.base_model)
+        )
     )
 
 
-def voided(session: Session, fid: str) -> list[VoidedPack]:
+def voided(session: Session, federation_id: str) -> list[VoidedPack]:
     """Which packs do not count any more?"""
     rows = session.scalars(
         select(VoidedPackRow)
-        .where(VoidedPackRow.federation_id == fid)
+        .where(VoidedPackRow.federation_id == federation_id)
         .order_by(VoidedPackRow.base_model, VoidedPackRow.digest)
     )
     return [VoidedPack(base_model=row.base_model, digest=row.digest) for row in rows]
@@ -103,7 +105,7 @@ def set_for(session: Session, row: FederationRow, plan: AlignmentPlan, base_mode
 
 def keep_pack(
     session: Session,
-    fid: str,
+    federation_id: str,
     base_model: str,
     *,
     manifest: AlignmentManifest,
@@ -111,11 +113,11 @@ def keep_pack(
     digest: str,
     size: int,
     stored_by: str | None,
-    moment: datetime,
+    now: datetime,
 ) -> PackRow:
     """Keep a base model's pack; there is none, or none any more."""
     row = PackRow(
-        federation_id=fid,
+        federation_id=federation_id,
         base_model=base_model,
         payload_id=payload_id,
         digest=digest,
@@ -124,7 +126,7 @@ def keep_pack(
         selected=list(manifest.selected),
         errors={name: error.model_dump() for name, error in manifest.errors.items()},
         stored_by=stored_by,
-        stored_at=moment,
+        stored_at=now,
         acceptance=None,
     )
     session.add(row)
@@ -150,11 +152,11 @@ def stored_test(row: PackRow, tested_by: str | None) -> dict[str, Any] | None:
 
 
 def keep_acceptance(
-    session: Session, row: PackRow, tested: Acceptance, *, tested_by: str | None, moment: datetime
+    session: Session, row: PackRow, tested: Acceptance, *, tested_by: str | None, now: datetime
 ) -> None:
     """Keep a test, in place of the one that its author stored before; `tested_by` is None for an operator."""
     figures = tested.model_dump(mode="json", exclude={"pack"})
-    shown = AcceptanceView.model_validate({**figures, "tested_by": tested_by, "tested_at": moment})
+    shown = AcceptanceView.model_validate({**figures, "tested_by": tested_by, "tested_at": now})
     if tested_by is None:
         row.acceptance = shown.model_dump(mode="json")
     else:

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Response
 from coordinator.alignment import store
 from coordinator.auth.authentication import Member, Person, still_counts
 from coordinator.auth.permissions import AsReader
-from coordinator.db.engine import now
+from coordinator.db.engine import database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.errors import (
     AuthMissing,
@@ -38,7 +38,7 @@ from coordinator.rounds.notifications import Change, Tell
 from coordinator.storage import audit_log
 from schemas.messages.alignment import Acceptance, PackView
 
-router = APIRouter(prefix="/v1/federations/{fid}", tags=["alignment"])
+router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["alignment"])
 log = logger(__name__)
 
 REPLACED_AFTER = timedelta(seconds=60)
@@ -76,7 +76,7 @@ _EXAMPLE = {
 )
 def put_acceptance(
     caller: AsReader,
-    fid: FederationId,
+    federation_id: FederationId,
     base_model: BaseModel,
     _: HasSpace,
     acceptance: Annotated[Acceptance, Depends(json_body(Acceptance))],
@@ -97,18 +97,18 @@ def put_acceptance(
     elif not caller.at_least("operator"):
         raise Forbidden(needs="operator")
     with database.write() as session:
-        row = lock_federation(session, fid)
+        row = lock_federation(session, federation_id)
         alignment = plan_of(row).alignment
         if alignment is None:
             raise FederationStateConflict("this federation's plan has no alignment", state=row.state)
         still_counts(session, caller)
-        pack = store.found(store.pack(session, fid, base_model))
+        pack = store.found(store.pack(session, federation_id, base_model))
         if acceptance.pack != pack.digest:
             raise Invalid("pack: this is not the pack that is stored", field="pack", stored=pack.digest)
         ways = {(direction.source, direction.target) for direction in acceptance.directions}
         if ways != {(alignment.pivot, base_model), (base_model, alignment.pivot)} or len(ways) != 2:
             raise Invalid("directions: must be pivot to base model and back", field="directions")
-        moment, tested_by = now(session), caller.client_id if isinstance(caller, Member) else None
+        now, tested_by = database_time(session), caller.client_id if isinstance(caller, Member) else None
         own, by_operator = store.stored_test(pack, tested_by), store.acceptance(pack, None)
         if acceptance in (by_operator, store.acceptance(pack, tested_by)):
             response.status_code = 200
@@ -116,23 +116,23 @@ def put_acceptance(
         if by_operator is not None and tested_by is not None:
             raise UploadConflict("an operator's acceptance test stands")
         if tested_by is not None and own is not None:
-            _require_old(own["tested_at"], moment)
-        store.keep_acceptance(session, pack, acceptance, tested_by=tested_by, moment=moment)
+            _require_old(own["tested_at"], now)
+        store.keep_acceptance(session, pack, acceptance, tested_by=tested_by, now=now)
         if isinstance(caller, Person):
             reason = f"{base_model}: {acceptance.verdict}"
-            audit_log.append(session, "acceptance-set", actor=caller.id, subject=fid, reason=reason)
-        log.info("pack-tested", federation=fid, base_model=base_model, verdict=acceptance.verdict)
-        shown, change = store.view(pack), Change(fid, base_model, row.events)
+            audit_log.append(session, "acceptance-set", actor=caller.id, subject=federation_id, reason=reason)
+        log.info("pack-tested", federation=federation_id, base_model=base_model, verdict=acceptance.verdict)
+        shown, change = store.view(pack), Change(federation_id, base_model, row.events)
     tell(change)
     return shown
 
 
-def _require_old(tested_at: str, moment: datetime) -> None:
+def _require_old(tested_at: str, now: datetime) -> None:
     """Make sure that a client may replace its own test.
 
     Raises:
         RateLimited: it was stored less than a minute ago.
     """
-    left = datetime.fromisoformat(tested_at) + REPLACED_AFTER - moment
+    left = datetime.fromisoformat(tested_at) + REPLACED_AFTER - now
     if left > timedelta(0):
         raise RateLimited(left.total_seconds(), "this pack's acceptance test was replaced a moment ago")

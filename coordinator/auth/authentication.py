@@ -110,8 +110,8 @@ def recognise(request: Request, asked: Connection) -> Person | Member:
     settings = settings_of(request)
     if http_signatures.is_signed(request):
         claimed = http_signatures.read_signature(request)
-        holder, moment = http_signatures.verify(asked, request, claimed, settings)
-        caller: Person | Member = _as_member(holder, moment, signed=claimed)
+        holder, now = http_signatures.verify(asked, request, claimed, settings)
+        caller: Person | Member = _as_member(holder, now, signed=claimed)
     else:
         admin_token = settings.admin_token.get_secret_value() if settings.admin_token else None
         caller = _bearer(asked, request.headers.get("authorization"), admin_token=admin_token)
@@ -125,7 +125,7 @@ def recognise(request: Request, asked: Connection) -> Person | Member:
 def note_seen(request: Request, caller: Person | Member) -> None:
     """See to it that it is written down that a client is here, when that is due."""
     if isinstance(caller, Member) and caller.unseen_at is not None:
-        sightings: last_seen.Sightings = request.app.state.sightings
+        sightings: last_seen.LastSeenWriter = request.app.state.sightings
         sightings.note(database_of(request), caller.client_id, caller.unseen_at)
 
 
@@ -177,10 +177,10 @@ def _bearer(asked: Connection, authorization: str | None, *, admin_token: str | 
     digest = hash_of(token)
     if not token.startswith(CLIENT_PREFIX):
         return _valid(*principals.with_token(asked, digest))
-    moment, holder = principals.with_credential(asked, digest)
+    now, holder = principals.with_credential(asked, digest)
     if holder is None or holder.state != "enrolled":
         raise CredentialInvalid
-    return _as_member(holder, moment)
+    return _as_member(holder, now)
 
 
 def _is_same(sent: str, token: str) -> bool:
@@ -190,10 +190,10 @@ def _is_same(sent: str, token: str) -> bool:
     )
 
 
-def _valid(moment: datetime, token: Token | None) -> Person:
+def _valid(now: datetime, token: Token | None) -> Person:
     if token is None or token.revoked_at is not None:
         raise CredentialInvalid
-    if token.expires_at is not None and token.expires_at <= moment:
+    if token.expires_at is not None and token.expires_at <= now:
         raise CredentialInvalid
     for role in RANKS:
         if role == token.role:
@@ -201,14 +201,14 @@ def _valid(moment: datetime, token: Token | None) -> Person:
     raise CredentialInvalid
 
 
-def _as_member(holder: Holder, moment: datetime, *, signed: SignedRequest | None = None) -> Member:
+def _as_member(holder: Holder, now: datetime, *, signed: SignedRequest | None = None) -> Member:
     return Member(
         client_id=holder.id,
         name=holder.name,
         federation_id=holder.federation_id,
         base_model=holder.base_model,
         profile=Profile.model_validate(holder.profile),
-        unseen_at=moment if last_seen.is_due(holder.last_seen_at, moment) else None,
+        unseen_at=now if last_seen.is_due(holder.last_seen_at, now) else None,
         public_key=holder.public_key,
         signed=signed,
     )

@@ -13,7 +13,7 @@ from ipaddress import IPv6Address, ip_address
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.identity import FailedEnrolmentRow
 from coordinator.db.upsert import forget, insert_new
 from coordinator.errors import EnrolmentTokenInvalid, EnrolmentTokenMisused, RateLimited
@@ -46,10 +46,10 @@ def note(
     ]
     if counted:
         with database.write() as session:
-            moment = now(session)
-            forget(session, FailedEnrolmentRow.failed_at, moment - _WINDOW)
+            now = database_time(session)
+            forget(session, FailedEnrolmentRow.failed_at, now - _WINDOW)
             for one in counted:
-                insert_new(session, FailedEnrolmentRow, {"origin": one, "failed_at": moment})
+                insert_new(session, FailedEnrolmentRow, {"origin": one, "failed_at": now})
             if misused is not None:
                 audit_log.append(
                     session, "enrolment-refused", actor=misused.token_id, subject=name, reason=misused.reason
@@ -61,7 +61,7 @@ def note(
 def forget_old(database: Database) -> int:
     """Forget some failures of more than a minute ago; return their number, 0 when there are no more."""
     with database.write() as session:
-        return forget(session, FailedEnrolmentRow.failed_at, now(session) - _WINDOW)
+        return forget(session, FailedEnrolmentRow.failed_at, database_time(session) - _WINDOW)
 
 
 def note_bearer(database: Database, address: str, per_minute: int) -> None:
@@ -76,19 +76,19 @@ def note_bearer(database: Database, address: str, per_minute: int) -> None:
     if wait is not None:
         raise RateLimited(wait)
     with database.write() as session:
-        moment = now(session)
-        insert_new(session, FailedEnrolmentRow, {"origin": origin, "failed_at": moment})
+        now = database_time(session)
+        insert_new(session, FailedEnrolmentRow, {"origin": origin, "failed_at": now})
 
 
 def _wait(session: Session, origin: str, per_minute: int) -> float | None:
     """How many seconds until a failure from there is answered again? None = it is now."""
-    moment = now(session)
+    now = database_time(session)
     count, oldest = session.execute(
         select(func.count(), func.min(FailedEnrolmentRow.failed_at)).where(
-            FailedEnrolmentRow.origin == origin, FailedEnrolmentRow.failed_at > moment - _WINDOW
+            FailedEnrolmentRow.origin == origin, FailedEnrolmentRow.failed_at > now - _WINDOW
         )
     ).one()
-    return (oldest + _WINDOW - moment).total_seconds() if count >= per_minute else None
+    return (oldest + _WINDOW - now).total_seconds() if count >= per_minute else None
 
 
 def origin_of(address: str) -> str:

@@ -77,25 +77,25 @@ def verify(
     host = request.headers.get("host", "")
     if not settings.goes_by(host):
         raise AuthorityUnknown("TESSERA_PUBLIC_NAMES must have the name that clients call this server by")
-    moment, holder = principals.with_key(asked, signed.keyid)
-    check_timely(signed, moment)
+    now, holder = principals.with_key(asked, signed.keyid)
+    check_timely(signed, now)
     key = _NOBODY if holder is None else public_key(signed.keyid)
     if not signed.is_by(key, _target(request, host)) or holder is None:
         raise SignatureInvalid
     expires_at = holder.key_expires_at
-    if holder.state != "enrolled" or (expires_at is not None and expires_at <= moment):
+    if holder.state != "enrolled" or (expires_at is not None and expires_at <= now):
         raise KeyRevoked
-    return holder, moment
+    return holder, now
 
 
-def check_timely(signed: SignedRequest, moment: datetime) -> None:
-    """Check that a signature's time is `moment`, by the database's clock.
+def check_timely(signed: SignedRequest, now: datetime) -> None:
+    """Check that a signature's time is `now`, by the database's clock.
 
     Raises:
         ClockSkew: its time is over, or has not come.
     """
-    if not signed.is_timely(moment.timestamp()):
-        raise ClockSkew(server_time=moment.isoformat().replace("+00:00", "Z"))
+    if not signed.is_timely(now.timestamp()):
+        raise ClockSkew(server_time=now.isoformat().replace("+00:00", "Z"))
 
 
 def _target(request: Request, host: str) -> Target:

@@ -37,12 +37,12 @@ _SEEN = (
 )
 
 
-def is_due(last_seen_at: datetime | None, moment: datetime) -> bool:
-    """Say whether it is to be written down that a client is here at `moment`."""
-    return last_seen_at is None or last_seen_at <= moment - _AGAIN_AFTER
+def is_due(last_seen_at: datetime | None, now: datetime) -> bool:
+    """Say whether it is to be written down that a client is here at `now`."""
+    return last_seen_at is None or last_seen_at <= now - _AGAIN_AFTER
 
 
-class Sightings:
+class LastSeenWriter:
     """Whom this process has seen and not written down yet: a write for each of a thousand would fill it."""
 
     def __init__(self) -> None:
@@ -50,13 +50,13 @@ class Sightings:
         self._last_write: datetime | None = None
         self._lock = threading.Lock()
 
-    def note(self, database: Database, client_id: str, moment: datetime) -> None:
-        """Write down that a client was here at `moment` of the database's clock; with others, if many are."""
+    def note(self, database: Database, client_id: str, now: datetime) -> None:
+        """Write down that a client was here at `now` of the database's clock; with others, if many are."""
         with self._lock:
-            self._unwritten[client_id] = moment
-            if self._last_write is not None and abs(moment - self._last_write) < _TOGETHER:
+            self._unwritten[client_id] = now
+            if self._last_write is not None and abs(now - self._last_write) < _TOGETHER:
                 return
-            self._last_write = moment
+            self._last_write = now
             seen, self._unwritten = self._unwritten, {}
         try:
             with database.write() as session:
@@ -72,7 +72,7 @@ class Sightings:
 def _by_second(seen: dict[str, datetime]) -> Iterator[tuple[list[str], datetime]]:
     """Put together who was seen within one second, with the last moment of theirs: one statement for all."""
     together: dict[datetime, list[str]] = {}
-    for client, moment in seen.items():
-        together.setdefault(moment.replace(microsecond=0), []).append(client)
+    for client, now in seen.items():
+        together.setdefault(now.replace(microsecond=0), []).append(client)
     for clients in together.values():
         yield clients, max(seen[client] for client in clients)

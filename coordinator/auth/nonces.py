@@ -17,7 +17,7 @@ from sqlalchemy import bindparam, select
 
 from coordinator.auth.http_signatures import check_timely
 from coordinator.db.clock import clock
-from coordinator.db.engine import Database, now, run
+from coordinator.db.engine import Database, database_time, run
 from coordinator.db.tables.identity import UsedNonceRow
 from coordinator.db.upsert import forget, insert_new
 from coordinator.errors import Replayed, TooManySigned
@@ -54,20 +54,18 @@ def use(database: Database, key: str, signed: SignedRequest) -> None:
     """
     with database.write() as session:
         # Looked at again: who was held up until its nonce is forgotten must not find it gone.
-        moment, last = run(session, _ASKED, {"key": key}).one()
-        check_timely(signed, moment)
-        if last is not None and last > moment - _LIFE:
-            raise TooManySigned((last + _LIFE - moment).total_seconds())
-        if not insert_new(
-            session, UsedNonceRow, {"public_key": key, "nonce": signed.nonce, "used_at": moment}
-        ):
+        now, last = run(session, _ASKED, {"key": key}).one()
+        check_timely(signed, now)
+        if last is not None and last > now - _LIFE:
+            raise TooManySigned((last + _LIFE - now).total_seconds())
+        if not insert_new(session, UsedNonceRow, {"public_key": key, "nonce": signed.nonce, "used_at": now}):
             raise Replayed
 
 
 def forget_old(database: Database) -> int:
     """Forget some requests of more than five minutes ago; return their number, 0 when there are no more."""
     with database.write() as session:
-        return forget(session, UsedNonceRow.used_at, now(session) - _LIFE)
+        return forget(session, UsedNonceRow.used_at, database_time(session) - _LIFE)
 
 
 class Reads:
@@ -89,25 +87,25 @@ class Reads:
             Replayed: it was here before.
         """
         with self._lock:
-            moment = self._clock()
-            self._forget(moment)
+            now = self._clock()
+            self._forget(now)
             nonces = self._keys.setdefault(key, {})
             self._keys.move_to_end(key)
             if nonce in nonces:
                 raise Replayed
-            nonces[nonce] = moment
+            nonces[nonce] = now
             first = next(iter(nonces))
-            while len(nonces) > MOST_READS_OF_A_KEY or nonces[first] < moment - _LIFE.total_seconds():
+            while len(nonces) > MOST_READS_OF_A_KEY or nonces[first] < now - _LIFE.total_seconds():
                 del nonces[first]
                 first = next(iter(nonces))
 
     def __len__(self) -> int:
         return sum(map(len, self._keys.values()))
 
-    def _forget(self, moment: float) -> None:
+    def _forget(self, now: float) -> None:
         """Forget keys that were not used for so long that none of their signatures is timely."""
         while self._keys:
             key, nonces = next(iter(self._keys.items()))
-            if next(reversed(nonces.values())) >= moment - _LIFE.total_seconds():
+            if next(reversed(nonces.values())) >= now - _LIFE.total_seconds():
                 return
             del self._keys[key]

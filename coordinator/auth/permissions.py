@@ -64,7 +64,7 @@ def _member_of_any(caller: Person | Member) -> Member:
     return caller
 
 
-def member_of(fid: str, caller: Person | Member) -> Member:
+def member_of(federation_id: str, caller: Person | Member) -> Member:
     """Take a caller for a client of a federation.
 
     Raises:
@@ -72,7 +72,7 @@ def member_of(fid: str, caller: Person | Member) -> Member:
         NotFound: it is another federation's client.
     """
     member = _member_of_any(caller)
-    if member.federation_id != fid:
+    if member.federation_id != federation_id:
         raise NotFound
     return member
 
@@ -83,14 +83,14 @@ async def _any_member(request: Request, caller: Caller) -> Member:
     return member
 
 
-async def _member_of(request: Request, fid: FederationId, caller: Caller) -> Member:
-    member = member_of(fid, caller)
+async def _member_of(request: Request, federation_id: FederationId, caller: Caller) -> Member:
+    member = member_of(federation_id, caller)
     await _once(request, member)
     return member
 
 
-async def _downloading_member(request: Request, fid: FederationId, caller: Caller) -> Member:
-    member = member_of(fid, caller)
+async def _downloading_member(request: Request, federation_id: FederationId, caller: Caller) -> Member:
+    member = member_of(federation_id, caller)
     await _once_anywhere(request, member)
     return member
 
@@ -124,9 +124,9 @@ def read_once(request: Request, caller: Person | Member) -> None:
         reads.use(caller.public_key, caller.signed.nonce)
 
 
-async def _caller_about(fid: FederationId, cid: ClientId, caller: Caller) -> Person | Member:
+async def _caller_about(federation_id: FederationId, client_id: ClientId, caller: Caller) -> Person | Member:
     """Hide all clients but itself from a client."""
-    if isinstance(caller, Member) and (caller.federation_id, caller.client_id) != (fid, cid):
+    if isinstance(caller, Member) and (caller.federation_id, caller.client_id) != (federation_id, client_id):
         raise NotFound
     return caller
 
@@ -142,20 +142,22 @@ async def _auditor_of_client(caller: _CallerAbout) -> Person:
     return _person_of(caller, "auditor")
 
 
-def _reader_of(fid: str, caller: Person | Member) -> Person | Member:
-    if isinstance(caller, Member) and caller.federation_id != fid:
+def _reader_of(federation_id: str, caller: Person | Member) -> Person | Member:
+    if isinstance(caller, Member) and caller.federation_id != federation_id:
         raise NotFound
     return caller
 
 
-async def _reader(request: Request, fid: FederationId, caller: Caller) -> Person | Member:
-    reader = _reader_of(fid, caller)
+async def _reader(request: Request, federation_id: FederationId, caller: Caller) -> Person | Member:
+    reader = _reader_of(federation_id, caller)
     await _once(request, reader)
     return reader
 
 
-async def _downloading_reader(request: Request, fid: FederationId, caller: Caller) -> Person | Member:
-    reader = _reader_of(fid, caller)
+async def _downloading_reader(
+    request: Request, federation_id: FederationId, caller: Caller
+) -> Person | Member:
+    reader = _reader_of(federation_id, caller)
     await _once_anywhere(request, reader)
     return reader
 

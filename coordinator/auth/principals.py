@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, bindparam, literal, select
 from sqlalchemy.orm import Session
 
 from coordinator.db.clock import clock
-from coordinator.db.engine import now, run
+from coordinator.db.engine import database_time, run
 from coordinator.db.tables.federations import ClientRow, PersonToken
 from coordinator.db.tables.identity import ClientKeyRow
 
@@ -94,14 +94,14 @@ class Token:
 
 def with_key(asked: Connection, key: str) -> tuple[datetime, Holder | None]:
     """Whose public key is this, and what time is it?"""
-    moment, *found = run(asked, _WITH_KEY, {"key": key}).one()
-    return moment, Holder(*found) if found[0] is not None else None
+    now, *found = run(asked, _WITH_KEY, {"key": key}).one()
+    return now, Holder(*found) if found[0] is not None else None
 
 
 def with_credential(asked: Connection, digest: str) -> tuple[datetime, Holder | None]:
     """Whose credential has this hash, and what time is it?"""
-    moment, *found = run(asked, _WITH_CREDENTIAL, {"digest": digest}).one()
-    return moment, Holder(*found) if found[0] is not None else None
+    now, *found = run(asked, _WITH_CREDENTIAL, {"digest": digest}).one()
+    return now, Holder(*found) if found[0] is not None else None
 
 
 def with_token(asked: Connection, digest: str) -> tuple[datetime, Token | None]:
@@ -120,10 +120,10 @@ def standing(session: Session, client_id: str, key: str | None) -> tuple[bool, b
     if found is None:
         return False, False
     state, held, expires_at = found
-    counts = held is not None and (expires_at is None or expires_at > now(session))
+    counts = held is not None and (expires_at is None or expires_at > database_time(session))
     return state == "enrolled", counts
 
 
 def _token(row: Row[*tuple[Any, ...]]) -> tuple[datetime, Token | None]:
-    moment, token_id, *columns = row
-    return moment, Token(token_id, *columns) if token_id is not None else None
+    now, token_id, *columns = row
+    return now, Token(token_id, *columns) if token_id is not None else None

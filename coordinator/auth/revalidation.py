@@ -8,7 +8,7 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from coordinator.auth.authentication import SETTINGS_ID, Member, Person
-from coordinator.db.engine import now
+from coordinator.db.engine import database_time
 from coordinator.db.tables.federations import ClientRow, PersonToken
 from coordinator.db.tables.identity import ClientKeyRow
 
@@ -26,7 +26,7 @@ def still_valid(
 ) -> set[Credential]:
     """Return those that were not revoked, and whose token or key has not expired."""
     valid = {person for person in people if person[0] == SETTINGS_ID}
-    moment = now(session)
+    now = database_time(session)
     if members:
         ids = {client_id for client_id, _ in members}
         query = select(ClientRow.id).where(ClientRow.id.in_(ids), ClientRow.state == "enrolled")
@@ -34,7 +34,7 @@ def still_valid(
         keys = (
             select(ClientKeyRow.client_id, ClientKeyRow.public_key)
             .where(ClientKeyRow.public_key.in_({key for _, key in members if key is not None}))
-            .where(or_(ClientKeyRow.expires_at.is_(None), ClientKeyRow.expires_at > moment))
+            .where(or_(ClientKeyRow.expires_at.is_(None), ClientKeyRow.expires_at > now))
         )
         counting: set[Credential] = {(client_id, key) for client_id, key in session.execute(keys)}
         valid.update(
@@ -47,7 +47,7 @@ def still_valid(
             select(PersonToken.id)
             .where(PersonToken.id.in_({token_id for token_id, _ in people}))
             .where(PersonToken.revoked_at.is_(None))
-            .where(or_(PersonToken.expires_at.is_(None), PersonToken.expires_at > moment))
+            .where(or_(PersonToken.expires_at.is_(None), PersonToken.expires_at > now))
         )
         valid.update((token_id, None) for token_id in session.scalars(tokens))
     return valid

@@ -52,19 +52,19 @@ def text(value: object) -> str:
     return escape(printable(str(value)))
 
 
-def ago(moment: str | None) -> str:
+def ago(now: str | None) -> str:
     """Say how long ago a time was."""
-    if moment is None:
+    if now is None:
         return "never"
-    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(now)).total_seconds()
     return f"{span(max(0.0, seconds))} ago"
 
 
-def until(moment: str | None) -> str:
+def until(now: str | None) -> str:
     """Say how long it is until a time."""
-    if moment is None:
+    if now is None:
         return "-"
-    seconds = (datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds()
+    seconds = (datetime.fromisoformat(now) - datetime.now(UTC)).total_seconds()
     return f"in {span(seconds)}" if seconds > 0 else "passed"
 
 

@@ -203,16 +203,16 @@ def driver_of(session: Session) -> Any:
     return session.connection().connection.driver_connection
 
 
-def now(asked: Session | Connection) -> datetime:
+def database_time(asked: Session | Connection) -> datetime:
     """Read the database's clock: replicas agree on it."""
     connection = asked.connection() if isinstance(asked, Session) else asked
     if connection.dialect.name == "sqlite":
-        (moment,) = _driver_of(connection).execute(f"SELECT {CLOCK_OF_SQLITE}").fetchone()
-        return datetime.fromisoformat(moment).replace(tzinfo=UTC)
-    moment = connection.scalar(_CLOCK)
-    if not isinstance(moment, datetime):
+        (now,) = _driver_of(connection).execute(f"SELECT {CLOCK_OF_SQLITE}").fetchone()
+        return datetime.fromisoformat(now).replace(tzinfo=UTC)
+    now = connection.scalar(_CLOCK)
+    if not isinstance(now, datetime):
         raise TypeError("the database did not tell the time")
-    return moment.astimezone(UTC)
+    return now.astimezone(UTC)
 
 
 def unsafe_settings(session: Session) -> list[str]:

@@ -11,11 +11,11 @@ from coordinator.errors import NotFound
 
 _LOCKED = (
     select(FederationRow)
-    .where(FederationRow.id == bindparam("fid"))
+    .where(FederationRow.id == bindparam("federation_id"))
     .with_for_update()
     .execution_options(populate_existing=True)
 )
-_HELD = select(FederationRow.events).where(FederationRow.id == bindparam("fid")).with_for_update()
+_HELD = select(FederationRow.events).where(FederationRow.id == bindparam("federation_id")).with_for_update()
 _PATIENCE = text("SELECT set_config('lock_timeout', :patience, true)")
 
 
@@ -28,26 +28,26 @@ def wait_at_most(session: Session, seconds: float) -> None:
         run(session, _PATIENCE, {"patience": f"{seconds * 1000:.0f}ms"})
 
 
-def hold_federation(session: Session, fid: str) -> int:
+def hold_federation(session: Session, federation_id: str) -> int:
     """Take a federation's lock for who changes nothing of its row; give the number of its last event.
 
     Raises:
         NotFound: there is no such federation.
     """
-    found = run(session, _HELD, {"fid": fid}).first()
+    found = run(session, _HELD, {"federation_id": federation_id}).first()
     if found is None:
         raise NotFound
     (last_event,) = found
     return last_event
 
 
-def lock_federation(session: Session, fid: str) -> FederationRow:
+def lock_federation(session: Session, federation_id: str) -> FederationRow:
     """Take a federation's lock until the commit, before any other row of it, and see the row as it is now.
 
     Raises:
         NotFound: there is no such federation.
     """
-    row = session.scalar(_LOCKED, {"fid": fid})
+    row = session.scalar(_LOCKED, {"federation_id": federation_id})
     if row is None:
         raise NotFound
     return row

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.auth.authentication import Member, still_member
 from coordinator.auth.permissions import AnyMember
-from coordinator.db.engine import now
+from coordinator.db.engine import database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.enrolment import roster, store
 from coordinator.errors import (
@@ -80,7 +80,10 @@ def _check(member: Member, old: str, request: KeyRotation) -> None:
         WeakPublicKey: the new key may not be used, or one of the signatures is not what it should be.
     """
     said = rotation_statement(
-        federation=member.federation_id, client=member.client_id, old_key=old, public_key=request.public_key
+        federation_id=member.federation_id,
+        client_id=member.client_id,
+        old_key=old,
+        public_key=request.public_key,
     )
     try:
         key = public_key(request.public_key)
@@ -92,35 +95,35 @@ def _check(member: Member, old: str, request: KeyRotation) -> None:
         raise WeakPublicKey("the endorsement is not the old key's signature over this rotation")
 
 
-def _check_pace(session: Session, client_id: str, moment: datetime) -> None:
+def _check_pace(session: Session, client_id: str, now: datetime) -> None:
     """Check that a client does not fill roster and audit log with its keys.
 
     Raises:
         RateLimited: it got as many keys as may be within a day, the one that it enrolled with included.
     """
-    made = store.keys_since(session, client_id, moment - _DAY)
+    made = store.keys_since(session, client_id, now - _DAY)
     if len(made) >= KEYS_A_DAY:
-        wait = (made[-KEYS_A_DAY] + _DAY - moment).total_seconds()
+        wait = (made[-KEYS_A_DAY] + _DAY - now).total_seconds()
         raise RateLimited(
             wait, f"a client gets {KEYS_A_DAY} keys a day at most; wait as long as Retry-After says"
         )
 
 
 def _replace(session: Session, member: Member, old: str, request: KeyRotation) -> KeyInUse:
-    moment, replaced = now(session), store.key(session, old)
+    now, replaced = database_time(session), store.key(session, old)
     is_new = replaced.expires_at is None
     if is_new:
-        _check_pace(session, member.client_id, moment)
+        _check_pace(session, member.client_id, now)
         if not store.add_key(session, request.public_key, member.client_id):
             raise WeakPublicKey("this key was in use before; make another")
         client = store.client(session, member.client_id)
-        roster.append(session, client, "rotated", request.public_key, moment, endorsement=request.endorsement)
+        roster.append(session, client, "rotated", request.public_key, now, endorsement=request.endorsement)
     elif not store.is_key_of(session, request.public_key, member.client_id):
         raise KeyRevoked("this key was replaced before, and cannot name another successor")
     # A repeated request may ask for less overlap, never for more.
-    over = moment + timedelta(seconds=request.overlap_seconds)
-    store.end_keys(session, replaced, over if over > moment else _BEFORE_ALL, but=request.public_key)
-    ends = max(moment, store.key(session, old).expires_at or over)
+    over = now + timedelta(seconds=request.overlap_seconds)
+    store.end_keys(session, replaced, over if over > now else _BEFORE_ALL, but=request.public_key)
+    ends = max(now, store.key(session, old).expires_at or over)
     if is_new:
         audit_log.append(session, "client-key-replaced", actor=member.client_id, subject=member.client_id)
         log.info("key-replaced", federation=member.federation_id)

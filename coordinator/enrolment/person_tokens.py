@@ -95,7 +95,7 @@ def _head(session: Session, key: ServerKey) -> AuditHead | None:
     last = audit_log.last(session)
     if last is None:
         return None
-    number, digest, moment = last
-    head = AuditHead(number=number, hash=digest, at=moment, signature="")
+    number, digest, now = last
+    head = AuditHead(number=number, hash=digest, at=now, signature="")
     signature = key.sign("tessera-audit-v1", head.model_dump(mode="json"))
     return head.model_copy(update={"signature": signature})

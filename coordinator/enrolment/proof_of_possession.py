@@ -12,7 +12,7 @@ from schemas.identity.keys import KeyUnusable, public_key
 from schemas.messages.enrolment import EnrolmentRequest, enrolment_statement
 
 
-def check(request: EnrolmentRequest, token: EnrolmentTokenText, server: ServerKey, moment: datetime) -> None:
+def check(request: EnrolmentRequest, token: EnrolmentTokenText, server: ServerKey, now: datetime) -> None:
     """Check the key of an enrolment and the proof that its private half is the sender's.
 
     Raises:
@@ -30,5 +30,5 @@ def check(request: EnrolmentRequest, token: EnrolmentTokenText, server: ServerKe
     )
     if not is_signed("tessera-enrolment-v1", said, request.proof, key):
         raise WeakPublicKey("the proof is not this key's signature over this enrolment")
-    if not server.knows(request.nonce, moment):
+    if not server.knows(request.nonce, now):
         raise Invalid("nonce: not of this server or too old; ask /v1/hello for another", field="nonce")

@@ -21,10 +21,10 @@ from schemas.messages.enrolment import RosterEntry, RosterPage
 Event = Literal["enrolled", "rotated", "revoked"]
 
 _LINKS = select(RosterRow.version, RosterRow.hash, RosterRow.at).where(
-    RosterRow.federation_id == bindparam("fid")
+    RosterRow.federation_id == bindparam("federation_id")
 )
 _NEWEST = _LINKS.order_by(RosterRow.version.desc()).limit(1)
-_FINISHED = select(FederationRow.finished_at).where(FederationRow.id == bindparam("fid"))
+_FINISHED = select(FederationRow.finished_at).where(FederationRow.id == bindparam("federation_id"))
 _NEWEST_UNTIL = _NEWEST.where(RosterRow.at <= bindparam("until"))
 
 
@@ -42,13 +42,13 @@ def append(
     client: ClientRow,
     event: Event,
     key: str | None,
-    moment: datetime,
+    now: datetime,
     *,
     endorsement: str | None = None,
 ) -> None:
     """Write down what became of a client; `key` is its public key from now on, if it has one."""
     last = newest(session, client.federation_id)
-    moment = _in_order(session, client.federation_id, last, moment)
+    now = _in_order(session, client.federation_id, last, now)
     entry = RosterEntry(
         federation=client.federation_id,
         version=last.version + 1 if last is not None else 1,
@@ -58,7 +58,7 @@ def append(
         organisation=client.organisation,
         public_key=key,
         endorsement=endorsement,
-        at=moment,
+        at=now,
         previous=last.hash if last is not None else None,
     )
     document = entry.model_dump(mode="json")
@@ -67,7 +67,7 @@ def append(
             federation_id=client.federation_id,
             version=entry.version,
             client_id=client.id,
-            at=moment,
+            at=now,
             document=document,
             hash=hash_of(document),
         )
@@ -75,32 +75,32 @@ def append(
     session.flush()
 
 
-def _in_order(session: Session, fid: str, last: Link | None, moment: datetime) -> datetime:
+def _in_order(session: Session, federation_id: str, last: Link | None, now: datetime) -> datetime:
     """Give a moment that is not before the last link's, and after the federation's end if that was.
 
     The clock may have stepped back; what the roster was at the end must not change with what comes later.
     """
-    finished = run(session, _FINISHED, {"fid": fid}).scalar()
+    finished = run(session, _FINISHED, {"federation_id": federation_id}).scalar()
     if last is not None:
-        moment = max(moment, last.at)
-    return moment if finished is None else max(moment, finished + timedelta(microseconds=1))
+        now = max(now, last.at)
+    return now if finished is None else max(now, finished + timedelta(microseconds=1))
 
 
-def newest(session: Session, fid: str, *, until: datetime | None = None) -> Link | None:
+def newest(session: Session, federation_id: str, *, until: datetime | None = None) -> Link | None:
     """Which is the last link of a federation's roster, now or as it was at a moment?"""
     if until is None:
-        found = run(session, _NEWEST, {"fid": fid}).first()
+        found = run(session, _NEWEST, {"federation_id": federation_id}).first()
     else:
-        found = run(session, _NEWEST_UNTIL, {"fid": fid, "until": until}).first()
+        found = run(session, _NEWEST_UNTIL, {"federation_id": federation_id, "until": until}).first()
     return Link(*found) if found is not None else None
 
 
-def page(session: Session, fid: str, *, after: int, limit: int) -> RosterPage:
+def page(session: Session, federation_id: str, *, after: int, limit: int) -> RosterPage:
     """Which links follow version `after`?"""
     rows = list(
         session.scalars(
             select(RosterRow)
-            .where(RosterRow.federation_id == fid, RosterRow.version > after)
+            .where(RosterRow.federation_id == federation_id, RosterRow.version > after)
             .order_by(RosterRow.version)
             .limit(limit + 1)
         )

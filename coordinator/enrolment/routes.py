@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from coordinator.auth import failure_limit, tokens
 from coordinator.auth.authentication import hash_of, still_person
 from coordinator.auth.permissions import AsOperator
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.ids import new_id
 from coordinator.db.tables.federations import ClientRow, EnrolmentTokenRow
@@ -65,14 +65,14 @@ _EXAMPLE_ENROLMENT = {
 
 
 @router.post(
-    "/v1/federations/{fid}/enrolment-tokens",
+    "/v1/federations/{federation_id}/enrolment-tokens",
     status_code=201,
     openapi_extra=takes(EnrolmentTokenRequest, example={"client_name": "hospital-a"}),
     responses=answers(JsonMalformed, NotFound, FederationStateConflict, ClientNameTaken, Invalid),
 )
 def make_enrolment_token(
     person: AsOperator,
-    fid: FederationId,
+    federation_id: FederationId,
     request: Annotated[EnrolmentTokenRequest, Depends(json_body(EnrolmentTokenRequest))],
     database: TheDatabase,
     key: TheServerKey,
@@ -81,18 +81,18 @@ def make_enrolment_token(
     """Make a one-time token for one client; it is shown once."""
     response.headers["Cache-Control"] = "no-store"
     with database.write() as session:
-        federation = lock_federation(session, fid)
+        federation = lock_federation(session, federation_id)
         still_person(session, person)
         if federation.state == "finished":
             raise FederationStateConflict(state=federation.state)
         if request.replace:
-            for ended in store.end_unused_tokens(session, fid, request.client_name):
+            for ended in store.end_unused_tokens(session, federation_id, request.client_name):
                 audit_log.append(session, "enrolment-token-ended", actor=person.id, subject=ended)
-        if store.is_name_taken(session, fid, request.client_name):
+        if store.is_name_taken(session, federation_id, request.client_name):
             raise ClientNameTaken
         row_id = new_id(tokens.ENROLMENT_PREFIX.rstrip("_"))
         token = tokens.new_enrolment_token(row_id, key.id)
-        row = store.add_enrolment_token(session, row_id, fid, request, hash_of(token.secret))
+        row = store.add_enrolment_token(session, row_id, federation_id, request, hash_of(token.secret))
         audit_log.append(session, "enrolment-token-made", actor=person.id, subject=row_id)
         return EnrolmentToken(token=str(token), expires_at=row.expires_at)
 
@@ -142,7 +142,7 @@ def _enrol(
     text = _read_token(request)
     with database.read() as session:
         _check_use(session, _found(session, text), request, caller)
-        proof_of_possession.check(request, text, key, now(session))
+        proof_of_possession.check(request, text, key, database_time(session))
     with database.write() as session:
         made = _admitted(session, request, text, caller)
         may_crash("enrolment-written")

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Select, or_, select, update
 from sqlalchemy.orm import Session
 
-from coordinator.db.engine import now
+from coordinator.db.engine import database_time
 from coordinator.db.ids import new_id
 from coordinator.db.tables.federations import ClientRow, EnrolmentTokenRow, PersonToken
 from coordinator.db.tables.identity import ClientKeyRow
@@ -26,14 +26,14 @@ def any_person_token(session: Session) -> bool:
 
 def add_person_token(session: Session, request: TokenRequest, digest: str) -> PersonToken:
     """Keep a new person's token as its hash."""
-    moment = now(session)
+    now = database_time(session)
     row = PersonToken(
         id=new_id("tok"),
         role=request.role,
         name=request.name,
         token_hash=digest,
-        created_at=moment,
-        expires_at=_after(moment, request.expires_in_seconds),
+        created_at=now,
+        expires_at=_after(now, request.expires_in_seconds),
         revoked_at=None,
     )
     session.add(row)
@@ -57,7 +57,7 @@ def revoke_person_token(session: Session, token_id: str) -> bool:
     row = person_token(session, token_id)
     if row.revoked_at is not None:
         return False
-    row.revoked_at = now(session)
+    row.revoked_at = database_time(session)
     return True
 
 
@@ -78,43 +78,45 @@ def token_view(row: PersonToken) -> TokenView:
     return TokenView.model_validate(row, from_attributes=True)
 
 
-def is_name_taken(session: Session, fid: str, client_name: str) -> bool:
+def is_name_taken(session: Session, federation_id: str, client_name: str) -> bool:
     """Is there a client of this name, or a token in somebody's hands that would make one?"""
-    client = select(ClientRow.id).where(ClientRow.federation_id == fid, ClientRow.name == client_name)
-    token = _unused(session, fid, client_name).limit(1)
+    client = select(ClientRow.id).where(
+        ClientRow.federation_id == federation_id, ClientRow.name == client_name
+    )
+    token = _unused(session, federation_id, client_name).limit(1)
     return session.scalar(client) is not None or session.scalar(token) is not None
 
 
-def end_unused_tokens(session: Session, fid: str, client_name: str) -> list[str]:
+def end_unused_tokens(session: Session, federation_id: str, client_name: str) -> list[str]:
     """End the tokens that would make a client of this name; which were they?"""
-    rows = list(session.scalars(_unused(session, fid, client_name)))
+    rows = list(session.scalars(_unused(session, federation_id, client_name)))
     for row in rows:
-        row.expires_at = now(session)
+        row.expires_at = database_time(session)
     return [row.id for row in rows]
 
 
-def _unused(session: Session, fid: str, client_name: str) -> Select[EnrolmentTokenRow]:
+def _unused(session: Session, federation_id: str, client_name: str) -> Select[EnrolmentTokenRow]:
     return select(EnrolmentTokenRow).where(
-        EnrolmentTokenRow.federation_id == fid,
+        EnrolmentTokenRow.federation_id == federation_id,
         EnrolmentTokenRow.client_name == client_name,
         EnrolmentTokenRow.used_at.is_(None),
-        EnrolmentTokenRow.expires_at > now(session),
+        EnrolmentTokenRow.expires_at > database_time(session),
     )
 
 
 def add_enrolment_token(
-    session: Session, row_id: str, fid: str, request: EnrolmentTokenRequest, digest: str
+    session: Session, row_id: str, federation_id: str, request: EnrolmentTokenRequest, digest: str
 ) -> EnrolmentTokenRow:
     """Keep a new one-time token as its hash."""
-    moment = now(session)
+    now = database_time(session)
     row = EnrolmentTokenRow(
         id=row_id,
-        federation_id=fid,
+        federation_id=federation_id,
         client_name=request.client_name,
         organisation=request.organisation,
         token_hash=digest,
-        created_at=moment,
-        expires_at=moment + timedelta(seconds=request.expires_in_seconds),
+        created_at=now,
+        expires_at=now + timedelta(seconds=request.expires_in_seconds),
         used_at=None,
         retry_key_hash=None,
         cidr=request.cidr,
@@ -132,7 +134,7 @@ def enrolment_token(session: Session, row_id: str) -> EnrolmentTokenRow | None:
 
 def is_expired(session: Session, token: EnrolmentTokenRow) -> bool:
     """Is a one-time token past its life?"""
-    return token.expires_at <= now(session)
+    return token.expires_at <= database_time(session)
 
 
 def consume(
@@ -144,7 +146,7 @@ def consume(
     repeat: str | None,
 ) -> ClientRow:
     """Use a one-time token up: its client becomes a member; only a bearer client has a credential's hash."""
-    moment, client_id = now(session), new_id("cli")
+    now, client_id = database_time(session), new_id("cli")
     client = ClientRow(
         id=client_id,
         federation_id=token.federation_id,
@@ -154,21 +156,26 @@ def consume(
         profile=request.profile.model_dump(mode="json"),
         state="enrolled",
         credential_hash=credential_hash or _HAS_KEYS + client_id,
-        enrolled_at=moment,
-        last_seen_at=moment,
+        enrolled_at=now,
+        last_seen_at=now,
         revoked_at=None,
         bytes_up=0,
         bytes_down=0,
     )
     session.add(client)
     session.flush()
-    token.used_at, token.retry_key_hash, token.client_id = moment, repeat, client.id
+    token.used_at, token.retry_key_hash, token.client_id = now, repeat, client.id
     return client
 
 
 def add_key(session: Session, key: str, client_id: str) -> bool:
     """Give a client a public key; False when somebody has it already."""
-    values = {"public_key": key, "client_id": client_id, "created_at": now(session), "expires_at": None}
+    values = {
+        "public_key": key,
+        "client_id": client_id,
+        "created_at": database_time(session),
+        "expires_at": None,
+    }
     return insert_new(session, ClientKeyRow, values)
 
 
@@ -183,10 +190,10 @@ def end_keys(session: Session, newest: ClientKeyRow, at: datetime, *, but: str) 
     session.execute(ends.values(expires_at=at))
 
 
-def keys_since(session: Session, client_id: str, moment: datetime) -> list[datetime]:
+def keys_since(session: Session, client_id: str, now: datetime) -> list[datetime]:
     """When did a client get its keys since a moment, oldest first?"""
     query = select(ClientKeyRow.created_at).where(
-        ClientKeyRow.client_id == client_id, ClientKeyRow.created_at > moment
+        ClientKeyRow.client_id == client_id, ClientKeyRow.created_at > now
     )
     return list(session.scalars(query.order_by(ClientKeyRow.created_at)))
 
@@ -219,7 +226,7 @@ def is_key_of(session: Session, key: str, client_id: str) -> bool:
     row = session.get(ClientKeyRow, key)
     if row is None or row.client_id != client_id:
         return False
-    return row.expires_at is None or row.expires_at > now(session)
+    return row.expires_at is None or row.expires_at > database_time(session)
 
 
 def key(session: Session, name: str) -> ClientKeyRow:
@@ -246,5 +253,5 @@ def client(session: Session, client_id: str) -> ClientRow:
     return row
 
 
-def _after(moment: datetime, seconds: int | None) -> datetime | None:
-    return None if seconds is None else moment + timedelta(seconds=seconds)
+def _after(now: datetime, seconds: int | None) -> datetime | None:
+    return None if seconds is None else now + timedelta(seconds=seconds)

@@ -40,36 +40,44 @@ def who_am_i(member: AnyMember, database: TheDatabase) -> Me:
         )
 
 
-@router.get("/v1/federations/{fid}/roster", responses=answers(AuthMissing, NotFound, Invalid))
+@router.get("/v1/federations/{federation_id}/roster", responses=answers(AuthMissing, NotFound, Invalid))
 def show_roster(
     caller: AsReader,
-    fid: FederationId,
+    federation_id: FederationId,
     database: TheDatabase,
     after: After = None,
     limit: Limit = DEFAULT_LIMIT,
 ) -> RosterPage:
     """Show who entered and left, link by link; to clients only where the plan has them check it."""
     with database.read() as session:
-        plan = store.plan_of(store.federation(session, fid))
+        plan = store.plan_of(store.federation(session, federation_id))
         if isinstance(caller, Member) and plan.privacy.roster_policy == "server":
             raise NotFound
         if after is not None and not _PLACE.fullmatch(after):
             raise Invalid("after: not where a page of the roster ends", field="after")
-        return roster.page(session, fid, after=int(after or 0), limit=limit)
+        return roster.page(session, federation_id, after=int(after or 0), limit=limit)
 
 
-@router.get("/v1/federations/{fid}/clients", responses=answers(AuthMissing, Forbidden, NotFound))
+@router.get("/v1/federations/{federation_id}/clients", responses=answers(AuthMissing, Forbidden, NotFound))
 def list_clients(
-    _: AsAuditor, fid: FederationId, database: TheDatabase, after: After = None, limit: Limit = DEFAULT_LIMIT
+    _: AsAuditor,
+    federation_id: FederationId,
+    database: TheDatabase,
+    after: After = None,
+    limit: Limit = DEFAULT_LIMIT,
 ) -> ClientPage:
     """List a federation's clients in order of enrolment."""
     with database.read() as session:
-        store.federation(session, fid)
-        return store.clients(session, fid, after=after, limit=limit)
+        store.federation(session, federation_id)
+        return store.clients(session, federation_id, after=after, limit=limit)
 
 
-@router.get("/v1/federations/{fid}/clients/{cid}", responses=answers(AuthMissing, Forbidden, NotFound))
-def show_client(_: AsAuditorOfClient, fid: FederationId, cid: ClientId, database: TheDatabase) -> Client:
+@router.get(
+    "/v1/federations/{federation_id}/clients/{client_id}", responses=answers(AuthMissing, Forbidden, NotFound)
+)
+def show_client(
+    _: AsAuditorOfClient, federation_id: FederationId, client_id: ClientId, database: TheDatabase
+) -> Client:
     """Show one client."""
     with database.read() as session:
-        return store.one_client(session, fid, cid)
+        return store.one_client(session, federation_id, client_id)

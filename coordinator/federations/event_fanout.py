@@ -133,24 +133,30 @@ class Streams:
 
     async def _look(self) -> None:
         followers = [*self._followers]
-        fids = {follower.federation_id for follower in followers}
-        self._feeds = {fid: feed for fid, feed in self._feeds.items() if fid in fids}
-        ends = {fid: feed.end for fid, feed in self._feeds.items()}
+        federation_ids = {follower.federation_id for follower in followers}
+        self._feeds = {
+            federation_id: feed
+            for federation_id, feed in self._feeds.items()
+            if federation_id in federation_ids
+        }
+        ends = {federation_id: feed.end for federation_id, feed in self._feeds.items()}
         members = {credential_of(f.caller) for f in followers if isinstance(f.caller, Member)}
         people = {credential_of(f.caller) for f in followers if isinstance(f.caller, Person)}
         self.looks += 1
         try:
-            news, numbers, valid = await to_thread.run_sync(_ask, self._database, fids, ends, members, people)
+            news, numbers, valid = await to_thread.run_sync(
+                _ask, self._database, federation_ids, ends, members, people
+            )
         except SQLAlchemyError as error:  # a database's bad moment: they follow on
             log.warning("looking-for-events-failed", error=type(error).__name__)
             return
         except Exception:  # ending here would leave every stream of this process silent for good
             log.exception("looking-for-events-failed")
             return
-        for fid, number in numbers.items():
-            feed = self._feeds.setdefault(fid, _Feed(number, number))
-            if fid in news:
-                feed.extend(news[fid])
+        for federation_id, number in numbers.items():
+            feed = self._feeds.setdefault(federation_id, _Feed(number, number))
+            if federation_id in news:
+                feed.extend(news[federation_id])
         for follower in followers:
             follower.is_over = credential_of(follower.caller) not in valid
             followed = self._feeds.get(follower.federation_id)
@@ -181,17 +187,18 @@ def _page(database: Database, follower: Follower) -> tuple[list[Event], int]:
 
 def _ask(
     database: Database,
-    fids: set[str],
+    federation_ids: set[str],
     ends: dict[str, int],
     members: set[Credential],
     people: set[Credential],
 ) -> tuple[dict[str, list[Event]], dict[str, int], set[Credential]]:
     """Return what happened after `ends`, the last numbers, and which callers count still."""
     with database.read() as session:
-        numbers = event_log.numbers(session, fids)
+        numbers = event_log.numbers(session, federation_ids)
         news = {
-            fid: page
-            for fid, end in ends.items()
-            if numbers.get(fid, end) > end and (page := event_log.since(session, fid, end, limit=PAGE))
+            federation_id: page
+            for federation_id, end in ends.items()
+            if numbers.get(federation_id, end) > end
+            and (page := event_log.since(session, federation_id, end, limit=PAGE))
         }
         return news, numbers, still_valid(session, members, people)

@@ -36,7 +36,7 @@ LONGEST_SECONDS = 600.0
 
 def _starting_point(
     database: TheDatabase,
-    fid: FederationId,
+    federation_id: FederationId,
     _: AsReader,
     last_event_id: Annotated[
         str | None,
@@ -44,12 +44,12 @@ def _starting_point(
     ] = None,
 ) -> int:
     with database.read() as session:
-        store.federation(session, fid)
-        return int(last_event_id) if last_event_id is not None else event_log.last(session, fid)
+        store.federation(session, federation_id)
+        return int(last_event_id) if last_event_id is not None else event_log.last(session, federation_id)
 
 
 @router.get(
-    "/v1/federations/{fid}/events",
+    "/v1/federations/{federation_id}/events",
     response_class=StreamingResponse,
     responses={
         200: {
@@ -61,7 +61,7 @@ def _starting_point(
 )
 async def follow(
     caller: AsReader,
-    fid: FederationId,
+    federation_id: FederationId,
     request: Request,
     number: Annotated[int, Depends(_starting_point)],
 ) -> StreamingResponse:
@@ -76,7 +76,7 @@ async def follow(
     if getattr(request.state, IS_RESERVED, False):
         raise Busy
     streams = streams_of(request)
-    return _Followed(streams, streams.begin(fid, caller, number))
+    return _Followed(streams, streams.begin(federation_id, caller, number))
 
 
 class _Followed(StreamingResponse):

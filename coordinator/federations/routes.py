@@ -60,11 +60,11 @@ def list_federations(
         return store.page(session, after=after, limit=limit)
 
 
-@router.get("/{fid}", responses=answers(AuthMissing, Forbidden, NotFound))
-def show_federation(_: AsAuditor, fid: FederationId, database: TheDatabase) -> Federation:
+@router.get("/{federation_id}", responses=answers(AuthMissing, Forbidden, NotFound))
+def show_federation(_: AsAuditor, federation_id: FederationId, database: TheDatabase) -> Federation:
     """Show a federation with its resolved plan, its round and its claims."""
     with database.read() as session:
-        return store.view(session, store.federation(session, fid))
+        return store.view(session, store.federation(session, federation_id))
 
 
 def _resolved(plan: FederationPlan) -> FederationPlan:

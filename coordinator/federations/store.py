@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.orm import Session
 
-from coordinator.db.engine import now, run
+from coordinator.db.engine import database_time, run
 from coordinator.db.ids import new_id
 from coordinator.db.tables.alignment import AnchorsRow, PackRow
 from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow, RoundRow, UpdateRow
@@ -30,7 +30,7 @@ _SHARING: dict[Standing, str] = {
     "untested": "Nobody has tested its pack: what both packs select is shared across architectures. "
     "`tessera agent alignment-test` in one of its silos tests it.",
 }
-_PLAN = select(FederationRow.plan).where(FederationRow.id == bindparam("fid"))
+_PLAN = select(FederationRow.plan).where(FederationRow.id == bindparam("federation_id"))
 
 
 def create(session: Session, plan: FederationPlan) -> FederationRow:
@@ -41,7 +41,7 @@ def create(session: Session, plan: FederationPlan) -> FederationRow:
         state="open",
         plan=plan.model_dump(mode="json"),
         events=0,
-        created_at=now(session),
+        created_at=database_time(session),
         finished_at=None,
     )
     session.add(row)
@@ -49,25 +49,25 @@ def create(session: Session, plan: FederationPlan) -> FederationRow:
     return row
 
 
-def federation(session: Session, fid: str) -> FederationRow:
+def federation(session: Session, federation_id: str) -> FederationRow:
     """Which federation is this?
 
     Raises:
         NotFound: none.
     """
-    row = session.get(FederationRow, fid)
+    row = session.get(FederationRow, federation_id)
     if row is None:
         raise NotFound
     return row
 
 
-def plan(session: Session, fid: str) -> FederationPlan:
+def plan(session: Session, federation_id: str) -> FederationPlan:
     """Which resolved plan has a federation?
 
     Raises:
         NotFound: there is none.
     """
-    found = run(session, _PLAN, {"fid": fid}).first()
+    found = run(session, _PLAN, {"federation_id": federation_id}).first()
     if found is None:
         raise NotFound
     return FederationPlan.model_validate(found.plan)
@@ -108,9 +108,11 @@ def view(session: Session, row: FederationRow) -> Federation:
     )
 
 
-def _alignment(session: Session, fid: str) -> list[PackStanding]:
+def _alignment(session: Session, federation_id: str) -> list[PackStanding]:
     """How does the pack of each base model stand?"""
-    rows = session.scalars(select(PackRow).where(PackRow.federation_id == fid).order_by(PackRow.base_model))
+    rows = session.scalars(
+        select(PackRow).where(PackRow.federation_id == federation_id).order_by(PackRow.base_model)
+    )
     return [standing(row) for row in rows]
 
 
@@ -120,33 +122,42 @@ def standing(row: PackRow) -> PackStanding:
     return PackStanding(base_model=row.base_model, verdict=verdict, sharing=_SHARING[verdict])
 
 
-def anchors_stored(session: Session, fid: str) -> int:
+def anchors_stored(session: Session, federation_id: str) -> int:
     """How many anchor texts does a federation have?"""
-    return session.scalar(select(AnchorsRow.count).where(AnchorsRow.federation_id == fid)) or 0
+    return session.scalar(select(AnchorsRow.count).where(AnchorsRow.federation_id == federation_id)) or 0
 
 
-def pack_selected(session: Session, fid: str, base_model: str) -> list[str] | None:
+def pack_selected(session: Session, federation_id: str, base_model: str) -> list[str] | None:
     """Which (block, role)s does the alignment pack of a base model share? None while there is no pack."""
     return session.scalar(
-        select(PackRow.selected).where(PackRow.federation_id == fid, PackRow.base_model == base_model)
+        select(PackRow.selected).where(
+            PackRow.federation_id == federation_id, PackRow.base_model == base_model
+        )
     )
 
 
-def client(session: Session, fid: str, cid: str) -> ClientRow:
+def client(session: Session, federation_id: str, client_id: str) -> ClientRow:
     """Which client of this federation is this?
 
     Raises:
         NotFound: none.
     """
-    row = session.scalar(select(ClientRow).where(ClientRow.federation_id == fid, ClientRow.id == cid))
+    row = session.scalar(
+        select(ClientRow).where(ClientRow.federation_id == federation_id, ClientRow.id == client_id)
+    )
     if row is None:
         raise NotFound
     return row
 
 
-def clients(session: Session, fid: str, *, after: str | None, limit: int) -> ClientPage:
+def clients(session: Session, federation_id: str, *, after: str | None, limit: int) -> ClientPage:
     """Which clients does a federation have, in order of enrolment?"""
-    query = select(ClientRow).where(ClientRow.federation_id == fid).order_by(ClientRow.id).limit(limit + 1)
+    query = (
+        select(ClientRow)
+        .where(ClientRow.federation_id == federation_id)
+        .order_by(ClientRow.id)
+        .limit(limit + 1)
+    )
     if after is not None:
         query = query.where(ClientRow.id > after)
     rows = list(session.scalars(query))
@@ -158,36 +169,36 @@ def clients(session: Session, fid: str, *, after: str | None, limit: int) -> Cli
     )
 
 
-def one_client(session: Session, fid: str, cid: str) -> Client:
+def one_client(session: Session, federation_id: str, client_id: str) -> Client:
     """Show one client of a federation."""
-    row = client(session, fid, cid)
+    row = client(session, federation_id, client_id)
     return client_view(row, rounds=_rounds_of(session, [row.id]).get(row.id, 0))
 
 
-def revoke(session: Session, fid: str, cid: str) -> bool:
+def revoke(session: Session, federation_id: str, client_id: str) -> bool:
     """End a membership, now and in the rounds that still wait for it; False when it had ended before.
 
     What the client delivered before is kept and counts. The caller holds the federation's lock.
     """
-    row = client(session, fid, cid)
+    row = client(session, federation_id, client_id)
     if row.state == "revoked":
         return False
     # Participations before their client, as everywhere: the other order can deadlock.
     taking = select(RoundRow.id).where(
-        RoundRow.federation_id == fid, RoundRow.state.in_(("open", "collecting"))
+        RoundRow.federation_id == federation_id, RoundRow.state.in_(("open", "collecting"))
     )
     session.execute(
         update(ParticipationRow)
         .where(
-            ParticipationRow.client_id == cid,
+            ParticipationRow.client_id == client_id,
             ParticipationRow.round_id.in_(taking),
             ParticipationRow.state == "joined",
         )
         .values(state="revoked")
     )
-    moment = now(session)
-    row.state, row.revoked_at = "revoked", moment
-    roster.append(session, row, "revoked", None, moment)
+    now = database_time(session)
+    row.state, row.revoked_at = "revoked", now
+    roster.append(session, row, "revoked", None, now)
     return True
 
 
@@ -204,22 +215,24 @@ def _rounds_of(session: Session, cids: list[str]) -> dict[str, int]:
         .where(UpdateRow.client_id.in_(cids))
         .group_by(UpdateRow.client_id)
     )
-    return {cid: count for cid, count in rows}
+    return {client_id: count for client_id, count in rows}
 
 
-def _current_round(session: Session, fid: str) -> RoundNumber | None:
+def _current_round(session: Session, federation_id: str) -> RoundNumber | None:
     row = session.execute(
         select(RoundRow.number, RoundRow.state)
-        .where(RoundRow.federation_id == fid)
+        .where(RoundRow.federation_id == federation_id)
         .order_by(RoundRow.number.desc())
         .limit(1)
     ).first()
     return RoundNumber(number=row.number, state=row.state) if row is not None else None
 
 
-def _client_counts(session: Session, fid: str) -> ClientCounts:
+def _client_counts(session: Session, federation_id: str) -> ClientCounts:
     rows = session.execute(
-        select(ClientRow.state, func.count()).where(ClientRow.federation_id == fid).group_by(ClientRow.state)
+        select(ClientRow.state, func.count())
+        .where(ClientRow.federation_id == federation_id)
+        .group_by(ClientRow.state)
     )
     counts = {state: count for state, count in rows}
     return ClientCounts(enrolled=counts.get("enrolled", 0), revoked=counts.get("revoked", 0))

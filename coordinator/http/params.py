@@ -13,10 +13,10 @@ _FEDERATION: dict[str, Any] = {
 }
 
 FederationId = Annotated[str, Path(pattern=_FORM, **_FEDERATION)]
-"""`{fid}`"""
+"""`{federation_id}`"""
 
 UncheckedFederationId = Annotated[str, Path(json_schema_extra={"pattern": _FORM}, **_FEDERATION)]
-"""`{fid}`, for a route that finds out by itself who asks: until then, what is malformed is not answered."""
+"""`{federation_id}` for a route that authenticates by itself: only then is a malformed id refused."""
 
 ClientId = Annotated[
     str,
@@ -26,7 +26,7 @@ ClientId = Annotated[
         examples=["cli_0199b3a1c2d4a1b2c3d4e5f6"],
     ),
 ]
-"""`{cid}`"""
+"""`{client_id}`"""
 
 TokenId = Annotated[
     str,

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.aggregation import base_delta_store, store
 from coordinator.aggregation.factor_combining import weights_of
-from coordinator.aggregation.output_writer import Made, Receiver
+from coordinator.aggregation.output_writer import Receiver, StagedOutput
 from coordinator.aggregation.weighting import weighed
 from coordinator.auth.authentication import Member
 from coordinator.db.engine import Database
@@ -59,25 +59,25 @@ class Newcomer:
 def newcomer(
     database: Database,
     member: Member,
-    number: int,
+    round_number: int,
     plan: FederationPlan,
     pack: str | None,
     signature: Signature | None,
 ) -> Newcomer:
     """Collect what is known of a newcomer; a signature of an earlier join counts until there is a new one."""
-    fid = member.federation_id
+    federation_id = member.federation_id
     with database.read() as session:
         return Newcomer(
             member=member,
-            number=number,
+            number=round_number,
             plan=plan,
-            layout=base_weights.layout(session, fid, plan, member.base_model, member.profile),
+            layout=base_weights.layout(session, federation_id, plan, member.base_model, member.profile),
             pack=pack,
-            signature=signature or store.signature_of_join(session, fid, member.client_id),
+            signature=signature or store.signature_of_join(session, federation_id, member.client_id),
         )
 
 
-def begin(database: Database, one: Newcomer, last_published: int | None) -> Made | Stored | None:
+def begin(database: Database, one: Newcomer, last_published: int | None) -> StagedOutput | Stored | None:
     """Give what a newcomer starts from as of the last published round; None = zeros, there is nothing yet.
 
     Where a strategy folds, the coordinator has it ready: what everybody of its base model goes on from.
@@ -93,7 +93,7 @@ def begin(database: Database, one: Newcomer, last_published: int | None) -> Made
     return weigh(database, one, last_published)
 
 
-def weigh(database: Database, one: Newcomer, last_published: int) -> Made:
+def weigh(database: Database, one: Newcomer, last_published: int) -> StagedOutput:
     """Make a newcomer's weights from everybody's states as of the last published round.
 
     Raises:
@@ -101,8 +101,8 @@ def weigh(database: Database, one: Newcomer, last_published: int) -> Made:
     """
     with _weigher():
         with database.read() as session:
-            fid = one.member.federation_id
-            everyone = store.established(session, fid, one.plan, last_published)
+            federation_id = one.member.federation_id
+            everyone = store.established(session, federation_id, one.plan, last_published)
             others = [other for other in everyone if other.is_enrolled]
             facts = _facts(session, one)
         cohort = Cohort([*(other.facts for other in others), facts], one.plan.rounds.staleness_decay)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.output_writer import Made, discard
+from coordinator.aggregation.output_writer import StagedOutput, discard
 from coordinator.auth.authentication import Member, still_member
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import hold_federation
@@ -14,7 +14,7 @@ from coordinator.db.tables.federations import RoundRow
 from coordinator.errors import PackMissing, RoundClosed
 from coordinator.http.downloads import Stored
 from coordinator.joining import cold_start
-from coordinator.joining.store import Standing, standing
+from coordinator.joining.store import JoinContext, standing
 from coordinator.observability.fault_points import may_crash
 from coordinator.rounds import base_weights, lifecycle, manifests, participations, transitions
 from coordinator.rounds import store as rounds
@@ -51,7 +51,7 @@ class TakingPart:
 
 
 def join(
-    database: Database, member: Member, number: int, signature: SentSignature | None, key: ServerKey
+    database: Database, member: Member, round_number: int, signature: SentSignature | None, key: ServerKey
 ) -> TakingPart:
     """Take part in a round.
 
@@ -63,18 +63,18 @@ def join(
         PackMissing: the federation aligns its base models, and this one's pack is not stored.
     """
     with database.read() as session:
-        seen = standing(session, member, number)
+        seen = standing(session, member, round_number)
     known = _known(seen)
     if known is not None:
         return TakingPart(known)
     plan = seen.plan
     _check(seen, plan, member)
     last_published = _weighed_as_of(seen)
-    made: Made | Stored | None = None
+    made: StagedOutput | Stored | None = None
     zeros: tuple[WeightsReference, Zeros] | None = None
     if last_published is not None or seen.newest is None:
         sent = signature.signature if signature is not None else None
-        one = cold_start.newcomer(database, member, number, plan, seen.pack, sent)
+        one = cold_start.newcomer(database, member, round_number, plan, seen.pack, sent)
         made = cold_start.begin(database, one, last_published)
         if made is None:
             zeros = base_weights.zeros(one.layout, one.manifest)
@@ -84,8 +84,8 @@ def join(
             stored = _stored(session, made, zeros)
             last_event = hold_federation(session, member.federation_id)
             still_member(session, member)
-            row = rounds.numbered(session, member.federation_id, number, lock=True)
-            seen = standing(session, member, number)
+            row = rounds.numbered(session, member.federation_id, round_number, lock=True)
+            seen = standing(session, member, round_number)
             known = _known(seen)
             if known is not None:
                 return TakingPart(known)
@@ -98,25 +98,27 @@ def join(
         may_crash("join-committed")
         return taking
     finally:
-        if isinstance(made, Made):  # another request of this client was faster, or the round has closed
+        if isinstance(
+            made, StagedOutput
+        ):  # another request of this client was faster, or the round has closed
             discard(database, [made])
 
 
-def _known(seen: Standing) -> Joined | None:
+def _known(seen: JoinContext) -> Joined | None:
     """Give the answer of an earlier join."""
     if not seen.has_joined or seen.newest is None or seen.manifest is None:
         return None
     return Joined(weights=base_weights.reference(seen.newest), manifest=seen.manifest)
 
 
-def _check(seen: Standing, plan: FederationPlan, member: Member) -> None:
+def _check(seen: JoinContext, plan: FederationPlan, member: Member) -> None:
     if seen.state not in TAKING_PART:
         raise RoundClosed(state=seen.state)
     if plan.alignment is not None and seen.pack is None:
         raise PackMissing(base_model=member.base_model)
 
 
-def _weighed_as_of(seen: Standing) -> int | None:
+def _weighed_as_of(seen: JoinContext) -> int | None:
     """Say as of which published round a newcomer's weights have to be made; None = there is nothing to make.
 
     That is so when it delivered before, when nothing was published yet, or nothing since it joined last.
@@ -128,10 +130,10 @@ def _weighed_as_of(seen: Standing) -> int | None:
 
 
 def _stored(
-    session: Session, made: Made | Stored | None, zeros: tuple[WeightsReference, Zeros] | None
+    session: Session, made: StagedOutput | Stored | None, zeros: tuple[WeightsReference, Zeros] | None
 ) -> Stored | None:
     """Put down what a client is to start from; None = it has weights. Nobody refers to it yet."""
-    if isinstance(made, Made):
+    if isinstance(made, StagedOutput):
         return made.adopted(made.staged.adopt(session))
     if made is not None:
         return made
@@ -146,7 +148,7 @@ def _join(
     session: Session,
     row: RoundRow,
     member: Member,
-    seen: Standing,
+    seen: JoinContext,
     stored: Stored | None,
     signature: SentSignature | None,
     key: ServerKey,
@@ -174,7 +176,7 @@ def _join(
         row.number,
         weights=weights.digest,
         deadline=row.deadline,
-        moment=seen.moment,
+        now=seen.moment,
         key=key,
     )
     change = None if is_told else Change(row.federation_id, row.number, last_event)

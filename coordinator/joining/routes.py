@@ -42,7 +42,7 @@ from schemas.messages.updates import SignatureManifest
 from schemas.wire.envelope import MEDIA_TYPE, unpack
 from schemas.wire.header import Slot
 
-router = APIRouter(prefix="/v1/federations/{fid}", tags=["rounds"])
+router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["rounds"])
 
 _SIGNATURE_BODY_BYTES = 2**20
 

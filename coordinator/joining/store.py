@@ -16,7 +16,7 @@ from coordinator.db.tables.alignment import PackRow
 from coordinator.db.tables.federations import FederationRow, ParticipationRow, RoundRow, UpdateRow, WeightsRow
 from coordinator.db.tables.identity import ManifestRow
 from coordinator.errors import NotFound
-from coordinator.rounds.base_weights import GIVEN, Given
+from coordinator.rounds.base_weights import GIVEN, ServedWeights
 from coordinator.rounds.lifecycle import PACK_ENDED
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import SignedDocument
@@ -33,13 +33,13 @@ _NEWEST_WEIGHTS = (
 )
 _LAST_PUBLISHED = (
     select(func.max(RoundRow.number))
-    .where(RoundRow.federation_id == bindparam("fid"), RoundRow.state == "published")
+    .where(RoundRow.federation_id == bindparam("federation_id"), RoundRow.state == "published")
     .scalar_subquery()
 )
 _LAST_ENDED = (
     select(func.max(RoundRow.number))
     .where(
-        RoundRow.federation_id == bindparam("fid"),
+        RoundRow.federation_id == bindparam("federation_id"),
         RoundRow.reason == PACK_ENDED,
         RoundRow.number < _NUMBER,
     )
@@ -76,12 +76,12 @@ _STANDING = (
         & (WeightsRow.client_id == _CLIENT)
         & (WeightsRow.round_number == _NEWEST_WEIGHTS),
     )
-    .where(FederationRow.id == bindparam("fid"))
+    .where(FederationRow.id == bindparam("federation_id"))
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JoinContext:
     """How a client stands in a round.
 
     Attributes:
@@ -104,7 +104,7 @@ class Standing:
     manifest: SignedDocument | None
     is_established: bool
     last_published: int
-    newest: Given | None
+    newest: ServedWeights | None
 
     @property
     def plan(self) -> FederationPlan:
@@ -112,25 +112,25 @@ class Standing:
         return FederationPlan.model_validate(self.stored_plan)
 
 
-def standing(session: Session, member: Member, number: int) -> Standing:
+def standing(session: Session, member: Member, round_number: int) -> JoinContext:
     """How does a client stand in the round of this number?
 
     Raises:
         NotFound: there is no such round.
     """
     which = {
-        "fid": member.federation_id,
-        "number": number,
+        "federation_id": member.federation_id,
+        "number": round_number,
         "client": member.client_id,
         "base_model": member.base_model,
     }
     found = run(session, _STANDING, which).first()
     if found is None:
         raise NotFound
-    moment, plan, pack, state, joined, manifest, is_established, last, ended, *given = found
-    newest = Given(*given) if given[0] is not None else None
+    now, plan, pack, state, joined, manifest, is_established, last, ended, *given = found
+    newest = ServedWeights(*given) if given[0] is not None else None
     if newest is not None and not is_established and newest.round_number <= (ended or 0):
         newest = None  # it may be made of what was learnt under a pack that ended
-    return Standing(
-        moment, plan, pack, state, joined is not None, manifest, is_established, last or 0, newest
+    return JoinContext(
+        now, plan, pack, state, joined is not None, manifest, is_established, last or 0, newest
     )

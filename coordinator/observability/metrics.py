@@ -67,8 +67,8 @@ class Metrics:
 
     def recent(self) -> bytes | None:
         """Return what was rendered within the last second."""
-        text, moment = self._rendered
-        return text if time.monotonic() - moment < _RECENT_SECONDS else None
+        text, now = self._rendered
+        return text if time.monotonic() - now < _RECENT_SECONDS else None
 
     def render(self, rounds_by_state: Mapping[str, int]) -> bytes:
         """Write everything in Prometheus' text format; rounds are counted by the database."""

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.auth.authentication import Person, still_person
 from coordinator.auth.permissions import AsAdminOfClient, AsOperator
-from coordinator.db.engine import now
+from coordinator.db.engine import database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import FederationRow
 from coordinator.errors import AnchorsMissing, AuthMissing, FederationStateConflict, Forbidden, NotFound
@@ -24,17 +24,19 @@ from coordinator.rounds.notifications import Wake
 from coordinator.storage import audit_log, event_log
 from schemas.messages.federations import Federation
 
-router = APIRouter(prefix="/v1/federations/{fid}", tags=["rounds"])
+router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["rounds"])
 log = logger(__name__)
 
 
 @router.post(
     "/start", responses=answers(AuthMissing, Forbidden, NotFound, FederationStateConflict, AnchorsMissing)
 )
-def start_federation(person: AsOperator, fid: FederationId, database: TheDatabase, wake: Wake) -> Federation:
+def start_federation(
+    person: AsOperator, federation_id: FederationId, database: TheDatabase, wake: Wake
+) -> Federation:
     """Open the first round, or go on after a pause."""
     with database.write() as session:
-        row = _locked(session, fid, person)
+        row = _locked(session, federation_id, person)
         before = row.state
         transitions.start(session, row)
         _write_down(session, row, "federation-started", person, before)
@@ -45,10 +47,10 @@ def start_federation(person: AsOperator, fid: FederationId, database: TheDatabas
 
 
 @router.post("/pause", responses=answers(AuthMissing, Forbidden, NotFound, FederationStateConflict))
-def pause_federation(person: AsOperator, fid: FederationId, database: TheDatabase) -> Federation:
+def pause_federation(person: AsOperator, federation_id: FederationId, database: TheDatabase) -> Federation:
     """Let the current round complete and open no other."""
     with database.write() as session:
-        row = _locked(session, fid, person)
+        row = _locked(session, federation_id, person)
         before = row.state
         transitions.pause(session, row)
         _write_down(session, row, "federation-paused", person, before)
@@ -56,10 +58,12 @@ def pause_federation(person: AsOperator, fid: FederationId, database: TheDatabas
 
 
 @router.post("/finish", responses=answers(AuthMissing, Forbidden, NotFound))
-def finish_federation(person: AsOperator, fid: FederationId, database: TheDatabase, wake: Wake) -> Federation:
+def finish_federation(
+    person: AsOperator, federation_id: FederationId, database: TheDatabase, wake: Wake
+) -> Federation:
     """End the federation for good; the current round is abandoned."""
     with database.write() as session:
-        row = _locked(session, fid, person)
+        row = _locked(session, federation_id, person)
         before = row.state
         transitions.finish(session, row)
         _write_down(session, row, "federation-finished", person, before)
@@ -68,8 +72,8 @@ def finish_federation(person: AsOperator, fid: FederationId, database: TheDataba
     return shown
 
 
-def _locked(session: Session, fid: str, person: Person) -> FederationRow:
-    row = lock_federation(session, fid)
+def _locked(session: Session, federation_id: str, person: Person) -> FederationRow:
+    row = lock_federation(session, federation_id)
     still_person(session, person)
     return row
 
@@ -87,14 +91,14 @@ clients_router = APIRouter(tags=["clients"])
 
 
 @clients_router.delete(
-    "/v1/federations/{fid}/clients/{cid}",
+    "/v1/federations/{federation_id}/clients/{client_id}",
     status_code=204,
     responses=answers(AuthMissing, Forbidden, NotFound),
 )
 def revoke_client(
     person: AsAdminOfClient,
-    fid: FederationId,
-    cid: ClientId,
+    federation_id: FederationId,
+    client_id: ClientId,
     database: TheDatabase,
     wake: Wake,
     keep_packs: Annotated[bool, Query()] = False,
@@ -105,21 +109,21 @@ def revoke_client(
     progress is abandoned. With `keep_packs` they are kept as if an operator had stored them.
     """
     with database.write() as session:
-        federation = lock_federation(session, fid)
+        federation = lock_federation(session, federation_id)
         still_person(session, person)
-        if not revoke(session, fid, cid):
+        if not revoke(session, federation_id, client_id):
             return
-        shown = one_client(session, fid, cid)
-        event_log.append(session, fid, "client", shown.model_dump(mode="json"), cid)
-        log.info("client-revoked", federation=fid, client=cid)
+        shown = one_client(session, federation_id, client_id)
+        event_log.append(session, federation_id, "client", shown.model_dump(mode="json"), client_id)
+        log.info("client-revoked", federation=federation_id, client=client_id)
         if keep_packs:
-            pack_voiding.vouch_for_those_of(session, federation, cid)
+            pack_voiding.vouch_for_those_of(session, federation, client_id)
         else:
-            pack_voiding.void_those_of(session, federation, cid)
-        pack_voiding.forget_verdicts_of(session, fid, cid)
-        current = store.latest(session, fid)
+            pack_voiding.void_those_of(session, federation, client_id)
+        pack_voiding.forget_verdicts_of(session, federation_id, client_id)
+        current = store.latest(session, federation_id)
         if current is not None:
-            current = store.numbered(session, fid, current.number, lock=True)
-            transitions.advance(session, current, now(session))
-        audit_log.append(session, "client-revoked", actor=person.id, subject=cid)
+            current = store.numbered(session, federation_id, current.number, lock=True)
+            transitions.advance(session, current, database_time(session))
+        audit_log.append(session, "client-revoked", actor=person.id, subject=client_id)
     wake()

@@ -40,7 +40,7 @@ GIVEN = (
     WeightsRow.digest,
     WeightsRow.bytes,
 )
-"""The columns of `Given`, in its order."""
+"""The columns of `ServedWeights`, in its order."""
 
 _NEWEST = (
     select(*GIVEN)
@@ -50,12 +50,12 @@ _NEWEST = (
 )
 _NEWEST_UNTIL = _NEWEST.where(WeightsRow.round_number <= bindparam("number"))
 _PACK = select(PackRow.digest).where(
-    PackRow.federation_id == bindparam("fid"), PackRow.base_model == bindparam("base_model")
+    PackRow.federation_id == bindparam("federation_id"), PackRow.base_model == bindparam("base_model")
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ServedWeights:
     """Weights that a client was given: `head`, then the payload, if kept, from `begin` on."""
 
     round_number: int
@@ -66,28 +66,30 @@ class Given:
     size: int
 
 
-def newest(session: Session, client_id: str, number: int | None = None) -> Given | None:
-    """Which weights was a client given last, for round `number` or before?"""
-    if number is None:
+def newest(session: Session, client_id: str, round_number: int | None = None) -> ServedWeights | None:
+    """Which weights was a client given last, for round `round_number` or before?"""
+    if round_number is None:
         found = run(session, _NEWEST, {"client": client_id}).first()
     else:
-        found = run(session, _NEWEST_UNTIL, {"client": client_id, "number": number}).first()
-    return Given(*found) if found is not None else None
+        found = run(session, _NEWEST_UNTIL, {"client": client_id, "number": round_number}).first()
+    return ServedWeights(*found) if found is not None else None
 
 
-def reference(given: Given) -> WeightsReference:
+def reference(given: ServedWeights) -> WeightsReference:
     """Name weights."""
     return WeightsReference(digest=given.digest, bytes=given.size)
 
 
-def pack_digest(session: Session, fid: str, base_model: str) -> str | None:
+def pack_digest(session: Session, federation_id: str, base_model: str) -> str | None:
     """Which alignment pack does a base model have? None = none is stored."""
-    return run(session, _PACK, {"fid": fid, "base_model": base_model}).scalar()
+    return run(session, _PACK, {"federation_id": federation_id, "base_model": base_model}).scalar()
 
 
-def layout(session: Session, fid: str, plan: FederationPlan, base_model: str, profile: Profile) -> Layout:
+def layout(
+    session: Session, federation_id: str, plan: FederationPlan, base_model: str, profile: Profile
+) -> Layout:
     """Which tensors does a client have? {} while its alignment pack is missing."""
-    selected = pack_selected(session, fid, base_model) if plan.alignment is not None else None
+    selected = pack_selected(session, federation_id, base_model) if plan.alignment is not None else None
     return layout_of(plan, profile, selected)
 
 

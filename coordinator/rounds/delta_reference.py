@@ -47,7 +47,7 @@ class Reference:
 
 
 def find(
-    session: Session, client_id: str, number: int, kind: recipes.Reference, layout: Layout, seed: int
+    session: Session, client_id: str, round_number: int, kind: recipes.Reference, layout: Layout, seed: int
 ) -> Reference | None:
     """Which reference of this kind has a client in a round that it has joined? None = it has none.
 
@@ -55,15 +55,15 @@ def find(
     """
     if kind == "none":
         return None
-    last = _counted_before(session, client_id, number) if kind == "own_last" else None
+    last = _counted_before(session, client_id, round_number) if kind == "own_last" else None
     if last is None:
-        return _weights(session, client_id, number, layout, seed)
+        return _weights(session, client_id, round_number, layout, seed)
     return _own(last, layout)
 
 
-def own_last(session: Session, client_id: str, number: int, layout: Layout) -> Reference | None:
+def own_last(session: Session, client_id: str, round_number: int, layout: Layout) -> Reference | None:
     """Which was a client's last update that counts before a round? None = none in this layout is kept."""
-    last = _counted_before(session, client_id, number)
+    last = _counted_before(session, client_id, round_number)
     return _own(last, layout) if last is not None else None
 
 
@@ -101,18 +101,20 @@ def reader(database: Database, reference: Reference, layout: Layout) -> Callable
     return lambda name: from_start(name, stored, seed, layout)
 
 
-def _counted_before(session: Session, client_id: str, number: int) -> UpdateRow | None:
+def _counted_before(session: Session, client_id: str, round_number: int) -> UpdateRow | None:
     return session.scalar(
         select(UpdateRow)
         .where(UpdateRow.client_id == client_id, UpdateRow.reject_reason.is_(None))
-        .where(UpdateRow.round_number < number)
+        .where(UpdateRow.round_number < round_number)
         .order_by(UpdateRow.round_number.desc())
         .limit(1)
     )
 
 
-def _weights(session: Session, client_id: str, number: int, layout: Layout, seed: int) -> Reference | None:
-    given = base_weights.newest(session, client_id, number)
+def _weights(
+    session: Session, client_id: str, round_number: int, layout: Layout, seed: int
+) -> Reference | None:
+    given = base_weights.newest(session, client_id, round_number)
     if given is None or given.payload_id is None or given.head is None:
         return None
     try:

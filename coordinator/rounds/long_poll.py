@@ -124,6 +124,6 @@ def waiting_of(request: Request) -> Waiting:
     return waiting
 
 
-def _situations(database: Database, fids: set[str]) -> dict[str, Situation]:
+def _situations(database: Database, federation_ids: set[str]) -> dict[str, Situation]:
     with database.look() as asked:
-        return situations(asked, fids)
+        return situations(asked, federation_ids)

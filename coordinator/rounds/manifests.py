@@ -39,20 +39,20 @@ def plan_bytes(plan: dict[str, Any]) -> bytes:
     return json.dumps(plan, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def of(session: Session, client_id: str, number: int) -> SignedDocument | None:
+def of(session: Session, client_id: str, round_number: int) -> SignedDocument | None:
     """Which manifest was a client given for a round?"""
-    return run(session, _OF_ROUND, {"client": client_id, "number": number}).scalar()
+    return run(session, _OF_ROUND, {"client": client_id, "number": round_number}).scalar()
 
 
 def issue(
     session: Session,
     plan: dict[str, Any],
     member: Member,
-    number: int,
+    round_number: int,
     *,
     weights: str,
     deadline: datetime | None,
-    moment: datetime,
+    now: datetime,
     key: ServerKey,
 ) -> SignedDocument:
     """Sign and keep a client's manifest of a round, in the transaction that joins it."""
@@ -61,34 +61,39 @@ def issue(
         session,
         plan,
         member,
-        number,
+        round_number,
         weights=weights,
         deadline=deadline,
-        moment=moment,
+        now=now,
         listed=roster.newest(session, member.federation_id),
         key=key,
     )
-    kept = {"client_id": member.client_id, "round_number": number}
+    kept = {"client_id": member.client_id, "round_number": round_number}
     run(session, _KEEP, {**kept, "document": document, "hash": hash_of(document)})
     return document
 
 
 def final(
-    session: Session, federation: FederationRow, member: Member, number: int, weights: str, key: ServerKey
+    session: Session,
+    federation: FederationRow,
+    member: Member,
+    round_number: int,
+    weights: str,
+    key: ServerKey,
 ) -> SignedDocument:
     """Sign the manifest of the final weights; it is the same whenever it is asked for."""
-    moment = federation.finished_at
-    if moment is None:
+    now = federation.finished_at
+    if now is None:
         raise LookupError("the federation is not finished")
     return _signed(
         session,
         federation.plan,
         member,
-        number,
+        round_number,
         weights=weights,
         deadline=None,
-        moment=moment,
-        listed=roster.newest(session, federation.id, until=moment),
+        now=now,
+        listed=roster.newest(session, federation.id, until=now),
         key=key,
     )
 
@@ -97,25 +102,25 @@ def _signed(
     session: Session,
     plan: dict[str, Any],
     member: Member,
-    number: int,
+    round_number: int,
     *,
     weights: str,
     deadline: datetime | None,
-    moment: datetime,
+    now: datetime,
     listed: roster.Link | None,
     key: ServerKey,
 ) -> dict[str, Any]:
-    last = run(session, _BEFORE, {"client": member.client_id, "number": number}).first()
+    last = run(session, _BEFORE, {"client": member.client_id, "number": round_number}).first()
     manifest = RoundManifest(
         federation=member.federation_id,
         client=member.client_id,
-        round=number,
+        round=round_number,
         weights=weights,
         plan=digest_of(plan_bytes(plan)),
         roster_version=listed.version if listed is not None else 0,
         roster_hash=listed.hash if listed is not None else None,
         deadline=deadline,
-        issued_at=moment,
+        issued_at=now,
         previous=Previous(round=last.round_number, hash=last.hash) if last is not None else None,
         signature="",
     )

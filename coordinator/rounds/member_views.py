@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
-from coordinator.db.engine import now, run
+from coordinator.db.engine import database_time, run
 from coordinator.db.tables.federations import ParticipationRow, RoundRow, ScoresRow
 from coordinator.rounds import queries, scores, views
 from schemas.messages.enrolment import Traffic
@@ -38,9 +38,9 @@ _TRAFFIC = select(ParticipationRow.bytes_up, ParticipationRow.bytes_down).where(
 )
 
 
-def summary(session: Session, row: RoundRow, moment: datetime, client_id: str) -> RoundSummary:
-    """Return a round as it stands at `moment`, as one client may see it."""
-    shown = views.summary(session, row, moment)
+def summary(session: Session, row: RoundRow, now: datetime, client_id: str) -> RoundSummary:
+    """Return a round as it stands at `now`, as one client may see it."""
+    shown = views.summary(session, row, now)
     up, down = _traffic(session, row.id, client_id)
     return shown.model_copy(
         update={
@@ -52,7 +52,9 @@ def summary(session: Session, row: RoundRow, moment: datetime, client_id: str) -
 
 def view(session: Session, row: RoundRow, client_id: str) -> RoundView:
     """Return a round with this client's own entry only."""
-    return views.view_of(session, row, summary(session, row, now(session), client_id), only=client_id)
+    return views.view_of(
+        session, row, summary(session, row, database_time(session), client_id), only=client_id
+    )
 
 
 def relevance(session: Session, row: RoundRow, client_id: str) -> RelevanceView:

@@ -19,7 +19,7 @@ from fastapi import Depends, Request
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import hold_federation, wait_at_most
 from coordinator.observability.logs import logger
 from coordinator.rounds import queries, store, transitions
@@ -53,7 +53,7 @@ class Change:
     last_event: int
 
 
-class Untold:
+class PendingNotifications:
     """Of which rounds this process has to tell what they count."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ def _tell(database: Database, change: Change, patience: float) -> None:
             return
         if isinstance(change.subject, int):
             row = store.numbered(session, change.federation_id, change.subject)
-            transitions.announce(session, row, now(session))
+            transitions.announce(session, row, database_time(session))
         else:
             transitions.announce_pack(session, change.federation_id, change.subject)
 

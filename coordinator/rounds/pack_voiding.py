@@ -58,9 +58,9 @@ def vouch_for_those_of(session: Session, federation: FederationRow, client_id: s
     )
 
 
-def forget_verdicts_of(session: Session, fid: str, client_id: str) -> None:
+def forget_verdicts_of(session: Session, federation_id: str, client_id: str) -> None:
     """Count a client's verdicts on packs no longer."""
-    for pack in session.scalars(select(PackRow).where(PackRow.federation_id == fid)):
+    for pack in session.scalars(select(PackRow).where(PackRow.federation_id == federation_id)):
         if pack.verdicts and client_id in pack.verdicts:
             pack.verdicts = {name: test for name, test in pack.verdicts.items() if name != client_id}
             settle_verdict(session, pack)
@@ -89,11 +89,11 @@ def settle_verdict(session: Session, pack: PackRow) -> None:
     session.flush()
 
 
-def restore(session: Session, fid: str, base_model: str, digest: str) -> None:
+def restore(session: Session, federation_id: str, base_model: str, digest: str) -> None:
     """Count a pack again that had ended: agents may keep their copies of it."""
     session.execute(
         delete(VoidedPackRow).where(
-            VoidedPackRow.federation_id == fid,
+            VoidedPackRow.federation_id == federation_id,
             VoidedPackRow.base_model == base_model,
             VoidedPackRow.digest == digest,
         )
@@ -124,14 +124,14 @@ def _discount(session: Session, federation: FederationRow, models: list[str]) ->
     )
 
 
-def _take_back(session: Session, fid: str, of_these: Select[str]) -> None:
+def _take_back(session: Session, federation_id: str, of_these: Select[str]) -> None:
     """Delete the weights for a round that is not open yet, which nobody was told of.
 
     Those of a round that is abandoned stay what they were: `joining` does not begin from them.
     """
-    _, last = store.published(session, fid)
+    _, last = store.published(session, federation_id)
     later = (
-        WeightsRow.federation_id == fid,
+        WeightsRow.federation_id == federation_id,
         WeightsRow.client_id.in_(of_these),
         WeightsRow.round_number > last,
     )

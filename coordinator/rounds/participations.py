@@ -28,7 +28,7 @@ _BEFORE = (
     select(ParticipationRow.state)
     .join(RoundRow, RoundRow.id == ParticipationRow.round_id)
     .where(
-        RoundRow.federation_id == bindparam("fid"),
+        RoundRow.federation_id == bindparam("federation_id"),
         RoundRow.number < bindparam("number"),
         ParticipationRow.client_id == bindparam("client"),
     )
@@ -64,7 +64,7 @@ def of(session: Session, round_id: int, client_id: str) -> Taking | None:
 
 def before(session: Session, row: RoundRow, client_id: str) -> list[str]:
     """How did a client's last two parts in rounds before this one go, the newest first?"""
-    which = {"fid": row.federation_id, "number": row.number, "client": client_id}
+    which = {"federation_id": row.federation_id, "number": row.number, "client": client_id}
     return list(run(session, _BEFORE, which).scalars())
 
 
@@ -73,7 +73,7 @@ def join(
     round_id: int,
     client_id: str,
     base_digest: str,
-    moment: datetime,
+    now: datetime,
     *,
     is_waited_for: bool = True,
 ) -> None:
@@ -85,7 +85,7 @@ def join(
             "round_id": round_id,
             "client_id": client_id,
             "state": "joined",
-            "joined_at": moment,
+            "joined_at": now,
             "base_digest": base_digest,
             "bytes_up": 0,
             "bytes_down": 0,

@@ -32,7 +32,7 @@ _REVOKED = select(func.count()).where(
     ClientRow.federation_id == FederationRow.id, ClientRow.state == "revoked"
 )
 _SITUATIONS = select(FederationRow.id, FederationRow.state, _LATEST, _REVOKED.scalar_subquery()).where(
-    FederationRow.id.in_(bindparam("fids", expanding=True))
+    FederationRow.id.in_(bindparam("federation_ids", expanding=True))
 )
 _LOOK = (
     select(
@@ -51,7 +51,7 @@ _LOOK = (
         ParticipationRow,
         (ParticipationRow.round_id == RoundRow.id) & (ParticipationRow.client_id == bindparam("client")),
     )
-    .where(FederationRow.id == bindparam("fid"))
+    .where(FederationRow.id == bindparam("federation_id"))
 )
 _TALLIES = (
     select(
@@ -75,7 +75,7 @@ _SCORES = (
 
 _TOLD = select(
     exists().where(
-        EventRow.federation_id == bindparam("fid"),
+        EventRow.federation_id == bindparam("federation_id"),
         EventRow.number > bindparam("after"),
         EventRow.kind == "round",
         EventRow.data["round"].as_integer() == bindparam("round"),
@@ -83,7 +83,7 @@ _TOLD = select(
 )
 _PACK_TOLD = select(
     exists().where(
-        EventRow.federation_id == bindparam("fid"),
+        EventRow.federation_id == bindparam("federation_id"),
         EventRow.number > bindparam("after"),
         EventRow.kind == "alignment",
         EventRow.data["base_model"].as_string() == bindparam("base_model"),
@@ -102,7 +102,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ClientRoundStatus:
     """What a client has to do depends on this: its federation, the latest round, and its part in that.
 
     `number`, `state` and `deadline` are the round's, None before the first; `part` is None before joining.
@@ -149,22 +149,25 @@ class Situation:
     revoked: int
 
 
-def look(asked: Session | Connection, fid: str, client_id: str) -> Look:
+def look(asked: Session | Connection, federation_id: str, client_id: str) -> ClientRoundStatus:
     """How does a client's federation stand for it?
 
     Raises:
         NotFound: there is no such federation.
     """
-    found = run(asked, _LOOK, {"fid": fid, "client": client_id}).first()
+    found = run(asked, _LOOK, {"federation_id": federation_id, "client": client_id}).first()
     if found is None:
         raise NotFound
-    return Look(*found)
+    return ClientRoundStatus(*found)
 
 
-def situations(asked: Session | Connection, fids: Collection[str]) -> dict[str, Situation]:
+def situations(asked: Session | Connection, federation_ids: Collection[str]) -> dict[str, Situation]:
     """How do these federations stand?"""
-    rows = run(asked, _SITUATIONS, {"fids": list(fids)})
-    return {fid: Situation(state, number or 0, revoked) for fid, state, number, revoked in rows}
+    rows = run(asked, _SITUATIONS, {"federation_ids": list(federation_ids)})
+    return {
+        federation_id: Situation(state, round_number or 0, revoked)
+        for federation_id, state, round_number, revoked in rows
+    }
 
 
 def tallies(session: Session, round_id: int) -> dict[str, Tally]:
@@ -178,11 +181,17 @@ def scores(session: Session, round_id: int) -> list[dict[str, Any]]:
     return list(run(session, _SCORES, {"round": round_id}).scalars())
 
 
-def is_told(session: Session, fid: str, subject: int | str, after: int) -> bool:
+def is_told(session: Session, federation_id: str, subject: int | str, after: int) -> bool:
     """Whether a round or a base model's pack has an event after the federation's event of number `after`."""
     if isinstance(subject, int):
-        return bool(run(session, _TOLD, {"fid": fid, "round": subject, "after": after}).scalar())
-    return bool(run(session, _PACK_TOLD, {"fid": fid, "base_model": subject, "after": after}).scalar())
+        return bool(
+            run(session, _TOLD, {"federation_id": federation_id, "round": subject, "after": after}).scalar()
+        )
+    return bool(
+        run(
+            session, _PACK_TOLD, {"federation_id": federation_id, "base_model": subject, "after": after}
+        ).scalar()
+    )
 
 
 def parts(session: Session, round_id: int, client_id: str | None) -> list[PartRow]:
@@ -248,13 +257,13 @@ def counted(session: Session, round_id: int) -> Counted:
     )
 
 
-def last_updates(session: Session, fid: str, number: int) -> dict[str, int]:
+def last_updates(session: Session, federation_id: str, round_number: int) -> dict[str, int]:
     """In which round, up to this one, was each client's last update that counts?"""
     rows = session.execute(
         select(UpdateRow.client_id, func.max(UpdateRow.round_number))
         .where(
-            UpdateRow.federation_id == fid,
-            UpdateRow.round_number <= number,
+            UpdateRow.federation_id == federation_id,
+            UpdateRow.round_number <= round_number,
             UpdateRow.reject_reason.is_(None),
         )
         .group_by(UpdateRow.client_id)
@@ -262,9 +271,9 @@ def last_updates(session: Session, fid: str, number: int) -> dict[str, int]:
     return {client_id: last for client_id, last in rows}
 
 
-def page(session: Session, fid: str, *, before: int | None, limit: int) -> list[RoundRow]:
+def page(session: Session, federation_id: str, *, before: int | None, limit: int) -> list[RoundRow]:
     """Which rounds are there, newest first?"""
-    query = select(RoundRow).where(RoundRow.federation_id == fid)
+    query = select(RoundRow).where(RoundRow.federation_id == federation_id)
     if before is not None:
         query = query.where(RoundRow.number < before)
     return list(session.scalars(query.order_by(RoundRow.number.desc()).limit(limit)))

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from coordinator.auth.authentication import Member, Person
 from coordinator.auth.permissions import AsReader
-from coordinator.db.engine import now
+from coordinator.db.engine import database_time
 from coordinator.errors import AuthMissing, Invalid, NotFound
 from coordinator.federations import store as federations
 from coordinator.http.dependencies import TheDatabase
@@ -17,7 +17,7 @@ from coordinator.http.problems import answers
 from coordinator.rounds import member_views, queries, store, views
 from schemas.messages.rounds import RelevanceView, RoundPage, RoundView
 
-router = APIRouter(prefix="/v1/federations/{fid}", tags=["rounds"])
+router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["rounds"])
 
 _PLACE = re.compile(r"[0-9]{1,9}")
 
@@ -25,23 +25,23 @@ _PLACE = re.compile(r"[0-9]{1,9}")
 @router.get("/rounds", responses=answers(AuthMissing, NotFound, Invalid))
 def list_rounds(
     reader: AsReader,
-    fid: FederationId,
+    federation_id: FederationId,
     database: TheDatabase,
     after: After = None,
     limit: Limit = DEFAULT_LIMIT,
 ) -> RoundPage:
     """List rounds, newest first; a client sees its own bytes, and scores of many clients only."""
     with database.read() as session:
-        federations.federation(session, fid)
+        federations.federation(session, federation_id)
         if after is not None and not _PLACE.fullmatch(after):
             raise Invalid("after: not where a page of rounds ends", field="after")
-        rows = queries.page(session, fid, before=int(after) if after else None, limit=limit + 1)
-        moment, client_id = now(session), _self(reader)
+        rows = queries.page(session, federation_id, before=int(after) if after else None, limit=limit + 1)
+        now, client_id = database_time(session), _self(reader)
         return RoundPage(
             items=[
-                views.summary(session, row, moment)
+                views.summary(session, row, now)
                 if client_id is None
-                else member_views.summary(session, row, moment, client_id)
+                else member_views.summary(session, row, now, client_id)
                 for row in rows[:limit]
             ],
             next=str(rows[limit - 1].number) if len(rows) > limit else None,
@@ -49,10 +49,12 @@ def list_rounds(
 
 
 @router.get("/rounds/{n}", responses=answers(AuthMissing, NotFound))
-def show_round(reader: AsReader, fid: FederationId, n: RoundNumber, database: TheDatabase) -> RoundView:
+def show_round(
+    reader: AsReader, federation_id: FederationId, n: RoundNumber, database: TheDatabase
+) -> RoundView:
     """Show a round with its clients; a client sees itself only."""
     with database.read() as session:
-        row, client_id = store.numbered(session, fid, n), _self(reader)
+        row, client_id = store.numbered(session, federation_id, n), _self(reader)
         if client_id is None:
             return views.view(session, row)
         return member_views.view(session, row, client_id)
@@ -60,11 +62,11 @@ def show_round(reader: AsReader, fid: FederationId, n: RoundNumber, database: Th
 
 @router.get("/rounds/{n}/relevance", responses=answers(AuthMissing, NotFound))
 def show_relevance(
-    reader: AsReader, fid: FederationId, n: RoundNumber, database: TheDatabase
+    reader: AsReader, federation_id: FederationId, n: RoundNumber, database: TheDatabase
 ) -> RelevanceView:
     """Show who listened to whom in a published round; a client sees its own row only, in two decimals."""
     with database.read() as session:
-        row, client_id = store.numbered(session, fid, n), _self(reader)
+        row, client_id = store.numbered(session, federation_id, n), _self(reader)
         if client_id is None:
             return views.relevance(session, row)
         return member_views.relevance(session, row, client_id)

@@ -26,22 +26,22 @@ def thin_out(database: Database, keep_rounds: int, *, most: int = 200) -> int:
     with database.read() as session:
         federations = list(session.scalars(select(FederationRow.id).order_by(FederationRow.id)))
     forgotten = 0
-    for fid in federations:
+    for federation_id in federations:
         with database.write() as session:
-            lock_federation(session, fid)
-            forgotten += _thin_out(session, fid, keep_rounds, most)
+            lock_federation(session, federation_id)
+            forgotten += _thin_out(session, federation_id, keep_rounds, most)
     return forgotten
 
 
-def _thin_out(session: Session, fid: str, keep_rounds: int, most: int) -> int:
-    published = list(session.scalars(_published(fid).limit(keep_rounds)))
+def _thin_out(session: Session, federation_id: str, keep_rounds: int, most: int) -> int:
+    published = list(session.scalars(_published(federation_id).limit(keep_rounds)))
     if len(published) < keep_rounds:
         return 0
     oldest_kept = published[-1]
-    updates = list(session.scalars(_old_updates(fid, oldest_kept, published[0]).limit(most)))
-    weights = list(session.scalars(_old_weights(fid, oldest_kept).limit(most)))
-    folds = list(session.scalars(_old_folds(fid, oldest_kept).limit(most)))
-    coded = list(session.scalars(_old_coded(fid, oldest_kept).limit(most)))
+    updates = list(session.scalars(_old_updates(federation_id, oldest_kept, published[0]).limit(most)))
+    weights = list(session.scalars(_old_weights(federation_id, oldest_kept).limit(most)))
+    folds = list(session.scalars(_old_folds(federation_id, oldest_kept).limit(most)))
+    coded = list(session.scalars(_old_coded(federation_id, oldest_kept).limit(most)))
     referred = {row.payload_id for row in updates} | {row.state_payload_id for row in updates}
     referred |= {one.payload_id for rows in (weights, folds, coded) for one in rows}
     payloads.let_go(session, *(one for one in referred if one is not None))
@@ -53,17 +53,17 @@ def _thin_out(session: Session, fid: str, keep_rounds: int, most: int) -> int:
         fold.payload_id = None
     for made in coded:
         session.delete(made)
-    unread = event_log.forget_of_rounds(session, fid, oldest_kept, most=most)
+    unread = event_log.forget_of_rounds(session, federation_id, oldest_kept, most=most)
     return len(updates) + len(weights) + len(folds) + len(coded) + unread
 
 
-def _published(fid: str) -> Select[int]:
+def _published(federation_id: str) -> Select[int]:
     """Select the numbers of published rounds, the newest first: between them may be abandoned ones."""
-    published = RoundRow.federation_id == fid, RoundRow.state == "published"
+    published = RoundRow.federation_id == federation_id, RoundRow.state == "published"
     return select(RoundRow.number).where(*published).order_by(RoundRow.number.desc())
 
 
-def _old_updates(fid: str, oldest_kept: int, published: int) -> Select[UpdateRow]:
+def _old_updates(federation_id: str, oldest_kept: int, published: int) -> Select[UpdateRow]:
     newer = aliased(UpdateRow)
     # One that counts: of a round that is published. The last of these serves rounds to come.
     superseded = exists().where(
@@ -73,14 +73,14 @@ def _old_updates(fid: str, oldest_kept: int, published: int) -> Select[UpdateRow
         newer.round_number <= published,
     )
     return select(UpdateRow).where(
-        UpdateRow.federation_id == fid,
+        UpdateRow.federation_id == federation_id,
         UpdateRow.round_number < oldest_kept,
         UpdateRow.payload_id.is_not(None),
         UpdateRow.reject_reason.is_not(None) | superseded,
     )
 
 
-def _old_weights(fid: str, oldest_kept: int) -> Select[WeightsRow]:
+def _old_weights(federation_id: str, oldest_kept: int) -> Select[WeightsRow]:
     newer = aliased(WeightsRow)
     # What a client is served in a round are the newest weights of that round or an earlier one.
     superseded = exists().where(
@@ -89,20 +89,20 @@ def _old_weights(fid: str, oldest_kept: int) -> Select[WeightsRow]:
         newer.round_number <= oldest_kept,
     )
     return select(WeightsRow).where(
-        WeightsRow.federation_id == fid,
+        WeightsRow.federation_id == federation_id,
         WeightsRow.round_number < oldest_kept,
         WeightsRow.payload_id.is_not(None),
         superseded,
     )
 
 
-def _old_coded(fid: str, oldest_kept: int) -> Select[CodedWeightsRow]:
+def _old_coded(federation_id: str, oldest_kept: int) -> Select[CodedWeightsRow]:
     return select(CodedWeightsRow).where(
-        CodedWeightsRow.federation_id == fid, CodedWeightsRow.round_number < oldest_kept
+        CodedWeightsRow.federation_id == federation_id, CodedWeightsRow.round_number < oldest_kept
     )
 
 
-def _old_folds(fid: str, oldest_kept: int) -> Select[FoldRow]:
+def _old_folds(federation_id: str, oldest_kept: int) -> Select[FoldRow]:
     newer = aliased(FoldRow)
     superseded = exists().where(
         newer.federation_id == FoldRow.federation_id,
@@ -111,7 +111,7 @@ def _old_folds(fid: str, oldest_kept: int) -> Select[FoldRow]:
         newer.round_number > FoldRow.round_number,
     )
     return select(FoldRow).where(
-        FoldRow.federation_id == fid,
+        FoldRow.federation_id == federation_id,
         FoldRow.round_number < oldest_kept,
         FoldRow.payload_id.is_not(None),
         superseded,

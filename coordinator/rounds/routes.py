@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.auth.authentication import Member, looking, note_seen, recognise, still_member
 from coordinator.auth.permissions import IDENTIFIED, AsMember, AsReader, member_of, read_once
-from coordinator.db.engine import now
+from coordinator.db.engine import database_time
 from coordinator.db.federation_lock import hold_federation
 from coordinator.db.tables.federations import FederationRow
 from coordinator.errors import (
@@ -46,7 +46,7 @@ from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import FinishedBrief, RoundBrief, Scores, SignedDocument, WeightsReference
 from schemas.messages.updates import WeightsManifest
 
-router = APIRouter(prefix="/v1/federations/{fid}", tags=["rounds"])
+router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["rounds"])
 
 _NOTHING_TO_DO: dict[int | str, dict[str, Any]] = {
     204: {
@@ -69,7 +69,7 @@ _METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
 )
 async def current_round(
     request: Request,
-    fid: UncheckedFederationId,
+    federation_id: UncheckedFederationId,
     prefer: Annotated[str | None, Header(description=_PREFER, examples=["wait=30"])] = None,
 ) -> RoundBrief | FinishedBrief | Response:
     """Tell a client what it has to do now, or as soon as there is something within the time it waits."""
@@ -78,7 +78,7 @@ async def current_round(
     deadline = time.monotonic() + wait
     ended: Ended = "released"
     calls = waiting.calls
-    member, told = await to_thread.run_sync(_first_look, request, fid, wait > 0)
+    member, told = await to_thread.run_sync(_first_look, request, federation_id, wait > 0)
     while isinstance(told, Situation):
         ended = await waiting.for_change(member, told, calls, deadline - time.monotonic())
         if ended != "changed":
@@ -100,11 +100,12 @@ async def current_round(
         **answers(AuthMissing, NotFound),
     },
 )
-def show_plan(_: AsReader, fid: FederationId, database: TheDatabase) -> Response:
+def show_plan(_: AsReader, federation_id: FederationId, database: TheDatabase) -> Response:
     """Give the federation's resolved plan in the very bytes whose digest every round's manifest has."""
     with database.read() as session:
         return Response(
-            manifests.plan_bytes(federations.federation(session, fid).plan), media_type="application/json"
+            manifests.plan_bytes(federations.federation(session, federation_id).plan),
+            media_type="application/json",
         )
 
 
@@ -153,17 +154,17 @@ def put_scores(
 # The request that comes most often: who asks, and what it has to do, are found out in one change of threads
 # and, when that is nothing, without a transaction.
 def _first_look(
-    request: Request, fid: str, waits: bool
+    request: Request, federation_id: str, waits: bool
 ) -> tuple[Member, RoundBrief | FinishedBrief | Situation | None]:
     """Recognise a client, and look what it has to do: a Situation if that is nothing and it waits."""
     with looking(request) as asked:
-        member = member_of(fid, recognise(request, asked))
+        member = member_of(federation_id, recognise(request, asked))
         read_once(request, member)  # before its bucket: a copied poll must not use that up
         polls_of(request).take(member.client_id)
         # First what a change is waited for of: each look sees its own state, and a round that opens between
         # the two must differ from it.
-        situation = queries.situations(asked, [fid])[fid] if waits else None
-        seen = queries.look(asked, fid, member.client_id)
+        situation = queries.situations(asked, [federation_id])[federation_id] if waits else None
+        seen = queries.look(asked, federation_id, member.client_id)
         is_idle = _advice(seen) == "wait"
     note_seen(request, member)
     if is_idle:
@@ -175,38 +176,42 @@ def _first_look(
 
 def _look_again(request: Request, member: Member) -> RoundBrief | FinishedBrief | Situation:
     """Look what a client has to do that has waited since; a Situation if that is nothing."""
-    fid = member.federation_id
+    federation_id = member.federation_id
     with database_of(request).read() as session:
         still_member(session, member)
-        seen = queries.look(session, fid, member.client_id)
+        seen = queries.look(session, federation_id, member.client_id)
         if _advice(seen) == "wait":
-            return queries.situations(session, [fid])[fid]
+            return queries.situations(session, [federation_id])[federation_id]
         said = _say(request, session, member, seen)
     return said()
 
 
-def _advice(seen: queries.Look) -> Advice:
+def _advice(seen: queries.ClientRoundStatus) -> Advice:
     current = store.known_state(seen.state) if seen.state is not None else None
     return advice(transitions.known_state(seen.federation), current, delivered=seen.part == "arrived")
 
 
 def _say(
-    request: Request, session: Session, member: Member, seen: queries.Look
+    request: Request, session: Session, member: Member, seen: queries.ClientRoundStatus
 ) -> Callable[[], RoundBrief | FinishedBrief]:
     """Say what a client that has something to do has to do; what is given is for after the transaction."""
-    fid = member.federation_id
+    federation_id = member.federation_id
     if _advice(seen) == "finished":
-        finished = _finished(session, federations.federation(session, fid), member, server_key_of(request))
+        finished = _finished(
+            session, federations.federation(session, federation_id), member, server_key_of(request)
+        )
         return lambda: finished
     if seen.number is None:
         raise LookupError("there is a round to take part in, and it has no number")
-    moment = now(session)
-    plan = federations.plan(session, fid)
+    now = database_time(session)
+    plan = federations.plan(session, federation_id)
     base = _base(session, plan, seen.number, member)
-    return lambda: _brief(seen, plan, base(), moment)
+    return lambda: _brief(seen, plan, base(), now)
 
 
-def _brief(seen: queries.Look, plan: FederationPlan, base: WeightsReference, moment: datetime) -> RoundBrief:
+def _brief(
+    seen: queries.ClientRoundStatus, plan: FederationPlan, base: WeightsReference, now: datetime
+) -> RoundBrief:
     return RoundBrief.model_validate(
         {
             "round": seen.number,
@@ -219,30 +224,30 @@ def _brief(seen: queries.Look, plan: FederationPlan, base: WeightsReference, mom
             "alignment": plan.alignment,
             "wire": plan.wire,
             "weights": base,
-            "server_time": moment,
+            "server_time": now,
         }
     )
 
 
 def _base(
-    session: Session, plan: FederationPlan, number: int, member: Member
+    session: Session, plan: FederationPlan, round_number: int, member: Member
 ) -> Callable[[], WeightsReference]:
     """Name the weights a client starts from; before it has joined, a newcomer is told of zeros.
 
     The name of zeros is their hash: what is given here computes it when the transaction has ended.
     """
-    newest = base_weights.newest(session, member.client_id, number)
+    newest = base_weights.newest(session, member.client_id, round_number)
     if newest is not None:
         known = base_weights.reference(newest)
         return lambda: known
-    fid = member.federation_id
-    layout = base_weights.layout(session, fid, plan, member.base_model, member.profile)
+    federation_id = member.federation_id
+    layout = base_weights.layout(session, federation_id, plan, member.base_model, member.profile)
     manifest = WeightsManifest(
-        federation=fid,
+        federation=federation_id,
         recipe={},
-        round=number,
+        round=round_number,
         client=member.client_id,
-        pack=base_weights.pack_digest(session, fid, member.base_model),
+        pack=base_weights.pack_digest(session, federation_id, member.base_model),
     )
     return lambda: base_weights.zeros(layout, manifest)[0]
 

@@ -38,11 +38,11 @@ _PLACE = (
         (ParticipationRow.round_id == RoundRow.id) & (ParticipationRow.client_id == bindparam("client")),
     )
     .outerjoin(ScoresRow, (ScoresRow.round_id == RoundRow.id) & (ScoresRow.client_id == bindparam("client")))
-    .where(RoundRow.federation_id == bindparam("fid"), RoundRow.number == bindparam("number"))
+    .where(RoundRow.federation_id == bindparam("federation_id"), RoundRow.number == bindparam("number"))
 )
 _OLDEST_OPEN = (
     select(RoundRow.number)
-    .where(RoundRow.federation_id == bindparam("fid"), RoundRow.state == "published")
+    .where(RoundRow.federation_id == bindparam("federation_id"), RoundRow.state == "published")
     .order_by(RoundRow.number.desc())
     .offset(OPEN_ROUNDS - 1)
     .limit(1)
@@ -60,13 +60,15 @@ _KEEP = {
 }
 
 
-def are_taken(session: Session, fid: str, number: int) -> bool:
+def are_taken(session: Session, federation_id: str, round_number: int) -> bool:
     """Whether the round of this number still takes scores."""
-    oldest = run(session, _OLDEST_OPEN, {"fid": fid}).scalar()
-    return oldest is None or number >= oldest
+    oldest = run(session, _OLDEST_OPEN, {"federation_id": federation_id}).scalar()
+    return oldest is None or round_number >= oldest
 
 
-def keep(session: Session, fid: str, number: int, client_id: str, scores: dict[str, Any]) -> bool:
+def keep(
+    session: Session, federation_id: str, round_number: int, client_id: str, scores: dict[str, Any]
+) -> bool:
     """Keep a client's scores of a round, the federation held; the last ones win.
 
     Returns:
@@ -77,15 +79,17 @@ def keep(session: Session, fid: str, number: int, client_id: str, scores: dict[s
         NotJoined: the client did not take part in it.
         RoundClosed: newer rounds take scores instead, or these were changed too often.
     """
-    place = run(session, _PLACE, {"fid": fid, "number": number, "client": client_id}).first()
+    place = run(
+        session, _PLACE, {"federation_id": federation_id, "number": round_number, "client": client_id}
+    ).first()
     if place is None:
         raise NotFound
-    moment, round_id, state, joined, stored, changes = place
+    now, round_id, state, joined, stored, changes = place
     if joined is None:
         raise NotJoined
     if stored == scores:
         return False
-    if not are_taken(session, fid, number):
+    if not are_taken(session, federation_id, round_number):
         raise RoundClosed(f"scores are taken of the newest {OPEN_ROUNDS} published rounds and of later ones")
     if stored is not None and state == "finished":
         raise RoundClosed("the federation is finished, and has this client's scores of the round")
@@ -95,7 +99,7 @@ def keep(session: Session, fid: str, number: int, client_id: str, scores: dict[s
         "round_id": round_id,
         "client_id": client_id,
         "scores": scores,
-        "received_at": moment,
+        "received_at": now,
         "changes": changes + 1 if stored is not None else 0,
     }
     run(session, _KEEP[session.get_bind().dialect.name], row)

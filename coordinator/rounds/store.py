@@ -20,7 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
-from coordinator.db.engine import now, run
+from coordinator.db.engine import database_time, run
 from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow, RoundRow, UpdateRow
 from coordinator.errors import NotFound
 from coordinator.rounds.lifecycle import TAKING_PART, TRANSITIONS, IllegalTransition, RoundFacts
@@ -46,13 +46,13 @@ _HEADS = (
     _how_many(_HAS_ARRIVED),
 )
 
-_OF_FEDERATION = select(RoundRow).where(RoundRow.federation_id == bindparam("fid"))
+_OF_FEDERATION = select(RoundRow).where(RoundRow.federation_id == bindparam("federation_id"))
 _NUMBERED = _OF_FEDERATION.where(RoundRow.number == bindparam("number"))
 _LATEST = _OF_FEDERATION.order_by(RoundRow.number.desc()).limit(1)
 _LOCKED = _NUMBERED.with_for_update().execution_options(populate_existing=True)
 _CLAIMABLE = _NUMBERED.with_for_update(skip_locked=True).execution_options(populate_existing=True)
 _PUBLISHED = select(func.count(), func.max(RoundRow.number)).where(
-    RoundRow.federation_id == bindparam("fid"), RoundRow.state == "published"
+    RoundRow.federation_id == bindparam("federation_id"), RoundRow.state == "published"
 )
 _FACTS = (
     select(*_HEADS)
@@ -89,18 +89,20 @@ class LostRace(Exception):
     """Another transaction moved the round first; look again."""
 
 
-def latest(session: Session, fid: str) -> RoundRow | None:
+def latest(session: Session, federation_id: str) -> RoundRow | None:
     """Which round is the federation in?"""
-    return session.scalar(_LATEST, {"fid": fid})
+    return session.scalar(_LATEST, {"federation_id": federation_id})
 
 
-def numbered(session: Session, fid: str, number: int, *, lock: bool = False) -> RoundRow:
+def numbered(session: Session, federation_id: str, round_number: int, *, lock: bool = False) -> RoundRow:
     """Which round has this number? With `lock` nobody else changes it until the transaction ends.
 
     Raises:
         NotFound: none.
     """
-    row = session.scalar(_LOCKED if lock else _NUMBERED, {"fid": fid, "number": number})
+    row = session.scalar(
+        _LOCKED if lock else _NUMBERED, {"federation_id": federation_id, "number": round_number}
+    )
     if row is None:
         raise NotFound
     return row
@@ -118,9 +120,12 @@ def collecting(session: Session) -> list[tuple[RoundRow, RoundFacts]]:
     ]
 
 
-def awaiting_worker(asked: Session | Connection, moment: datetime) -> list[tuple[str, int]]:
+def awaiting_worker(asked: Session | Connection, now: datetime) -> list[tuple[str, int]]:
     """Which rounds wait for somebody to aggregate them: (federation, number), the oldest first?"""
-    return [(fid, number) for fid, number in run(asked, _AWAITING, {"moment": moment})]
+    return [
+        (federation_id, round_number)
+        for federation_id, round_number in run(asked, _AWAITING, {"moment": now})
+    ]
 
 
 def expire_leases(session: Session) -> None:
@@ -128,14 +133,14 @@ def expire_leases(session: Session) -> None:
     session.execute(
         update(RoundRow)
         .where(RoundRow.state == "aggregating")
-        .values(lease_expires_at=now(session))
+        .values(lease_expires_at=database_time(session))
         .execution_options(synchronize_session=False)
     )
 
 
-def published(session: Session, fid: str) -> tuple[int, int]:
+def published(session: Session, federation_id: str) -> tuple[int, int]:
     """How many rounds were published, and which was the last (0 = none)?"""
-    count, last = run(session, _PUBLISHED, {"fid": fid}).one()
+    count, last = run(session, _PUBLISHED, {"federation_id": federation_id}).one()
     return count, last or 0
 
 
@@ -146,12 +151,12 @@ def facts(session: Session, row: RoundRow, plan: FederationPlan) -> RoundFacts:
     return _facts(row, plan.rounds, *run(session, _FACTS, {"round": row.id}).one())
 
 
-def waits(session: Session, row: RoundRow, moment: datetime) -> bool:
+def waits(session: Session, row: RoundRow, now: datetime) -> bool:
     """Does a round collect, not yet at its deadline, and still wait for a client? Then no step is due.
 
     One row answers that, where `facts` counts all who take part: every update asks, and others wait for it.
     """
-    if row.state != "collecting" or row.deadline is None or moment >= row.deadline:
+    if row.state != "collecting" or row.deadline is None or now >= row.deadline:
         return False
     return bool(run(session, _WAITS, {"round": row.id}).scalar())
 
@@ -177,9 +182,9 @@ def known_state(stored: str) -> RoundState:
     return state
 
 
-def open_round(session: Session, fid: str, number: int, moment: datetime) -> RoundRow:
+def open_round(session: Session, federation_id: str, round_number: int, now: datetime) -> RoundRow:
     """Open a round."""
-    row = RoundRow(federation_id=fid, number=number, state="open", version=0, opened_at=moment)
+    row = RoundRow(federation_id=federation_id, number=round_number, state="open", version=0, opened_at=now)
     session.add(row)
     session.flush()
     return row
@@ -226,9 +231,9 @@ def extend_lease(session: Session, round_id: int, token: LeaseToken, until: date
     _expect_one(kept)
 
 
-def claimable(session: Session, fid: str, number: int) -> RoundRow | None:
+def claimable(session: Session, federation_id: str, round_number: int) -> RoundRow | None:
     """Which round of this number may be claimed? None when another worker is at it this moment."""
-    return session.scalar(_CLAIMABLE, {"fid": fid, "number": number})
+    return session.scalar(_CLAIMABLE, {"federation_id": federation_id, "number": round_number})
 
 
 def reject_updates(session: Session, round_id: int, reason: str) -> None:

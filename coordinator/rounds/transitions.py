@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from coordinator.db.engine import now
+from coordinator.db.engine import database_time
 from coordinator.db.tables.federations import FederationRow, RoundRow
 from coordinator.enrolment import roster
 from coordinator.errors import AnchorsMissing, FederationStateConflict
@@ -75,57 +75,57 @@ def finish(session: Session, federation: FederationRow) -> None:
         abandon(session, federation, row, FEDERATION_FINISHED)
 
 
-def advance(session: Session, row: RoundRow, moment: datetime) -> bool:
+def advance(session: Session, row: RoundRow, now: datetime) -> bool:
     """Take every step that is due at a moment, except claiming the round for aggregation; say if one was."""
     before = row.version
-    while not store.waits(session, row, moment):
+    while not store.waits(session, row, now):
         owner = federation(session, row.federation_id)
-        step = next_state(store.facts(session, row, plan_of(owner)), moment)
+        step = next_state(store.facts(session, row, plan_of(owner)), now)
         if step is None or step.to == "aggregating":
             break
-        take(session, owner, row, step, moment)
+        take(session, owner, row, step, now)
     return row.version != before
 
 
-def take(session: Session, federation: FederationRow, row: RoundRow, step: Step, moment: datetime) -> None:
+def take(session: Session, federation: FederationRow, row: RoundRow, step: Step, now: datetime) -> None:
     """Take one step, and tell."""
     match step.to:
         case "collecting":
-            store.transition(session, row, "collecting", collecting_at=moment, deadline=step.deadline)
-            announce(session, row, moment)
+            store.transition(session, row, "collecting", collecting_at=now, deadline=step.deadline)
+            announce(session, row, now)
         case "closing":
-            store.transition(session, row, "closing", closing_at=moment)
-            announce(session, row, moment)
+            store.transition(session, row, "closing", closing_at=now)
+            announce(session, row, now)
         case _:
             abandon(session, federation, row, step.reason or step.to)
 
 
 def claim(session: Session, row: RoundRow, token: store.LeaseToken, lease: timedelta) -> None:
     """Become the worker that aggregates a round, until the lease runs out."""
-    moment = now(session)
-    changes: dict[str, Any] = {"lease_token": token, "lease_expires_at": moment + lease}
+    now = database_time(session)
+    changes: dict[str, Any] = {"lease_token": token, "lease_expires_at": now + lease}
     if row.aggregating_at is None:
-        changes["aggregating_at"] = moment
+        changes["aggregating_at"] = now
     store.transition(session, row, "aggregating", **changes)
-    announce(session, row, moment)
+    announce(session, row, now)
 
 
 def publish(session: Session, federation: FederationRow, row: RoundRow) -> None:
     """End a round well; what its clients are served is written in the same transaction."""
-    moment = now(session)
-    store.transition(session, row, "published", ended_at=moment, lease_token=None, lease_expires_at=None)
-    announce(session, row, moment)
+    now = database_time(session)
+    store.transition(session, row, "published", ended_at=now, lease_token=None, lease_expires_at=None)
+    announce(session, row, now)
     follow(session, federation)
 
 
 def abandon(session: Session, federation: FederationRow, row: RoundRow, reason: str) -> None:
     """End a round without a result; its updates are listed as rejected."""
-    moment = now(session)
+    now = database_time(session)
     store.transition(
-        session, row, "abandoned", reason=reason, ended_at=moment, lease_token=None, lease_expires_at=None
+        session, row, "abandoned", reason=reason, ended_at=now, lease_token=None, lease_expires_at=None
     )
     store.reject_updates(session, row.id, ROUND_ABANDONED)
-    announce(session, row, moment)
+    announce(session, row, now)
     follow(session, federation)
 
 
@@ -139,31 +139,31 @@ def follow(session: Session, federation: FederationRow) -> None:
         case "finish":
             _end(session, federation)
         case "open-next":
-            moment = now(session)
-            opened = store.open_round(session, federation.id, row.number + 1 if row else 1, moment)
-            announce(session, opened, moment)
+            now = database_time(session)
+            opened = store.open_round(session, federation.id, row.number + 1 if row else 1, now)
+            announce(session, opened, now)
         case "wait":
             pass
 
 
-def announce(session: Session, row: RoundRow, moment: datetime) -> None:
+def announce(session: Session, row: RoundRow, now: datetime) -> None:
     """Tell everyone who follows the federation's events how the round stands."""
-    told = summary(session, row, moment).model_dump(mode="json")
-    event_log.append(session, row.federation_id, "round", told, at=moment)
+    told = summary(session, row, now).model_dump(mode="json")
+    event_log.append(session, row.federation_id, "round", told, at=now)
 
 
-def announce_pack(session: Session, fid: str, base_model: str) -> None:
+def announce_pack(session: Session, federation_id: str, base_model: str) -> None:
     """Notify everyone who follows the federation's events that a pack, or its acceptance test, is new."""
-    digest = base_weights.pack_digest(session, fid, base_model)
+    digest = base_weights.pack_digest(session, federation_id, base_model)
     if digest is not None:
-        event_log.append(session, fid, "alignment", {"base_model": base_model, "digest": digest})
+        event_log.append(session, federation_id, "alignment", {"base_model": base_model, "digest": digest})
 
 
 def _end(session: Session, federation: FederationRow) -> None:
-    moment, link = now(session), roster.newest(session, federation.id)
+    now, link = database_time(session), roster.newest(session, federation.id)
     federation.state = "finished"
     # The last manifests name the roster as of the end, whatever the clock did since its last link.
-    federation.finished_at = max(moment, link.at) if link is not None else moment
+    federation.finished_at = max(now, link.at) if link is not None else now
     session.flush()
 
 

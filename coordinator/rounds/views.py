@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from sqlalchemy.orm import Session
 
-from coordinator.db.engine import now
+from coordinator.db.engine import database_time
 from coordinator.db.tables.federations import RoundRow
 from coordinator.errors import NotFound
 from coordinator.federations import claims
@@ -45,8 +45,8 @@ _HELD: tuple[tuple[Held, HeldFor], ...] = (
 _STATES: tuple[ParticipationState, ...] = ("joined", "arrived", "late", "rejected", "revoked")
 
 
-def summary(session: Session, row: RoundRow, moment: datetime) -> RoundSummary:
-    """Show a round as it stands at `moment`, without its clients."""
+def summary(session: Session, row: RoundRow, now: datetime) -> RoundSummary:
+    """Show a round as it stands at `now`, without its clients."""
     tallies = queries.tallies(session, row.id)
     none = queries.Tally(0, 0, 0, 0)
     scores = queries.scores(session, row.id) if any(tally.scores for tally in tallies.values()) else []
@@ -63,7 +63,7 @@ def summary(session: Session, row: RoundRow, moment: datetime) -> RoundSummary:
             late=tallies.get("late", none).clients,
             rejected=tallies.get("rejected", none).clients,
         ),
-        seconds=_seconds(row, moment),
+        seconds=_seconds(row, now),
         bytes=Traffic(
             up=sum(tally.up for tally in tallies.values()), down=sum(tally.down for tally in tallies.values())
         ),
@@ -73,7 +73,7 @@ def summary(session: Session, row: RoundRow, moment: datetime) -> RoundSummary:
 
 def view(session: Session, row: RoundRow) -> RoundView:
     """Show a round with all its clients."""
-    return view_of(session, row, summary(session, row, now(session)), only=None)
+    return view_of(session, row, summary(session, row, database_time(session)), only=None)
 
 
 def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str | None) -> RoundView:
@@ -169,7 +169,7 @@ def _reasons(stored: bytes) -> list[list[HeldFor]]:
     return [[name for flag, name in _HELD if Held(one) & flag] for one in stored]
 
 
-def _seconds(row: RoundRow, moment: datetime) -> dict[str, float]:
+def _seconds(row: RoundRow, now: datetime) -> dict[str, float]:
     """Say how long each phase took, or has taken so far."""
     begins = {
         "open": row.opened_at,
@@ -178,7 +178,7 @@ def _seconds(row: RoundRow, moment: datetime) -> dict[str, float]:
         "aggregating": row.aggregating_at,
     }
     reached = [(phase, begin) for phase, begin in begins.items() if begin is not None]
-    ends = [begin for _, begin in reached[1:]] + [row.ended_at or moment]
+    ends = [begin for _, begin in reached[1:]] + [row.ended_at or now]
     return {
         phase: max(0.0, (end - begin).total_seconds())
         for (phase, begin), end in zip(reached, ends, strict=True)

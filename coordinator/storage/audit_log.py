@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from coordinator.db.engine import now, run
+from coordinator.db.engine import database_time, run
 from coordinator.db.tables.identity import AuditRow, ServerIdentityRow
 from schemas.identity.documents import hash_of
 from schemas.messages.tokens import AuditEntry, AuditHead, AuditPage
@@ -47,7 +47,7 @@ def append(session: Session, event: Event, *, actor: str, subject: str, reason: 
     last = run(session, _LAST).first()
     entry = AuditEntry(
         number=last.number + 1 if last is not None else 1,
-        at=now(session),
+        at=database_time(session),
         event=event,
         actor=actor,
         subject=subject,
@@ -72,4 +72,4 @@ def page(session: Session, *, after: int, limit: int, head: AuditHead | None) ->
 def last(session: Session) -> tuple[int, str, datetime] | None:
     """Return the last entry's number and hash, and what time it is; None while there is no entry."""
     entry = run(session, _LAST).first()
-    return (entry.number, entry.hash, now(session)) if entry is not None else None
+    return (entry.number, entry.hash, database_time(session)) if entry is not None else None

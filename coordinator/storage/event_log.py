@@ -15,7 +15,7 @@ from typing import Any, Literal
 from sqlalchemy import bindparam, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from coordinator.db.engine import Database, now, run
+from coordinator.db.engine import Database, database_time, run
 from coordinator.db.tables.federations import EventRow, FederationRow
 
 Kind = Literal["round", "client", "alignment"]
@@ -28,7 +28,7 @@ _OF_OTHERS = frozenset({"bytes", "scores"})
 
 _NUMBER = (
     update(FederationRow)
-    .where(FederationRow.id == bindparam("fid"))
+    .where(FederationRow.id == bindparam("federation_id"))
     .values(events=FederationRow.events + 1)
     .returning(FederationRow.events)
 )
@@ -62,7 +62,7 @@ def append(
 
     With `client_id` it is that client's own, and other clients never see it.
     """
-    given = run(session, _NUMBER, {"fid": federation_id}).first()
+    given = run(session, _NUMBER, {"federation_id": federation_id}).first()
     if given is None:
         raise LookupError("an event of a federation that does not exist")
     run(
@@ -74,7 +74,7 @@ def append(
             "kind": kind,
             "client_id": client_id,
             "data": data,
-            "created_at": at or now(session),
+            "created_at": at or database_time(session),
         },
     )
     return int(given.events)
@@ -103,7 +103,7 @@ def for_clients(event: Event) -> Event:
 def numbers(session: Session, federation_ids: Collection[str]) -> dict[str, int]:
     """Return the number of the last event of each federation."""
     query = select(FederationRow.id, FederationRow.events).where(FederationRow.id.in_(federation_ids))
-    return {fid: number for fid, number in session.execute(query)}
+    return {federation_id: number for federation_id, number in session.execute(query)}
 
 
 def last(session: Session, federation_id: str) -> int:
@@ -124,10 +124,10 @@ def forget_old(database: Database, *, most: int = 1000) -> int:
         )
         federations = [tuple(row) for row in session.execute(overfull)]
     forgotten = 0
-    for fid, begin, newest in federations:
+    for federation_id, begin, newest in federations:
         end = min(begin + most - 1, newest - MOST_KEPT)
         with database.write() as session:
-            gone = delete(EventRow).where(EventRow.federation_id == fid, EventRow.number <= end)
+            gone = delete(EventRow).where(EventRow.federation_id == federation_id, EventRow.number <= end)
             forgotten += session.connection().execute(gone).rowcount
     return forgotten
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from sqlalchemy import delete, exists, or_, select
 
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.alignment import AnchorsRow, PackRow
 from coordinator.db.tables.federations import FoldRow, PayloadRow, RoundRow, UpdateRow, WeightsRow
 from coordinator.db.tables.weights import CodedWeightsRow
@@ -38,7 +38,7 @@ def collect(database: Database, *, grace: timedelta = GRACE) -> int:
     When that is 0 there are no more. Those in the making stay while any round is being aggregated.
     """
     with database.read() as session:
-        old = _UNREFERENCED.where(PayloadRow.created_at < now(session) - grace)
+        old = _UNREFERENCED.where(PayloadRow.created_at < database_time(session) - grace)
         candidates = list(session.scalars(old.limit(_COLLECTED_AT_ONCE)))
     collected = 0
     for payload_id in candidates:

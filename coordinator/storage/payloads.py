@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.db.chunks import CHUNK_BYTES
 from coordinator.db.clock import clock
-from coordinator.db.engine import Database, driver_of, now, run
+from coordinator.db.engine import Database, database_time, driver_of, run
 from coordinator.db.tables.federations import PayloadRow
 from coordinator.errors import Unavailable
 from schemas.wire.digests import digest_from_hash, digest_of
@@ -203,7 +203,7 @@ def adopt_all(session: Session, staged: Iterable[Staged]) -> dict[int, int]:
 
 def stage(session: Session) -> Staged:
     """Begin a payload whose bytes are not known yet."""
-    row = PayloadRow(digest=None, bytes=0, created_at=now(session))
+    row = PayloadRow(digest=None, bytes=0, created_at=database_time(session))
     session.add(row)
     session.flush()
     return Staged(row.id)
@@ -223,7 +223,7 @@ def let_go(session: Session, *payload_ids: int) -> None:
     session.execute(
         update(PayloadRow)
         .where(PayloadRow.id.in_(payload_ids))
-        .values(created_at=now(session))
+        .values(created_at=database_time(session))
         .execution_options(synchronize_session=False)
     )
 
@@ -237,7 +237,7 @@ def store_bytes(session: Session, body: bytes) -> tuple[int, str]:
 def _insert(session: Session, digest: str, size: int) -> int | None:
     kind, values = session.get_bind().dialect.name, {"digest": digest, "bytes": size}
     if kind == "sqlite":
-        values["created_at"] = now(session)
+        values["created_at"] = database_time(session)
     return run(session, _NEW[kind], values).scalar()
 
 

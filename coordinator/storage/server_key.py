@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import SecretStr
 from sqlalchemy.orm import Session
 
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.identity import ServerIdentityRow
 from coordinator.errors import SettingsUnusable
 from coordinator.storage.private_files import write_private
@@ -48,12 +48,12 @@ class ServerKey:
         """Give the signature of a document."""
         return sign(purpose, document, self._key)
 
-    def nonce(self, moment: datetime) -> str:
+    def nonce(self, now: datetime) -> str:
         """Make a nonce that a newcomer has to sign; every replica knows it as its own for an hour."""
-        said = int(moment.timestamp()).to_bytes(_TIME_BYTES, "big") + secrets.token_bytes(_MAC_BYTES)
+        said = int(now.timestamp()).to_bytes(_TIME_BYTES, "big") + secrets.token_bytes(_MAC_BYTES)
         return encode(said + self._mac(said))
 
-    def knows(self, nonce: str, moment: datetime) -> bool:
+    def knows(self, nonce: str, now: datetime) -> bool:
         """Say whether a nonce was made here within the last hour."""
         try:
             raw = decode(nonce)
@@ -62,7 +62,7 @@ class ServerKey:
         said, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(said)):
             return False
-        age = moment.timestamp() - int.from_bytes(said[:_TIME_BYTES], "big")
+        age = now.timestamp() - int.from_bytes(said[:_TIME_BYTES], "big")
         return -1 <= age <= _NONCE_LIFE.total_seconds()
 
     def _mac(self, said: bytes) -> bytes:
@@ -84,7 +84,7 @@ def load(database: Database, configured: SecretStr | None) -> ServerKey:
 def _claim(session: Session, key: ServerKey) -> None:
     row = session.get(ServerIdentityRow, _ONLY_ROW, with_for_update=True)
     if row is None:
-        session.add(ServerIdentityRow(id=_ONLY_ROW, public_key=key.public, created_at=now(session)))
+        session.add(ServerIdentityRow(id=_ONLY_ROW, public_key=key.public, created_at=database_time(session)))
     elif row.public_key != key.public:
         raise SettingsUnusable(
             f"TESSERA_SIGNING_KEY: this database belongs to the key with thumbprint "

@@ -57,7 +57,7 @@ class RanksDiffer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class BaseDelta:
     """What a round does to one module.
 
     Attributes:
@@ -73,7 +73,7 @@ class Folded:
 class Folding(Protocol):
     """A strategy under which part of what was learnt goes into the base model, which is frozen otherwise."""
 
-    def fold(self, sources: Sequence[Source]) -> Folded:
+    def fold(self, sources: Sequence[Source]) -> BaseDelta:
         """Make one module of those whom its clients listen to, one at least; pure."""
 
 

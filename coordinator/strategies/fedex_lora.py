@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator.strategies.averaging import mean, mean_of_all
 from coordinator.strategies.base import Caps, Cohort, Weighing
-from coordinator.strategies.capabilities import Folded, Source
+from coordinator.strategies.capabilities import BaseDelta, Source
 from schemas.maths.factors import Factors, recompressed, side_by_side
 
 
@@ -50,11 +50,11 @@ class Strategy:
         """Average uniformly those who delivered this round: what the others left out is folded already."""
         return mean_of_all(cohort, by_examples=False, present_only=True)
 
-    def fold(self, sources: Sequence[Source]) -> Folded:
+    def fold(self, sources: Sequence[Source]) -> BaseDelta:
         """Serve the means A and B; fold R = sum p_i B_i A_i - B A."""
         middle = mean(sources)
         left_out = _left_out(sources, middle)
-        return Folded(middle, recompressed(left_out, self.options.truncate_rank))
+        return BaseDelta(middle, recompressed(left_out, self.options.truncate_rank))
 
 
 def _left_out(sources: Sequence[Source], middle: Factors) -> Factors:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from coordinator.strategies.averaging import mean_of_all
 from coordinator.strategies.base import Caps, Cohort, Weighing
-from coordinator.strategies.capabilities import Folded, Source
+from coordinator.strategies.capabilities import BaseDelta, Source
 from schemas.maths.factors import Factors, recompressed, side_by_side
 
 
@@ -48,10 +48,10 @@ class Strategy:
         """Average those who sent something this round by examples, the same for all."""
         return mean_of_all(cohort, present_only=True)
 
-    def fold(self, sources: Sequence[Source]) -> Folded:
+    def fold(self, sources: Sequence[Source]) -> BaseDelta:
         """Fold sum p_i B_i A_i over those who are here; serve nothing to go on from."""
         none = sources[0].factors.first(0)
         here = [
             Factors(one.factors.A * np.float32(one.weight), one.factors.B) for one in sources if not one.age
         ]
-        return Folded(None, recompressed(side_by_side([none, *here])))
+        return BaseDelta(None, recompressed(side_by_side([none, *here])))

@@ -25,7 +25,7 @@ from schemas.messages.updates import Receipt
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ValidatedUpdate:
     """A judged update of a client, for the round of this number.
 
     Attributes:
@@ -51,12 +51,12 @@ class Ready:
         """How much that is."""
         return sum(content.size for content in self.contents)
 
-    def kept_as(self, ids: Mapping[str, int]) -> store.Kept:
+    def kept_as(self, ids: Mapping[str, int]) -> store.StoredPayload:
         """Say where its bytes are, by the ids of the payloads with these digests."""
         payload_id = ids[self.received.digest]
         if isinstance(self.state, int):
-            return store.Kept(payload_id, payload_id, self.state)
-        return store.Kept(payload_id, ids[self.state.digest], 0)
+            return store.StoredPayload(payload_id, payload_id, self.state)
+        return store.StoredPayload(payload_id, ids[self.state.digest], 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Delivered:
     change: Change | None = None
 
 
-def keep(database: Database, updates: Sequence[Ready]) -> list[Delivered]:
+def keep(database: Database, updates: Sequence[ValidatedUpdate]) -> list[Delivered]:
     """Keep updates of one round, all of them or none.
 
     The bytes are written first, then, with the round locked, what refers to them.
@@ -80,14 +80,14 @@ def keep(database: Database, updates: Sequence[Ready]) -> list[Delivered]:
     Raises:
         KeyRevoked, CredentialInvalid, UploadConflict, RoundClosed: for one of them at least.
     """
-    fid, number = updates[0].member.federation_id, updates[0].number
+    federation_id, round_number = updates[0].member.federation_id, updates[0].number
     with database.write() as session:
         ids = store.keep_payloads(session, (content for one in updates for content in one.contents))
-        last_event = hold_federation(session, fid)
+        last_event = hold_federation(session, federation_id)
         for one in updates:
             still_member(session, one.member)
-        row = rounds.numbered(session, fid, number, lock=True)
-        moment, known = store.receipts(session, row.id, [one.member.client_id for one in updates])
+        row = rounds.numbered(session, federation_id, round_number, lock=True)
+        now, known = store.receipts(session, row.id, [one.member.client_id for one in updates])
         for one in updates:
             there = known.get(one.member.client_id)
             if there is not None and there.digest != one.received.digest:
@@ -108,10 +108,10 @@ def keep(database: Database, updates: Sequence[Ready]) -> list[Delivered]:
             )
             for one in new
         ]
-        receipts = known | store.keep(session, row, accepted, moment)
-        is_told = transitions.advance(session, row, moment)
+        receipts = known | store.keep(session, row, accepted, now)
+        is_told = transitions.advance(session, row, now)
         may_crash("update-written")
-        change = None if is_told else Change(fid, number, last_event)
+        change = None if is_told else Change(federation_id, round_number, last_event)
         closed = row.state == "closing"
         return [
             Delivered(receipts[client])

@@ -40,7 +40,7 @@ class _Line:
     waiting: deque[_Place] = field(default_factory=deque)
 
 
-class Together:
+class GroupCommit:
     """Lines of threads. Some of each serve themselves and those who wait, then the next of them do.
 
     What fails for several is done again for each alone: nobody gets another's error.

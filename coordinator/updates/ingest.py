@@ -24,13 +24,13 @@ from coordinator.storage import payloads
 from coordinator.strategies.base import make
 from coordinator.strategies.capabilities import RanksDiffer
 from coordinator.updates import store
-from coordinator.updates.commit import Delivered, Ready, keep
+from coordinator.updates.commit import Delivered, ValidatedUpdate, keep
 from coordinator.updates.decode import DecodedState, Pieces, scale_to, scaled
-from coordinator.updates.group_commit import Together
+from coordinator.updates.group_commit import GroupCommit
 from coordinator.updates.store import Content
 from coordinator.updates.validation import (
     Address,
-    Terms,
+    UpdateSpec,
     Verdict,
     check_recipe,
     expected_streams,
@@ -60,7 +60,7 @@ class _Decoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedUpdate:
     """What is known of an update before any of it is read.
 
     Attributes:
@@ -72,8 +72,8 @@ class Expected:
 
     member: Member
     number: int
-    standing: store.Standing
-    terms: Terms | None
+    standing: store.UpdateContext
+    terms: UpdateSpec | None
 
     @property
     def max_bytes(self) -> int:
@@ -81,22 +81,24 @@ class Expected:
         return self.standing.plan.limits.max_update_bytes
 
 
-def expect(database: Database, member: Member, number: int) -> Expected:
+def expect(database: Database, member: Member, round_number: int) -> ExpectedUpdate:
     """Say what a client's update of a round is expected to be.
 
     Raises:
         NotFound: there is no such round.
     """
     with database.read() as session:
-        standing = store.standing(session, member.federation_id, number, member.client_id, member.base_model)
+        standing = store.standing(
+            session, member.federation_id, round_number, member.client_id, member.base_model
+        )
         plan = standing.plan
         if standing.base is None:
-            return Expected(member, number, standing, None)
+            return ExpectedUpdate(member, round_number, standing, None)
         layout = base_weights.layout(session, member.federation_id, plan, member.base_model, member.profile)
     strategy = make(plan.strategy.name, plan.strategy.options)
-    terms = Terms(
+    terms = UpdateSpec(
         address=Address(
-            federation=member.federation_id, round=number, client=member.client_id, pack=standing.pack
+            federation=member.federation_id, round=round_number, client=member.client_id, pack=standing.pack
         ),
         base=standing.base,
         layout=layout,
@@ -107,10 +109,12 @@ def expect(database: Database, member: Member, number: int) -> Expected:
         seed=plan.training.seed,
         least_rank=strategy.least_rank if isinstance(strategy, RanksDiffer) else None,
     )
-    return Expected(member, number, standing, terms)
+    return ExpectedUpdate(member, round_number, standing, terms)
 
 
-def deliver(database: Database, expected: Expected, body: ReceivedBody, together: Together) -> Delivered:
+def deliver(
+    database: Database, expected: ExpectedUpdate, body: ReceivedBody, together: GroupCommit
+) -> Delivered:
     """Take in an update of which this was expected; what has changed since is found when it is kept.
 
     Small ones that come at the same time are kept by a `group_commit`, in one transaction.
@@ -148,7 +152,7 @@ def deliver(database: Database, expected: Expected, body: ReceivedBody, together
 
 
 @contextmanager
-def _decoded(database: Database, body: ReceivedBody, terms: Terms) -> Iterator[_Decoded]:
+def _decoded(database: Database, body: ReceivedBody, terms: UpdateSpec) -> Iterator[_Decoded]:
     """Decode and judge an update; what was sent as plain float32 in order is not copied."""
     file = cast("BinaryIO", body.file)
     file.seek(0)
@@ -180,7 +184,7 @@ def _decoded(database: Database, body: ReceivedBody, terms: Terms) -> Iterator[_
 
 
 @contextmanager
-def _from_streams(database: Database, envelope: Envelope, terms: Terms) -> Iterator[_Decoded]:
+def _from_streams(database: Database, envelope: Envelope, terms: UpdateSpec) -> Iterator[_Decoded]:
     """Decode and judge an update that is written in the plan's recipe."""
     with database.read() as session:
         whom, kind = terms.address, terms.recipe.reference
@@ -200,8 +204,8 @@ def _from_streams(database: Database, envelope: Envelope, terms: Terms) -> Itera
             yield _Decoded(verdict, terms.layout, content)
 
 
-def _ready(member: Member, terms: Terms, body: ReceivedBody, decoded: _Decoded) -> Ready:
-    return Ready(
+def _ready(member: Member, terms: UpdateSpec, body: ReceivedBody, decoded: _Decoded) -> ValidatedUpdate:
+    return ValidatedUpdate(
         member=member,
         number=terms.address.round,
         pack=terms.address.pack,
@@ -212,7 +216,7 @@ def _ready(member: Member, terms: Terms, body: ReceivedBody, decoded: _Decoded) 
     )
 
 
-def _clipped(verdict: Verdict, terms: Terms, pieces: Pieces) -> Verdict:
+def _clipped(verdict: Verdict, terms: UpdateSpec, pieces: Pieces) -> Verdict:
     return replace(verdict, scale=scale_to(terms.limits.clip_norm, pieces, terms.layout, terms.seed))
 
 
@@ -224,11 +228,11 @@ def _copied(state: Iterator[bytes], copy: BinaryIO) -> Content:
     return Content(digest_from_hash(seen.hexdigest()), size, partial(payloads.pieces, copy))
 
 
-def _mark_late(database: Database, member: Member, number: int) -> None:
+def _mark_late(database: Database, member: Member, round_number: int) -> None:
     """Remember that a client that had joined delivered after the end."""
     with database.write() as session:
         hold_federation(session, member.federation_id)
-        row = rounds.numbered(session, member.federation_id, number, lock=True)
+        row = rounds.numbered(session, member.federation_id, round_number, lock=True)
         part = participations.of(session, row.id, member.client_id)
         if part is not None and part.state == "joined":
             participations.mark(session, row.id, member.client_id, "late")

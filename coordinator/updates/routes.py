@@ -48,13 +48,13 @@ from coordinator.rounds.notifications import Tell, Wake
 from coordinator.rounds.participations import sent_to
 from coordinator.storage import audit_log
 from coordinator.updates import store
-from coordinator.updates.ingest import Expected, deliver, expect
+from coordinator.updates.ingest import ExpectedUpdate, deliver, expect
 from schemas.maths.adapter import size as values_of
 from schemas.messages.updates import AdapterStateManifest, Receipt
 from schemas.wire.envelope import MEDIA_TYPE, head
 from schemas.wire.refusals import BodyRefused
 
-router = APIRouter(prefix="/v1/federations/{fid}", tags=["updates"])
+router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["updates"])
 log = logger(__name__)
 
 
@@ -62,18 +62,18 @@ log = logger(__name__)
 class _Arrived:
     """An update as it came, and what was expected of it."""
 
-    expected: Expected
+    expected: ExpectedUpdate
     body: ReceivedBody
 
 
-def _expected(member: AsMember, n: RoundNumber, request: Request) -> Expected:
+def _expected(member: AsMember, n: RoundNumber, request: Request) -> ExpectedUpdate:
     """Ask, once it is clear who calls, what of an update there may be: nothing is read of one before."""
     return expect(database_of(request), member, n)
 
 
 # Each mention of a dependency is solved anew, with all that it depends on: these are mentioned once.
 async def _received(
-    request: Request, expected: Annotated[Expected, Depends(_expected)]
+    request: Request, expected: Annotated[ExpectedUpdate, Depends(_expected)]
 ) -> AsyncIterator[_Arrived]:
     """Receive an update, one at a time of a client; refusals are counted, those of the route included."""
     try:
@@ -130,35 +130,35 @@ async def put_update(
 
 
 @router.get(
-    "/clients/{cid}/adapter",
+    "/clients/{client_id}/adapter",
     response_class=StreamingResponse,
     responses={200: {"content": {MEDIA_TYPE: {}}}, **answers(AuthMissing, Forbidden, NotFound, RateLimited)},
 )
 def get_adapter(
     reader: DownloadingReader,
-    fid: FederationId,
-    cid: ClientId,
+    federation_id: FederationId,
+    client_id: ClientId,
     database: TheDatabase,
     metrics: TheMetrics,
-    number: Annotated[int | None, Query(alias="round", ge=1, lt=2**31)] = None,
+    round_number: Annotated[int | None, Query(alias="round", ge=1, lt=2**31)] = None,
 ) -> StreamingResponse:
     """Give a client's stored adapter state of a round, or its last one, to itself or to an operator.
 
     Rounds that were thinned out (TESSERA_KEEP_ROUNDS) have none.
     """
     if isinstance(reader, Member):
-        if reader.client_id != cid:
+        if reader.client_id != client_id:
             raise NotFound
     elif not reader.at_least("operator"):
         raise Forbidden(needs="operator")
     with database.read() as session:
-        row = store.newest(session, cid, number)
-        if row is None or row.federation_id != fid or row.state_payload_id is None:
+        row = store.newest(session, client_id, round_number)
+        if row is None or row.federation_id != federation_id or row.state_payload_id is None:
             raise NotFound
         payload_id = row.state_payload_id
     layout = layout_of(row)
     manifest = AdapterStateManifest(
-        federation=fid, recipe={}, round=row.round_number, client=cid, pack=row.pack_digest
+        federation=federation_id, recipe={}, round=row.round_number, client=client_id, pack=row.pack_digest
     )
     beginning = head(layout, manifest)
     size = 4 * values_of(layout)
@@ -168,7 +168,7 @@ def get_adapter(
         with database.write() as session:
             still_counts(session, reader)
             reason = f"round {row.round_number}"
-            audit_log.append(session, "adapter-downloaded", actor=reader.id, subject=cid, reason=reason)
+            audit_log.append(session, "adapter-downloaded", actor=reader.id, subject=client_id, reason=reason)
 
     async def content() -> AsyncIterator[bytes]:
         yield beginning

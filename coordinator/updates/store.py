@@ -54,7 +54,7 @@ _STANDING = (
         PackRow, (PackRow.federation_id == FederationRow.id) & (PackRow.base_model == bindparam("base_model"))
     )
     .outerjoin(UpdateRow, (UpdateRow.round_id == RoundRow.id) & (UpdateRow.client_id == bindparam("client")))
-    .where(FederationRow.id == bindparam("fid"), RoundRow.number == bindparam("number"))
+    .where(FederationRow.id == bindparam("federation_id"), RoundRow.number == bindparam("number"))
 )
 _KEEP = insert(UpdateRow)
 
@@ -69,7 +69,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredPayload:
     """Where an update's bytes are: as received, and as float32 state from `state_begin` on."""
 
     payload_id: int
@@ -83,14 +83,14 @@ class Accepted:
 
     client_id: str
     received: Content
-    kept: Kept
+    kept: StoredPayload
     verdict: Verdict
     layout: Layout
     pack: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class UpdateContext:
     """How a client stands in a round that it may have an update of.
 
     Attributes:
@@ -107,18 +107,25 @@ class Standing:
     receipt: Receipt | None
 
 
-def standing(session: Session, fid: str, number: int, client_id: str, base_model: str) -> Standing:
+def standing(
+    session: Session, federation_id: str, round_number: int, client_id: str, base_model: str
+) -> UpdateContext:
     """How does a client stand in the round of this number?
 
     Raises:
         NotFound: there is no such round.
     """
-    which = {"fid": fid, "number": number, "client": client_id, "base_model": base_model}
+    which = {
+        "federation_id": federation_id,
+        "number": round_number,
+        "client": client_id,
+        "base_model": base_model,
+    }
     found = run(session, _STANDING, which).first()
     if found is None:
         raise NotFound
     plan, state, base, pack, *received = found
-    return Standing(FederationPlan.model_validate(plan), state, base, pack, _as_receipt(*received))
+    return UpdateContext(FederationPlan.model_validate(plan), state, base, pack, _as_receipt(*received))
 
 
 def receipts(session: Session, round_id: int, clients: Sequence[str]) -> tuple[datetime, dict[str, Receipt]]:
@@ -128,21 +135,19 @@ def receipts(session: Session, round_id: int, clients: Sequence[str]) -> tuple[d
     return found[0][0], {client: receipt for client, receipt in told.items() if receipt is not None}
 
 
-def newest(session: Session, client_id: str, number: int | None) -> UpdateRow | None:
-    """Which is a client's last update that counts, or that of round `number`?"""
+def newest(session: Session, client_id: str, round_number: int | None) -> UpdateRow | None:
+    """Which is a client's last update that counts, or that of round `round_number`?"""
     query = select(UpdateRow).where(UpdateRow.client_id == client_id)
-    if number is None:
+    if round_number is None:
         query = query.where(UpdateRow.reject_reason.is_(None))
     else:
-        query = query.where(UpdateRow.round_number == number)
+        query = query.where(UpdateRow.round_number == round_number)
     return session.scalar(query.order_by(UpdateRow.round_number.desc()).limit(1))
 
 
-def keep(
-    session: Session, row: RoundRow, accepted: Sequence[Accepted], moment: datetime
-) -> dict[str, Receipt]:
+def keep(session: Session, row: RoundRow, accepted: Sequence[Accepted], now: datetime) -> dict[str, Receipt]:
     """Write down accepted updates, one of each client, and that they have arrived; give their receipts."""
-    run(session, _KEEP, [_values(row, one, moment) for one in accepted])
+    run(session, _KEEP, [_values(row, one, now) for one in accepted])
     for one in accepted:
         if one.verdict.signature is not None:
             participations.keep_signature(session, row, one.client_id, "update", one.verdict.signature)
@@ -150,7 +155,7 @@ def keep(
     return {
         one.client_id: Receipt(
             digest=one.received.digest,
-            received_at=moment,
+            received_at=now,
             bytes=one.received.size,
             round=row.number,
             client=one.client_id,
@@ -160,7 +165,7 @@ def keep(
     }
 
 
-def _values(row: RoundRow, one: Accepted, moment: datetime) -> dict[str, Any]:
+def _values(row: RoundRow, one: Accepted, now: datetime) -> dict[str, Any]:
     return {
         "federation_id": row.federation_id,
         "round_id": row.id,
@@ -176,7 +181,7 @@ def _values(row: RoundRow, one: Accepted, moment: datetime) -> dict[str, Any]:
         "clipped": one.verdict.clipped,
         "examples": one.verdict.examples,
         "pack_digest": one.pack,
-        "received_at": moment,
+        "received_at": now,
         "reject_reason": None,
     }
 
@@ -195,10 +200,15 @@ def keep_payloads(session: Session, contents: Iterable[Content]) -> dict[str, in
 
 
 def _as_receipt(
-    digest: str | None, received_at: datetime, size: int, number: int, client: str, clipped: bool
+    digest: str | None, received_at: datetime, size: int, round_number: int, client_id: str, clipped: bool
 ) -> Receipt | None:
     if digest is None:
         return None
     return Receipt(
-        digest=digest, received_at=received_at, bytes=size, round=number, client=client, clipped=clipped
+        digest=digest,
+        received_at=received_at,
+        bytes=size,
+        round=round_number,
+        client=client_id,
+        clipped=clipped,
     )

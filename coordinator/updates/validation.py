@@ -45,7 +45,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class UpdateSpec:
     """What an update must fit.
 
     Attributes:
@@ -107,7 +107,7 @@ def is_dense(envelope: Envelope, layout: Layout) -> bool:
     return all(name in layout or name == SIGNATURE for name in envelope.names)
 
 
-def check_recipe(envelope: Envelope, terms: Terms, against: str | None) -> None:
+def check_recipe(envelope: Envelope, terms: UpdateSpec, against: str | None) -> None:
     """Make sure that streams may be decoded as the plan's recipe says, whose reference has this digest.
 
     Raises:
@@ -128,7 +128,7 @@ def check_recipe(envelope: Envelope, terms: Terms, against: str | None) -> None:
         raise ReferenceMismatch(expected=against)
 
 
-def judge(envelope: Envelope, norm: float, terms: Terms) -> Verdict:
+def judge(envelope: Envelope, norm: float, terms: UpdateSpec) -> Verdict:
     """Take a decoded update apart, whose adapter state has this L2 norm; nothing is scaled yet.
 
     Raises:

@@ -19,7 +19,7 @@ from coordinator.db.tables.federations import FoldRow
 from coordinator.federations.store import federation, plan_of
 from coordinator.http.downloads import Stored
 from coordinator.rounds import base_weights
-from coordinator.rounds.base_weights import Given
+from coordinator.rounds.base_weights import ServedWeights
 from coordinator.storage import payloads
 from schemas.maths.adapter import Layout, size
 from schemas.messages.updates import FoldedWeightsManifest, WeightsManifest
@@ -35,16 +35,16 @@ _DIGESTS: dict[tuple[str, int, bytes], str] = {}
 _REMEMBERING = Lock()
 
 
-class Kin(NamedTuple):
+class BaseModelGroup(NamedTuple):
     """Clients into whose base model the same is folded: those of one base model and one layout."""
 
     base_model: str
     form: str
 
 
-def kin_of(base_model: str, layout: Layout) -> Kin:
+def kin_of(base_model: str, layout: Layout) -> BaseModelGroup:
     """Say with whom a client of this base model and layout has its folds in common."""
-    return Kin(base_model, sha256(repr(sorted(layout.items())).encode()).hexdigest())
+    return BaseModelGroup(base_model, sha256(repr(sorted(layout.items())).encode()).hexdigest())
 
 
 def increment(layout: Layout, manifest: WeightsManifest, *, fold_from: int) -> bytes:
@@ -78,7 +78,7 @@ def body(database: Database, payload_id: int, layout: Layout, manifest: WeightsM
     return Stored(payload_id, digest, len(beginning) + bytes_of_values, MEDIA_TYPE, head=beginning)
 
 
-def instead_of(database: Database, member: Member, given: Given) -> Stored | None:
+def instead_of(database: Database, member: Member, given: ServedWeights) -> Stored | None:
     """Give the whole up to these weights; None where they add to nothing else, or it was forgotten."""
     if given.head is None:
         return None
@@ -94,18 +94,19 @@ def instead_of(database: Database, member: Member, given: Given) -> Stored | Non
     return body(database, payload_id, layout, said)
 
 
-def _fold(session: Session, member: Member, number: int) -> FoldRow | None:
-    """What was folded for a client's kin up to the round `number`, in which its weights were made?"""
-    fid = member.federation_id
-    plan = plan_of(federation(session, fid))
+def _fold(session: Session, member: Member, round_number: int) -> FoldRow | None:
+    """What was folded for a client's kin up to the round `round_number`, in which its weights were made?"""
+    federation_id = member.federation_id
+    plan = plan_of(federation(session, federation_id))
     kin = kin_of(
-        member.base_model, base_weights.layout(session, fid, plan, member.base_model, member.profile)
+        member.base_model,
+        base_weights.layout(session, federation_id, plan, member.base_model, member.profile),
     )
     return session.scalar(
         select(FoldRow).where(
-            FoldRow.federation_id == fid,
+            FoldRow.federation_id == federation_id,
             FoldRow.base_model == kin.base_model,
             FoldRow.form == kin.form,
-            FoldRow.round_number == number,
+            FoldRow.round_number == round_number,
         )
     )

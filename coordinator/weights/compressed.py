@@ -20,7 +20,7 @@ from coordinator.db.engine import Database
 from coordinator.http.downloads import Stored
 from coordinator.http.limits.concurrency import decoder, has_space
 from coordinator.rounds import delta_reference
-from coordinator.rounds.base_weights import Given
+from coordinator.rounds.base_weights import ServedWeights
 from coordinator.rounds.delta_reference import Reference
 from coordinator.settings import Settings
 from coordinator.storage.server_key import ServerKey
@@ -44,7 +44,7 @@ class Asked:
 
     member: Member
     number: int
-    given: Given
+    given: ServedWeights
     payload_id: int
     name: RecipeName
 
@@ -101,12 +101,12 @@ def coded(database: Database, settings: Settings, wanted: Asked) -> Stored | Non
     return made.stored if made is not None else None
 
 
-def signed(member: Member, number: int, given: Given, digest: str, key: ServerKey) -> str:
+def signed(member: Member, round_number: int, given: ServedWeights, digest: str, key: ServerKey) -> str:
     """Sign that a body of this digest stands for the weights that a client was given; the same each time."""
     said = CodedWeights(
         federation=member.federation_id,
         client=member.client_id,
-        round=number,
+        round=round_number,
         weights=given.digest,
         digest=digest,
         signature="",

@@ -24,7 +24,7 @@ from coordinator.weights.compressed import Asked, asked_for, coded, signed
 from schemas.messages.recipes import RecipeName
 from schemas.wire.envelope import MEDIA_TYPE
 
-router = APIRouter(prefix="/v1/federations/{fid}", tags=["weights"])
+router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["weights"])
 
 
 @dataclass(frozen=True, slots=True)

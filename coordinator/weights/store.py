@@ -22,7 +22,7 @@ from coordinator.errors import NotFound, NotJoined
 from coordinator.http.downloads import Stored
 from coordinator.rounds import base_weights
 from coordinator.rounds import store as rounds
-from coordinator.rounds.base_weights import Given
+from coordinator.rounds.base_weights import ServedWeights
 from coordinator.storage import payloads
 from schemas.messages.recipes import RecipeName
 from schemas.wire.envelope import MEDIA_TYPE
@@ -36,7 +36,7 @@ _PLACE = (
         ParticipationRow,
         (ParticipationRow.round_id == RoundRow.id) & (ParticipationRow.client_id == bindparam("client")),
     )
-    .where(FederationRow.id == bindparam("fid"))
+    .where(FederationRow.id == bindparam("federation_id"))
 )
 _GIVE = insert(WeightsRow)
 _CODED = (
@@ -60,45 +60,49 @@ _KEEP = {
 class Served:
     """The weights a client may read, and the round whose traffic they are (None = after the end)."""
 
-    weights: Given
+    weights: ServedWeights
     round_id: int | None
 
 
-def served(session: Session, fid: str, client_id: str, number: int) -> Served:
-    """Which weights does a client read in round `number`, or, when all is over, in the round after the last?
+def served(session: Session, federation_id: str, client_id: str, round_number: int) -> Served:
+    """Return the weights that a client reads in a round, or after the last round of a finished federation.
 
     Raises:
         NotFound: there is no such round, or nothing was ever made for this client.
         NotJoined: the client does not take part in it.
     """
-    found = run(session, _PLACE, {"fid": fid, "number": number, "client": client_id}).first()
+    found = run(
+        session, _PLACE, {"federation_id": federation_id, "number": round_number, "client": client_id}
+    ).first()
     if found is None:
         raise NotFound
     state, round_id, joined = found
-    if state == "finished" and number == rounds.published(session, fid)[1] + 1:
+    if state == "finished" and round_number == rounds.published(session, federation_id)[1] + 1:
         return Served(_or_not_found(base_weights.newest(session, client_id)), None)
     if round_id is None:
         raise NotFound
     if joined is None:
         raise NotJoined
-    return Served(_or_not_found(base_weights.newest(session, client_id, number)), round_id)
+    return Served(_or_not_found(base_weights.newest(session, client_id, round_number)), round_id)
 
 
-def give(session: Session, fid: str, client_id: str, number: int, stored: Stored, moment: datetime) -> None:
-    """Let a client be served these bytes from the start of round `number` on."""
+def give(
+    session: Session, federation_id: str, client_id: str, round_number: int, stored: Stored, now: datetime
+) -> None:
+    """Let a client be served these bytes from the start of round `round_number` on."""
     run(
         session,
         _GIVE,
         {
-            "federation_id": fid,
-            "round_number": number,
+            "federation_id": federation_id,
+            "round_number": round_number,
             "client_id": client_id,
             "payload_id": stored.payload_id,
             "head": stored.head,
             "begin": stored.begin,
             "digest": stored.digest,
             "bytes": stored.size,
-            "created_at": moment,
+            "created_at": now,
         },
     )
 
@@ -114,22 +118,22 @@ class InRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class StagedWeights:
     """What weights are in a recipe: bytes that are kept; None = they cannot be written in it."""
 
     stored: Stored | None
 
 
-def coded(session: Session, which: InRecipe) -> Made | None:
+def coded(session: Session, which: InRecipe) -> StagedWeights | None:
     """What are weights in a recipe? None = nobody has asked yet."""
     found = run(session, _CODED, asdict(which)).first()
     if found is None:
         return None
     payload_id, digest, size = found
-    return Made(_coded(payload_id, digest, size) if digest is not None else None)
+    return StagedWeights(_coded(payload_id, digest, size) if digest is not None else None)
 
 
-def keep_coded(session: Session, which: InRecipe, body: bytes | None) -> Made:
+def keep_coded(session: Session, which: InRecipe, body: bytes | None) -> StagedWeights:
     """Keep what weights are in a recipe; a replica that was first has kept the same."""
     stored = None
     if body is not None:
@@ -137,14 +141,14 @@ def keep_coded(session: Session, which: InRecipe, body: bytes | None) -> Made:
         stored = _coded(payload_id, digest, len(body))
     kept = asdict(which) | {"payload_id": stored.payload_id if stored is not None else None}
     run(session, _KEEP[session.get_bind().dialect.name], kept)
-    return Made(stored)
+    return StagedWeights(stored)
 
 
 def _coded(payload_id: int, digest: str, size: int) -> Stored:
     return Stored(payload_id, digest, size, MEDIA_TYPE, encoding="zstd")
 
 
-def _or_not_found(given: Given | None) -> Given:
+def _or_not_found(given: ServedWeights | None) -> ServedWeights:
     if given is None:
         raise NotFound
     return given

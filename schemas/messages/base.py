@@ -30,13 +30,13 @@ def wrong(message: str, *field: str) -> ValidationError:
     return ValidationError.from_exception_data("message", [fault])
 
 
-def _to_utc(moment: datetime) -> datetime:
+def _to_utc(now: datetime) -> datetime:
     """Read a naive time as UTC and move an aware one there."""
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    return now.replace(tzinfo=UTC) if now.tzinfo is None else now.astimezone(UTC)
 
 
-def _rfc3339(moment: datetime) -> str:
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+def _rfc3339(now: datetime) -> str:
+    return now.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 UtcTime = Annotated[

@@ -129,9 +129,11 @@ class KeyRotation(Strict):
     overlap_seconds: Annotated[int, Field(ge=0, le=86400)] = 3600
 
 
-def rotation_statement(*, federation: str, client: str, old_key: str, public_key: str) -> dict[str, str]:
+def rotation_statement(
+    *, federation_id: str, client_id: str, old_key: str, public_key: str
+) -> dict[str, str]:
     """Say what both keys of a rotation sign."""
-    return {"federation": federation, "client": client, "old_key": old_key, "public_key": public_key}
+    return {"federation": federation_id, "client": client_id, "old_key": old_key, "public_key": public_key}
 
 
 class KeyInUse(Strict):

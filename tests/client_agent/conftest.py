@@ -163,7 +163,7 @@ def served(fresh_database: Callable[[str], str], serve: Callable[..., Served]) -
 
 @pytest.fixture
 def participant(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable[..., Participant]]:
-    """Enrol the silo in a federation: `participant(fid)`, or `participant(fid, transport)`."""
+    """Enrol the silo in a federation: `participant(federation_id)`, perhaps with a transport of its own."""
     with ExitStack() as stack:
 
         def api(
@@ -182,14 +182,14 @@ def participant(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable
                 )
             )
 
-        def make(fid: str, transport: httpx.BaseTransport | None = None) -> Participant:
-            token = served.enrolment_token(fid, "aster")
+        def make(federation_id: str, transport: httpx.BaseTransport | None = None) -> Participant:
+            token = served.enrolment_token(federation_id, "aster")
             member = enrol(api(None, None), tmp_path, token=token, name="aster", profile=silo.profile)
             connection = api(read_key(tmp_path), transport, member.server_key)
             return Participant(
                 silo,
                 connection,
-                fid,
+                federation_id,
                 member.client_id,
                 tmp_path,
                 keep_rounds=2,

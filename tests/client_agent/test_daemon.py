@@ -45,9 +45,11 @@ def alone_plan(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def views(served: Served, fid: str) -> list[dict[str, Any]]:
-    items = served.admin.get(f"/v1/federations/{fid}/rounds").json()["items"]
-    return [served.admin.get(f"/v1/federations/{fid}/rounds/{r['round']}").json() for r in items][::-1]
+def views(served: Served, federation_id: str) -> list[dict[str, Any]]:
+    items = served.admin.get(f"/v1/federations/{federation_id}/rounds").json()["items"]
+    return [served.admin.get(f"/v1/federations/{federation_id}/rounds/{r['round']}").json() for r in items][
+        ::-1
+    ]
 
 
 @pytest.mark.parametrize("kind", ["pq", "lora"])
@@ -56,11 +58,11 @@ def test_an_agent_takes_part_until_the_federation_is_finished(
     kind: str, strategy: str, served: Served, participant: Enrolled
 ) -> None:
     adapter = {"kind": kind, "rank": 4, "roles": ["v", "down"]}
-    fid = served.federation(**alone_plan(adapter=adapter, strategy={"name": strategy}))
-    who = participant(fid)
-    served.admin.post(f"/v1/federations/{fid}/start")
+    federation_id = served.federation(**alone_plan(adapter=adapter, strategy={"name": strategy}))
+    who = participant(federation_id)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
     run(who, naps(500))
-    rounds = views(served, fid)
+    rounds = views(served, federation_id)
     assert [r["state"] for r in rounds] == ["published", "published"]
     assert all(r["clients"][0]["scores"]["examples"] == 128 for r in rounds)
     assert (who.home / "final_weights.safetensors").is_file()
@@ -72,9 +74,9 @@ def test_an_update_that_is_refused_is_given_up_and_the_next_round_is_played(
 ) -> None:
     limits = {"max_norm": 1e-9}
     rounds = {"total": 1, "min_clients": 1, "collect_seconds": 3.0}
-    fid = served.federation(**alone_plan(limits=limits, rounds=rounds))
-    who = participant(fid)
-    served.admin.post(f"/v1/federations/{fid}/start")
+    federation_id = served.federation(**alone_plan(limits=limits, rounds=rounds))
+    who = participant(federation_id)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
 
     def sleep(_: float) -> None:
         if any(folder.number > 1 and folder.has(CLOSED) for folder in who.rounds.newest_first()):
@@ -88,7 +90,7 @@ def test_an_update_that_is_refused_is_given_up_and_the_next_round_is_played(
     assert closed.has(UPDATE)
     assert not closed.has(RECEIPT)
     assert b"norm-exceeded" in closed.read(CLOSED)
-    assert views(served, fid)[0]["clients"][0]["scores"] is not None
+    assert views(served, federation_id)[0]["clients"][0]["scores"] is not None
 
 
 def test_what_was_made_and_not_delivered_is_delivered_byte_for_byte_after_a_restart(
@@ -107,9 +109,9 @@ def test_what_was_made_and_not_delivered_is_delivered_byte_for_byte_after_a_rest
                     raise Stopped
             return answer
 
-    fid = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
-    who = participant(fid, Lossy())
-    served.admin.post(f"/v1/federations/{fid}/start")
+    federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
+    who = participant(federation_id, Lossy())
+    served.admin.post(f"/v1/federations/{federation_id}/start")
     with pytest.raises(Stopped):
         run(who, naps(50))
     assert not who.rounds.open(1).has(RECEIPT)
@@ -117,7 +119,7 @@ def test_what_was_made_and_not_delivered_is_delivered_byte_for_byte_after_a_rest
     assert who.rounds.open(1).has(SCORES_SENT)
     assert len(pushed) == 2
     assert pushed[0] == pushed[1]
-    assert views(served, fid)[0]["counts"]["arrived"] == 1
+    assert views(served, federation_id)[0]["counts"]["arrived"] == 1
 
 
 @pytest.mark.slow
@@ -126,16 +128,16 @@ def test_an_update_that_never_gets_through_is_given_up_with_its_round(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture, is_late: bool
 ) -> None:
     rounds = {"total": 1, "min_clients": 1, "collect_seconds": 3.0}
-    fid = served.federation(**alone_plan(rounds=rounds))
-    who = participant(fid, Buffering(is_late))
-    served.admin.post(f"/v1/federations/{fid}/start")
+    federation_id = served.federation(**alone_plan(rounds=rounds))
+    who = participant(federation_id, Buffering(is_late))
+    served.admin.post(f"/v1/federations/{federation_id}/start")
     run(who, naps(500))
     first = who.rounds.open(1)
     assert (first.has(UPDATE), first.has(RECEIPT)) == (True, False)
     assert json.loads(first.read(CLOSED)) == {"reason": "round-closed"}
     assert "round 1 goes on without this client" in caplog.text
     assert ("proxy_request_buffering" in caplog.text) == is_late
-    states = [r["state"] for r in views(served, fid)]
+    states = [r["state"] for r in views(served, federation_id)]
     assert (states[0], states[-1]) == ("abandoned", "published")
     assert (who.home / "final_weights.safetensors").is_file()
 
@@ -143,15 +145,15 @@ def test_an_update_that_never_gets_through_is_given_up_with_its_round(
 def test_an_update_that_counted_is_not_called_lost_when_its_receipt_is(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fid = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
-    who = participant(fid, Deaf())
-    served.admin.post(f"/v1/federations/{fid}/start")
+    federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
+    who = participant(federation_id, Deaf())
+    served.admin.post(f"/v1/federations/{federation_id}/start")
     run(who, naps(500))
     first = who.rounds.open(1)
     assert json.loads(first.read(CLOSED)) == {"reason": "receipt-lost"}
     assert "round 1 has counted the update" in caplog.text
     assert "goes on without this client" not in caplog.text
-    assert views(served, fid)[0]["counts"]["arrived"] == 1
+    assert views(served, federation_id)[0]["counts"]["arrived"] == 1
     assert (who.home / "final_weights.safetensors").is_file()
 
 
@@ -163,25 +165,25 @@ def test_an_error_page_of_a_proxy_does_not_end_the_agent(served: Served, partici
             status = next(pages, None) if request.url.path.endswith("/current") else None
             return httpx.Response(status, text="no backend") if status else super().handle_request(request)
 
-    fid = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
-    who = participant(fid, Proxy())
-    served.admin.post(f"/v1/federations/{fid}/start")
+    federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
+    who = participant(federation_id, Proxy())
+    served.admin.post(f"/v1/federations/{federation_id}/start")
     run(who, naps(500))
-    assert views(served, fid)[0]["state"] == "published"
+    assert views(served, federation_id)[0]["state"] == "published"
 
 
 def test_our_own_refusal_of_the_credential_ends_it(served: Served, participant: Enrolled) -> None:
-    fid = served.federation(**alone_plan())
-    who = participant(fid)
-    served.admin.delete(f"/v1/federations/{fid}/clients/{who.client}")
+    federation_id = served.federation(**alone_plan())
+    who = participant(federation_id)
+    served.admin.delete(f"/v1/federations/{federation_id}/clients/{who.client}")
     with pytest.raises(CoordinatorRefused, match="key-revoked"):
         run(who, naps(5))
 
 
 def test_preparing_without_alignment_needs_no_pack(served: Served, participant: Enrolled) -> None:
-    fid = served.federation(**alone_plan())
-    who = participant(fid)
-    served.admin.post(f"/v1/federations/{fid}/start")
+    federation_id = served.federation(**alone_plan())
+    who = participant(federation_id)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
     assert prepare(who, naps(5)) is None
 
 

@@ -65,7 +65,7 @@ def test_an_enrolled_silo_is_checked_under_its_federations_plan(
     tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served]
 ) -> None:
     served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
-    fid = served.federation(
+    federation_id = served.federation(
         strategy={"name": "fedavg"}, rounds={"total": 1, "min_clients": 1}, training=SMALL
     )
     file = config(tmp_path, url=served.url)
@@ -75,13 +75,15 @@ def test_an_enrolled_silo_is_checked_under_its_federations_plan(
         return CoordinatorApi(served.url, key=key, deadline_seconds=20, sleep=lambda _: None)
 
     with connected(None) as api:
-        token = served.enrolment_token(fid, "aster")
+        token = served.enrolment_token(federation_id, "aster")
         member = enrol(api, folder, token=token, name="aster", profile=silo.profile)
     assert "(the default plan: no round of the federation is known yet)" in found(file)["memory"]
-    served.admin.post(f"/v1/federations/{fid}/start")
+    served.admin.post(f"/v1/federations/{federation_id}/start")
     assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
     with connected(read_key(folder)) as api:
-        who = Participant(silo, api, fid, member.client_id, folder, 2, lambda: False, member.server_key)
+        who = Participant(
+            silo, api, federation_id, member.client_id, folder, 2, lambda: False, member.server_key
+        )
         run(who, naps(500))
     # The federation is over and its coordinator gone: the rounds on disk still say it.
     served.stop()

@@ -38,22 +38,22 @@ def test_an_agents_standing_follows_it_from_enrolment_to_the_end(
     served: Served, participant: Enrolled, tmp_path: Path
 ) -> None:
     file = beside(tmp_path, url=served.url)
-    fid = served.federation(**alone_plan())
-    who = participant(fid)
+    federation_id = served.federation(**alone_plan())
+    who = participant(federation_id)
     waiting = status(file, exit_code=1)
-    assert (waiting["name"], waiting["client"], waiting["federation"]) == ("aster", who.client, fid)
+    assert (waiting["name"], waiting["client"], waiting["federation"]) == ("aster", who.client, federation_id)
     assert (waiting["running"], waiting["rounds"]) == (False, [])
     assert waiting["coordinator"] == "nothing to do for this client now"
     with exclusive(tmp_path):
         assert status(file, exit_code=0)["running"]
-    served.admin.post(f"/v1/federations/{fid}/start")
+    served.admin.post(f"/v1/federations/{federation_id}/start")
     with exclusive(tmp_path):
         assert status(file, exit_code=0)["coordinator"].startswith("round 1 is ")
         run(who, naps(500))
     ended = status(file, exit_code=0)
     assert (ended["running"], ended["coordinator"]) == (False, "the federation is finished")
     assert [one["round"] for one in ended["rounds"]] == [2, 1]
-    view = served.admin.get(f"/v1/federations/{fid}/rounds/2").json()["clients"][0]
+    view = served.admin.get(f"/v1/federations/{federation_id}/rounds/2").json()["clients"][0]
     assert ended["rounds"][0] == {
         "round": 2,
         "state": "update and scores delivered",
@@ -70,9 +70,9 @@ def test_a_round_that_went_on_without_this_client_says_why(
     served: Served, participant: Enrolled, tmp_path: Path
 ) -> None:
     rounds = {"total": 1, "min_clients": 1, "collect_seconds": 3.0}
-    fid = served.federation(**alone_plan(limits={"max_norm": 1e-9}, rounds=rounds))
-    who = participant(fid)
-    served.admin.post(f"/v1/federations/{fid}/start")
+    federation_id = served.federation(**alone_plan(limits={"max_norm": 1e-9}, rounds=rounds))
+    who = participant(federation_id)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
 
     def sleep(_: float) -> None:
         if any(folder.has(CLOSED) for folder in who.rounds.newest_first()):
@@ -90,12 +90,12 @@ def test_a_round_that_went_on_without_this_client_says_why(
 def test_a_coordinator_that_is_gone_or_has_no_place_for_a_client_is_no_good_standing(
     served: Served, participant: Enrolled, tmp_path: Path
 ) -> None:
-    fid = served.federation(**alone_plan())
-    who = participant(fid)
+    federation_id = served.federation(**alone_plan())
+    who = participant(federation_id)
     with exclusive(tmp_path):
         gone = status(beside(tmp_path), exit_code=1)
         assert "did not answer" in gone["coordinator"]
-        served.admin.delete(f"/v1/federations/{fid}/clients/{who.client}")
+        served.admin.delete(f"/v1/federations/{federation_id}/clients/{who.client}")
         revoked = status(beside(tmp_path, url=served.url), exit_code=1)
         assert "key-revoked" in revoked["coordinator"]
         assert revoked["running"]

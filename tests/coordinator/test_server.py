@@ -223,8 +223,8 @@ def test_an_open_event_stream_does_not_hold_up_the_stop(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> None:
     served = serve(fresh_database("sqlite"))
-    fid = served.federation()
-    with served.admin.stream("GET", f"/v1/federations/{fid}/events") as stream:
+    federation_id = served.federation()
+    with served.admin.stream("GET", f"/v1/federations/{federation_id}/events") as stream:
         next(stream.iter_raw())
         began = time.monotonic()
         served._server.handle_exit(15, None)
@@ -266,10 +266,10 @@ def _announced(process: subprocess.Popen[str]) -> tuple[str | None, str]:
 
 
 def test_logs_carry_the_client_and_no_secret(coordinator: Served, caplog: pytest.LogCaptureFixture) -> None:
-    fid = coordinator.federation()
+    federation_id = coordinator.federation()
     caplog.clear()
-    silo = coordinator.enrol(fid, "a")
-    silo.http.post(f"/v1/federations/{fid}/start")
+    silo = coordinator.enrol(federation_id, "a")
+    silo.http.post(f"/v1/federations/{federation_id}/start")
     said = " ".join(_everything(record) for record in caplog.records)
     assert silo.client_id in said
     assert ADMIN_TOKEN not in said

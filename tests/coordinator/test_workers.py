@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 from coordinator.aggregation import job
 from coordinator.aggregation.job import Lease, claim_due
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import ChunkRow, PayloadRow, RoundRow, WeightsRow
 from coordinator.observability.metrics import Metrics
@@ -87,7 +87,9 @@ def _none(collected: int) -> None:
 
 def _expire(database: Database) -> None:
     with database.write() as session:
-        session.execute(update(RoundRow).values(lease_expires_at=now(session) - timedelta(seconds=1)))
+        session.execute(
+            update(RoundRow).values(lease_expires_at=database_time(session) - timedelta(seconds=1))
+        )
 
 
 def test_a_worker_that_was_overtaken_publishes_nothing(database: Database) -> None:
@@ -144,7 +146,7 @@ def test_a_lease_is_kept_alive_by_work(database: Database) -> None:
         row = session.get(RoundRow, claim.round_id)
         assert row is not None
         assert row.lease_expires_at is not None
-        assert row.lease_expires_at > now(session) + timedelta(seconds=50)
+        assert row.lease_expires_at > database_time(session) + timedelta(seconds=50)
     lease.give_up()
     again = claim_due(database, 60.0)
     assert again is not None

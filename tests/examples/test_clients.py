@@ -28,8 +28,8 @@ def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -
 
 def run(served: Served, folder: Path, command: list[str], **plan: Any) -> tuple[str, list[str]]:
     """Let two clients take part until the end; give the federation and what the clients said."""
-    fid = served.federation(**PLAN | {"rounds": ROUNDS} | plan)
-    served.admin.post(f"/v1/federations/{fid}/start")
+    federation_id = served.federation(**PLAN | {"rounds": ROUNDS} | plan)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
     processes = []
     for name in ("first", "second"):
         process = subprocess.Popen(
@@ -40,19 +40,24 @@ def run(served: Served, folder: Path, command: list[str], **plan: Any) -> tuple[
             text=True,
         )
         assert process.stdin is not None
-        process.stdin.write(served.enrolment_token(fid, name) + "\n")
+        process.stdin.write(served.enrolment_token(federation_id, name) + "\n")
         process.stdin.flush()
         processes.append(process)
     said = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
-    assert served.admin.get(f"/v1/federations/{fid}").json()["state"] == "finished"
+    assert served.admin.get(f"/v1/federations/{federation_id}").json()["state"] == "finished"
     for number in (1, 2):
-        assert show(served, fid, number)["counts"] == {"joined": 2, "arrived": 2, "late": 0, "rejected": 0}
-    return fid, said
+        assert show(served, federation_id, number)["counts"] == {
+            "joined": 2,
+            "arrived": 2,
+            "late": 0,
+            "rejected": 0,
+        }
+    return federation_id, said
 
 
-def identities(served: Served, fid: str) -> set[str]:
-    items = served.admin.get(f"/v1/federations/{fid}/clients").json()["items"]
+def identities(served: Served, federation_id: str) -> set[str]:
+    items = served.admin.get(f"/v1/federations/{federation_id}/clients").json()["items"]
     return {client["identity"] for client in items}
 
 
@@ -65,12 +70,12 @@ def test_the_signing_client_needs_httpx_and_cryptography_alone() -> None:
 
 
 def test_the_signing_client_enrols_and_takes_part_until_the_end(served: Served, tmp_path: Path) -> None:
-    fid, said = run(served, tmp_path, [sys.executable, str(CLIENTS / "signed_client.py")])
+    federation_id, said = run(served, tmp_path, [sys.executable, str(CLIENTS / "signed_client.py")])
     assert all("finished before round 3" in one for one in said)
-    assert identities(served, fid) == {"key"}
+    assert identities(served, federation_id) == {"key"}
     assert stat.S_IMODE((tmp_path / "first" / "client.key").stat().st_mode) == 0o600
-    client = served.admin.get(f"/v1/federations/{fid}/clients").json()["items"][0]["client_id"]
-    state = served.admin.get(f"/v1/federations/{fid}/clients/{client}/adapter", params={"round": 2})
+    client = served.admin.get(f"/v1/federations/{federation_id}/clients").json()["items"][0]["client_id"]
+    state = served.admin.get(f"/v1/federations/{federation_id}/clients/{client}/adapter", params={"round": 2})
     np.testing.assert_array_equal(np.frombuffer(state.content[-24:], "<f4"), np.full(6, 2.0))
 
 
@@ -94,8 +99,8 @@ def test_the_signing_client_ends_with_what_the_coordinator_says(served: Served, 
 )
 def test_the_client_of_curl_takes_part_where_bearer_clients_may(served: Served, tmp_path: Path) -> None:
     command = ["sh", str(CLIENTS / "bearer_client.sh")]
-    fid, said = run(served, tmp_path, command, privacy={"allow_bearer_clients": True})
+    federation_id, said = run(served, tmp_path, command, privacy={"allow_bearer_clients": True})
     assert all("finished before round 3" in one for one in said)
-    assert identities(served, fid) == {"bearer"}
-    refused = served.http().get(f"/v1/federations/{fid}/rounds/current")
+    assert identities(served, federation_id) == {"bearer"}
+    refused = served.http().get(f"/v1/federations/{federation_id}/rounds/current")
     assert slug(refused) == "auth-missing"

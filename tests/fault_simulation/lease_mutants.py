@@ -65,7 +65,7 @@ def takes_leases_that_are_alive() -> Iterator[None]:
         taken = select(RoundRow.federation_id, RoundRow.number).where(
             RoundRow.state.in_(("closing", "aggregating"))
         )
-        return [(fid, number) for fid, number in session.execute(taken)]
+        return [(federation_id, number) for federation_id, number in session.execute(taken)]
 
     def due(facts: Any, moment: Any) -> Step | None:
         return Step("aggregating") if facts.state == "aggregating" else next_state(facts, moment)
@@ -78,7 +78,7 @@ def takes_leases_that_are_alive() -> Iterator[None]:
 def leaves_the_dead_their_leases() -> Iterator[None]:
     def awaiting(session: Any, _: Any) -> list[tuple[str, int]]:
         closing = select(RoundRow.federation_id, RoundRow.number).where(RoundRow.state == "closing")
-        return [(fid, number) for fid, number in session.execute(closing)]
+        return [(federation_id, number) for federation_id, number in session.execute(closing)]
 
     with patch.object(rounds, "awaiting_worker", awaiting):
         yield

@@ -202,7 +202,7 @@ def serves_anybodys_weights() -> Iterator[None]:
         def newest(session: Any, _: str, number: int | None = None) -> Any:
             query = select(WeightsRow).order_by(WeightsRow.round_number.desc(), WeightsRow.id)
             row = session.scalar(query.where(WeightsRow.round_number <= (number or 1000)).limit(1))
-            return base_weights.Given(
+            return base_weights.ServedWeights(
                 row.round_number, row.payload_id, row.head, row.begin, row.digest, row.bytes
             )
 

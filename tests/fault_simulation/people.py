@@ -58,13 +58,17 @@ class Operator(Process):
 
     def _work(self) -> None:
         world, plan = self._world, self._world.plan
-        fid = self.federation = str(self._ask("POST", "/v1/federations", _plan_of(world)).json()["id"])
+        federation_id = self.federation = str(
+            self._ask("POST", "/v1/federations", _plan_of(world)).json()["id"]
+        )
         if plan.aligned:
-            self._ask("PUT", f"/v1/federations/{fid}/anchors", ANCHORS)
+            self._ask("PUT", f"/v1/federations/{federation_id}/anchors", ANCHORS)
         for number in range(plan.packs_before if plan.aligned else 0):
             self._put_pack(f"operator's {number}")
         for index in range(plan.agents):
-            token = self._ask("POST", f"/v1/federations/{fid}/enrolment-tokens", {"client_name": f"c{index}"})
+            token = self._ask(
+                "POST", f"/v1/federations/{federation_id}/enrolment-tokens", {"client_name": f"c{index}"}
+            )
             world.agents.append(Agent(world, index, token.json()["token"]))
         world.begin_storm()
         dice = world.scheduler.dice
@@ -72,7 +76,7 @@ class Operator(Process):
             victim = world.agents[dice.randrange(plan.agents)]
             world.agents.append(Agent(world, victim.index, victim.token, thief=True))
         world.scheduler.sleep(dice.uniform(0.0, 4.0))
-        self._ask("POST", f"/v1/federations/{fid}/start")
+        self._ask("POST", f"/v1/federations/{federation_id}/start")
         self.has_begun = True
         for _ in range(plan.revoked):
             self._later(self._revoke_somebody)
@@ -83,7 +87,7 @@ class Operator(Process):
         if plan.aligned and plan.replaces_pack:
             self._later(lambda: self._put_pack("operator's last"))
         if plan.finish_early:
-            self._later(lambda: self._ask("POST", f"/v1/federations/{fid}/finish"))
+            self._later(lambda: self._ask("POST", f"/v1/federations/{federation_id}/finish"))
 
     def _later(self, work: Callable[[], object]) -> None:
         delay = self._world.scheduler.dice.uniform(0.0, self._world.weather.until)
@@ -172,13 +176,13 @@ class TwoMouthed(_Member):
         number = world.oracle.newest_round
         if api is None or not 0 < number <= LAST_ROUND:
             return
-        fid = read_membership(agent.folder).federation_id
-        joined = api.join(fid, number, None)
+        federation_id = read_membership(agent.folder).federation_id
+        joined = api.join(federation_id, number, None)
         rank = world.plan.rank
         flat = learnt(world.plan, number, self.index, _ANOTHER)
         tensors = {"b0.q.P": flat[: rank * rank].reshape(rank, rank), "b0.q.Q": flat[rank * rank :]}
         manifest = UpdateManifest(
-            federation=fid,
+            federation=federation_id,
             recipe={},
             round=number,
             client=str(agent.client),
@@ -186,7 +190,7 @@ class TwoMouthed(_Member):
             pack=self._pack(agent),
             examples=10,
         )
-        api.push_update(fid, number, pack(tensors, manifest))
+        api.push_update(federation_id, number, pack(tensors, manifest))
 
     def _pack(self, agent: Agent) -> str | None:
         """Name the pack that its agent has, or one that there is not."""
@@ -210,14 +214,14 @@ class Curious(_Member):
         if not others or agent.api is None:
             return
         dice = self.world.scheduler.dice
-        fid = read_membership(agent.folder).federation_id
-        about = f"/v1/federations/{fid}/clients/{dice.choice(others)}"
+        federation_id = read_membership(agent.folder).federation_id
+        about = f"/v1/federations/{federation_id}/clients/{dice.choice(others)}"
         method, path = dice.choice(
             [
                 ("GET", about),
                 ("GET", f"{about}/adapter"),
                 ("DELETE", about),
-                ("GET", f"/v1/federations/{fid}/clients"),
+                ("GET", f"/v1/federations/{federation_id}/clients"),
             ]
         )
         agent.api._call(method, path)
@@ -238,15 +242,15 @@ class Historian(_Member):
         if api is None or client is None or world.oracle.newest_round == 0:
             return
         number = dice.randint(1, world.oracle.newest_round)
-        fid = read_membership(agent.folder).federation_id
+        federation_id = read_membership(agent.folder).federation_id
         what = dice.choice(["weights", "adapter", "update"])
         body = world.oracle.receipted(this, client, number) if what == "update" else None
         if what == "weights":
-            api.weights(fid, number)
+            api.weights(federation_id, number)
         elif what == "adapter":
-            api._call("GET", f"/v1/federations/{fid}/clients/{client}/adapter?round={number}")
+            api._call("GET", f"/v1/federations/{federation_id}/clients/{client}/adapter?round={number}")
         elif body is not None:
-            api.push_update(fid, number, body)
+            api.push_update(federation_id, number, body)
 
 
 def _plan_of(world: World) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from coordinator.errors import UploadConflict
 from coordinator.federations.store import federation
 from coordinator.http.uploads import ReceivedBody
 from coordinator.updates import commit, ingest, routes
-from coordinator.updates.commit import Delivered, Ready
-from coordinator.updates.group_commit import Together
-from coordinator.updates.ingest import Expected
+from coordinator.updates.commit import Delivered, ValidatedUpdate
+from coordinator.updates.group_commit import GroupCommit
+from coordinator.updates.ingest import ExpectedUpdate
 from schemas.messages.updates import Receipt
 
 
@@ -43,17 +43,17 @@ def answers_before_the_commit() -> Iterator[None]:
     """The receipt leaves, and soon after the update is kept, if the replica lives that long."""
     deliver = routes.deliver
 
-    def early(database: Any, expected: Expected, body: ReceivedBody, _: Together) -> Delivered:
+    def early(database: Any, expected: ExpectedUpdate, body: ReceivedBody, _: GroupCommit) -> Delivered:
         body.file.seek(0)
         content = body.file.read()
-        told = deliver(_Rehearsal(database), expected, body, Together(servers=1, most=1))  # type: ignore[arg-type]
+        told = deliver(_Rehearsal(database), expected, body, GroupCommit(servers=1, most=1))  # type: ignore[arg-type]
         world = database.host
 
         def keep() -> None:
             with suppress(Exception), SpooledTemporaryFile[bytes](max_size=2**20) as copy:
                 copy.write(content)
                 again = ReceivedBody(copy, body.digest, body.bytes, body.encoding)
-                deliver(database, expected, again, Together(servers=1, most=1))
+                deliver(database, expected, again, GroupCommit(servers=1, most=1))
 
         if told.is_new:
             world.scheduler.spawn(world.scheduler.current().process, keep, delay=0.2)
@@ -68,7 +68,9 @@ def acknowledges_other_bytes() -> Iterator[None]:
     """Whoever delivers a second time is told that it is well."""
     deliver = routes.deliver
 
-    def polite(database: Any, expected: Expected, body: ReceivedBody, together: Together) -> Delivered:
+    def polite(
+        database: Any, expected: ExpectedUpdate, body: ReceivedBody, together: GroupCommit
+    ) -> Delivered:
         try:
             return deliver(database, expected, body, together)
         except UploadConflict:
@@ -104,7 +106,7 @@ def takes_updates_after_closing() -> Iterator[None]:
 def keeps_only_the_first_of_several() -> Iterator[None]:
     """Of updates that are kept together one is written, and all get receipts."""
 
-    def first(database: Any, updates: Sequence[Ready]) -> list[Delivered]:
+    def first(database: Any, updates: Sequence[ValidatedUpdate]) -> list[Delivered]:
         (kept,) = commit.keep(database, updates[:1])
         others = [
             kept.receipt.model_copy(

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import OperationalError
 
 from coordinator.app import KEPT_TOGETHER, create_app
-from coordinator.auth.last_seen import Sightings
+from coordinator.auth.last_seen import LastSeenWriter
 from coordinator.auth.nonces import Reads
 from coordinator.enrolment.failure_delay import Stumbles
 from coordinator.http.limits.body_deadline import PacedBodies
@@ -24,7 +24,7 @@ from coordinator.observability.metrics import Metrics
 from coordinator.rounds.long_poll import Waiting
 from coordinator.settings import Settings
 from coordinator.storage import server_key
-from coordinator.updates.group_commit import Together
+from coordinator.updates.group_commit import GroupCommit
 from coordinator.workers import Ticker
 from schemas.identity.keys import decode
 from tests.fault_simulation.scheduler import Flag, Process, Violation
@@ -89,7 +89,7 @@ class _EverybodysTurn:
         yield
 
 
-class _Crowded(Together):
+class _Crowded(GroupCommit):
     """The product's lines, whose only server is now and then slow: others come meanwhile."""
 
     def __init__(self, world: World) -> None:
@@ -142,7 +142,7 @@ class Replica(Process):
         state.database = self.database
         state.waiting = waiting
         state.ticker = ticker
-        state.sightings = Sightings()
+        state.sightings = LastSeenWriter()
         state.reads = Reads(lambda: world.scheduler.now)
         state.stumbles = Stumbles(lambda: world.scheduler.now)
         state.together = _Crowded(world)

@@ -124,9 +124,11 @@ def _chains(world: World, connection: sqlite3.Connection) -> None:
         numbers = [one for (one,) in connection.execute(f"SELECT {column} FROM {table} ORDER BY {column}")]
         if numbers != list(range(1, len(numbers) + 1)):
             world.violated("I4", f"{table} has gaps")
-    for fid, counted, newest in connection.execute(
+    for federation_id, counted, newest in connection.execute(
         "SELECT f.id, f.events, max(e.number) FROM federations f"
         " LEFT JOIN events e ON e.federation_id = f.id GROUP BY f.id"
     ):
         if counted != (newest or 0):
-            world.violated("I4", f"the newest event of {fid} is missing")  # older ones go with their rounds
+            world.violated(
+                "I4", f"the newest event of {federation_id} is missing"
+            )  # older ones go with their rounds

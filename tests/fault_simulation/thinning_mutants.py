@@ -18,8 +18,8 @@ def thins_out_a_round_too_many() -> Iterator[None]:
     """The last round that should keep its tensors is taken for old."""
     thin_out = retention._thin_out
 
-    def greedy(session: Any, fid: str, keep_rounds: int, most: int) -> int:
-        return thin_out(session, fid, keep_rounds - 1, most)
+    def greedy(session: Any, federation_id: str, keep_rounds: int, most: int) -> int:
+        return thin_out(session, federation_id, keep_rounds - 1, most)
 
     with patch.object(retention, "_thin_out", greedy):
         yield
@@ -30,8 +30,8 @@ def forgets_what_an_open_round_may_need() -> Iterator[None]:
     """An update is superseded once its client delivers another, whether that comes to count."""
     old = retention._old_updates
 
-    def hasty(fid: str, oldest_kept: int, _: int) -> Any:
-        return old(fid, oldest_kept, _LATER)
+    def hasty(federation_id: str, oldest_kept: int, _: int) -> Any:
+        return old(federation_id, oldest_kept, _LATER)
 
     with patch.object(retention, "_old_updates", hasty):
         yield
@@ -42,7 +42,7 @@ def never_forgets_weights() -> Iterator[None]:
     """Updates go; weights, of which there are as many, stay."""
     old = retention._old_weights
 
-    with patch.object(retention, "_old_weights", lambda fid, _: old(fid, 0)):
+    with patch.object(retention, "_old_weights", lambda federation_id, _: old(federation_id, 0)):
         yield
 
 

@@ -165,8 +165,8 @@ def waits_taken(scheduler: Scheduler) -> Iterator[None]:
         scheduler.fail(violation)  # the product might catch it
         raise violation
 
-    def made(fid: str, seen: Any) -> Any:
-        return waiter(fid, seen, over=loop.Event())  # type: ignore[arg-type]
+    def made(federation_id: str, seen: Any) -> Any:
+        return waiter(federation_id, seen, over=loop.Event())  # type: ignore[arg-type]
 
     seams: list[tuple[object, str, object]] = [
         (timeouts, "threading", _Threads(scheduler)),

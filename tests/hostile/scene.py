@@ -108,13 +108,13 @@ def set_up(served: ServedProcess) -> Scene:
     """Make the federation, whose round ends when its fourth client has delivered, and one beside it."""
     rounds = {"min_clients": 4, "collect_seconds": _A_DAY}  # a worker may run all other tests before the end
     said = plan(rounds=rounds, limits={"max_norm": 50.0}, wire={"recipe": RECIPE.model_dump()})
-    fid, silos = running(served, clients=5, **said)
+    federation_id, silos = running(served, clients=5, **said)
     silo, other, delivered, newcomer, revoked = silos
     base = str(try_join(silo, 1).json()["weights"]["digest"])
     for one in (other, revoked):
         assert try_join(one, 1).status_code == 200
     deliver(delivered, 1, values(1.0))
-    gone = served.admin.delete(f"/v1/federations/{fid}/clients/{revoked.client_id}")
+    gone = served.admin.delete(f"/v1/federations/{federation_id}/clients/{revoked.client_id}")
     assert gone.status_code == 204
     beside, (elsewhere, _) = running(served)
     assert try_join(elsewhere, 1).status_code == 200
@@ -124,7 +124,7 @@ def set_up(served: ServedProcess) -> Scene:
     private_base = join(private, 1)
     for one in (silo, other, newcomer, elsewhere, late, private):
         assert one.http.get("/v1/me").status_code == 200  # seen just now: nobody is noted as seen meanwhile
-    wait_until_told(served, fid, joined=4, arrived=1)
+    wait_until_told(served, federation_id, joined=4, arrived=1)
     wait_until_told(served, private.federation_id, joined=1)
     return Scene(
         served, silo, other, delivered, newcomer, revoked, elsewhere, late, private, base, private_base
@@ -133,24 +133,24 @@ def set_up(served: ServedProcess) -> Scene:
 
 def _joined_and_closed(served: Served) -> Silo:
     """Join a round which then closes, and stays with a worker that is busy with it for a day."""
-    fid, (late, *others) = running(served, clients=3, **plan(rounds={"min_clients": 3}))
+    federation_id, (late, *others) = running(served, clients=3, **plan(rounds={"min_clients": 3}))
     for one in (late, *others):
         assert try_join(one, 1).status_code == 200
     deliver(others[0], 1, values(1.0))
-    wait_until_told(served, fid, joined=3, arrived=1)
+    wait_until_told(served, federation_id, joined=3, arrived=1)
     engine = create_engine(served.database_url)
     with engine.begin() as connection:  # as another process' claim leaves it: this one would be done at once
         moment = datetime.now(UTC) + timedelta(seconds=_A_DAY)
-        held = update(RoundRow).where(RoundRow.federation_id == fid)
+        held = update(RoundRow).where(RoundRow.federation_id == federation_id)
         connection.execute(held.values(state="aggregating", lease_token="another's", lease_expires_at=moment))
     engine.dispose()
     return late
 
 
-def wait_until_told(served: Served, fid: str, **counts: int) -> None:
+def wait_until_told(served: Served, federation_id: str, **counts: int) -> None:
     """Wait for the event of a round that counts so much: then nothing is written that was not asked for."""
     with served.admin.stream(
-        "GET", f"/v1/federations/{fid}/events", headers={"Last-Event-ID": "0"}
+        "GET", f"/v1/federations/{federation_id}/events", headers={"Last-Event-ID": "0"}
     ) as events:
         for line in events.iter_lines():
             told = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
@@ -160,10 +160,10 @@ def wait_until_told(served: Served, fid: str, **counts: int) -> None:
 
 def finish(scene: Scene) -> None:
     """Let the honest take part after all that: their updates are accepted and the round is published."""
-    fid = scene.silo.federation_id
+    federation_id = scene.silo.federation_id
     for one in (scene.silo, scene.other, scene.newcomer):
         deliver(one, 1, values(1.0))
-    shown = wait_for(scene.served, fid, 1, "published")
+    shown = wait_for(scene.served, federation_id, 1, "published")
     assert shown["counts"]["arrived"] == 4
 
 

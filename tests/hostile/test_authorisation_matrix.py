@@ -47,7 +47,7 @@ ABOUT_A_CLIENT = Policy(PEOPLE, ("neighbour", "stranger"))
 REVOKING = Policy(("admin",), ("neighbour", "stranger"))
 ITS_OWN = Policy(("operator", "admin", "client"), ("neighbour", "stranger"))
 
-_F = "/v1/federations/{fid}"
+_F = "/v1/federations/{federation_id}"
 POLICIES: dict[str, Policy] = {
     "GET /healthz": ANYONE,
     "GET /readyz": ANYONE,
@@ -69,9 +69,9 @@ POLICIES: dict[str, Policy] = {
     f"POST {_F}/finish": OPERATORS,
     f"POST {_F}/enrolment-tokens": OPERATORS,
     f"GET {_F}/clients": AUDITORS,
-    f"GET {_F}/clients/{{cid}}": ABOUT_A_CLIENT,
-    f"DELETE {_F}/clients/{{cid}}": REVOKING,
-    f"GET {_F}/clients/{{cid}}/adapter": ITS_OWN,
+    f"GET {_F}/clients/{{client_id}}": ABOUT_A_CLIENT,
+    f"DELETE {_F}/clients/{{client_id}}": REVOKING,
+    f"GET {_F}/clients/{{client_id}}/adapter": ITS_OWN,
     f"GET {_F}/roster": READERS,
     f"GET {_F}/events": READERS,
     f"GET {_F}/plan": READERS,
@@ -110,25 +110,38 @@ class World:
 
     def path(self, operation: str, role: str) -> str:
         """Fill in whose and which: what an allowed caller would destroy is made for it."""
-        template, fid, cid = operation.partition(" ")[2], self.client.federation_id, self.client.client_id
+        template, federation_id, client_id = (
+            operation.partition(" ")[2],
+            self.client.federation_id,
+            self.client.client_id,
+        )
         if operation.endswith(("/start", "/pause", "/finish")):
-            fid = self.served.federation(name="passing")
-        if operation.startswith("DELETE") and "{cid}" in template and role == "admin":
-            cid = self.served.enrol(fid, f"passing-{next(_names)}", base_model=OTHER).client_id
+            federation_id = self.served.federation(name="passing")
+        if operation.startswith("DELETE") and "{client_id}" in template and role == "admin":
+            client_id = self.served.enrol(
+                federation_id, f"passing-{next(_names)}", base_model=OTHER
+            ).client_id
         if operation.startswith("DELETE") and "{base_model}" in template and role in ("operator", "admin"):
-            fid = self.with_packs("passing")
+            federation_id = self.with_packs("passing")
         token = ""
         if "{token_id}" in template:
             made = self.served.admin.post("/v1/tokens", json={"role": "auditor", "name": "passing"})
             token = made.json()["id"]
-        return template.format(fid=fid, cid=cid, n=1, token_id=token, base_model=OTHER)
+        return template.format(
+            federation_id=federation_id, client_id=client_id, n=1, token_id=token, base_model=OTHER
+        )
 
     def with_packs(self, name: str) -> str:
         """Make a federation with an alignment pack of each base model."""
-        fid = aligned(self.served, name=name)
+        federation_id = aligned(self.served, name=name)
         for base_model in (PIVOT, OTHER):
-            assert deliver(self.served.admin, fid, base_model, pack_body(fid, base_model)).status_code == 201
-        return fid
+            assert (
+                deliver(
+                    self.served.admin, federation_id, base_model, pack_body(federation_id, base_model)
+                ).status_code
+                == 201
+            )
+        return federation_id
 
     def body(self, operation: str) -> dict[str, Any] | None:
         """Give what the route looks at before it looks at the role, if there is such a thing."""
@@ -143,19 +156,19 @@ _names = itertools.count()
 @pytest.fixture(scope="module")
 def world(coordinator: Served) -> World:
     privacy = {"roster_policy": "tofu"}  # otherwise the roster is nobody's but people's
-    fid = aligned(coordinator, privacy=privacy, rounds={"total": 3, "min_clients": 2})
+    federation_id = aligned(coordinator, privacy=privacy, rounds={"total": 3, "min_clients": 2})
     for base_model in (PIVOT, OTHER):
-        stored = deliver(coordinator.admin, fid, base_model, pack_body(fid, base_model))
+        stored = deliver(coordinator.admin, federation_id, base_model, pack_body(federation_id, base_model))
         assert stored.status_code == 201, stored.text
     pack = str(stored.json()["digest"])
     names = ("client", "neighbour", "revoked")
-    client, neighbour, revoked = (coordinator.enrol(fid, name, base_model=OTHER) for name in names)
-    gone = coordinator.admin.delete(f"/v1/federations/{fid}/clients/{revoked.client_id}")
+    client, neighbour, revoked = (coordinator.enrol(federation_id, name, base_model=OTHER) for name in names)
+    gone = coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{revoked.client_id}")
     assert gone.status_code == 204
-    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
     for silo, base in [(silo, join(silo, 1)) for silo in (client, neighbour)]:
         assert put(silo, 1, update_body(silo, 1, base, values(1.0), pack=pack)).status_code == 201
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     callers = {
         "nobody": coordinator.http(),
         "wrong bearer": coordinator.http("tsr_adm_" + "A" * 43),

@@ -123,9 +123,9 @@ TOKENS: dict[str, dict[str, str]] = {}
 
 @pytest.fixture(scope="module", autouse=True)
 def _tokens(scene: Scene) -> Iterator[None]:
-    served, fid = scene.served, scene.silo.federation_id
-    made = {name: served.enrolment_token(fid, name) for name in ("intruder", "used")}
-    made["expired"] = served.enrolment_token(fid, "expired", expires_in_seconds=1)
+    served, federation_id = scene.served, scene.silo.federation_id
+    made = {name: served.enrolment_token(federation_id, name) for name in ("intruder", "used")}
+    made["expired"] = served.enrolment_token(federation_id, "expired", expires_in_seconds=1)
     anyone = served.http()
     first = enrolment(anyone, made["used"], "used", Ed25519PrivateKey.generate())
     assert anyone.post("/v1/enrolments", json=first).status_code == 201

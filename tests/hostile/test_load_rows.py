@@ -144,7 +144,7 @@ def test_nothing_is_taken_while_the_disk_is_nearly_full(
     """Row 52, the watermark."""
     database = fresh_database("sqlite")
     full = serve(database, storage_reserve_mib=2 * shutil.disk_usage(tmp_path).free // 2**20)
-    fid, (silo, other) = running(full)
+    federation_id, (silo, other) = running(full)
     body = update_body(silo, 1, join(silo, 1), values(1.0))
     stored = "SELECT (SELECT count(*) FROM payloads), (SELECT count(*) FROM updates)"
     before = rows(database, stored)
@@ -156,8 +156,8 @@ def test_nothing_is_taken_while_the_disk_is_nearly_full(
     full.stop()
     mended = serve(database)
     for one in (silo, other):
-        deliver(Silo(one.client_id, fid, one.key, mended.signing(one.key)), 1, values(1.0))
-    wait_for(mended, fid, 1, "published")
+        deliver(Silo(one.client_id, federation_id, one.key, mended.signing(one.key)), 1, values(1.0))
+    wait_for(mended, federation_id, 1, "published")
 
 
 class _Interrupted(PostgresServer):
@@ -234,20 +234,20 @@ def test_a_disk_that_is_full_is_said_and_the_round_goes_on_when_there_is_space(t
     served.database_url = f"sqlite:///{seen / 'tessera.db'}"
     try:
         wide = plan(adapter={"rank": 512}, rounds={"total": 1})
-        fid, (silo, other) = running(served, **wide)
+        federation_id, (silo, other) = running(served, **wide)
         deliver(other, 1, values(1.0, rank=512))
         body = update_body(silo, 1, join(silo, 1), values(2.0, rank=512))
         _leave(seen, 300_000)
         with at_a_bounded_cost(served):
             refused = put(silo, 1, body)
         assert (told(refused).status, told(refused).problem) == (507, "storage-full")
-        shown = served.admin.get(f"/v1/federations/{fid}/rounds/1").json()
+        shown = served.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()
         assert shown["counts"]["arrived"] == 1
         _leave(seen, len(body) * 3 // 2)  # for the update, and not for what is made of it
         assert put(silo, 1, body).status_code == 201
         wait_until(lambda: "aggregation-interrupted" in served.log.read_text())
-        assert wait_for(served, fid, 1, "aggregating")["reason"] is None
+        assert wait_for(served, federation_id, 1, "aggregating")["reason"] is None
         _leave(seen, 10**9)
-        wait_for(served, fid, 1, "published")
+        wait_for(served, federation_id, 1, "published")
     finally:
         served.stop()

@@ -137,9 +137,9 @@ def test_a_body_of_a_byte_a_second_is_given_up_after_its_grace(calm: Scene) -> N
 @pytest.mark.long
 def test_who_waits_for_us_or_is_idle_for_a_moment_is_left_alone(scene: Scene) -> None:
     """Longer than any deadline: a round that is waited for, and events that are followed."""
-    fid = scene.delivered.federation_id
+    federation_id = scene.delivered.federation_id
     with connected(scene.served, 60) as line, ThreadPoolExecutor(2) as pool:
-        current = f"/v1/federations/{fid}/rounds/current"
+        current = f"/v1/federations/{federation_id}/rounds/current"
         waiting = pool.submit(scene.delivered.http.get, current, headers={"Prefer": "wait=14"}, timeout=60)
         events = pool.submit(_follow, scene, 14.0)
         for _ in range(3):

@@ -92,12 +92,12 @@ def test_slow_readers_of_weights_in_a_recipe_hold_little(
 ) -> None:
     served = start_process(fresh_database(backend), tmp_path)
     try:
-        fid, silos = running(served, **plan(adapter={"rank": 512, "blocks": 4, "roles": ["q"]}))
+        federation_id, silos = running(served, **plan(adapter={"rank": 512, "blocks": 4, "roles": ["q"]}))
         random = np.random.default_rng(0)
         shapes = silos[0].http.get("/v1/me").json()["layout"].items()
         for silo in silos:
             deliver(silo, 1, {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes})
-        wait_for(served, fid, 1, "published")
+        wait_for(served, federation_id, 1, "published")
         join(silos[0], 2)
         asking = {"Accept": f"{MEDIA_TYPE};recipe=int8_own_last"}
         answer = silos[0].http.get(url(silos[0], 2, "/weights"), headers=asking)

@@ -50,17 +50,17 @@ def loot(
     served = start_process(fresh_database(backend), folder, log_level="debug")
     signatures: list[str] = []
     try:
-        fid = served.federation(**plan(rounds={"total": 2}, privacy={"allow_bearer_clients": True}))
-        silos = [served.enrol(fid, f"silo-{i}") for i in range(2)]
+        federation_id = served.federation(**plan(rounds={"total": 2}, privacy={"allow_bearer_clients": True}))
+        silos = [served.enrol(federation_id, f"silo-{i}") for i in range(2)]
         for silo in silos:
             silo.http.event_hooks = {
                 "request": [lambda request: signatures.append(request.headers["Signature"])]
             }
-        unused = served.enrolment_token(fid, "late")
+        unused = served.enrolment_token(federation_id, "late")
         person = served.admin.post("/v1/tokens", json={"role": "operator", "name": "x"}).json()["token"]
-        used = served.enrolment_token(fid, "bearer")
+        used = served.enrolment_token(federation_id, "bearer")
         credential = bearer_client(served, used)
-        served.admin.post(f"/v1/federations/{fid}/start")
+        served.admin.post(f"/v1/federations/{federation_id}/start")
         telling = {
             "b0.q.P": np.full((2, 2), TELLING, np.float32),
             "b0.q.Q": np.full(2, TELLING, np.float32),
@@ -69,7 +69,7 @@ def loot(
             join(silo, 1)
         for silo in silos:
             deliver(silo, 1, telling)
-        wait_for(served, fid, 1, "published")
+        wait_for(served, federation_id, 1, "published")
         join(silos[0], 2)
         assert weights(silos[0], 2)["b0.q.P"][0, 0] == pytest.approx(TELLING)
         secrets = {

@@ -53,14 +53,14 @@ def logs(
     folder = tmp_path_factory.mktemp("logs")
     served = start_process(fresh_database(backend), folder, log_level="debug")
     try:
-        fid = served.federation(**PLAN)
-        tokens = {name: served.enrolment_token(fid, name) for name in ("aster", "bearer", "late")}
+        federation_id = served.federation(**PLAN)
+        tokens = {name: served.enrolment_token(federation_id, name) for name in ("aster", "bearer", "late")}
         agent = prepare_agent(folder, "aster", served.url, tokens["aster"])
         _tessera(agent, "enrol")
         first = _key(agent)
         _tessera(agent, "rotate-key")
         credential = bearer_client(served, tokens["bearer"])
-        served.admin.post(f"/v1/federations/{fid}/start")
+        served.admin.post(f"/v1/federations/{federation_id}/start")
         _tessera(agent, "run")
         refused = prepare_agent(folder, "refused", served.url, tokens["aster"], silo="aster")
         _tessera(refused, "enrol", fails=True)

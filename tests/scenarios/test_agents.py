@@ -28,9 +28,11 @@ def plan(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def rounds_of(served: Served, fid: str) -> list[dict[str, Any]]:
-    items = served.admin.get(f"/v1/federations/{fid}/rounds").json()["items"]
-    return [served.admin.get(f"/v1/federations/{fid}/rounds/{r['round']}").json() for r in items][::-1]
+def rounds_of(served: Served, federation_id: str) -> list[dict[str, Any]]:
+    items = served.admin.get(f"/v1/federations/{federation_id}/rounds").json()["items"]
+    return [served.admin.get(f"/v1/federations/{federation_id}/rounds/{r['round']}").json() for r in items][
+        ::-1
+    ]
 
 
 def test_two_architectures_align_train_and_end_with_personal_weights(
@@ -38,19 +40,19 @@ def test_two_architectures_align_train_and_end_with_personal_weights(
 ) -> None:
     served = serve(database_url, tick_seconds=0.05, retry_seconds=0.2)
     alignment = {"pivot": base_model_slug(str(MODELS["S"])), "anchors": 256}
-    fid = served.federation(**plan(alignment=alignment, rounds={"total": 2, "min_clients": 3}))
+    federation_id = served.federation(**plan(alignment=alignment, rounds={"total": 2, "min_clients": 3}))
     anchors = json.loads((EXAMPLES / "anchors.json").read_bytes())
-    assert served.admin.put(f"/v1/federations/{fid}/anchors", json=anchors).is_success
-    served.admin.post(f"/v1/federations/{fid}/start")
+    assert served.admin.put(f"/v1/federations/{federation_id}/anchors", json=anchors).is_success
+    served.admin.post(f"/v1/federations/{federation_id}/start")
     agents = [
-        prepare_agent(tmp_path, name, served.url, served.enrolment_token(fid, name), model=model)
+        prepare_agent(tmp_path, name, served.url, served.enrolment_token(federation_id, name), model=model)
         for name, model in (("aster", "S"), ("birch", "S"), ("cedar", "L"))
     ]
     for agent in agents:
         agent.start()
     for agent in agents:
         agent.wait()
-    rounds = rounds_of(served, fid)
+    rounds = rounds_of(served, federation_id)
     assert [r["state"] for r in rounds] == ["published", "published"]
     for view in rounds:
         assert view["counts"] == {"joined": 3, "arrived": 3, "late": 0, "rejected": 0}
@@ -59,9 +61,9 @@ def test_two_architectures_align_train_and_end_with_personal_weights(
         assert view["bytes"]["down"] > 0
     before, after = rounds[0]["clients"][0]["scores"]["before"], rounds[-1]["clients"][0]["scores"]["after"]
     assert after["loss"] < before["loss"]
-    relevance = served.admin.get(f"/v1/federations/{fid}/rounds/2/relevance").json()
+    relevance = served.admin.get(f"/v1/federations/{federation_id}/rounds/2/relevance").json()
     assert all(sum(row) == pytest.approx(1) for row in relevance["relevance"])
-    packs = served.admin.get(f"/v1/federations/{fid}/alignments").json()["items"]
+    packs = served.admin.get(f"/v1/federations/{federation_id}/alignments").json()["items"]
     assert len(packs) == 2
     assert len({pack["alignment_set"] for pack in packs}) == 1
     for agent in agents:
@@ -72,11 +74,13 @@ def test_an_agent_killed_while_training_and_after_pushing_is_counted_once_in_eve
     database_url: str, serve: Serve, tmp_path: Path, rows: Callable[[str, str], list[tuple[Any, ...]]]
 ) -> None:
     served = serve(database_url, tick_seconds=0.05, retry_seconds=0.2)
-    fid = served.federation(**plan(training={"steps": 60, "max_length": 64}))
-    served.admin.post(f"/v1/federations/{fid}/start")
+    federation_id = served.federation(**plan(training={"steps": 60, "max_length": 64}))
+    served.admin.post(f"/v1/federations/{federation_id}/start")
     with forwarding(served.url) as forwarder:
-        steady = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(fid, "aster"))
-        victim = prepare_agent(tmp_path, "birch", forwarder.url, served.enrolment_token(fid, "birch"))
+        steady = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(federation_id, "aster"))
+        victim = prepare_agent(
+            tmp_path, "birch", forwarder.url, served.enrolment_token(federation_id, "birch")
+        )
         steady.start()
         victim.start()
 
@@ -98,7 +102,7 @@ def test_an_agent_killed_while_training_and_after_pushing_is_counted_once_in_eve
         assert pushed.read_bytes() == body, "a retry must send the same bytes"
         steady.wait()
         victim.wait()
-    rounds = rounds_of(served, fid)
+    rounds = rounds_of(served, federation_id)
     assert [(r["round"], r["state"]) for r in rounds] == [(n, "published") for n in (1, 2, 3)]
     assert all(c["state"] == "arrived" and c["scores"] for r in rounds for c in r["clients"])
     counted = rows(database_url, "SELECT round_number, client_id FROM updates")
@@ -107,9 +111,9 @@ def test_an_agent_killed_while_training_and_after_pushing_is_counted_once_in_eve
 
 def test_a_stopped_agent_says_so_and_resumes(database_url: str, serve: Serve, tmp_path: Path) -> None:
     served = serve(database_url, tick_seconds=0.05, retry_seconds=0.2)
-    fid = served.federation(**plan(rounds={"total": 1, "min_clients": 1}, training={"steps": 400}))
-    served.admin.post(f"/v1/federations/{fid}/start")
-    agent = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(fid, "aster"))
+    federation_id = served.federation(**plan(rounds={"total": 1, "min_clients": 1}, training={"steps": 400}))
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    agent = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(federation_id, "aster"))
     agent.start()
     wait_until(lambda: agent.file(1, "weights.safetensors"), what="the round's training")
     assert agent.process is not None
@@ -118,22 +122,27 @@ def test_a_stopped_agent_says_so_and_resumes(database_url: str, serve: Serve, tm
     assert "resumes at the next start" in agent.log
     agent.start()
     agent.wait()
-    assert rounds_of(served, fid)[0]["state"] == "published"
+    assert rounds_of(served, federation_id)[0]["state"] == "published"
 
 
 def test_a_revoked_agent_stops_and_says_why(database_url: str, serve: Serve, tmp_path: Path) -> None:
     served = serve(database_url, tick_seconds=0.05, retry_seconds=0.2)
-    fid = served.federation(**plan())
-    agent = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(fid, "aster"))
+    federation_id = served.federation(**plan())
+    agent = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(federation_id, "aster"))
     agent.start()
 
     def clients() -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = served.admin.get(f"/v1/federations/{fid}/clients").json()["items"]
+        items: list[dict[str, Any]] = served.admin.get(f"/v1/federations/{federation_id}/clients").json()[
+            "items"
+        ]
         return items
 
     wait_until(clients, what="enrolment")
     assert (
-        served.admin.delete(f"/v1/federations/{fid}/clients/{clients()[0]['client_id']}").status_code == 204
+        served.admin.delete(
+            f"/v1/federations/{federation_id}/clients/{clients()[0]['client_id']}"
+        ).status_code
+        == 204
     )
     assert agent.process is not None
     assert agent.process.wait(timeout=60) == 1

@@ -35,25 +35,26 @@ def test_an_enrolled_silo_tests_its_pack_and_the_verdict_is_stored_with_it(
     serve: Callable[..., Served], tmp_path: Path
 ) -> None:
     served = serve(f"sqlite:///{tmp_path / 'tessera.db'}", retry_seconds=0.2)
-    fid = served.federation(
+    federation_id = served.federation(
         strategy={"name": "fedmosaic"},
         training={"max_length": 64},
         alignment={"pivot": PIVOT, "anchors": 256},
     )
-    served.admin.put(f"/v1/federations/{fid}/anchors", json=json.loads(ANCHORS.read_bytes()))
-    served.admin.post(f"/v1/federations/{fid}/start")
-    token = served.enrolment_token(fid, "cedar")
+    served.admin.put(f"/v1/federations/{federation_id}/anchors", json=json.loads(ANCHORS.read_bytes()))
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    token = served.enrolment_token(federation_id, "cedar")
     agent = prepare_agent(tmp_path, "cedar", served.url, token, model="L")
     config = ("--config", str(agent.folder / "silo.toml"))
     assert tessera("enrol", *config, "--name", "cedar", "--token", token).returncode == 0
     by_operator = ("--url", served.url, "--token", ADMIN_TOKEN)
-    made = tessera("make-pivot-pack", fid, str(MODELS["S"]), *by_operator)
+    made = tessera("make-pivot-pack", federation_id, str(MODELS["S"]), *by_operator)
     assert made.returncode == 0, made.stderr
     done = tessera("alignment-test", *config, "--json")
     tested = json.loads(done.stdout)
     assert done.returncode == (0 if tested["verdict"] == "passed" else 1), done.stderr
     packs = {
-        p["base_model"]: p for p in served.admin.get(f"/v1/federations/{fid}/alignments").json()["items"]
+        p["base_model"]: p
+        for p in served.admin.get(f"/v1/federations/{federation_id}/alignments").json()["items"]
     }
     stored = packs[OTHER]["acceptance"]
     assert packs[OTHER]["digest"] == tested["pack"]
@@ -62,7 +63,7 @@ def test_an_enrolled_silo_tests_its_pack_and_the_verdict_is_stored_with_it(
     assert (stored["verdict"], stored["steps"], stored["seed"]) == (tested["verdict"], 50, 0)
     assert stored["learning_rate"] == 0.3 * 0.01
     assert len(stored["directions"][0]["endings"]["right"]["loss"]) >= 5
-    (client,) = served.admin.get(f"/v1/federations/{fid}/clients").json()["items"]
+    (client,) = served.admin.get(f"/v1/federations/{federation_id}/clients").json()["items"]
     assert stored["tested_by"] == client["client_id"]
     assert [d["source"] for d in tested["directions"]] == [PIVOT, OTHER]
 

@@ -51,10 +51,10 @@ def test_agents_finish_one_killed_on_the_way_and_learn_importances_of_their_own(
     fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_path: Path
 ) -> None:
     served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.2)
-    fid = served.federation(**PLAN)
-    assert served.admin.post(f"/v1/federations/{fid}/start").is_success
+    federation_id = served.federation(**PLAN)
+    assert served.admin.post(f"/v1/federations/{federation_id}/start").is_success
     agents = [
-        prepare_agent(tmp_path, name, served.url, served.enrolment_token(fid, name))
+        prepare_agent(tmp_path, name, served.url, served.enrolment_token(federation_id, name))
         for name in ("aster", "birch")
     ]
     aster = agents[0]
@@ -78,5 +78,5 @@ def test_agents_finish_one_killed_on_the_way_and_learn_importances_of_their_own(
     assert all((served_to[0][name] == served_to[1][name]).all() for name in one.adapter)
     assert served_to[0]["l0.q.B"].any()
     for number in (1, 2, 3):
-        shown = served.admin.get(f"/v1/federations/{fid}/rounds/{number}").json()
+        shown = served.admin.get(f"/v1/federations/{federation_id}/rounds/{number}").json()
         assert [one["state"] for one in shown["clients"]] == ["arrived", "arrived"]

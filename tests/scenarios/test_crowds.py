@@ -23,13 +23,13 @@ def test_a_crowd_that_looks_is_answered(coordinator: Served) -> None:
 
 
 def test_a_crowd_that_writes_and_looks_is_answered(coordinator: Served) -> None:
-    fid = coordinator.federation()
+    federation_id = coordinator.federation()
     calls: list[Call] = []
     for one in range(AT_ONCE // 3):
         calls += [
             ("POST", "/v1/tokens", {"role": "auditor", "name": f"auditor {one}"}),
-            ("POST", f"/v1/federations/{fid}/enrolment-tokens", {"client_name": f"hospital-{one}"}),
-            ("GET", f"/v1/federations/{fid}", None),
+            ("POST", f"/v1/federations/{federation_id}/enrolment-tokens", {"client_name": f"hospital-{one}"}),
+            ("GET", f"/v1/federations/{federation_id}", None),
         ]
     assert _at_once(coordinator, calls) == {201: AT_ONCE // 3 * 2, 200: AT_ONCE // 3}
 

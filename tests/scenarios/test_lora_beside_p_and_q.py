@@ -55,12 +55,12 @@ def test_two_base_models_share_what_means_the_same_in_both(
     fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_path: Path
 ) -> None:
     served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.2)
-    fid = served.federation(**PLAN)
+    federation_id = served.federation(**PLAN)
     anchors = json.loads((EXAMPLES / "anchors.json").read_bytes())
-    assert served.admin.put(f"/v1/federations/{fid}/anchors", json=anchors).is_success
-    assert served.admin.post(f"/v1/federations/{fid}/start").is_success
+    assert served.admin.put(f"/v1/federations/{federation_id}/anchors", json=anchors).is_success
+    assert served.admin.post(f"/v1/federations/{federation_id}/start").is_success
     aster, birch, cedar = agents = [
-        prepare_agent(tmp_path, name, served.url, served.enrolment_token(fid, name), model=model)
+        prepare_agent(tmp_path, name, served.url, served.enrolment_token(federation_id, name), model=model)
         for name, model in (("aster", "S"), ("birch", "S"), ("cedar", "L"))
     ]
     for agent in agents:
@@ -68,9 +68,10 @@ def test_two_base_models_share_what_means_the_same_in_both(
     for agent in agents:
         agent.wait(400)
     names = {
-        c["client_id"]: c["name"] for c in served.admin.get(f"/v1/federations/{fid}/clients").json()["items"]
+        c["client_id"]: c["name"]
+        for c in served.admin.get(f"/v1/federations/{federation_id}/clients").json()["items"]
     }
-    shown = served.admin.get(f"/v1/federations/{fid}/rounds/1/relevance").json()
+    shown = served.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     order = [names[client] for client in shown["clients"]]
     weights = {
         name: dict(zip(order, row, strict=True)) for name, row in zip(order, shown["relevance"], strict=True)

@@ -32,7 +32,7 @@ def run(fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_
 
     def take_part(strategy: str, ranks: Mapping[str, int] = {}, **options: Any) -> list[AgentProcess]:
         served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.2)
-        fid = served.federation(
+        federation_id = served.federation(
             strategy={"name": strategy, "options": options},
             rounds={"total": 3, "min_clients": 2, "collect_seconds": 300},
             training={"steps": 3, "max_length": 64, "seed": 5},
@@ -40,9 +40,9 @@ def run(fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_
             adapter={"kind": "lora", "rank": 4, "scale": SCALE, "roles": ["v", "down"]},
             wire={"recipe": "dense"},  # what was sent is what was learnt, to the bit
         )
-        assert served.admin.post(f"/v1/federations/{fid}/start").is_success
+        assert served.admin.post(f"/v1/federations/{federation_id}/start").is_success
         agents = [
-            prepare_agent(tmp_path, name, served.url, served.enrolment_token(fid, name))
+            prepare_agent(tmp_path, name, served.url, served.enrolment_token(federation_id, name))
             for name in ("aster", "birch")
         ]
         for agent in agents:

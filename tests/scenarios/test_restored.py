@@ -37,12 +37,14 @@ def test_agents_refuse_a_restored_coordinator_until_their_people_accept_it(
     url = fresh_database("sqlite")
     file, backup = Path(url.removeprefix("sqlite:///")), tmp_path / "backup.db"
     served = serve(url, tick_seconds=0.05, retry_seconds=0.2)
-    fid = served.federation(**plan(rounds={"total": ROUNDS, "min_clients": 2, "collect_seconds": 300}))
+    federation_id = served.federation(
+        **plan(rounds={"total": ROUNDS, "min_clients": 2, "collect_seconds": 300})
+    )
     agents = [
-        prepare_agent(tmp_path, name, served.url, served.enrolment_token(fid, name))
+        prepare_agent(tmp_path, name, served.url, served.enrolment_token(federation_id, name))
         for name in ("aster", "birch")
     ]
-    served.admin.post(f"/v1/federations/{fid}/start")
+    served.admin.post(f"/v1/federations/{federation_id}/start")
     for agent in agents:
         agent.start()
     wait_until(lambda: agents[0].file(2, "weights.safetensors"), what="the second round")
@@ -66,7 +68,7 @@ def test_agents_refuse_a_restored_coordinator_until_their_people_accept_it(
         ended.start()
     for agent in agents:
         agent.wait()
-    rounds = rounds_of(restored, fid)
+    rounds = rounds_of(restored, federation_id)
     assert [r["state"] for r in rounds] == ["published"] * ROUNDS
     assert all(r["counts"]["arrived"] == 2 for r in rounds)
 

@@ -29,26 +29,28 @@ ANOTHER_SET = "sha256:" + "b" * 64
 REPLACED = {"selected": ["b0.q", "b0.v"]}
 
 
-def path(fid: str, base_model: str) -> str:
-    return f"/v1/federations/{fid}/alignments/{base_model}"
+def path(federation_id: str, base_model: str) -> str:
+    return f"/v1/federations/{federation_id}/alignments/{base_model}"
 
 
-def stored(served: Served, fid: str) -> dict[str, str]:
+def stored(served: Served, federation_id: str) -> dict[str, str]:
     """Return the digests of the packs that are stored, by base model."""
-    listed = served.admin.get(f"/v1/federations/{fid}/alignments").json()["items"]
+    listed = served.admin.get(f"/v1/federations/{federation_id}/alignments").json()["items"]
     return {pack["base_model"]: pack["digest"] for pack in listed}
 
 
 def published(served: Served) -> tuple[str, list[Silo], dict[str, str]]:
     """Run a federation of two base models through its first round; the silos are the pivot's and another."""
-    fid = aligned(served, rounds={"total": 3, "min_clients": 2, "collect_seconds": 600})
-    silos = [served.enrol(fid, "pivotal"), served.enrol(fid, "other", base_model=OTHER)]
+    federation_id = aligned(served, rounds={"total": 3, "min_clients": 2, "collect_seconds": 600})
+    silos = [served.enrol(federation_id, "pivotal"), served.enrol(federation_id, "other", base_model=OTHER)]
     for silo, base_model in zip(silos, (PIVOT, OTHER), strict=True):
-        assert deliver(silo.http, fid, base_model, body(fid, base_model)).status_code == 201
-    served.admin.post(f"/v1/federations/{fid}/start")
-    packs = stored(served, fid)
+        assert (
+            deliver(silo.http, federation_id, base_model, body(federation_id, base_model)).status_code == 201
+        )
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    packs = stored(served, federation_id)
     take_part(served, silos, 1, packs)
-    return fid, silos, packs
+    return federation_id, silos, packs
 
 
 def take_part(served: Served, silos: list[Silo], number: int, packs: dict[str, str]) -> None:
@@ -61,85 +63,100 @@ def take_part(served: Served, silos: list[Silo], number: int, packs: dict[str, s
 
 
 def test_a_base_model_that_is_made_up_sets_no_measure_for_the_others(coordinator: Served) -> None:
-    fid = aligned(coordinator)
-    attacker, honest = coordinator.enrol(fid, "evil", base_model=JUNK), coordinator.enrol(fid, "honest")
-    coordinator.admin.post(f"/v1/federations/{fid}/start")
-    junk = body(fid, JUNK, tensors(OTHER), alignment_set=ANOTHER_SET)
-    assert refused(deliver(attacker.http, fid, JUNK, junk)) == (409, "pivot-pack-missing")
-    assert deliver(honest.http, fid, PIVOT, body(fid, PIVOT)).status_code == 201
-    assert refused(deliver(attacker.http, fid, JUNK, junk)) == (422, "metadata")
+    federation_id = aligned(coordinator)
+    attacker, honest = (
+        coordinator.enrol(federation_id, "evil", base_model=JUNK),
+        coordinator.enrol(federation_id, "honest"),
+    )
+    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    junk = body(federation_id, JUNK, tensors(OTHER), alignment_set=ANOTHER_SET)
+    assert refused(deliver(attacker.http, federation_id, JUNK, junk)) == (409, "pivot-pack-missing")
+    assert deliver(honest.http, federation_id, PIVOT, body(federation_id, PIVOT)).status_code == 201
+    assert refused(deliver(attacker.http, federation_id, JUNK, junk)) == (422, "metadata")
     assert try_join(honest, 1).status_code == 200
 
 
 def test_a_client_of_another_base_model_does_not_store_the_pivots_pack(coordinator: Served) -> None:
-    fid = aligned(coordinator)
-    attacker, honest = coordinator.enrol(fid, "evil", base_model=OTHER), coordinator.enrol(fid, "honest")
-    assert refused(deliver(attacker.http, fid, PIVOT, body(fid, PIVOT))) == (403, "forbidden")
-    assert deliver(honest.http, fid, PIVOT, body(fid, PIVOT)).status_code == 201
+    federation_id = aligned(coordinator)
+    attacker, honest = (
+        coordinator.enrol(federation_id, "evil", base_model=OTHER),
+        coordinator.enrol(federation_id, "honest"),
+    )
+    assert refused(deliver(attacker.http, federation_id, PIVOT, body(federation_id, PIVOT))) == (
+        403,
+        "forbidden",
+    )
+    assert deliver(honest.http, federation_id, PIVOT, body(federation_id, PIVOT)).status_code == 201
 
 
 @pytest.mark.parametrize("name", ["b0.q.A", "b0.q.B"])
 def test_a_pack_without_values_is_refused(coordinator: Served, name: str) -> None:
-    fid = aligned(coordinator)
-    honest = coordinator.enrol(fid, "honest")
+    federation_id = aligned(coordinator)
+    honest = coordinator.enrol(federation_id, "honest")
     empty = tensors(PIVOT) | {name: np.zeros((2, 0) if name.endswith("A") else (0, 2), np.float32)}
-    assert refused(deliver(honest.http, fid, PIVOT, body(fid, PIVOT, empty))) == (422, "tensor-schema")
+    assert refused(deliver(honest.http, federation_id, PIVOT, body(federation_id, PIVOT, empty))) == (
+        422,
+        "tensor-schema",
+    )
 
 
 def test_a_pack_that_unpacks_to_many_times_its_size_is_refused(coordinator: Served) -> None:
-    fid = aligned(coordinator)
-    honest = coordinator.enrol(fid, "honest")
+    federation_id = aligned(coordinator)
+    honest = coordinator.enrol(federation_id, "honest")
     wide = tensors(PIVOT) | {"b0.q.A": np.zeros((2, 2**19), np.float32)}
-    bomb = body(fid, PIVOT, wide, compress=True)
+    bomb = body(federation_id, PIVOT, wide, compress=True)
     assert len(bomb) < 2**12
-    answer = deliver(honest.http, fid, PIVOT, bomb, **{"Content-Encoding": "zstd"})
+    answer = deliver(honest.http, federation_id, PIVOT, bomb, **{"Content-Encoding": "zstd"})
     assert answer.status_code in (413, 422), answer.text
-    assert stored(coordinator, fid) == {}
+    assert stored(coordinator, federation_id) == {}
     noise = np.random.default_rng(1).normal(size=(2, 2**19)).astype(np.float32)
-    real = body(fid, PIVOT, tensors(PIVOT) | {"b0.q.A": noise}, compress=True)
-    assert deliver(honest.http, fid, PIVOT, real, **{"Content-Encoding": "zstd"}).status_code == 201
+    real = body(federation_id, PIVOT, tensors(PIVOT) | {"b0.q.A": noise}, compress=True)
+    assert deliver(honest.http, federation_id, PIVOT, real, **{"Content-Encoding": "zstd"}).status_code == 201
 
 
 @pytest.mark.parametrize("state", ["open", "running", "paused", "finished"])
 def test_an_operator_deletes_and_replaces_a_pack_in_every_state(coordinator: Served, state: str) -> None:
-    fid = aligned(coordinator)
-    client = coordinator.enrol(fid, "pivotal")
-    assert deliver(client.http, fid, PIVOT, body(fid, PIVOT)).status_code == 201
+    federation_id = aligned(coordinator)
+    client = coordinator.enrol(federation_id, "pivotal")
+    assert deliver(client.http, federation_id, PIVOT, body(federation_id, PIVOT)).status_code == 201
     steps = {"open": [], "running": ["start"], "paused": ["start", "pause"], "finished": ["start", "finish"]}
     for step in steps[state]:
-        assert coordinator.admin.post(f"/v1/federations/{fid}/{step}").status_code == 200
+        assert coordinator.admin.post(f"/v1/federations/{federation_id}/{step}").status_code == 200
     operator, auditor = coordinator.person("operator"), coordinator.person("auditor")
-    replaced = deliver(operator, fid, PIVOT, body(fid, PIVOT, **REPLACED))
+    replaced = deliver(operator, federation_id, PIVOT, body(federation_id, PIVOT, **REPLACED))
     assert replaced.status_code == 201, replaced.text
-    assert stored(coordinator, fid) == {PIVOT: replaced.json()["digest"]}
+    assert stored(coordinator, federation_id) == {PIVOT: replaced.json()["digest"]}
     for caller in (client.http, auditor):
-        assert refused(caller.delete(path(fid, PIVOT)))[0] in (401, 403)
-    assert operator.delete(path(fid, PIVOT)).status_code == 204
-    assert refused(operator.delete(path(fid, PIVOT))) == (404, "not-found")
-    assert stored(coordinator, fid) == {}
-    voided = coordinator.admin.get(f"/v1/federations/{fid}/alignments").json()["voided"]
-    assert {pack["digest"] for pack in voided} == {digest_of(body(fid, PIVOT)), replaced.json()["digest"]}
-    again = deliver(operator, fid, PIVOT, body(fid, PIVOT))
+        assert refused(caller.delete(path(federation_id, PIVOT)))[0] in (401, 403)
+    assert operator.delete(path(federation_id, PIVOT)).status_code == 204
+    assert refused(operator.delete(path(federation_id, PIVOT))) == (404, "not-found")
+    assert stored(coordinator, federation_id) == {}
+    voided = coordinator.admin.get(f"/v1/federations/{federation_id}/alignments").json()["voided"]
+    assert {pack["digest"] for pack in voided} == {
+        digest_of(body(federation_id, PIVOT)),
+        replaced.json()["digest"],
+    }
+    again = deliver(operator, federation_id, PIVOT, body(federation_id, PIVOT))
     assert again.status_code == 201, again.text
-    voided = coordinator.admin.get(f"/v1/federations/{fid}/alignments").json()["voided"]
+    voided = coordinator.admin.get(f"/v1/federations/{federation_id}/alignments").json()["voided"]
     assert [pack["digest"] for pack in voided] == [replaced.json()["digest"]]
 
 
 def test_the_command_line_deletes_a_pack(coordinator: Served) -> None:
-    fid = aligned(coordinator)
-    assert deliver(coordinator.admin, fid, PIVOT, body(fid, PIVOT)).status_code == 201
-    assert "is deleted" in Operator(coordinator)("alignment", "delete", fid, PIVOT)
-    assert stored(coordinator, fid) == {}
+    federation_id = aligned(coordinator)
+    assert deliver(coordinator.admin, federation_id, PIVOT, body(federation_id, PIVOT)).status_code == 201
+    assert "is deleted" in Operator(coordinator)("alignment", "delete", federation_id, PIVOT)
+    assert stored(coordinator, federation_id) == {}
 
 
 def test_what_was_learnt_under_a_replaced_pack_no_longer_counts(coordinator: Served) -> None:
-    fid, (pivotal, other), packs = published(coordinator)
+    federation_id, (pivotal, other), packs = published(coordinator)
     base = join(other, 2)
     errors = dict.fromkeys(MODULES, ERRORS | {"a": 0.2})
-    replaced = deliver(coordinator.admin, fid, OTHER, body(fid, OTHER, errors=errors))
+    replaced = deliver(coordinator.admin, federation_id, OTHER, body(federation_id, OTHER, errors=errors))
     assert replaced.status_code == 201
-    assert stored(coordinator, fid)[PIVOT] == packs[PIVOT]
-    round_2 = coordinator.admin.get(f"/v1/federations/{fid}/rounds/2").json()
+    assert stored(coordinator, federation_id)[PIVOT] == packs[PIVOT]
+    round_2 = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/2").json()
     assert (round_2["state"], round_2["reason"]) == ("abandoned", "pack-ended")
     late = update_body(other, 2, base, values(7.0), pack=packs[OTHER])
     assert put(other, 2, late).status_code in (409, 422)
@@ -150,41 +167,51 @@ def test_what_was_learnt_under_a_replaced_pack_no_longer_counts(coordinator: Ser
 
 
 def test_with_the_pivots_pack_all_that_were_made_on_it_end(coordinator: Served) -> None:
-    fid, silos, _ = published(coordinator)
-    replaced = deliver(coordinator.admin, fid, PIVOT, body(fid, PIVOT, alignment_set=ANOTHER_SET))
+    federation_id, silos, _ = published(coordinator)
+    replaced = deliver(
+        coordinator.admin, federation_id, PIVOT, body(federation_id, PIVOT, alignment_set=ANOTHER_SET)
+    )
     assert replaced.status_code == 201
-    assert [*stored(coordinator, fid)] == [PIVOT]
+    assert [*stored(coordinator, federation_id)] == [PIVOT]
     assert refused(try_join(silos[1], 3)) == (409, "pack-missing")
-    assert refused(deliver(silos[1].http, fid, OTHER, body(fid, OTHER))) == (422, "metadata")
-    made_anew = body(fid, OTHER, alignment_set=ANOTHER_SET)
-    assert deliver(silos[1].http, fid, OTHER, made_anew).status_code == 201
-    take_part(coordinator, silos, 3, stored(coordinator, fid))
+    assert refused(deliver(silos[1].http, federation_id, OTHER, body(federation_id, OTHER))) == (
+        422,
+        "metadata",
+    )
+    made_anew = body(federation_id, OTHER, alignment_set=ANOTHER_SET)
+    assert deliver(silos[1].http, federation_id, OTHER, made_anew).status_code == 201
+    take_part(coordinator, silos, 3, stored(coordinator, federation_id))
     join(silos[0], 4)
     assert (weights(silos[0], 4)["b0.q.P"] == 5.0).all()
 
 
 def test_weights_for_a_round_that_is_not_open_yet_are_made_anew(coordinator: Served) -> None:
-    fid, silos, packs = published(coordinator)
-    coordinator.admin.post(f"/v1/federations/{fid}/pause")
+    federation_id, silos, packs = published(coordinator)
+    coordinator.admin.post(f"/v1/federations/{federation_id}/pause")
     take_part(coordinator, silos, 2, packs)
     errors = dict.fromkeys(MODULES, ERRORS | {"a": 0.2})
-    assert deliver(coordinator.admin, fid, OTHER, body(fid, OTHER, errors=errors)).status_code == 201
-    coordinator.admin.post(f"/v1/federations/{fid}/start")
+    assert (
+        deliver(
+            coordinator.admin, federation_id, OTHER, body(federation_id, OTHER, errors=errors)
+        ).status_code
+        == 201
+    )
+    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
     join(silos[1], 3)
     assert (weights(silos[1], 3)["b0.q.P"] == 1.0).all()
 
 
 def test_revoking_a_client_ends_the_packs_that_it_stored(coordinator: Served) -> None:
-    fid = aligned(coordinator)
-    attacker, honest = (coordinator.enrol(fid, name) for name in ("evil", "honest"))
-    assert deliver(attacker.http, fid, PIVOT, body(fid, PIVOT)).status_code == 201
-    coordinator.admin.post(f"/v1/federations/{fid}/start")
-    better = body(fid, PIVOT, **REPLACED)
-    assert refused(deliver(honest.http, fid, PIVOT, better)) == (409, "upload-conflict")
-    revoked = coordinator.admin.delete(f"/v1/federations/{fid}/clients/{attacker.client_id}")
+    federation_id = aligned(coordinator)
+    attacker, honest = (coordinator.enrol(federation_id, name) for name in ("evil", "honest"))
+    assert deliver(attacker.http, federation_id, PIVOT, body(federation_id, PIVOT)).status_code == 201
+    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    better = body(federation_id, PIVOT, **REPLACED)
+    assert refused(deliver(honest.http, federation_id, PIVOT, better)) == (409, "upload-conflict")
+    revoked = coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{attacker.client_id}")
     assert revoked.status_code == 204
-    assert stored(coordinator, fid) == {}
-    assert deliver(honest.http, fid, PIVOT, better).status_code == 201
+    assert stored(coordinator, federation_id) == {}
+    assert deliver(honest.http, federation_id, PIVOT, better).status_code == 201
     assert try_join(honest, 2).status_code == 200  # round 1 was abandoned
 
 
@@ -192,19 +219,19 @@ def test_revoking_a_client_ends_the_packs_that_it_stored(coordinator: Served) ->
 def test_an_operator_can_vouch_for_the_packs_of_a_client_that_leaves(
     coordinator: Served, vouched_by: str
 ) -> None:
-    fid, (pivotal, _), packs = published(coordinator)
+    federation_id, (pivotal, _), packs = published(coordinator)
     options = []
     if vouched_by == "an upload":
-        assert deliver(coordinator.admin, fid, PIVOT, body(fid, PIVOT)).status_code == 200
+        assert deliver(coordinator.admin, federation_id, PIVOT, body(federation_id, PIVOT)).status_code == 200
     else:
         options = ["--keep-packs"]
-    Operator(coordinator)("client", "revoke", fid, pivotal.client_id, *options)
-    assert stored(coordinator, fid) == packs
+    Operator(coordinator)("client", "revoke", federation_id, pivotal.client_id, *options)
+    assert stored(coordinator, federation_id) == packs
 
 
 def test_an_enrolment_token_may_be_for_one_base_model(coordinator: Served) -> None:
-    fid = aligned(coordinator)
-    made = Operator(coordinator).json("enrolment", "create", fid, "silo", "--base-model", PIVOT)
+    federation_id = aligned(coordinator)
+    made = Operator(coordinator).json("enrolment", "create", federation_id, "silo", "--base-model", PIVOT)
     anyone, key = coordinator.http(), Ed25519PrivateKey.generate()
     for base_model, status in ((JUNK, 422), (PIVOT, 201)):  # the token is not spent by the refusal
         request = enrolment(anyone, made["token"], "silo", key, base_model=base_model)
@@ -216,36 +243,41 @@ def test_an_enrolment_token_may_be_for_one_base_model(coordinator: Served) -> No
 
 
 def test_one_client_does_not_cut_its_base_model_off(coordinator: Served) -> None:
-    fid = aligned(coordinator)
+    federation_id = aligned(coordinator)
     digests = [
-        deliver(coordinator.admin, fid, model, body(fid, model)).json()["digest"] for model in (PIVOT, OTHER)
+        deliver(coordinator.admin, federation_id, model, body(federation_id, model)).json()["digest"]
+        for model in (PIVOT, OTHER)
     ]
     pack = digests[1]
-    first, second, third = (coordinator.enrol(fid, name, base_model=OTHER) for name in ("a", "b", "c"))
+    first, second, third = (
+        coordinator.enrol(federation_id, name, base_model=OTHER) for name in ("a", "b", "c")
+    )
 
     def verdict() -> str:
-        return str(coordinator.admin.get(f"/v1/federations/{fid}").json()["alignment"][0]["verdict"])
+        return str(
+            coordinator.admin.get(f"/v1/federations/{federation_id}").json()["alignment"][0]["verdict"]
+        )
 
     for _ in range(3):
-        answer = first.http.put(acceptance(fid), json=figures(pack, "failed", seed=1))
+        answer = first.http.put(acceptance(federation_id), json=figures(pack, "failed", seed=1))
         assert answer.json()["verdicts"] == {"failed": 1}
-        first.http.put(acceptance(fid), json=figures(pack, "failed"))
+        first.http.put(acceptance(federation_id), json=figures(pack, "failed"))
     assert verdict() == "untested"
-    second.http.put(acceptance(fid), json=figures(pack))
+    second.http.put(acceptance(federation_id), json=figures(pack))
     assert verdict() == "passed"
-    answer = third.http.put(acceptance(fid), json=figures(pack, "failed"))
+    answer = third.http.put(acceptance(federation_id), json=figures(pack, "failed"))
     assert answer.json()["verdicts"] == {"failed": 2, "passed": 1}
     assert verdict() == "failed"
-    coordinator.admin.delete(f"/v1/federations/{fid}/clients/{third.client_id}")
+    coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{third.client_id}")
     assert verdict() == "passed"
-    assert coordinator.admin.put(acceptance(fid), json=figures(pack, "failed")).status_code == 201
+    assert coordinator.admin.put(acceptance(federation_id), json=figures(pack, "failed")).status_code == 201
     assert verdict() == "failed"
-    assert refused(first.http.put(acceptance(fid), json=figures(pack))) == (409, "upload-conflict")
+    assert refused(first.http.put(acceptance(federation_id), json=figures(pack))) == (409, "upload-conflict")
 
 
 def test_final_weights_outlive_a_pack_that_is_deleted_after_the_end(coordinator: Served) -> None:
-    fid, (pivotal, _), _ = published(coordinator)
-    coordinator.admin.post(f"/v1/federations/{fid}/finish")
-    assert coordinator.admin.delete(path(fid, PIVOT)).status_code == 204
+    federation_id, (pivotal, _), _ = published(coordinator)
+    coordinator.admin.post(f"/v1/federations/{federation_id}/finish")
+    assert coordinator.admin.delete(path(federation_id, PIVOT)).status_code == 204
     answer = pivotal.http.get(url(pivotal, 2, "/weights"))
     assert answer.status_code == 200, answer.text

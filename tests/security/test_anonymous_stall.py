@@ -44,8 +44,8 @@ def test_faults_are_not_looked_for_after_the_first_few(message: dict[str, Any]) 
 
 def test_many_faults_are_not_listed(coordinator: Served) -> None:
     anchors = {"anchors": [{} for _ in range(200)]}
-    fid = coordinator.federation()
-    refused = coordinator.admin.put(f"/v1/federations/{fid}/anchors", json=anchors)
+    federation_id = coordinator.federation()
+    refused = coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=anchors)
     assert (refused.status_code, slug(refused)) == (422, "validation")
     assert "errors" not in refused.json()
     assert str(MOST_FAULTS) in refused.json()["detail"]

@@ -33,9 +33,9 @@ def entries(served: Served) -> list[tuple[str, str, str, str | None]]:
 
 
 def test_an_operators_download_of_an_adapter_is_written_down(served: Served) -> None:
-    fid, (silo, _) = running(served)
+    federation_id, (silo, _) = running(served)
     deliver(silo, 1, values(1.0))
-    path = f"/v1/federations/{fid}/clients/{silo.client_id}/adapter"
+    path = f"/v1/federations/{federation_id}/clients/{silo.client_id}/adapter"
     before = entries(served)
     assert silo.http.get(path).status_code == 200, "the client's own is nobody's business"
     assert served.person("auditor").get(path).status_code == 403
@@ -46,25 +46,25 @@ def test_an_operators_download_of_an_adapter_is_written_down(served: Served) -> 
 
 
 def test_what_people_do_with_alignment_is_written_down(served: Served) -> None:
-    fid, pack = with_packs(served)
-    path = f"/v1/federations/{fid}/alignments/{OTHER}/acceptance"
+    federation_id, pack = with_packs(served)
+    path = f"/v1/federations/{federation_id}/alignments/{OTHER}/acceptance"
     for _ in range(2):
         assert served.admin.put(path, json=figures(pack)).status_code in (200, 201)
     found = [entry for entry in entries(served) if entry[0] != "federation-created"]
     assert [(event, actor, subject) for event, actor, subject, _ in found] == [
-        ("anchors-set", "settings", fid),
-        ("pack-stored", "settings", fid),
-        ("pack-stored", "settings", fid),
-        ("acceptance-set", "settings", fid),
+        ("anchors-set", "settings", federation_id),
+        ("pack-stored", "settings", federation_id),
+        ("pack-stored", "settings", federation_id),
+        ("acceptance-set", "settings", federation_id),
     ]
     assert [reason for *_, reason in found][2:] == [f"{OTHER}: {pack}", f"{OTHER}: passed"]
 
 
 def test_what_a_client_does_with_alignment_is_no_persons_deed(served: Served) -> None:
-    fid, pack = with_packs(served)
+    federation_id, pack = with_packs(served)
     before = len(entries(served))
-    silo = served.enrol(fid, "a", base_model=OTHER)
-    path = f"/v1/federations/{fid}/alignments/{OTHER}/acceptance"
+    silo = served.enrol(federation_id, "a", base_model=OTHER)
+    path = f"/v1/federations/{federation_id}/alignments/{OTHER}/acceptance"
     assert silo.http.put(path, json=figures(pack)).status_code == 201
     assert [entry[0] for entry in entries(served)[before:]] == ["enrolment-token-made", "client-enrolled"]
 

@@ -33,41 +33,43 @@ def score(silo: Silo, number: int, exact_match: float) -> tuple[int, str]:
     return answer.status_code, slug(answer) if answer.is_error else ""
 
 
-def kept(rows: Rows, served: Served, fid: str) -> int:
+def kept(rows: Rows, served: Served, federation_id: str) -> int:
     """Count a federation's events when those that are under way are written."""
     time.sleep(1.2)
-    ((count,),) = rows(served.database_url, f"SELECT count(*) FROM events WHERE federation_id = '{fid}'")
+    ((count,),) = rows(
+        served.database_url, f"SELECT count(*) FROM events WHERE federation_id = '{federation_id}'"
+    )
     return int(count)
 
 
 def test_a_finished_federation_takes_each_clients_scores_once(coordinator: Served, rows: Rows) -> None:
-    fid, silos = running(coordinator, **plan(rounds={"total": 1}))
-    one_round(coordinator, fid, silos, 1, [1.0, 3.0])
-    before = kept(rows, coordinator, fid)
+    federation_id, silos = running(coordinator, **plan(rounds={"total": 1}))
+    one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
+    before = kept(rows, coordinator, federation_id)
     assert score(silos[0], 1, 0.5) == (204, "")
     for number in range(20):
         assert score(silos[0], 1, number / 100) == (409, "round-closed")
     assert score(silos[0], 1, 0.5) == (204, ""), "the same again is no change"
-    assert kept(rows, coordinator, fid) == before + 1
+    assert kept(rows, coordinator, federation_id) == before + 1
 
 
 def test_scores_of_a_round_are_replaced_a_few_times_only(coordinator: Served, rows: Rows) -> None:
-    fid, (silo, other) = running(coordinator)
+    federation_id, (silo, other) = running(coordinator)
     for one in (silo, other):
         join(one, 1)
     answers = [score(silo, 1, number / 100) for number in range(scores.MOST_CHANGES + 3)]
     assert answers == [(204, "")] * (scores.MOST_CHANGES + 1) + [(409, "round-closed")] * 2
     assert score(other, 1, 0.5) == (204, ""), "another client's are its own"
-    before = kept(rows, coordinator, fid)
+    before = kept(rows, coordinator, federation_id)
     for _ in range(20):
         assert score(other, 1, 0.5) == (204, "")
-    assert kept(rows, coordinator, fid) == before, "nothing is different"
+    assert kept(rows, coordinator, federation_id) == before, "nothing is different"
 
 
 def test_rounds_that_ended_long_ago_take_no_scores(coordinator: Served) -> None:
-    fid, silos = running(coordinator, **plan(rounds={"total": 9}))
+    federation_id, silos = running(coordinator, **plan(rounds={"total": 9}))
     for number in (1, 2, 3):
-        one_round(coordinator, fid, silos, number, [1.0, 3.0])
+        one_round(coordinator, federation_id, silos, number, [1.0, 3.0])
     assert score(silos[0], 1, 0.5) == (409, "round-closed")
     assert [score(silos[0], number, 0.5) for number in (2, 3)] == [(204, "")] * 2
 
@@ -75,39 +77,41 @@ def test_rounds_that_ended_long_ago_take_no_scores(coordinator: Served) -> None:
 def test_acceptance_tests_are_told_together_and_replaced_once_a_minute(
     coordinator: Served, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fid, pack = with_packs(coordinator)
-    silo = coordinator.enrol(fid, "a", base_model=OTHER)
-    before = kept(rows, coordinator, fid)
-    assert silo.http.put(path(fid), json=figures(pack)).status_code == 201
-    refused = silo.http.put(path(fid), json=figures(pack, steps=51))
+    federation_id, pack = with_packs(coordinator)
+    silo = coordinator.enrol(federation_id, "a", base_model=OTHER)
+    before = kept(rows, coordinator, federation_id)
+    assert silo.http.put(path(federation_id), json=figures(pack)).status_code == 201
+    refused = silo.http.put(path(federation_id), json=figures(pack, steps=51))
     assert (refused.status_code, slug(refused)) == (429, "rate-limited")
     assert 0 < int(refused.headers["Retry-After"]) <= transfer_test.REPLACED_AFTER.total_seconds() + 6
-    assert kept(rows, coordinator, fid) == before + 1
+    assert kept(rows, coordinator, federation_id) == before + 1
     monkeypatch.setattr(transfer_test, "REPLACED_AFTER", -transfer_test.REPLACED_AFTER)
     began = time.monotonic()
     for steps in range(60, 80):
-        assert silo.http.put(path(fid), json=figures(pack, steps=steps)).status_code == 201
+        assert silo.http.put(path(federation_id), json=figures(pack, steps=steps)).status_code == 201
     most = 2 + (time.monotonic() - began) / 0.5
-    assert kept(rows, coordinator, fid) - before - 1 <= most
-    before = kept(rows, coordinator, fid)
-    assert silo.http.put(path(fid), json=figures(pack, steps=79)).status_code == 200
-    assert kept(rows, coordinator, fid) == before
+    assert kept(rows, coordinator, federation_id) - before - 1 <= most
+    before = kept(rows, coordinator, federation_id)
+    assert silo.http.put(path(federation_id), json=figures(pack, steps=79)).status_code == 200
+    assert kept(rows, coordinator, federation_id) == before
 
 
 def test_a_full_disk_takes_neither_scores_nor_acceptance_tests(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> None:
     served = serve(fresh_database("sqlite"), storage_reserve_mib=2**40)
-    fid, (silo, _) = running(served)
+    federation_id, (silo, _) = running(served)
     join(silo, 1)
     assert score(silo, 1, 0.5) == (507, "storage-full")
-    full = silo.http.put(path(fid, "tiny-s-3f0c9a1b2c3d"), json=figures("sha256:" + "0" * 64))
+    full = silo.http.put(path(federation_id, "tiny-s-3f0c9a1b2c3d"), json=figures("sha256:" + "0" * 64))
     assert (full.status_code, slug(full)) == (507, "storage-full")
 
 
-def numbers(database: Database, fid: str) -> list[int]:
+def numbers(database: Database, federation_id: str) -> list[int]:
     with database.read() as session:
-        query = select(EventRow.number).where(EventRow.federation_id == fid).order_by(EventRow.number)
+        query = (
+            select(EventRow.number).where(EventRow.federation_id == federation_id).order_by(EventRow.number)
+        )
         return list(session.scalars(query))
 
 
@@ -129,25 +133,27 @@ def test_a_federation_keeps_its_newest_events_only(
 
 
 def test_the_events_of_a_round_go_with_its_tensors(coordinator: Served) -> None:
-    fid, silos = running(coordinator, **plan(rounds={"total": 9}))
+    federation_id, silos = running(coordinator, **plan(rounds={"total": 9}))
     for number in (1, 2, 3):
-        one_round(coordinator, fid, silos, number, [1.0, 3.0])
-    wait_for(coordinator, fid, 4, "open")
+        one_round(coordinator, federation_id, silos, number, [1.0, 3.0])
+    wait_for(coordinator, federation_id, 4, "open")
     database = Database(coordinator.database_url)
     try:
         with database.write() as session:
-            event_log.append(session, fid, "alignment", {"base_model": "b", "digest": "d"})
+            event_log.append(session, federation_id, "alignment", {"base_model": "b", "digest": "d"})
         while retention.thin_out(database, 2):
             pass
         with database.read() as session:
-            left = session.scalars(select(EventRow.data).where(EventRow.federation_id == fid)).all()
-            newest = session.scalar(select(FederationRow.events).where(FederationRow.id == fid))
-            last = session.scalar(select(func.max(EventRow.number)).where(EventRow.federation_id == fid))
+            left = session.scalars(select(EventRow.data).where(EventRow.federation_id == federation_id)).all()
+            newest = session.scalar(select(FederationRow.events).where(FederationRow.id == federation_id))
+            last = session.scalar(
+                select(func.max(EventRow.number)).where(EventRow.federation_id == federation_id)
+            )
     finally:
         database.close()
     assert {data["round"] for data in left if "round" in data} == {2, 3, 4}
     assert {"base_model": "b", "digest": "d"} in left
     assert newest == last
-    shown = coordinator.admin.get(f"/v1/federations/{fid}/rounds/1").json()
+    shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()
     assert shown["counts"]["arrived"] == 2, "the round is shown as before"
     deliver(silos[0], 4, values(1.0))

@@ -21,14 +21,16 @@ from tests.signed import signed
 MOST = 40
 
 
-def path_of(fid: str) -> str:
-    return f"/v1/federations/{fid}/events"
+def path_of(federation_id: str) -> str:
+    return f"/v1/federations/{federation_id}/events"
 
 
-def lines_of(stack: ExitStack, client: httpx.Client, fid: str, last: int | None = None) -> Iterator[str]:
+def lines_of(
+    stack: ExitStack, client: httpx.Client, federation_id: str, last: int | None = None
+) -> Iterator[str]:
     """Begin to follow; return the lines of the stream."""
     headers = {} if last is None else {"Last-Event-ID": str(last)}
-    answer = stack.enter_context(client.stream("GET", path_of(fid), headers=headers))
+    answer = stack.enter_context(client.stream("GET", path_of(federation_id), headers=headers))
     assert answer.status_code == 200
     return answer.iter_lines()
 
@@ -41,20 +43,20 @@ def soon(is_so: Callable[[], bool]) -> None:
 
 
 def test_a_caller_follows_four_streams_at_once(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    silo, other = coordinator.enrol(fid, "a"), coordinator.enrol(fid, "b")
+    federation_id = coordinator.federation()
+    silo, other = coordinator.enrol(federation_id, "a"), coordinator.enrol(federation_id, "b")
     with ExitStack() as stack:
         for _ in range(MOST_OF_A_CALLER - 1):
-            lines_of(stack, silo.http, fid)
+            lines_of(stack, silo.http, federation_id)
         with ExitStack() as last:
-            lines_of(last, silo.http, fid)
-            refused = silo.http.get(path_of(fid))
+            lines_of(last, silo.http, federation_id)
+            refused = silo.http.get(path_of(federation_id))
             assert (refused.status_code, slug(refused)) == (429, "rate-limited")
             assert int(refused.headers["retry-after"]) >= 1
-            lines_of(stack, other.http, fid)
+            lines_of(stack, other.http, federation_id)
 
         def is_let_in() -> bool:
-            with silo.http.stream("GET", path_of(fid)) as answer:
+            with silo.http.stream("GET", path_of(federation_id)) as answer:
                 return answer.status_code == 200
 
         soon(is_let_in)
@@ -79,13 +81,13 @@ def test_all_streams_of_a_process_cost_one_look(
     monkeypatch.setattr(event_fanout, "_ask", asking)
     monkeypatch.setattr(event_fanout, "_page", paging)
     silos = [served.enrol(served.federation(), f"silo-{i}") for i in range(3)]
-    fids = {silo.federation_id for silo in silos}
+    federation_ids = {silo.federation_id for silo in silos}
     with ExitStack() as stack:
         opened = [lines_of(stack, silo.http, silo.federation_id) for silo in silos for _ in range(4)]
         state: Streams = served._server._app.state.streams
         looks = state.looks + 1
         soon(lambda: state.looks > looks + 2)
-        assert asked[-1] == fids
+        assert asked[-1] == federation_ids
         assert len(pages) == len(opened), "who is quiet asks once, when it begins"
         served.admin.post(f"/v1/federations/{silos[0].federation_id}/start")
         for lines in opened[:4]:
@@ -98,26 +100,26 @@ def test_a_quiet_stream_shows_that_it_is_there_and_ends(
 ) -> None:
     monkeypatch.setattr(event_stream, "HEARTBEAT_SECONDS", 0.2)
     monkeypatch.setattr(event_stream, "LONGEST_SECONDS", 1.0)
-    fid = coordinator.federation()
-    coordinator.enrol(fid, "a")
+    federation_id = coordinator.federation()
+    coordinator.enrol(federation_id, "a")
     with ExitStack() as stack:
-        seen = list(lines_of(stack, coordinator.admin, fid))
+        seen = list(lines_of(stack, coordinator.admin, federation_id))
     assert ": still here" in seen
     assert "id: 1" in seen, "by which it is resumed, though nothing happened"
-    coordinator.enrol(fid, "b")
+    coordinator.enrol(federation_id, "b")
     with ExitStack() as stack:
-        assert "id: 2" in list(lines_of(stack, coordinator.admin, fid, last=1))
+        assert "id: 2" in list(lines_of(stack, coordinator.admin, federation_id, last=1))
 
 
 def test_who_fell_behind_what_is_remembered_misses_nothing(
     coordinator: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_fanout, "_REMEMBERED", 1)
-    fid = coordinator.federation()
+    federation_id = coordinator.federation()
     with ExitStack() as stack:
-        lines = lines_of(stack, coordinator.admin, fid)
+        lines = lines_of(stack, coordinator.admin, federation_id)
         for name in "abcd":
-            coordinator.enrol(fid, name)
+            coordinator.enrol(federation_id, name)
         ids = (line for line in lines if line.startswith("id: ") and line != "id: 0")
         assert [next(ids) for _ in range(4)] == ["id: 1", "id: 2", "id: 3", "id: 4"]
 

@@ -41,8 +41,8 @@ def silo(served: Served) -> Silo:
 
 
 def test_of_twenty_keys_that_enrol_at_once_with_one_token_one_becomes_the_member(served: Served) -> None:
-    fid = served.federation()
-    token = served.enrolment_token(fid, "aster")
+    federation_id = served.federation()
+    token = served.enrolment_token(federation_id, "aster")
     keys = [Ed25519PrivateKey.generate() for _ in range(AT_ONCE)]
     requests = [enrolment(served.http(), token, "aster", key) for key in keys]
     barrier = Barrier(AT_ONCE)
@@ -55,7 +55,7 @@ def test_of_twenty_keys_that_enrol_at_once_with_one_token_one_becomes_the_member
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(send, requests))
     assert sorted(answer.status_code for answer in answers) == [201] + [401] * (AT_ONCE - 1)
-    assert len(served.admin.get(f"/v1/federations/{fid}/clients").json()["items"]) == 1
+    assert len(served.admin.get(f"/v1/federations/{federation_id}/clients").json()["items"]) == 1
     first = next(i for i, answer in enumerate(answers) if answer.status_code == 201)
     again = served.http().post("/v1/enrolments", json=requests[first])
     assert again.json()["client_id"] == answers[first].json()["client_id"]
@@ -64,17 +64,20 @@ def test_of_twenty_keys_that_enrol_at_once_with_one_token_one_becomes_the_member
 
 
 def test_a_client_that_is_revoked_while_its_body_travels_leaves_nothing(served: Served) -> None:
-    fid, (silo, _) = running(served)
+    federation_id, (silo, _) = running(served)
     body = update_body(silo, 1, join(silo, 1), values(1.0))
     request = signed(served, silo, "PUT", url(silo, 1, "/update"), body, **{"Content-Type": MEDIA_TYPE})
     with connected(served) as line:
         line.sendall(request_bytes(request, body=body[:100]))
         time.sleep(0.2)  # recognised, and its body is waited for
-        assert served.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}").status_code == 204
+        assert (
+            served.admin.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}").status_code
+            == 204
+        )
         line.sendall(body[100:])
         answer = listen(line)
     assert (answer.status, answer.problem) == (401, "key-revoked")
-    assert show(served, fid, 1)["counts"]["arrived"] == 0
+    assert show(served, federation_id, 1)["counts"]["arrived"] == 0
 
 
 SIGNED = {
@@ -172,16 +175,16 @@ def test_what_a_client_accepts_changes_nothing_of_what_it_is(served: Served, sil
 
 def test_a_pack_that_expands_without_end_is_refused_early(served: Served) -> None:
     pivot = {"pivot": "tiny-s-3f0c9a1b2c3d"}
-    fid = served.federation(strategy={"name": "fedmosaic"}, alignment=pivot)
+    federation_id = served.federation(strategy={"name": "fedmosaic"}, alignment=pivot)
     writer = zstandard.ZstdCompressor(level=3, write_checksum=True).compressobj()
     bomb = b"".join([*(writer.compress(bytes(2**20)) for _ in range(300)), writer.flush()])
     answer = served.admin.put(
-        f"/v1/federations/{fid}/alignments/{pivot['pivot']}",
+        f"/v1/federations/{federation_id}/alignments/{pivot['pivot']}",
         content=bomb,
         headers=upload_headers(bomb, "zstd"),
     )
     assert answer.status_code in (413, 422), answer.text
-    assert served.admin.get(f"/v1/federations/{fid}/alignments").json()["items"] == []
+    assert served.admin.get(f"/v1/federations/{federation_id}/alignments").json()["items"] == []
 
 
 def test_a_foreign_page_gets_and_does_nothing(served: Served) -> None:

@@ -36,17 +36,17 @@ def test_two_members_learn_each_others_adapter_only_where_the_plan_says_so(
     coordinator: Served, strategy: str, least: int
 ) -> None:
     wanted = plan(strategy={"name": strategy}, privacy={"min_voices": least})
-    fid, (curious, victim) = running(coordinator, **wanted)
+    federation_id, (curious, victim) = running(coordinator, **wanted)
     mine = adapter(1)
     secret = {name: 0.5 * mine[name] + 0.7 * own for name, own in adapter(2).items()}  # they agree a little
     deliver(curious, 1, mine)
     deliver(victim, 1, secret)
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     join(curious, 2)
     served = weights(curious, 2)
-    claims = " ".join(coordinator.admin.get(f"/v1/federations/{fid}").json()["claims"])
+    claims = " ".join(coordinator.admin.get(f"/v1/federations/{federation_id}").json()["claims"])
     assert "confidential in transit and from other clients" not in claims
-    shown = coordinator.admin.get(f"/v1/federations/{fid}/rounds/1/relevance").json()
+    shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     if least == 1:
         own, other = shown["served"][0] if strategy == "fedmosaic" else (0.5, 0.5)
         for name in secret:
@@ -65,35 +65,35 @@ def spied_on(coordinator: Served, least: int) -> tuple[str, list[Silo], list[dic
         rounds={"total": 9, "min_clients": 3, "collect_seconds": 2.0},
         privacy={"min_voices": least},
     )
-    fid, silos = running(coordinator, clients=3, **wanted)
+    federation_id, silos = running(coordinator, clients=3, **wanted)
     sent = [adapter(i) for i in range(3)]
     for silo, one, axis in zip(silos, sent, np.eye(4, dtype=np.float32), strict=False):
         deliver(silo, 1, one, signature=axis)
-    wait_for(coordinator, fid, 1, "published")
-    return fid, silos, sent, coordinator.enrol(fid, "spy")
+    wait_for(coordinator, federation_id, 1, "published")
+    return federation_id, silos, sent, coordinator.enrol(federation_id, "spy")
 
 
 @pytest.mark.parametrize("least", [1, 2, 3])
 def test_a_guessed_signature_gets_one_members_adapter_only_where_the_plan_says_so(
     coordinator: Served, least: int
 ) -> None:
-    fid, _, sent, spy = spied_on(coordinator, least)
+    federation_id, _, sent, spy = spied_on(coordinator, least)
     join(spy, 2, GUESS)
     served = weights(spy, 2)
     assert equal(served, sent[0] if least == 1 else values(0.0))
-    claims = " ".join(coordinator.admin.get(f"/v1/federations/{fid}").json()["claims"])
+    claims = " ".join(coordinator.admin.get(f"/v1/federations/{federation_id}").json()["claims"])
     assert ("newcomer that guesses the signature of one" in claims) is (least == 1)
 
 
 def test_whoever_only_joins_costs_the_others_two_deadlines_and_no_more(coordinator: Served) -> None:
-    fid, silos, sent, spy = spied_on(coordinator, 1)
+    federation_id, silos, sent, spy = spied_on(coordinator, 1)
     waited = []
     for number in (2, 3, 4, 5):
         join(spy, number, GUESS)
         begin = time.monotonic()
         for silo, one in zip(silos, sent, strict=True):
             deliver(silo, number, one)
-        wait_for(coordinator, fid, number, "published")
+        wait_for(coordinator, federation_id, number, "published")
         waited.append(time.monotonic() - begin)
     assert min(waited[:2]) > 1.5
     assert max(waited[2:]) < 1.5
@@ -102,26 +102,26 @@ def test_whoever_only_joins_costs_the_others_two_deadlines_and_no_more(coordinat
     deliver(spy, 6, adapter(9))  # nobody waits for it, and it delivers all the same
     for silo, one in zip(silos, sent, strict=True):
         deliver(silo, 6, one)
-    assert wait_for(coordinator, fid, 6, "published")["counts"]["arrived"] == 4
+    assert wait_for(coordinator, federation_id, 6, "published")["counts"]["arrived"] == 4
     join(spy, 7)
     for silo, one in zip(silos, sent, strict=True):
         deliver(silo, 7, one)
-    assert show(coordinator, fid, 7)["state"] == "collecting"  # it counts again, and is waited for
+    assert show(coordinator, federation_id, 7)["state"] == "collecting"  # it counts again, and is waited for
 
 
 def test_members_that_only_join_begin_no_round(coordinator: Served) -> None:
     rounds = {"total": 9, "min_clients": 2, "collect_seconds": 0.3}
-    fid, silos = running(coordinator, **plan(rounds=rounds))
+    federation_id, silos = running(coordinator, **plan(rounds=rounds))
     for number in (1, 2):
         for silo in silos:
             join(silo, number)
-        wait_for(coordinator, fid, number, "abandoned")
+        wait_for(coordinator, federation_id, number, "abandoned")
     for silo in silos:
         join(silo, 3)
-    assert show(coordinator, fid, 3)["state"] == "open"
+    assert show(coordinator, federation_id, 3)["state"] == "open"
     for silo in silos:
         deliver(silo, 3, values(1.0))
-    wait_for(coordinator, fid, 3, "published")
+    wait_for(coordinator, federation_id, 3, "published")
 
 
 def lora(silo: Silo, number: int, seed: int) -> dict[str, Any]:
@@ -162,18 +162,18 @@ def folded(silo: Silo, number: int) -> dict[str, Any]:
 def test_a_fold_shows_nobodys_factors_and_needs_its_voices(
     coordinator: Served, strategy: str, least: int
 ) -> None:
-    fid = coordinator.federation(
+    federation_id = coordinator.federation(
         strategy={"name": strategy},
         adapter={"kind": "lora", "rank": RANK, "blocks": 1, "roles": ["q"]},
         rounds={"total": 3, "min_clients": 3, "collect_seconds": 600},
         privacy={"min_voices": least},
     )
     profile: dict[str, Any] = {"layers": 1, "roles": ["q"], "shapes": {"q": [D_OUT, D_IN]}}
-    silos = [coordinator.enrol(fid, f"l{i}", **profile) for i in range(3)]
-    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    silos = [coordinator.enrol(federation_id, f"l{i}", **profile) for i in range(3)]
+    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
     sent = [lora(silo, 1, i) for i, silo in enumerate(silos)]
-    wait_for(coordinator, fid, 1, "published")
-    newcomer = coordinator.enrol(fid, "late", **profile)
+    wait_for(coordinator, federation_id, 1, "published")
+    newcomer = coordinator.enrol(federation_id, "late", **profile)
     seen = folded(silos[0], 2)
     if least == 3:  # two others: too few
         assert equal(seen, sent[0])
@@ -198,10 +198,12 @@ def _cosine(one: Any, other: Any) -> float:
 
 def test_examples_count_up_to_the_plans_most_and_are_shown_to_be_more(coordinator: Served) -> None:
     rounds = {"total": 2, "min_clients": 3, "collect_seconds": 600}
-    fid, silos = running(coordinator, clients=3, **plan(rounds=rounds, limits={"max_examples": 1000}))
+    federation_id, silos = running(
+        coordinator, clients=3, **plan(rounds=rounds, limits={"max_examples": 1000})
+    )
     for i, silo in enumerate(silos):
         deliver(silo, 1, values(i + 1.0), examples=2**31 - 1 if i == 2 else 1000)
-    shown = wait_for(coordinator, fid, 1, "published")
+    shown = wait_for(coordinator, federation_id, 1, "published")
     join(silos[0], 2)
     np.testing.assert_allclose(weights(silos[0], 2)["b0.q.P"], 2.0, atol=1e-6)
     capped = {one["client_id"]: one["examples_capped"] for one in shown["clients"]}

@@ -31,13 +31,13 @@ def unit(vector: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def test_unit_vectors_as_signatures_read_no_coordinate_of_a_peer(coordinator: Served) -> None:
-    fid, (spy, peer) = running(coordinator, **MOSAIC)
+    federation_id, (spy, peer) = running(coordinator, **MOSAIC)
     secret = unit(np.random.default_rng(3).normal(size=4))
     read: list[float] = []
     for number in range(1, 5):
         deliver(peer, number, values(1.0), signature=secret.astype(np.float32))
         deliver(spy, number, values(2.0), signature=np.eye(4, dtype=np.float32)[number - 1])
-        wait_for(coordinator, fid, number, "published")
+        wait_for(coordinator, federation_id, number, "published")
         row = spy.http.get(url(spy, number, "/relevance")).json()
         assert (row["similarity"], row["agreement"]) == (None, None)
         numbers = [*row["relevance"][0], *row["entropy"], *(row["served"] or [[]])[0]]
@@ -57,14 +57,14 @@ def seen_by(silo: Silo, number: int) -> list[Any]:
 
 
 def test_a_running_mean_gives_no_peers_score(coordinator: Served) -> None:
-    fid, silos = running(coordinator, 5, **plan(rounds={"min_clients": 5}))
+    federation_id, silos = running(coordinator, 5, **plan(rounds={"min_clients": 5}))
     for silo, exact in zip(silos, TRUE, strict=True):
         join(silo, 1)
         score(silo, 1, exact)
         assert seen_by(silos[0], 1) == [None, None], "the round is not published"
     for silo in silos:
         deliver(silo, 1, values(1.0))
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     for shown in seen_by(silos[0], 1):
         assert shown["worst"] is None, "it is one client's figure"
         assert shown["mean"]["exact_match"] == pytest.approx(np.mean(TRUE))
@@ -73,11 +73,11 @@ def test_a_running_mean_gives_no_peers_score(coordinator: Served) -> None:
 
 
 def test_a_mean_that_another_client_may_still_join_is_not_shown(coordinator: Served) -> None:
-    fid, silos = running(coordinator, 4, **plan(rounds={"min_clients": 4, "total": 4}))
+    federation_id, silos = running(coordinator, 4, **plan(rounds={"min_clients": 4, "total": 4}))
     for number in (1, 2, 3):
         for silo in silos:
             deliver(silo, number, values(1.0))
-        wait_for(coordinator, fid, number, "published")
+        wait_for(coordinator, federation_id, number, "published")
         if number == 1:
             for silo in silos[:3]:
                 score(silo, 1, 0.5)
@@ -86,11 +86,11 @@ def test_a_mean_that_another_client_may_still_join_is_not_shown(coordinator: Ser
 
 
 def test_a_mean_of_two_is_not_shown(coordinator: Served) -> None:
-    fid, silos = running(coordinator)
+    federation_id, silos = running(coordinator)
     for silo in silos:
         deliver(silo, 1, values(1.0))
         score(silo, 1, 0.5)
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     assert seen_by(silos[0], 1) == [None, None]
     assert coordinator.admin.get(url(silos[0], 1)).json()["scores"]["mean"]["exact_match"] == 0.5
 
@@ -106,10 +106,10 @@ def test_clients_read_their_own_bytes_only(coordinator: Served) -> None:
     assert everything["up"] > shown["bytes"]["up"] > 0
 
 
-def events(http: httpx.Client, fid: str, last: str) -> list[dict[str, Any]]:
+def events(http: httpx.Client, federation_id: str, last: str) -> list[dict[str, Any]]:
     """Read a federation's events of rounds from the beginning until a round is in a state."""
     seen: list[dict[str, Any]] = []
-    path = f"/v1/federations/{fid}/events"
+    path = f"/v1/federations/{federation_id}/events"
     with http.stream("GET", path, headers={"Last-Event-ID": "0"}) as stream:
         for line in stream.iter_lines():
             data = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
@@ -121,18 +121,18 @@ def events(http: httpx.Client, fid: str, last: str) -> list[dict[str, Any]]:
 
 
 def test_a_clients_events_have_neither_bytes_nor_scores(coordinator: Served) -> None:
-    fid, silos = running(coordinator, **plan(rounds={"total": 1}))
+    federation_id, silos = running(coordinator, **plan(rounds={"total": 1}))
     for silo in silos:
         join(silo, 1)
         score(silo, 1, 0.5)
     for silo in silos:
         deliver(silo, 1, values(1.0))
-    wait_for(coordinator, fid, 1, "published")
-    shown = events(silos[0].http, fid, "published")
+    wait_for(coordinator, federation_id, 1, "published")
+    shown = events(silos[0].http, federation_id, "published")
     assert [sorted(one) for one in shown] == [
         ["counts", "deadline", "opened_at", "published_at", "reason", "round", "seconds", "state"]
     ] * len(shown)
-    assert events(coordinator.admin, fid, "published")[-1]["scores"]["mean"]["exact_match"] == 0.5
+    assert events(coordinator.admin, federation_id, "published")[-1]["scores"]["mean"]["exact_match"] == 0.5
 
 
 SUMMARY = {
@@ -142,23 +142,23 @@ SUMMARY = {
 FIELDS: dict[str, set[str] | int] = {
     "/v1/audit": 403,
     "/v1/federations": 403,
-    "/v1/federations/{fid}": 403,
-    "/v1/federations/{fid}/clients": 403,
-    "/v1/federations/{fid}/clients/{cid}": 404,
-    "/v1/federations/{fid}/clients/{cid}/adapter": 404,
+    "/v1/federations/{federation_id}": 403,
+    "/v1/federations/{federation_id}/clients": 403,
+    "/v1/federations/{federation_id}/clients/{client_id}": 404,
+    "/v1/federations/{federation_id}/clients/{client_id}/adapter": 404,
     "/v1/tokens": 403,
     "/v1/tokens/{token_id}": 403,
     "/v1/me": {"client_id", "name", "organisation", "federation_id", "state", "layout"},
-    "/v1/federations/{fid}/alignments": {"items", "next", "voided"},
-    "/v1/federations/{fid}/rounds": {"items", "next"},
-    "/v1/federations/{fid}/rounds/{n}": SUMMARY | {"clients", "claims"},
-    "/v1/federations/{fid}/rounds/{n}/relevance": {
+    "/v1/federations/{federation_id}/alignments": {"items", "next", "voided"},
+    "/v1/federations/{federation_id}/rounds": {"items", "next"},
+    "/v1/federations/{federation_id}/rounds/{n}": SUMMARY | {"clients", "claims"},
+    "/v1/federations/{federation_id}/rounds/{n}/relevance": {
         *("round", "clients", "rows", "relevance", "similarity", "entropy", "served", "agreement", "held")
     },
 }
 """What a client finds under each path that tells of others, or the status with which it is refused.
 
-A client in {cid} is another one.
+A client in {client_id} is another one.
 """
 
 UNRELATED = {
@@ -166,14 +166,14 @@ UNRELATED = {
     "/readyz": "nothing of a federation",
     "/metrics": "sums over all federations of a process",
     "/v1/hello": "the server",
-    "/v1/federations/{fid}/events": "a test of its own above",
-    "/v1/federations/{fid}/plan": "the plan, alike for all",
-    "/v1/federations/{fid}/anchors": "the texts, alike for all",
-    "/v1/federations/{fid}/roster": "public keys of the members, where the plan has them checked",
-    "/v1/federations/{fid}/alignments/{base_model}": "a pack of a base model, alike for all",
-    "/v1/federations/{fid}/rounds/current": "what the client has to do",
-    "/v1/federations/{fid}/rounds/{n}/manifest": "the client's own",
-    "/v1/federations/{fid}/rounds/{n}/weights": "the client's own",
+    "/v1/federations/{federation_id}/events": "a test of its own above",
+    "/v1/federations/{federation_id}/plan": "the plan, alike for all",
+    "/v1/federations/{federation_id}/anchors": "the texts, alike for all",
+    "/v1/federations/{federation_id}/roster": "public keys of the members, where the plan has them checked",
+    "/v1/federations/{federation_id}/alignments/{base_model}": "a pack of a base model, alike for all",
+    "/v1/federations/{federation_id}/rounds/current": "what the client has to do",
+    "/v1/federations/{federation_id}/rounds/{n}/manifest": "the client's own",
+    "/v1/federations/{federation_id}/rounds/{n}/weights": "the client's own",
 }
 
 
@@ -181,18 +181,20 @@ def test_each_get_route_shows_a_client_what_the_table_says(coordinator: Served) 
     paths = coordinator.http().get("/openapi.json").json()["paths"]
     readable = {path for path, operations in paths.items() if "get" in operations}
     assert readable == FIELDS.keys() | UNRELATED.keys(), "a new route needs a row"
-    fid, (silo, other) = running(coordinator, **MOSAIC)
+    federation_id, (silo, other) = running(coordinator, **MOSAIC)
     for one in (silo, other):
         deliver(one, 1, values(1.0))
         score(one, 1, 0.5)
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     for path, fields in FIELDS.items():
-        answer = silo.http.get(path.format(fid=fid, n=1, cid=other.client_id, token_id="tok_0"))
+        answer = silo.http.get(
+            path.format(federation_id=federation_id, n=1, client_id=other.client_id, token_id="tok_0")
+        )
         if isinstance(fields, int):
             assert answer.status_code == fields, path
         else:
             assert (answer.status_code, set(answer.json())) == (200, fields), path
-    listed = silo.http.get(f"/v1/federations/{fid}/rounds").json()["items"]
+    listed = silo.http.get(f"/v1/federations/{federation_id}/rounds").json()["items"]
     assert [set(one) for one in listed] == [SUMMARY, SUMMARY]
     shown = silo.http.get(url(silo, 1))
     assert [one["client_id"] for one in shown.json()["clients"]] == [silo.client_id]

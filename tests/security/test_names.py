@@ -34,16 +34,16 @@ OLD = "clinic\u202e\x9b2J"
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
 def test_no_new_name_has_a_character_that_is_not_shown(coordinator: Served, name: str) -> None:
     plan = {"name": name, "strategy": {"name": "fedavg"}}
-    fid = coordinator.federation()
+    federation_id = coordinator.federation()
     for path, body in (
         ("/v1/federations", plan),
-        (f"/v1/federations/{fid}/enrolment-tokens", {"client_name": name}),
-        (f"/v1/federations/{fid}/enrolment-tokens", {"client_name": "a", "organisation": name}),
+        (f"/v1/federations/{federation_id}/enrolment-tokens", {"client_name": name}),
+        (f"/v1/federations/{federation_id}/enrolment-tokens", {"client_name": "a", "organisation": name}),
         ("/v1/tokens", {"role": "auditor", "name": name}),
     ):
         answer = coordinator.admin.post(path, json=body)
         assert (answer.status_code, slug(answer)) == (422, "validation"), path
-    anyone, token = coordinator.http(), coordinator.enrolment_token(fid, "a")
+    anyone, token = coordinator.http(), coordinator.enrolment_token(federation_id, "a")
     request = enrolment(anyone, token, name, Ed25519PrivateKey.generate())
     assert anyone.post("/v1/enrolments", json=request).status_code == 422
 
@@ -62,19 +62,25 @@ def test_names_of_all_languages_are_taken() -> None:
 
 def test_an_old_name_still_loads_and_is_escaped_in_the_terminal(coordinator: Served) -> None:
     operator = Operator(coordinator)
-    fid, (silo, _) = running(coordinator)
-    plan: dict[str, Any] = coordinator.admin.get(f"/v1/federations/{fid}").json()["plan"]
+    federation_id, (silo, _) = running(coordinator)
+    plan: dict[str, Any] = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["plan"]
     engine = create_engine(coordinator.database_url)
     with engine.begin() as connection:
-        named = update(FederationRow).where(FederationRow.id == fid)
+        named = update(FederationRow).where(FederationRow.id == federation_id)
         connection.execute(named.values(name=OLD, plan=plan | {"name": OLD}))
         connection.execute(update(ClientRow).where(ClientRow.id == silo.client_id).values(name=OLD))
     engine.dispose()
-    assert coordinator.admin.get(f"/v1/federations/{fid}").json()["name"] == OLD
+    assert coordinator.admin.get(f"/v1/federations/{federation_id}").json()["name"] == OLD
     assert silo.http.get("/v1/me").json()["name"] == OLD
     join(silo, 1)
-    assert coordinator.admin.get(f"/v1/federations/{fid}/rounds/1").json()["clients"][0]["name"] == OLD
-    for command in (("federation", "list"), ("federation", "show", fid), ("client", "list", fid)):
+    assert (
+        coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()["clients"][0]["name"] == OLD
+    )
+    for command in (
+        ("federation", "list"),
+        ("federation", "show", federation_id),
+        ("client", "list", federation_id),
+    ):
         shown = operator(*command)
         assert not {"\u202e", "\x9b"} & set(shown), command
         assert "\\u202e\\x9b2J" in shown.replace("\n", ""), command

@@ -28,11 +28,11 @@ def test_a_page_has_the_policy_and_no_script_of_its_own(coordinator: Served, pat
 
 
 def test_answers_with_a_new_secret_are_not_stored(coordinator: Served) -> None:
-    fid = coordinator.federation()
+    federation_id = coordinator.federation()
     asked = {"client_name": "a"}
     answers = [
         coordinator.admin.post("/v1/tokens", json={"role": "auditor", "name": "x"}),
-        coordinator.admin.post(f"/v1/federations/{fid}/enrolment-tokens", json=asked),
+        coordinator.admin.post(f"/v1/federations/{federation_id}/enrolment-tokens", json=asked),
     ]
     request = enrolment(coordinator.http(), answers[1].json()["token"], "a", Ed25519PrivateKey.generate())
     answers.append(coordinator.http().post("/v1/enrolments", json=request))

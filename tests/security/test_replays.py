@@ -57,17 +57,24 @@ def test_a_copied_put_is_refused_before_its_body_is_read(coordinator: Served) ->
 
 
 def test_a_copied_download_is_refused_and_costs_its_client_nothing(coordinator: Served) -> None:
-    fid, silos = running(coordinator)
-    one_round(coordinator, fid, silos, 1, [1.0, 2.0])
+    federation_id, silos = running(coordinator)
+    one_round(coordinator, federation_id, silos, 1, [1.0, 2.0])
     silo = silos[0]
     assert try_join(silo, 2).status_code == 200
     bytes_down: list[int] = []
-    for path in (url(silo, 2, "/weights"), f"/v1/federations/{fid}/clients/{silo.client_id}/adapter"):
+    for path in (
+        url(silo, 2, "/weights"),
+        f"/v1/federations/{federation_id}/clients/{silo.client_id}/adapter",
+    ):
         request = signed(coordinator, silo, "GET", path)
         assert send(coordinator, request) == (200, "")
-        counted = coordinator.admin.get(f"/v1/federations/{fid}/clients/{silo.client_id}").json()["bytes"]
+        counted = coordinator.admin.get(f"/v1/federations/{federation_id}/clients/{silo.client_id}").json()[
+            "bytes"
+        ]
         assert send(coordinator, request) == (401, "replayed")
-        again = coordinator.admin.get(f"/v1/federations/{fid}/clients/{silo.client_id}").json()["bytes"]
+        again = coordinator.admin.get(f"/v1/federations/{federation_id}/clients/{silo.client_id}").json()[
+            "bytes"
+        ]
         assert again == counted
         bytes_down.append(counted["down"])
     assert 0 < bytes_down[0] < bytes_down[1]
@@ -97,11 +104,13 @@ def test_copied_polls_leave_the_client_its_own(
     assert silo.http.get(request.url.path).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/me", "/v1/federations/{fid}/plan", "/v1/federations/{fid}/rounds"])
+@pytest.mark.parametrize(
+    "path", ["/v1/me", "/v1/federations/{federation_id}/plan", "/v1/federations/{federation_id}/rounds"]
+)
 def test_a_copied_read_is_refused(coordinator: Served, path: str) -> None:
-    fid = coordinator.federation(**PLAN)
-    silo = coordinator.enrol(fid, "a")
-    request = signed(coordinator, silo, "GET", path.format(fid=fid))
+    federation_id = coordinator.federation(**PLAN)
+    silo = coordinator.enrol(federation_id, "a")
+    request = signed(coordinator, silo, "GET", path.format(federation_id=federation_id))
     assert send(coordinator, request) == (200, "")
     assert send(coordinator, request) == (401, "replayed")
 

@@ -139,9 +139,9 @@ class Rack:
         coordinator.start()
         try:
             with bad_network(coordinator.port, seed=seed) as network:
-                with taking_part(trial, [network.url]) as (fid, agents):
+                with taking_part(trial, [network.url]) as (federation_id, agents):
                     wait_for_the_end(agents)
-                    check(trial, url, fid, agents)
+                    check(trial, url, federation_id, agents)
                 return sum(count for fault, count in network.done.items() if fault != "none")
         finally:
             coordinator.kill()

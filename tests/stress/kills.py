@@ -41,14 +41,14 @@ def at_every_place(database_url: str, folder: Path, trial: Trial) -> Kills:
     undertaker = Undertaker(coordinator, _WHILE_SERVING)
     undertaker.start()
     try:
-        with taking_part(trial, [coordinator.url]) as (fid, agents):
+        with taking_part(trial, [coordinator.url]) as (federation_id, agents):
             wait_for_the_end(agents)
             assert undertaker.died_at == _WHILE_SERVING, (
                 f"never died at {set(_WHILE_SERVING) - {*undertaker.died_at}}"
             )
             leave_over(database_url)
             assert while_collecting(database_url) == -signal.SIGKILL
-            check(trial, database_url, fid, agents)
+            check(trial, database_url, federation_id, agents)
     finally:
         undertaker.finish()
         coordinator.kill()
@@ -74,12 +74,12 @@ def at_random(database_url: str, folder: Path, trial: Trial, *, seed: int, every
 
     killer = threading.Thread(target=keep_killing, name="killer", daemon=True)
     try:
-        with taking_part(trial, [coordinator.url]) as (fid, agents):
+        with taking_part(trial, [coordinator.url]) as (federation_id, agents):
             killer.start()
             wait_for_the_end(agents)
             finished.set()
             killer.join()
-            check(trial, database_url, fid, agents)
+            check(trial, database_url, federation_id, agents)
     finally:
         finished.set()
         coordinator.kill()

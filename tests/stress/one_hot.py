@@ -185,29 +185,31 @@ def taking_part(
     headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
     with httpx.Client(base_url=urls[0], headers=headers, timeout=60, verify=False) as admin:
         made = insist(lambda: admin.post("/v1/federations", json=trial.plan))
-        fid = str(made.json()["id"])
-        silos = [_enrol(admin, fid, f"c{index}") for index in range(trial.clients)]
-        started = insist(lambda: admin.post(f"/v1/federations/{fid}/start"))
+        federation_id = str(made.json()["id"])
+        silos = [_enrol(admin, federation_id, f"c{index}") for index in range(trial.clients)]
+        started = insist(lambda: admin.post(f"/v1/federations/{federation_id}/start"))
         assert started.status_code == 200, started.text
     agents = [Agent(trial, silo, i, urls, go_on) for i, silo in enumerate(silos)]
     for agent in agents:
         agent.start()
     try:
-        yield fid, agents
+        yield federation_id, agents
     finally:
         for silo in silos:
             silo.http.close()
 
 
-def _enrol(admin: httpx.Client, fid: str, name: str) -> Silo:
+def _enrol(admin: httpx.Client, federation_id: str, name: str) -> Silo:
     asked = {"client_name": name}
-    token = insist(lambda: admin.post(f"/v1/federations/{fid}/enrolment-tokens", json=asked)).json()["token"]
+    token = insist(
+        lambda: admin.post(f"/v1/federations/{federation_id}/enrolment-tokens", json=asked)
+    ).json()["token"]
     key = Ed25519PrivateKey.generate()
     made = insist(lambda: admin.post("/v1/enrolments", json=enrolment(admin, token, name, key)))
     assert made.status_code in (200, 201), made.text
     once = httpx.Limits(max_keepalive_connections=0)  # a bad network treats each connection in its own way
     signing = httpx.Client(auth=SignedRequests(key), timeout=30, verify=False, limits=once)
-    return Silo(made.json()["client_id"], fid, key, signing)
+    return Silo(made.json()["client_id"], federation_id, key, signing)
 
 
 def wait_for_the_end(agents: Sequence[Agent], seconds: float = 240.0) -> None:
@@ -220,7 +222,7 @@ def wait_for_the_end(agents: Sequence[Agent], seconds: float = 240.0) -> None:
         assert not agent.is_alive(), f"{agent.name} has not come to an end"
 
 
-def check(trial: Trial, database_url: str, fid: str, agents: Sequence[Agent]) -> None:
+def check(trial: Trial, database_url: str, federation_id: str, agents: Sequence[Agent]) -> None:
     """Compare what was acknowledged with what was counted, ask for it again, and look at what is stored."""
     every = set(range(1, trial.rounds + 1))
     for agent in agents:
@@ -231,4 +233,4 @@ def check(trial: Trial, database_url: str, fid: str, agents: Sequence[Agent]) ->
             wanted = {trial.place(number, other.index): 1 / trial.clients for other in agents}
             assert agent.served[number + 1] == wanted
     served = {name_of(agent.silo.key): agent.digests for agent in agents}
-    check_stored(database_url, fid, served, rounds=trial.rounds)
+    check_stored(database_url, federation_id, served, rounds=trial.rounds)

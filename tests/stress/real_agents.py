@@ -26,12 +26,12 @@ class Federation:
     """What an operator sees of one federation."""
 
     admin: httpx.Client
-    fid: str
+    federation_id: str
 
     def round(self, number: int) -> dict[str, Any]:
         """Look at a round; {} while there is none, or nobody answers."""
         try:
-            answer = self.admin.get(f"/v1/federations/{self.fid}/rounds/{number}")
+            answer = self.admin.get(f"/v1/federations/{self.federation_id}/rounds/{number}")
         except httpx.TransportError:
             return {}
         return dict(answer.json()) if answer.is_success else {}
@@ -65,19 +65,19 @@ def federation(
     }
     headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
     with httpx.Client(base_url=url, headers=headers, timeout=30, verify=False) as admin:
-        fid = admin.post("/v1/federations", json=plan).json()["id"]
+        federation_id = admin.post("/v1/federations", json=plan).json()["id"]
         agents = []
         for name in names:
-            path = f"/v1/federations/{fid}/enrolment-tokens"
+            path = f"/v1/federations/{federation_id}/enrolment-tokens"
             token = admin.post(path, json={"client_name": name}).json()["token"]
             agent = prepare_agent(folder, name, (lines or {}).get(name, url), token, model=SILOS[name])
             agents.append(agent)
             agent.start()
             # Ids follow enrolment, and sums follow ids: in one order they come out the same to the last bit.
-            wait_until(lambda: len(_members(admin, fid)) == len(agents), what=f"{name}'s enrolment")
-        assert admin.post(f"/v1/federations/{fid}/start").is_success
+            wait_until(lambda: len(_members(admin, federation_id)) == len(agents), what=f"{name}'s enrolment")
+        assert admin.post(f"/v1/federations/{federation_id}/start").is_success
         try:
-            yield Federation(admin, fid), agents
+            yield Federation(admin, federation_id), agents
         finally:
             for agent in agents:
                 if agent.process is not None and agent.process.poll() is None:
@@ -169,6 +169,6 @@ def _in_the_end(database_url: str, agents: Sequence[AgentProcess]) -> Published:
     return found
 
 
-def _members(admin: httpx.Client, fid: str) -> list[Any]:
-    members: list[Any] = admin.get(f"/v1/federations/{fid}/clients").json()["items"]
+def _members(admin: httpx.Client, federation_id: str) -> list[Any]:
+    members: list[Any] = admin.get(f"/v1/federations/{federation_id}/clients").json()["items"]
     return members

@@ -111,10 +111,13 @@ def frozen_and_killed(database_url: str, folder: Path, trial: Trial) -> Havoc:
     tormentor = _Tormentor(*replicas)
     try:
         tormentor.start()
-        with taking_part(trial, [one.url for one in replicas], tormentor.rounds_go_on) as (fid, agents):
+        with taking_part(trial, [one.url for one in replicas], tormentor.rounds_go_on) as (
+            federation_id,
+            agents,
+        ):
             wait_for_the_end(agents)
             tormentor.finish()
-            check(trial, database_url, fid, agents)
+            check(trial, database_url, federation_id, agents)
     finally:
         tormentor.finish()
         for replica in replicas:
@@ -134,9 +137,9 @@ def undisturbed(database_url: str, folder: Path, trial: Trial) -> Published:
     alone = Coordinator(database_url, folder / "log")
     alone.start()
     try:
-        with taking_part(trial, [alone.url]) as (fid, agents):
+        with taking_part(trial, [alone.url]) as (federation_id, agents):
             wait_for_the_end(agents)
-            check(trial, database_url, fid, agents)
+            check(trial, database_url, federation_id, agents)
     finally:
         alone.kill()
     return published_in(database_url)

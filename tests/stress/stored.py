@@ -37,7 +37,7 @@ Served = Mapping[str, Mapping[int, str]]
 """The digests of the bytes that clients were served, by public key and round."""
 
 
-def check_stored(database_url: str, fid: str, served: Served, *, rounds: int) -> None:
+def check_stored(database_url: str, federation_id: str, served: Served, *, rounds: int) -> None:
     """Check all that clients and rounds have left, after deleting what nobody refers to.
 
     All members took part in all rounds, and each pulled its weights in all of them and at the end.
@@ -50,61 +50,67 @@ def check_stored(database_url: str, fid: str, served: Served, *, rounds: int) ->
         while collect(database, grace=timedelta(0)):
             pass
         with database.read() as session:
-            members = _members(session, fid)
+            members = _members(session, federation_id)
             assert sorted(members) == sorted(served), "somebody else is a member, or a member is not"
-            _check_rounds(session, fid, len(served), rounds)
-            _check_tokens(session, fid, members.values())
-            _check_roster(session, fid)
+            _check_rounds(session, federation_id, len(served), rounds)
+            _check_tokens(session, federation_id, members.values())
+            _check_roster(session, federation_id)
             _check_audit(session)
             for key, client in members.items():
-                _check_manifests(session, fid, client, served[key])
+                _check_manifests(session, federation_id, client, served[key])
             _check_payloads(session)
             assert set(published(session)) == {
                 (name, number)
-                for name in session.scalars(select(ClientRow.name).where(ClientRow.federation_id == fid))
+                for name in session.scalars(
+                    select(ClientRow.name).where(ClientRow.federation_id == federation_id)
+                )
                 for number in range(1, rounds + 2)
             }
     finally:
         database.close()
 
 
-def _members(session: Session, fid: str) -> dict[str, str]:
+def _members(session: Session, federation_id: str) -> dict[str, str]:
     """Give the ids of a federation's clients by their public keys."""
     query = select(ClientKeyRow.public_key, ClientRow.id).join(
         ClientRow, ClientRow.id == ClientKeyRow.client_id
     )
-    found = session.execute(query.where(ClientRow.federation_id == fid)).all()
+    found = session.execute(query.where(ClientRow.federation_id == federation_id)).all()
     assert len(found) == len({client for _, client in found}), "a client has two keys"
     return {key: client for key, client in found}
 
 
-def _check_rounds(session: Session, fid: str, clients: int, rounds: int) -> None:
+def _check_rounds(session: Session, federation_id: str, clients: int, rounds: int) -> None:
     found = session.execute(
-        select(RoundRow.number, RoundRow.state).where(RoundRow.federation_id == fid).order_by(RoundRow.number)
+        select(RoundRow.number, RoundRow.state)
+        .where(RoundRow.federation_id == federation_id)
+        .order_by(RoundRow.number)
     )
     assert [tuple(row) for row in found] == [(number, "published") for number in range(1, rounds + 1)]
-    updates = list(session.scalars(select(UpdateRow).where(UpdateRow.federation_id == fid)))
+    updates = list(session.scalars(select(UpdateRow).where(UpdateRow.federation_id == federation_id)))
     assert [row.id for row in updates if row.reject_reason is not None] == []
     counted = [(row.client_id, row.round_number) for row in updates]
     assert len(counted) == len(set(counted)) == clients * rounds
 
 
-def _check_tokens(session: Session, fid: str, clients: Iterable[str]) -> None:
+def _check_tokens(session: Session, federation_id: str, clients: Iterable[str]) -> None:
     """Nobody got in but by a token of their own."""
     used = select(EnrolmentTokenRow.client_id).where(
-        EnrolmentTokenRow.federation_id == fid, EnrolmentTokenRow.used_at.is_not(None)
+        EnrolmentTokenRow.federation_id == federation_id, EnrolmentTokenRow.used_at.is_not(None)
     )
     assert sorted(map(str, session.scalars(used))) == sorted(clients)
 
 
-def _check_roster(session: Session, fid: str) -> None:
+def _check_roster(session: Session, federation_id: str) -> None:
     previous: str | None = None
     links = session.scalars(
-        select(RosterRow).where(RosterRow.federation_id == fid).order_by(RosterRow.version)
+        select(RosterRow).where(RosterRow.federation_id == federation_id).order_by(RosterRow.version)
     )
     for version, row in enumerate(links, start=1):
         link = RosterEntry.model_validate_json(json.dumps(row.document))
-        assert (link.federation, link.version, link.previous) == (fid, version, previous), "the roster broke"
+        assert (link.federation, link.version, link.previous) == (federation_id, version, previous), (
+            "the roster broke"
+        )
         assert row.hash == hash_of(row.document)
         previous = row.hash
     assert previous is not None
@@ -119,7 +125,7 @@ def _check_audit(session: Session) -> None:
     assert previous is not None
 
 
-def _check_manifests(session: Session, fid: str, client: str, served: Mapping[int, str]) -> None:
+def _check_manifests(session: Session, federation_id: str, client: str, served: Mapping[int, str]) -> None:
     """Each round's manifest is signed, names the one before, and names what the client pulled.
 
     The last one, of what was pulled after all rounds, is made anew whenever it is asked for.
@@ -133,7 +139,11 @@ def _check_manifests(session: Session, fid: str, client: str, served: Mapping[in
         before = (manifest.previous.round, manifest.previous.hash) if manifest.previous is not None else None
         assert before == previous, f"the manifest of round {manifest.round} does not follow the one before"
         assert is_signed("tessera-round-v1", row.document, manifest.signature, public_key(server))
-        assert (manifest.federation, manifest.client, manifest.round) == (fid, client, row.round_number)
+        assert (manifest.federation, manifest.client, manifest.round) == (
+            federation_id,
+            client,
+            row.round_number,
+        )
         assert row.hash == hash_of(row.document)
         assert manifest.roster_version >= roster
         previous, roster = (manifest.round, row.hash), manifest.roster_version

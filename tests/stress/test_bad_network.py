@@ -20,10 +20,10 @@ def test_a_bad_network_loses_and_doubles_nothing(database_url: str, tmp_path: Pa
     try:
         with (
             bad_network(coordinator.port, seed=7) as network,
-            taking_part(trial, [network.url]) as (fid, agents),
+            taking_part(trial, [network.url]) as (federation_id, agents),
         ):
             wait_for_the_end(agents)
-            check(trial, database_url, fid, agents)
+            check(trial, database_url, federation_id, agents)
             assert set(network.done) == set(FAULTS)
             assert sum(network.done.values()) > 4 * trial.clients * trial.rounds
     finally:

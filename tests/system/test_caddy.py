@@ -59,14 +59,14 @@ def test_both_replicas_take_part_and_nothing_is_lost_when_each_is_killed_in_turn
     trial = Trial(clients=4, rounds=12)
     go_on = threading.Event()
     go_on.set()
-    with taking_part(trial, [URL], go_on) as (fid, agents):
+    with taking_part(trial, [URL], go_on) as (federation_id, agents):
         for replica, after in zip(replicas, (3, 7), strict=True):
             _until(lambda number=after: min(len(agent.acknowledged) for agent in agents) >= number)
             replica.kill()
             _until(lambda number=after: min(len(agent.acknowledged) for agent in agents) >= number + 2)
             replica.start()
         wait_for_the_end(agents)
-        check(trial, database_url, fid, agents)
+        check(trial, database_url, federation_id, agents)
     for replica in replicas:
         assert replica.log.read_text().count("update-accepted") > 0, "Caddy left one of the two idle"
 
@@ -87,9 +87,9 @@ def test_its_certificate_is_its_own_authoritys_and_a_caller_is_known_by_its_own_
 def test_events_come_through_at_once(replicas: list[Coordinator], proxy: Caddy) -> None:
     with httpx.Client(base_url=URL, verify=proxy.trust, headers=ADMIN, trust_env=False, timeout=20) as admin:
         plan = {"name": "a", "strategy": {"name": "fedavg"}}
-        fid = admin.post("/v1/federations", json=plan).json()["id"]
-        with admin.stream("GET", f"/v1/federations/{fid}/events") as events:
-            assert admin.post(f"/v1/federations/{fid}/start").status_code == 200
+        federation_id = admin.post("/v1/federations", json=plan).json()["id"]
+        with admin.stream("GET", f"/v1/federations/{federation_id}/events") as events:
+            assert admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
             seen = next(line for line in events.iter_lines() if line.startswith("event:"))
     assert seen == "event: round"
 

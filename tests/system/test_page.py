@@ -39,10 +39,10 @@ def _rows(page: Page, table: str) -> list[list[str]]:
 
 
 def test_it_asks_for_a_token_and_shows_what_an_auditor_may_see(page: Page, served: Served) -> None:
-    fid, silos = running(
+    federation_id, silos = running(
         served, **plan(strategy={"name": "fedmosaic", "options": {"sources": "all", "guard": "off"}})
     )
-    one_round(served, fid, silos, 1, [1.0, 3.0])
+    one_round(served, federation_id, silos, 1, [1.0, 3.0])
     for silo, exact in zip(silos, (0.25, 0.75), strict=True):
         metrics = {"loss": 1.0, "perplexity": 2.7, "exact_match": exact}
         scores = {"before": metrics, "after": metrics, "examples": 96}
@@ -59,22 +59,22 @@ def test_it_asks_for_a_token_and_shows_what_an_auditor_may_see(page: Page, serve
     assert [row[:2] for row in _rows(page, "rounds")] == [["2", "open"], ["1", "published"]]
     assert _rows(page, "rounds")[1][-2:] == ["0.500", "0.250"]
     assert page.locator("#curve svg circle").count() == 1
-    seen = served.admin.get(f"/v1/federations/{fid}/rounds/1/relevance").json()
+    seen = served.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     assert [[float(value) for value in row[1:]] for row in _rows(page, "relevance")] == [
         [pytest.approx(value, abs=0.005) for value in row] for row in seen["relevance"]
     ]
-    claims = served.admin.get(f"/v1/federations/{fid}/rounds/2").json()["claims"]
+    claims = served.admin.get(f"/v1/federations/{federation_id}/rounds/2").json()["claims"]
     assert page.locator("#claims li").all_inner_texts() == claims
     assert page.locator("#alignment-part").is_hidden()
 
 
 def test_it_follows_a_round_without_being_reloaded(page: Page, served: Served) -> None:
-    fid, silos = running(served)
+    federation_id, silos = running(served)
     _enter(page, served, ADMIN_TOKEN)
     expect(page.locator("#headline")).to_contain_text("round 1 of 3, open")
-    one_round(served, fid, silos, 1, [1.0, 3.0])
+    one_round(served, federation_id, silos, 1, [1.0, 3.0])
     expect(page.locator("#headline")).to_contain_text("round 2 of 3", timeout=10_000)
-    assert served.admin.post(f"/v1/federations/{fid}/finish").status_code == 200
+    assert served.admin.post(f"/v1/federations/{federation_id}/finish").status_code == 200
     expect(page.locator("#headline")).to_contain_text("finished", timeout=10_000)
 
 
@@ -105,12 +105,12 @@ def test_forgetting_the_token_leaves_nothing_behind(page: Page, served: Served) 
 
 def test_a_name_is_text_whatever_it_looks_like(page: Page, served: Served) -> None:
     name = "<img src=x onerror=document.title='owned'>"
-    fid = served.federation(name=name)
+    federation_id = served.federation(name=name)
     _enter(page, served, ADMIN_TOKEN)
     expect(page.locator("#headline")).to_contain_text(name)
     assert page.locator("main img").count() == 0
     assert page.title() == "Tessera"
-    assert fid
+    assert federation_id
 
 
 def test_one_chooses_among_federations(page: Page, served: Served) -> None:
@@ -123,9 +123,9 @@ def test_one_chooses_among_federations(page: Page, served: Served) -> None:
 
 
 def test_packs_show_their_verdicts_losses_and_errors(page: Page, served: Served) -> None:
-    fid, pack = with_packs(served)
+    federation_id, pack = with_packs(served)
     tested = figures(pack, "failed")
-    stored = served.admin.put(f"/v1/federations/{fid}/alignments/{OTHER}/acceptance", json=tested)
+    stored = served.admin.put(f"/v1/federations/{federation_id}/alignments/{OTHER}/acceptance", json=tested)
     assert stored.status_code == 201, stored.text
     _enter(page, served, ADMIN_TOKEN)
     expect(page.locator("#alignment-part")).to_be_visible()
@@ -141,8 +141,8 @@ def test_packs_show_their_verdicts_losses_and_errors(page: Page, served: Served)
 
 @pytest.mark.parametrize("width", [360, 1200])
 def test_nothing_runs_out_of_a_narrow_or_a_wide_window(page: Page, served: Served, width: int) -> None:
-    fid, silos = running(served)
-    one_round(served, fid, silos, 1, [1.0, 3.0])
+    federation_id, silos = running(served)
+    one_round(served, federation_id, silos, 1, [1.0, 3.0])
     page.set_viewport_size({"width": width, "height": 800})
     _enter(page, served, ADMIN_TOKEN)
     expect(page.locator("#headline")).to_contain_text("round 2 of 3")
@@ -163,5 +163,5 @@ def test_the_api_is_described_without_anybody_elses_server(page: Page, served: S
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(f"{served.url}/docs")
-    expect(page.get_by_text("/v1/federations/{fid}/rounds/{n}/update")).to_be_visible()
+    expect(page.get_by_text("/v1/federations/{federation_id}/rounds/{n}/update")).to_be_visible()
     assert {address.startswith((served.url, "data:")) for address in asked} == {True}

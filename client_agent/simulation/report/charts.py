@@ -36,7 +36,7 @@ STYLE: Final[dict[Any, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ChartStyle:
     """What tells a method's curve from others, with and without colours."""
 
     colour: str
@@ -44,7 +44,7 @@ class Look:
     line: Any
 
     @classmethod
-    def nth(cls, i: int) -> Look:
+    def nth(cls, i: int) -> ChartStyle:
         """Give the look of the i-th method."""
         return cls(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], _LINES[i % len(_LINES)])
 
@@ -64,9 +64,9 @@ class Look:
         axes.fill_between(x, low, high, color=self.colour, alpha=0.12, linewidth=0)
 
 
-def looks_of(report: Report) -> dict[str, Look]:
+def looks_of(report: Report) -> dict[str, ChartStyle]:
     """Give each method the look that it has in all pictures."""
-    return {m.method: Look.nth(i) for i, m in enumerate(report.methods)}
+    return {m.method: ChartStyle.nth(i) for i, m in enumerate(report.methods)}
 
 
 def draw(report: Report) -> dict[str, str]:
@@ -87,7 +87,7 @@ def draw(report: Report) -> dict[str, str]:
     return pictures
 
 
-def _steps(methods: Sequence[MethodSummary], looks: Mapping[str, Look]) -> Figure:
+def _steps(methods: Sequence[MethodSummary], looks: Mapping[str, ChartStyle]) -> Figure:
     """Mean accuracy of the founders over local steps, from 0 on; the band is one standard error."""
     figure = Figure(figsize=(9.2, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -99,7 +99,7 @@ def _steps(methods: Sequence[MethodSummary], looks: Mapping[str, Look]) -> Figur
     return figure
 
 
-def _methods(report: Report, looks: Mapping[str, Look]) -> Figure:
+def _methods(report: Report, looks: Mapping[str, ChartStyle]) -> Figure:
     """Mean and worst client of each method after the last round."""
     methods = report.methods
     figure = Figure(figsize=(7.2, 0.6 + 0.5 * len(methods)), layout="constrained")
@@ -121,7 +121,7 @@ def _methods(report: Report, looks: Mapping[str, Look]) -> Figure:
     return figure
 
 
-def _differences(report: Report, looks: Mapping[str, Look]) -> Figure:
+def _differences(report: Report, looks: Mapping[str, ChartStyle]) -> Figure:
     """Paired differences to each way of training alone; lines are one standard error over seeds."""
     methods, shown = report.methods, report.baselines
     figure = Figure(figsize=(7.2, 0.9 + 0.4 * len(methods)), layout="constrained")
@@ -142,7 +142,7 @@ def _differences(report: Report, looks: Mapping[str, Look]) -> Figure:
     return figure
 
 
-def _late(methods: Sequence[MethodSummary], looks: Mapping[str, Look]) -> Figure:
+def _late(methods: Sequence[MethodSummary], looks: Mapping[str, ChartStyle]) -> Figure:
     """Accuracy of each late joiner over its own steps, the start included."""
     names = list(dict.fromkeys(late.name for method in methods for late in method.latecomers))
     figure = Figure(figsize=(9.2, 3.6 * len(names)), layout="constrained")
@@ -175,7 +175,7 @@ def _bytes(methods: Sequence[MethodSummary]) -> Figure:
     return figure
 
 
-def _quality(methods: Sequence[MethodSummary], looks: Mapping[str, Look]) -> Figure:
+def _quality(methods: Sequence[MethodSummary], looks: Mapping[str, ChartStyle]) -> Figure:
     """Mean accuracy of the founders over all bytes that one of them has sent and been sent."""
     figure = Figure(figsize=(9.2, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -190,7 +190,9 @@ def _quality(methods: Sequence[MethodSummary], looks: Mapping[str, Look]) -> Fig
     return figure
 
 
-def _curve(axes: Axes, steps: Sequence[float], values: Sequence[Estimate], look: Look, label: str) -> None:
+def _curve(
+    axes: Axes, steps: Sequence[float], values: Sequence[Estimate], look: ChartStyle, label: str
+) -> None:
     """Draw the means; the band is one standard error."""
     mean = [value.mean for value in values]
     low = [value.mean - (value.error or 0.0) for value in values]

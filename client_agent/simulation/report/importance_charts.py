@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from client_agent.simulation.report.charts import STYLE, Look, legend_beside, looks_of, svg
+from client_agent.simulation.report.charts import STYLE, ChartStyle, legend_beside, looks_of, svg
 from client_agent.simulation.report.importance import ImportanceSummary
 from client_agent.simulation.report.summary import Report
 from schemas.messages.federations import ALL_ROLES
@@ -55,12 +55,12 @@ def draw_heat_maps(report: Report) -> dict[str, str]:
         }
 
 
-def _over_rounds(panels: Sequence[Axes], summary: ImportanceSummary, look: Look, label: str) -> None:
+def _over_rounds(panels: Sequence[Axes], summary: ImportanceSummary, look: ChartStyle, label: str) -> None:
     """Draw the mean over the clients of each round; the band is their range."""
     told = [one for file in summary.measures.values() for one in file.rounds]
     rounds = sorted({one.round for one in told})
     for axes, name in zip(panels, _MEASURES, strict=True):
-        each = [[getattr(one, name) for one in told if one.round == number] for number in rounds]
+        each = [[getattr(one, name) for one in told if one.round == round_number] for round_number in rounds]
         mean = [sum(values) / len(values) for values in each]
         low, high = [min(values) for values in each], [max(values) for values in each]
         look.curve(axes, rounds, mean, low, high, label)

@@ -172,7 +172,7 @@ def _summary(method: str, runs: _Runs, baselines: dict[str, _Runs]) -> MethodSum
         },
         latecomers=[_latecomer(method, silo.name, runs, baselines) for silo in study.latecomers],
         lone=[_lone(method, name, runs, baselines) for name in _lone_names(study)],
-        steps=[plan.training.steps * number for number in range(plan.rounds.total + 1)],
+        steps=[plan.training.steps * round_number for round_number in range(plan.rounds.total + 1)],
         accuracy_by_step=[
             estimate([_mean([_curve(c)[index] for c in r.clients if c.name in founders]) for r in results])
             for index in range(plan.rounds.total + 1)
@@ -190,7 +190,7 @@ def _latecomer(method: str, name: str, runs: _Runs, baselines: dict[str, _Runs])
     mine = runs.of(name)
     curves = [_curve(client) for client in mine]
     length = min(map(len, curves))
-    steps = [runs.results[0].plan.training.steps * number for number in range(length)]
+    steps = [runs.results[0].plan.training.steps * round_number for round_number in range(length)]
     seeds = [result.seed for result in runs.results]
     ends = {
         baseline: {

@@ -51,7 +51,7 @@ class _Turn:
     users: int = 0
 
 
-class Turns:
+class KeyedLock:
     """Whose turn it is in this process. Belongs to the event loop: who waits holds no thread."""
 
     def __init__(self) -> None:
@@ -82,17 +82,17 @@ class Turns:
                 del self._turns[name]
 
 
-def turns_of(request: Request) -> Turns:
+def turns_of(request: Request) -> KeyedLock:
     """Say whose turn it is."""
-    turns: Turns = request.app.state.turns
+    turns: KeyedLock = request.app.state.turns
     return turns
 
 
-async def _turns(request: Request) -> Turns:
+async def _turns(request: Request) -> KeyedLock:
     return turns_of(request)
 
 
-TheTurns = Annotated[Turns, Depends(_turns)]
+TheTurns = Annotated[KeyedLock, Depends(_turns)]
 """Whose turn it is."""
 
 

@@ -30,19 +30,19 @@ class Polls:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client: tokens, as of when
         self._lock = threading.Lock()
 
-    def take(self, client: str) -> None:
+    def take(self, client_id: str) -> None:
         """Let a client ask.
 
         Raises:
             RateLimited: it asked too often.
         """
         with self._lock:
-            moment = self._clock()
-            tokens, since = self._buckets.get(client, (float(BURST), moment))
-            tokens = min(float(BURST), tokens + (moment - since) * self._per_second)
+            now = self._clock()
+            tokens, since = self._buckets.get(client_id, (float(BURST), now))
+            tokens = min(float(BURST), tokens + (now - since) * self._per_second)
             enough = tokens >= 1.0
-            self._buckets[client] = (tokens - 1.0 if enough else tokens, moment)
-            self._buckets.move_to_end(client)
+            self._buckets[client_id] = (tokens - 1.0 if enough else tokens, now)
+            self._buckets.move_to_end(client_id)
             if len(self._buckets) > _MOST_CLIENTS:
                 self._buckets.popitem(last=False)
         if not enough:

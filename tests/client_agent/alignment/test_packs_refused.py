@@ -17,13 +17,16 @@ def test_who_was_revoked_is_told_so_and_not_that_the_pack_is_at_fault(
     serve: Callable[..., Served], fresh_database: Callable[[str], str], tmp_path: Path
 ) -> None:
     served = serve(fresh_database("sqlite"))
-    fid = served.federation()
-    silo = served.enrol(fid, "aster")
+    federation_id = served.federation()
+    silo = served.enrol(federation_id, "aster")
     (tmp_path / "pack.safetensors").write_bytes(b"no pack")
     with CoordinatorApi(served.url, key=silo.key, deadline_seconds=5) as api:
         with pytest.raises(PackRefused):
-            deliver_kept("model-0", "pivot-0", api, fid, tmp_path)
-        assert served.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}").status_code == 204
+            deliver_kept("model-0", "pivot-0", api, federation_id, tmp_path)
+        assert (
+            served.admin.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}").status_code
+            == 204
+        )
         with pytest.raises(CoordinatorRefused) as refused:
-            deliver_kept("model-0", "pivot-0", api, fid, tmp_path)
+            deliver_kept("model-0", "pivot-0", api, federation_id, tmp_path)
     assert refused.value.slug == "key-revoked"

@@ -40,26 +40,26 @@ def silo_file(
     monkeypatch.setattr(module_selection, "FITTING_TASKS", 2)
     monkeypatch.setattr(module_selection, "HELD_OUT_TASKS", 1)
     served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
-    fid = served.federation(
+    federation_id = served.federation(
         strategy={"name": "fedmosaic"},
         adapter={"rank": 4, "roles": ["v", "down"]},
         training={"max_length": 64},
         alignment={"pivot": PIVOT, "anchors": 64, "seed": 5, "max_error": 9.0},
     )
     content = json.loads((EXAMPLES / "anchors.json").read_bytes())
-    served.admin.put(f"/v1/federations/{fid}/anchors", json=content)
-    served.admin.post(f"/v1/federations/{fid}/start")
+    served.admin.put(f"/v1/federations/{federation_id}/anchors", json=content)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
     operator = ("--token", ADMIN_TOKEN, "--url", served.url)
-    done = tessera("make-pivot-pack", fid, MODELS["S"], *operator)
+    done = tessera("make-pivot-pack", federation_id, MODELS["S"], *operator)
     assert done.exit_code == 0, done.output
     file = config(tmp_path, url=served.url, model=str(MODELS["L"]), pivot_model=str(MODELS["S"]))
     settings = read_settings(file)
     with CoordinatorApi(served.url, key=None, deadline_seconds=20, sleep=lambda _: None) as api:
-        token = served.enrolment_token(fid, "aster")
+        token = served.enrolment_token(federation_id, "aster")
         enrol(api, settings.folder, token=token, name="aster", profile=open_silo(settings).profile)
 
     def stored() -> dict[str, Any] | None:
-        packs = served.admin.get(f"/v1/federations/{fid}/alignments").json()["items"]
+        packs = served.admin.get(f"/v1/federations/{federation_id}/alignments").json()["items"]
         found: dict[str, Any] | None = next(p["acceptance"] for p in packs if p["base_model"] == OTHER)
         return found
 

@@ -53,19 +53,19 @@ class Scene:
         self, served: Served, participant: Enrolled, serve: Serve, folder: Path, opened: ExitStack
     ) -> None:
         self.served, self.serve, self.backup = served, serve, folder / "backup.db"
-        self.fid = served.federation(
+        self.federation_id = served.federation(
             **alone_plan(rounds={"total": 4, "min_clients": 1}, privacy={"roster_policy": "tofu"})
         )
         self.enrol, self._opened = participant, opened
 
     def begin(self, transport: httpx.BaseTransport | None = None) -> None:
-        self.who = self.enrol(self.fid, transport)
-        self.served.admin.post(f"/v1/federations/{self.fid}/start")
+        self.who = self.enrol(self.federation_id, transport)
+        self.served.admin.post(f"/v1/federations/{self.federation_id}/start")
 
     def play(self) -> int:
         """Take part in the round that is open next; give its number."""
         nap = naps(500)
-        while isinstance(brief := self.who.api.current_round(self.fid), NothingYet):
+        while isinstance(brief := self.who.api.current_round(self.federation_id), NothingYet):
             nap(0)
         assert isinstance(brief, RoundBrief)
         assert take_part(self.who, brief)
@@ -131,7 +131,7 @@ def test_a_silo_accepts_a_restored_coordinator_and_goes_on_with_its_own_adapter(
     assert before_it.read(TRAINED) == mine
     assert (scene.who.home / "earlier" / f"{MANIFEST}-1").is_file()
     run(scene.who, naps(500))
-    assert [r["state"] for r in views(scene.served, scene.fid)] == ["published"] * 4
+    assert [r["state"] for r in views(scene.served, scene.federation_id)] == ["published"] * 4
     assert (scene.who.home / "final_weights.safetensors").is_file()
     with pytest.raises(NothingWasRestored, match="nothing was lost"):
         scene.look()
@@ -151,11 +151,11 @@ def test_a_backup_from_before_the_first_round_is_accepted_too(scene: Scene) -> N
     keep_nothing_of_another_client(scene)
     assert scene.trained == mine
     run(scene.who, naps(500))
-    assert [r["state"] for r in views(scene.served, scene.fid)] == ["published"] * 4
+    assert [r["state"] for r in views(scene.served, scene.federation_id)] == ["published"] * 4
 
 
 def test_an_alignment_pack_that_was_stored_after_the_backup_is_stored_again(scene: Scene, silo: Silo) -> None:
-    scene.fid = scene.served.federation(
+    scene.federation_id = scene.served.federation(
         **alone_plan(
             rounds={"total": 2, "min_clients": 1}, alignment={"pivot": silo.base.slug, "frames": "random"}
         )
@@ -169,7 +169,7 @@ def test_an_alignment_pack_that_was_stored_after_the_backup_is_stored_again(scen
     scene.accept()
     run(scene.who, naps(500))
     assert packs(scene) == [stored]
-    assert [r["state"] for r in views(scene.served, scene.fid)] == ["published"] * 2
+    assert [r["state"] for r in views(scene.served, scene.federation_id)] == ["published"] * 2
 
 
 def test_a_signature_that_was_paid_for_at_the_join_is_kept_though_nothing_was_trained(
@@ -185,13 +185,13 @@ def test_a_signature_that_was_paid_for_at_the_join_is_kept_though_nothing_was_tr
 
 
 def packs(scene: Scene) -> list[str]:
-    listed = scene.served.admin.get(f"/v1/federations/{scene.fid}/alignments").json()["items"]
+    listed = scene.served.admin.get(f"/v1/federations/{scene.federation_id}/alignments").json()["items"]
     return [pack["digest"] for pack in listed]
 
 
 def keep_nothing_of_another_client(scene: Scene) -> None:
     who = scene.who
-    set_aside(who.home, federation=who.federation, client=who.client, server_key=who.server_key)
+    set_aside(who.home, federation_id=who.federation, client_id=who.client, server_key=who.server_key)
 
 
 def test_a_coordinator_that_went_on_without_us_is_accepted_as_it_is(scene: Scene) -> None:
@@ -201,7 +201,7 @@ def test_a_coordinator_that_went_on_without_us_is_accepted_as_it_is(scene: Scene
     scene.back_up()
     scene.play()
     scene.restore()
-    joined = scene.who.api.join(scene.fid, 2, None)
+    joined = scene.who.api.join(scene.federation_id, 2, None)
     offer = scene.look()
     assert offer.offered is not None
     assert offer.offered.document == joined.manifest
@@ -230,7 +230,7 @@ def test_an_update_that_was_lost_with_its_receipt_here_is_sent_again_byte_for_by
     assert folder.has(RECEIPT)
     assert not folder.has(CLOSED)
     run(scene.who, naps(500))
-    assert [r["counts"]["arrived"] for r in views(scene.served, scene.fid)] == [1] * 4
+    assert [r["counts"]["arrived"] for r in views(scene.served, scene.federation_id)] == [1] * 4
 
 
 def test_who_is_interrupted_while_accepting_is_still_refused_and_accepts_again(
@@ -249,7 +249,7 @@ def test_who_is_interrupted_while_accepting_is_still_refused_and_accepts_again(
             patch.setattr(backup_recovery, interrupted, _stop)
             with pytest.raises(Stopped):
                 scene.accept()
-        brief = scene.who.api.current_round(scene.fid)
+        brief = scene.who.api.current_round(scene.federation_id)
         assert isinstance(brief, RoundBrief)
         with pytest.raises(ManifestRefused, match="round 3 was joined before"):
             take_part(scene.who, brief)
@@ -286,11 +286,11 @@ def test_a_backup_from_before_the_enrolment_needs_a_new_one(scene: Scene) -> Non
 def test_members_that_have_other_keys_than_before_are_named(scene: Scene) -> None:
     scene.begin()
     scene.back_up()
-    scene.served.enrol(scene.fid, "birch")
+    scene.served.enrol(scene.federation_id, "birch")
     scene.play()
     scene.restore()
-    scene.served.enrol(scene.fid, "birch")
-    scene.who.api.join(scene.fid, 1, None)
+    scene.served.enrol(scene.federation_id, "birch")
+    scene.who.api.join(scene.federation_id, 1, None)
     offer = scene.look()
     assert offer.strangers == ["birch"]
     assert "under other keys now:   birch" in str(offer)

@@ -27,27 +27,27 @@ class Scene:
 
     def __init__(self, served: Served, folder: Path) -> None:
         self.served, self.folder = served, folder
-        self.fid = served.federation(**PLAN)
-        self.home = folder / self.fid
-        served.admin.post(f"/v1/federations/{self.fid}/start")
+        self.federation_id = served.federation(**PLAN)
+        self.home = folder / self.federation_id
+        served.admin.post(f"/v1/federations/{self.federation_id}/start")
 
     def enrol(self, name: str, token: str | None = None) -> Membership:
         with CoordinatorApi(self.served.url, key=None, deadline_seconds=0) as api:
-            wanted = token or self.served.enrolment_token(self.fid, name)
+            wanted = token or self.served.enrolment_token(self.federation_id, name)
             return enrol(api, self.folder, token=wanted, name=name, profile=AGENT)
 
     def take_part(self, member: Membership) -> None:
         """Join round 1, believe its manifest, and keep files of it."""
         with CoordinatorApi(self.served.url, key=read_key(self.folder), deadline_seconds=0) as api:
-            joined = api.join(self.fid, 1, None)
-            held = Manifests(self.home, self.fid, member.client_id, member.server_key)
-            held.accept(joined.manifest, api, number=1, weights=joined.weights.digest)
+            joined = api.join(self.federation_id, 1, None)
+            held = Manifests(self.home, self.federation_id, member.client_id, member.server_key)
+            held.accept(joined.manifest, api, round_number=1, weights=joined.weights.digest)
         round_1 = RoundFolders(self.home / "rounds").open(1)
         for name in (WEIGHTS, SCORES_SENT):
             round_1.write(name, member.client_id.encode())
 
     def shut_out(self, member: Membership) -> None:
-        path = f"/v1/federations/{self.fid}/clients/{member.client_id}"
+        path = f"/v1/federations/{self.federation_id}/clients/{member.client_id}"
         assert self.served.admin.delete(path).status_code == 204
         (self.folder / "membership.json").unlink()
 
@@ -59,7 +59,7 @@ def scene(serve: Callable[..., Served], fresh_database: Callable[[str], str], tm
 
 def test_a_key_that_is_another_clients_is_named_by_its_file(scene: Scene) -> None:
     scene.shut_out(scene.enrol("first"))
-    token = scene.served.enrolment_token(scene.fid, "second")
+    token = scene.served.enrolment_token(scene.federation_id, "second")
     with pytest.raises(KeyRefused, match=str(scene.folder / "client.key")) as told:
         scene.enrol("second", token)
     assert "move that file away" in str(told.value)
@@ -79,7 +79,7 @@ def test_what_an_earlier_client_kept_is_moved_aside_and_kept(
         (scene.folder / "client.key").unlink()
         with caplog.at_level(logging.WARNING):
             again = scene.enrol(f"after-{name}")
-        kept = scene.folder / "earlier" / f"{scene.fid}-{2 * number + 1}"
+        kept = scene.folder / "earlier" / f"{scene.federation_id}-{2 * number + 1}"
         assert f"{scene.home} is an earlier client's: it is kept as {kept}" in caplog.text
         assert (kept / "manifest.json").read_bytes() == evidence
         assert (kept / "rounds" / "000001" / WEIGHTS).read_bytes() == member.client_id.encode()
@@ -92,7 +92,7 @@ def test_what_an_earlier_client_kept_is_moved_aside_and_kept(
 
 
 def test_a_client_that_lost_its_membership_file_goes_on_with_what_it_has(scene: Scene) -> None:
-    token = scene.served.enrolment_token(scene.fid, "first")
+    token = scene.served.enrolment_token(scene.federation_id, "first")
     member = scene.enrol("first", token)
     scene.take_part(member)
     (scene.folder / "membership.json").unlink()
@@ -110,7 +110,7 @@ def test_what_nobody_signed_to_this_client_is_not_its_own(scene: Scene, left: st
     if left is None:
         file.unlink()
     else:
-        file.write_text(left.replace("FED", scene.fid).replace("CLIENT", member.client_id))
+        file.write_text(left.replace("FED", scene.federation_id).replace("CLIENT", member.client_id))
     keep_to(scene.folder, member)
     assert not scene.home.exists()
-    assert (scene.folder / "earlier" / f"{scene.fid}-1" / "rounds").is_dir()
+    assert (scene.folder / "earlier" / f"{scene.federation_id}-1" / "rounds").is_dir()

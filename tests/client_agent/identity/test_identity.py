@@ -62,8 +62,8 @@ def api() -> Iterator[Connect]:
 
 def test_the_key_is_made_here_and_stays_here(served: Served, tmp_path: Path, api: Connect) -> None:
     seen = Recording()
-    fid = served.federation()
-    token = served.enrolment_token(fid, "aster")
+    federation_id = served.federation()
+    token = served.enrolment_token(federation_id, "aster")
     member = enrol(api(served, None, seen), tmp_path, token=token, name="aster", profile=AGENT)
     assert member == read_membership(tmp_path)
     file = tmp_path / "client.key"
@@ -77,8 +77,8 @@ def test_the_key_is_made_here_and_stays_here(served: Served, tmp_path: Path, api
 
 
 def test_a_lost_answer_to_an_enrolment_heals_itself(served: Served, tmp_path: Path, api: Connect) -> None:
-    fid = served.federation()
-    token = served.enrolment_token(fid, "aster")
+    federation_id = served.federation()
+    token = served.enrolment_token(federation_id, "aster")
     with pytest.raises(Stopped):
         enrol(
             api(served, None, Recording("/v1/enrolments")), tmp_path, token=token, name="aster", profile=AGENT
@@ -86,7 +86,7 @@ def test_a_lost_answer_to_an_enrolment_heals_itself(served: Served, tmp_path: Pa
     key = (tmp_path / "client.key").read_bytes()
     member = enrol(api(served), tmp_path, token=token, name="aster", profile=AGENT)
     assert (tmp_path / "client.key").read_bytes() == key
-    clients = served.admin.get(f"/v1/federations/{fid}/clients").json()["items"]
+    clients = served.admin.get(f"/v1/federations/{federation_id}/clients").json()["items"]
     assert [client["client_id"] for client in clients] == [member.client_id]
 
 

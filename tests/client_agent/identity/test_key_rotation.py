@@ -34,8 +34,8 @@ class Scene:
 
     def __init__(self, served: Served, folder: Path, opened: ExitStack) -> None:
         self.served, self.folder, self._opened = served, folder, opened
-        self.fid = served.federation()
-        token = served.enrolment_token(self.fid, "aster")
+        self.federation_id = served.federation()
+        token = served.enrolment_token(self.federation_id, "aster")
         profile = Profile.model_validate(PROFILE)
         with CoordinatorApi(served.url, key=None, deadline_seconds=0) as api:
             self.member: Membership = enrol(api, folder, token=token, name="aster", profile=profile)
@@ -249,7 +249,7 @@ def test_a_new_key_that_is_there_is_never_overwritten(scene: Scene) -> None:
 
 
 def test_a_key_of_somebody_else_is_named_by_its_file(scene: Scene) -> None:
-    other = scene.served.enrol(scene.fid, "birch")
+    other = scene.served.enrol(scene.federation_id, "birch")
     file = scene.folder / "next.key"
     file.write_bytes(membership.pem_of(other.key))
     with pytest.raises(KeyRefused, match=str(file)):

@@ -43,7 +43,7 @@ class Client:
 
     def accept(self, document: Document, held: Manifests | None = None) -> None:
         number, weights = document["round"], document["weights"]
-        (held or self.held).accept(document, self.api, number=number, weights=weights)
+        (held or self.held).accept(document, self.api, round_number=number, weights=weights)
 
     @property
     def evidence(self) -> int:
@@ -55,10 +55,10 @@ def client(
     serve: Callable[..., Served], fresh_database: Callable[[str], str], tmp_path: Path
 ) -> Iterator[tuple[Client, Callable[[int], None]]]:
     served = serve(fresh_database("sqlite"), tick_seconds=0.05)
-    fid, silos = running(served, **plan(rounds={"total": 9, "min_clients": 2}))
+    federation_id, silos = running(served, **plan(rounds={"total": 9, "min_clients": 2}))
     one = Client(served, silos[0], tmp_path)
     with one.api:
-        yield one, lambda number: one_round(served, fid, silos, number, [1.0, 2.0]) and None
+        yield one, lambda number: one_round(served, federation_id, silos, number, [1.0, 2.0]) and None
 
 
 Playing = tuple[Client, Callable[[int], None]]
@@ -85,7 +85,7 @@ def test_the_final_manifest_follows_a_joined_round_that_was_abandoned(client: Pl
     assert brief.weights is not None
     assert brief.round == 2
     last = one.held.accept(
-        brief.manifest, one.api, number=brief.round, weights=brief.weights.digest, final=True
+        brief.manifest, one.api, round_number=brief.round, weights=brief.weights.digest, final=True
     )
     assert last.round == 3
     assert one.evidence == 0
@@ -150,11 +150,11 @@ def test_a_manifest_without_the_coordinators_signature_is_refused(client: Playin
         with pytest.raises(ManifestRefused, match="not signed"):
             one.accept(forged)
     with pytest.raises(ManifestRefused, match="not of round 2"):
-        one.held.accept(first, one.api, number=2, weights=first["weights"])
+        one.held.accept(first, one.api, round_number=2, weights=first["weights"])
     with pytest.raises(ManifestRefused, match="of the weights"):
-        one.held.accept(first, one.api, number=1, weights="sha256:" + "0" * 64)
+        one.held.accept(first, one.api, round_number=1, weights="sha256:" + "0" * 64)
     with pytest.raises(ManifestRefused, match="not a manifest"):
-        one.held.accept(None, one.api, number=1, weights=first["weights"])
+        one.held.accept(None, one.api, round_number=1, weights=first["weights"])
 
 
 def test_a_round_that_is_over_is_not_begun(client: Playing) -> None:

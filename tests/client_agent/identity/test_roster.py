@@ -34,11 +34,11 @@ class Scene:
 
     def __init__(self, served: Served, folder: Path, policy: str, opened: ExitStack) -> None:
         self.served, self.folder, self._opened = served, folder, opened
-        self.fid = served.federation(**PLAN, privacy={"roster_policy": policy})
-        self.other = served.enrol(self.fid, "other")
-        token = served.enrolment_token(self.fid, "me")
+        self.federation_id = served.federation(**PLAN, privacy={"roster_policy": policy})
+        self.other = served.enrol(self.federation_id, "other")
+        token = served.enrolment_token(self.federation_id, "me")
         self.member = enrol(self.connect(None), folder, token=token, name="me", profile=AGENT)
-        served.admin.post(f"/v1/federations/{self.fid}/start")
+        served.admin.post(f"/v1/federations/{self.federation_id}/start")
 
     def connect(self, key: Ed25519PrivateKey | None, transport: Any = None) -> CoordinatorApi:
         connection = CoordinatorApi(self.served.url, key=key, deadline_seconds=0, transport=transport)
@@ -46,9 +46,9 @@ class Scene:
 
     def manifest(self) -> RoundManifest:
         api = self.connect(read_key(self.folder))
-        joined = api.join(self.fid, 1, None)
-        held = Manifests(self.folder, self.fid, self.member.client_id, self.member.server_key)
-        return held.accept(joined.manifest, api, number=1, weights=joined.weights.digest)
+        joined = api.join(self.federation_id, 1, None)
+        held = Manifests(self.folder, self.federation_id, self.member.client_id, self.member.server_key)
+        return held.accept(joined.manifest, api, round_number=1, weights=joined.weights.digest)
 
     def follow(
         self,
@@ -133,7 +133,7 @@ def test_a_member_that_replaced_its_key_is_let_in_by_the_old_pin_and_the_new_one
     for new in (Ed25519PrivateKey.generate(), renewed):
         request = rotation(scene.other, new)
         assert scene.other.http.put("/v1/me/key", json=request).status_code == 200
-        scene.other = Silo(scene.other.client_id, scene.fid, new, scene.served.signing(new))
+        scene.other = Silo(scene.other.client_id, scene.federation_id, new, scene.served.signing(new))
     after = before | {"other": name_of(renewed)}
     for number, pins in enumerate((before, after)):  # each in a silo that sees the roster for the first time
         scene.follow("pinned", pins, folder=tmp_path / str(number))
@@ -151,7 +151,7 @@ def _without_endorsement(links: list[dict[str, Any]]) -> None:
 
 
 def test_who_was_revoked_needs_no_pin_and_leaves_its_name_to_nobody(scene: Scene, tmp_path: Path) -> None:
-    path = f"/v1/federations/{scene.fid}/clients/{scene.other.client_id}"
+    path = f"/v1/federations/{scene.federation_id}/clients/{scene.other.client_id}"
     assert scene.served.admin.delete(path).status_code == 204
     scene.follow("pinned", {"me": scene.pins["me"]}, folder=tmp_path / "new")
     for change in (

@@ -94,24 +94,24 @@ def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
     file = config(tmp_path, model=other, pivot_model=pivot, quantization="nf4")
     silo = open_silo(read_settings(file))
     alignment = AlignmentPlan(pivot=base_model_slug(pivot), anchors=64)
-    fid = served.federation(
+    federation_id = served.federation(
         strategy={"name": "fedmosaic"}, alignment=alignment.model_dump(), training={"max_length": 64}
     )
     content = json.loads((EXAMPLES / "anchors.json").read_bytes())
-    served.admin.put(f"/v1/federations/{fid}/anchors", json=content)
-    served.admin.post(f"/v1/federations/{fid}/start")
+    served.admin.put(f"/v1/federations/{federation_id}/anchors", json=content)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
 
     def connected(key: Ed25519PrivateKey | None) -> CoordinatorApi:
         return CoordinatorApi(served.url, key=key, deadline_seconds=60, sleep=lambda _: None)
 
     with connected(None) as api:
-        token = served.enrolment_token(fid, "aster")
+        token = served.enrolment_token(federation_id, "aster")
         member = enrol(api, tmp_path, token=token, name="aster", profile=silo.profile)
     with connected(read_key(tmp_path)) as api:
         who = Participant(
             silo,
             api,
-            fid,
+            federation_id,
             member.client_id,
             tmp_path,
             keep_rounds=2,
@@ -119,11 +119,11 @@ def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
             server_key=member.server_key,
         )
         prepare(who, naps(500))
-        stored = {slug: api.pack(fid, slug) for slug in (silo.base.slug, alignment.pivot)}
+        stored = {slug: api.pack(federation_id, slug) for slug in (silo.base.slug, alignment.pivot)}
     found, of_pivot = (Pack.from_body(body.body) for body in stored.values() if body is not None)
     anchors = Anchors.model_validate(content).anchors[:64]
     dense = [load_base_model(source, device=CPU) for source in (other, pivot)]
-    expected = aligned_pack(*dense, of_pivot, anchors, AdapterPlan(), alignment, fid)
+    expected = aligned_pack(*dense, of_pivot, anchors, AdapterPlan(), alignment, federation_id)
     for name, values in expected.tensors.items():
         np.testing.assert_allclose(found.tensors[name], values, rtol=1e-4, atol=1e-4 * np.abs(values).max())
 

@@ -105,7 +105,7 @@ def test_a_density_below_the_priors_is_refused_before_the_round_is_joined(
     with pytest.raises(BudgetTooSmall, match="no room beside this adapter's priors"):
         take_part(scene.who, brief)
     assert not scene.who.rounds.open(brief.round).has(TRAINED)
-    shown = served.admin.get(f"/v1/federations/{scene.fid}/rounds/{brief.round}").json()
+    shown = served.admin.get(f"/v1/federations/{scene.federation_id}/rounds/{brief.round}").json()
     assert shown["counts"]["joined"] == 0
 
 

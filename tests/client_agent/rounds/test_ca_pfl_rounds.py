@@ -56,7 +56,7 @@ class Pair:
 
     def __init__(self, served: Served, silo: Silo, folder: Path, stack: ExitStack, **plan: Any) -> None:
         self.served = served
-        self.fid = served.federation(**(PLAN | plan))
+        self.federation_id = served.federation(**(PLAN | plan))
         halves = {"aster": silo.data.train[:6], "birch": silo.data.train[6:10]}
         self.members = {
             name: self._enrolled(
@@ -64,21 +64,23 @@ class Pair:
             )
             for name, train in halves.items()
         }
-        served.admin.post(f"/v1/federations/{self.fid}/start")
+        served.admin.post(f"/v1/federations/{self.federation_id}/start")
 
     def _enrolled(self, silo: Silo, folder: Path, name: str, stack: ExitStack) -> Participant:
-        token = self.served.enrolment_token(self.fid, name)
+        token = self.served.enrolment_token(self.federation_id, name)
         anyone = stack.enter_context(CoordinatorApi(self.served.url, key=None, deadline_seconds=20))
         member = enrol(anyone, folder, token=token, name=name, profile=silo.profile)
         key = read_key(folder)
         api = stack.enter_context(
             CoordinatorApi(self.served.url, key=key, server_key=member.server_key, deadline_seconds=20)
         )
-        return Participant(silo, api, self.fid, member.client_id, folder, 9, lambda: False, member.server_key)
+        return Participant(
+            silo, api, self.federation_id, member.client_id, folder, 9, lambda: False, member.server_key
+        )
 
     def brief(self, name: str) -> RoundBrief:
         nap, who = naps(500), self.members[name]
-        while isinstance(brief := who.api.current_round(self.fid), NothingYet):
+        while isinstance(brief := who.api.current_round(self.federation_id), NothingYet):
             nap(0)
         assert isinstance(brief, RoundBrief)
         return brief
@@ -88,7 +90,7 @@ class Pair:
         briefs = {name: self.brief(name) for name in names}
         (number,) = {brief.round for brief in briefs.values()}
         for name in names:
-            self.members[name].api.join(self.fid, number, None)
+            self.members[name].api.join(self.federation_id, number, None)
         for name, brief in briefs.items():
             assert take_part(self.members[name], brief)
         return {name: self.members[name].rounds.open(number) for name in names}

@@ -81,7 +81,7 @@ def taken_part(
 
     def make(adapter: dict[str, Any], **options: Any) -> Rounds:
         served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
-        fid = served.federation(
+        federation_id = served.federation(
             strategy={"name": "fedmosaic", "options": options},
             rounds={"total": 2, "min_clients": 1},
             training=STEPS,
@@ -91,14 +91,14 @@ def taken_part(
         file = config(tmp_path)
         folder = read_settings(file).folder
         with CoordinatorApi(served.url, key=None, deadline_seconds=20, sleep=lambda _: None) as api:
-            token = served.enrolment_token(fid, "aster")
+            token = served.enrolment_token(federation_id, "aster")
             member = enrol(api, folder, token=token, name="aster", profile=silo.profile)
-        served.admin.post(f"/v1/federations/{fid}/start")
+        served.admin.post(f"/v1/federations/{federation_id}/start")
         with CoordinatorApi(
             served.url, key=read_key(folder), deadline_seconds=20, sleep=lambda _: None
         ) as api:
             more: dict[str, Any] = {"keep_rounds": 2, "stop": lambda: False, "server_key": member.server_key}
-            who = Participant(silo, api, fid, member.client_id, folder, **more)
+            who = Participant(silo, api, federation_id, member.client_id, folder, **more)
             run(who, naps(500))
         return Rounds(file, who.home, served)
 

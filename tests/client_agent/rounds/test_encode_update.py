@@ -33,7 +33,7 @@ from client_agent.storage.round_folder import (
     RoundFolder,
 )
 from client_agent.transport.client import NothingYet
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.federations import RoundRow
 from schemas.maths.adapter import Layout
 from schemas.messages.recipes import SentRecipe
@@ -63,16 +63,15 @@ class Scene:
     """One silo in a federation of its own, played round by round."""
 
     def __init__(self, served: Served, enrol: Enrolled, **plan: Any) -> None:
-        rounds = {"total": 9, "min_clients": 1}
-        plan = {"strategy": {"name": "fedavg"}} | plan
+        plan = {"strategy": {"name": "fedavg"}, "rounds": {"total": 9, "min_clients": 1}} | plan
         self.served = served
-        self.fid = served.federation(**alone_plan(**({"rounds": rounds, "adapter": PQ} | plan)))
-        self.who = enrol(self.fid)
-        served.admin.post(f"/v1/federations/{self.fid}/start")
+        self.federation_id = served.federation(**alone_plan(**({"adapter": PQ} | plan)))
+        self.who = enrol(self.federation_id)
+        served.admin.post(f"/v1/federations/{self.federation_id}/start")
 
     def brief(self) -> RoundBrief:
         nap = naps(500)
-        while isinstance(brief := self.who.api.current_round(self.fid), NothingYet):
+        while isinstance(brief := self.who.api.current_round(self.federation_id), NothingYet):
             nap(0)
         assert isinstance(brief, RoundBrief)
         return brief
@@ -91,7 +90,8 @@ class Scene:
 
     def stored(self, layout: Layout) -> Arrays:
         """Ask for the state that the coordinator holds."""
-        answer = self.served.admin.get(f"/v1/federations/{self.fid}/clients/{self.who.client}/adapter")
+        path = f"/v1/federations/{self.federation_id}/clients/{self.who.client}/adapter"
+        answer = self.served.admin.get(path)
         with unpack(answer.content, encoding=None, expected=slots(layout), max_bytes=2**24) as kept:
             return {name: kept.read_float32(name) for name in layout}
 
@@ -247,19 +247,19 @@ def test_after_a_round_came_to_nothing_an_update_is_the_difference_to_what_the_c
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant, rounds={"total": 9, "min_clients": 2, "quorum": 2})
-    other = served.enrol(scene.fid, "other")
+    other = served.enrol(scene.federation_id, "other")
     layout = other.http.get("/v1/me").json()["layout"]
     zeros = {name: np.zeros(shape, np.float32) for name, shape in layout.items()}
     signature = np.eye(1, 256, dtype=np.float32)[0]
     base = join(other, 1)
     named = receipt(scene.play()).digest
     assert put(other, 1, update_body(other, 1, base, zeros, signature=signature)).status_code == 201
-    wait_for(served, scene.fid, 1, "published")
+    wait_for(served, scene.federation_id, 1, "published")
     join(other, 2)
     nothing = scene.play()
     with closing(Database(served.database_url)) as database, database.write() as session:
-        session.execute(update(RoundRow).where(RoundRow.number == 2).values(deadline=now(session)))
-    wait_for(served, scene.fid, 2, "abandoned")
+        session.execute(update(RoundRow).where(RoundRow.number == 2).values(deadline=database_time(session)))
+    wait_for(served, scene.federation_id, 2, "abandoned")
     join(other, 3)
     folder = scene.play()
     assert against(nothing) == against(folder) == named

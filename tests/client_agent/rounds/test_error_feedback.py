@@ -60,11 +60,11 @@ def test_what_the_update_of_an_abandoned_round_lost_is_learnt_again_and_not_adde
 ) -> None:
     rounds = {"total": 9, "min_clients": 2, "collect_seconds": 3}
     scene = Scene(served, participant, wire={"recipe": SERVED}, rounds=rounds)
-    other = served.enrol(scene.fid, "joins and delivers nothing")
+    other = served.enrol(scene.federation_id, "joins and delivers nothing")
     join(other, 1)
     one = scene.play()
     assert one.has(RECEIPT)
-    wait_for(served, scene.fid, 1, "abandoned")
+    wait_for(served, scene.federation_id, 1, "abandoned")
     join(other, 2)
     two = scene.play()
     assert two.base == one.base, "the same weights again"

@@ -27,11 +27,11 @@ from tests.served import Served
 def test_a_round_is_joined_only_under_a_plan_with_enough_voices(
     served: Served, participant: Callable[..., Participant], plan: int, ours: int, joins: bool
 ) -> None:
-    fid = served.federation(**alone_plan(privacy={"min_voices": plan}))
-    who = participant(fid)
-    served.admin.post(f"/v1/federations/{fid}/start")
+    federation_id = served.federation(**alone_plan(privacy={"min_voices": plan}))
+    who = participant(federation_id)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
     who.min_voices = ours
-    brief = who.api.current_round(fid)
+    brief = who.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     if joins:
         assert take_part(who, brief)
@@ -39,7 +39,7 @@ def test_a_round_is_joined_only_under_a_plan_with_enough_voices(
     with pytest.raises(TooFewVoices, match=r"privacy\.min_voices is 1, and this silo's min_voices is 2"):
         take_part(who, brief)
     assert not who.rounds.open(1).has(WEIGHTS)
-    assert served.admin.get(f"/v1/federations/{fid}/rounds/1").json()["counts"]["joined"] == 0
+    assert served.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()["counts"]["joined"] == 0
 
 
 def test_a_check_says_what_others_may_learn_and_holds_the_plan_to_it(
@@ -63,11 +63,11 @@ def test_a_check_says_what_others_may_learn_and_holds_the_plan_to_it(
 def test_enrolling_prints_what_others_may_learn(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silo: int, exit_code: int
 ) -> None:
-    fid = served.federation(**alone_plan())
+    federation_id = served.federation(**alone_plan())
     monkeypatch.setenv("TESSERA_AGENT_URL", served.url)
     monkeypatch.setenv("TESSERA_AGENT_MIN_VOICES", str(silo))
-    arguments = ["enrol", "--name", "a", "--token", served.enrolment_token(fid, "a")]
+    arguments = ["enrol", "--name", "a", "--token", served.enrolment_token(federation_id, "a")]
     done = CliRunner().invoke(agent, [*arguments, "--config", str(config(tmp_path))])
     assert done.exit_code == exit_code, done.output
-    plan = FederationPlan.model_validate(served.admin.get(f"/v1/federations/{fid}").json()["plan"])
+    plan = FederationPlan.model_validate(served.admin.get(f"/v1/federations/{federation_id}").json()["plan"])
     assert all(sentence in done.output for sentence in of_members(plan))

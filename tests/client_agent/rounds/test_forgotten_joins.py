@@ -47,4 +47,4 @@ def test_a_round_whose_join_the_backup_does_not_have_is_not_left_out_but_refused
         assert not scene.who.rounds.open(2).has(CLOSED)
         scene.accept()
         run(scene.who, naps(500))
-        assert [r["counts"]["arrived"] for r in views(scene.served, scene.fid)] == [1] * 4
+        assert [r["counts"]["arrived"] for r in views(scene.served, scene.federation_id)] == [1] * 4

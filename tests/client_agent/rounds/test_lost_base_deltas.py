@@ -19,7 +19,7 @@ from client_agent.identity.backup_recovery import accept, look
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.download import fetch_whole
 from client_agent.rounds.steps import finish, take_part
-from client_agent.storage.base_delta import Fold, FoldMissing, after, newest, read_served
+from client_agent.storage.base_delta import BaseDeltaMissing, Fold, after, newest, read_served
 from client_agent.storage.round_folder import FINAL_WEIGHTS, FOLD, WEIGHTS, RoundFolder
 from client_agent.training.silo import Silo
 from coordinator.db.engine import Database
@@ -98,8 +98,10 @@ def test_a_coordinator_that_has_no_whole_any_more_leaves_the_client_its_error(
     for folder in who.rounds.newest_first():
         folder.forget(FOLD)
     with closing(Database(served.database_url)) as database, database.write() as session:
-        session.execute(update(FoldRow).where(FoldRow.federation_id == two.fid).values(payload_id=None))
-    with pytest.raises(FoldMissing, match="stay away until one round is published without this client"):
+        session.execute(
+            update(FoldRow).where(FoldRow.federation_id == two.federation_id).values(payload_id=None)
+        )
+    with pytest.raises(BaseDeltaMissing, match="stay away until one round is published without this client"):
         take_part(who, brief)
 
 
@@ -124,12 +126,12 @@ def test_final_weights_bring_all_that_was_folded(pair: Callable[..., Pair], stra
     for _ in range(3):
         folders = two.play(*BOTH)
     who, nap, layout = two.members["aster"], naps(500), layout_of(folders["aster"])
-    while not isinstance(brief := who.api.current_round(two.fid), FinishedBrief):
+    while not isinstance(brief := who.api.current_round(two.federation_id), FinishedBrief):
         nap(0)
     finish(who, brief)
     final = read_served((who.home / FINAL_WEIGHTS).read_bytes(), layout)
     assert final.manifest.fold_from == 1
-    added = read_served(who.api.weights(two.fid, 4).body, layout)
+    added = read_served(who.api.weights(two.federation_id, 4).body, layout)
     wanted = after(newest(who.rounds, before=4), added)
     for module, one in after(Fold(1, {}), final).added.items():
         other = wanted.added[module]

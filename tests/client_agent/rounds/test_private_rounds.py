@@ -48,10 +48,10 @@ def run_until_killed(who: Participant, monkeypatch: pytest.MonkeyPatch, module: 
 
 def private(served: Served, participant: Enrolled, **rounds_plan: int) -> tuple[str, Participant]:
     plan = alone_plan(signature={"dp": DP}, rounds={"total": 3, "min_clients": 1} | rounds_plan)
-    fid = served.federation(**plan)
-    who = participant(fid)
-    served.admin.post(f"/v1/federations/{fid}/start")
-    return fid, who
+    federation_id = served.federation(**plan)
+    who = participant(federation_id)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    return federation_id, who
 
 
 def kept(who: Participant, number: int) -> Signature:
@@ -62,13 +62,13 @@ def kept(who: Participant, number: int) -> Signature:
 def test_a_silo_releases_once_a_round_and_then_sends_the_last_one_again(
     served: Served, participant: Enrolled
 ) -> None:
-    fid, who = private(served, participant)
+    federation_id, who = private(served, participant)
     run(who, naps(500))
     book = Ledger(who.folder).read()
     assert [entry.round for entry in book.releases] == [1, 2]
     spent = [entry.epsilon for entry in book.releases]
     assert 0 < spent[0] < spent[1] <= 2.0
-    seen = views(served, fid)
+    seen = views(served, federation_id)
     assert [view["state"] for view in seen] == ["published"] * 3
     assert [view["clients"][0]["epsilon"] for view in seen] == [*spent, spent[1]]
     assert kept(who, 2).to_bytes() == kept(who, 3).to_bytes()
@@ -79,7 +79,7 @@ def test_a_silo_releases_once_a_round_and_then_sends_the_last_one_again(
 def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
     served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fid, who = private(served, participant, total=2)
+    federation_id, who = private(served, participant, total=2)
     run_until_killed(who, monkeypatch, sketch, "release")
     assert not who.rounds.open(1).has(SIGNATURE)
     (paid,) = Ledger(who.folder).read().releases
@@ -91,14 +91,14 @@ def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
     run(who, naps(500))
     assert who.rounds.open(1).read(SIGNATURE) == signed
     assert len(Ledger(who.folder).read().releases) == 2
-    assert [view["clients"][0]["epsilon"] for view in views(served, fid)] == [second.epsilon] * 2
+    assert [view["clients"][0]["epsilon"] for view in views(served, federation_id)] == [second.epsilon] * 2
 
 
 def test_a_crash_that_costs_the_only_release_is_told_with_what_to_do(
     served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fid, who = private(served, participant)
-    brief = who.api.current_round(fid)
+    federation_id, who = private(served, participant)
+    brief = who.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     once = SignatureDpPlan(epsilon=2.0, releases=1, minimum_sample=12)
     brief = brief.model_copy(update={"signature": brief.signature.model_copy(update={"dp": once})})
@@ -111,8 +111,8 @@ def test_a_crash_that_costs_the_only_release_is_told_with_what_to_do(
 
 
 def test_a_newcomers_join_and_update_carry_one_release(served: Served, participant: Enrolled) -> None:
-    fid, who = private(served, participant)
-    brief = who.api.current_round(fid)
+    federation_id, who = private(served, participant)
+    brief = who.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     work = rounds._Work(who, brief, who.rounds.open(1))
     bodies = {rounds._join_signature(work) for _ in range(2)}
@@ -125,8 +125,8 @@ def test_a_newcomers_join_and_update_carry_one_release(served: Served, participa
 def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_than_the_plan(
     served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch, dp: SignatureDpPlan | None
 ) -> None:
-    fid, who = private(served, participant)
-    brief = who.api.current_round(fid)
+    federation_id, who = private(served, participant)
+    brief = who.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     less = brief.signature.model_copy(update={"dp": dp})
     lying = brief.model_copy(update={"round": 2, "signature": less})
@@ -150,9 +150,9 @@ def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_th
 def test_a_silo_makes_no_signature_that_is_less_private_than_it_allows(
     served: Served, participant: Enrolled, dp: SignatureDpPlan | None, said: str
 ) -> None:
-    fid, who = private(served, participant)
+    federation_id, who = private(served, participant)
     who.max_epsilon = 1.0
-    brief = who.api.current_round(fid)
+    brief = who.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     asked = brief.model_copy(update={"signature": brief.signature.model_copy(update={"dp": dp})})
     with pytest.raises(NotPrivateEnough, match=said):
@@ -193,8 +193,8 @@ def test_a_check_holds_a_plan_to_what_the_silo_allows(
 
 
 def test_without_any_budget_left_a_newcomer_says_what_to_do(served: Served, participant: Enrolled) -> None:
-    fid, who = private(served, participant)
-    brief = who.api.current_round(fid)
+    federation_id, who = private(served, participant)
+    brief = who.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     for number in (1, 2):
         sign(who, brief.model_copy(update={"round": number}), None, None)

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from client_agent.errors import AdapterUnreadable
-from client_agent.storage.base_delta import Fold, FoldMissing, Served, after, fold_of, newest, read_served
+from client_agent.storage.base_delta import (
+    BaseDeltaMissing,
+    Fold,
+    Served,
+    after,
+    fold_of,
+    newest,
+    read_served,
+)
 from client_agent.storage.round_folder import FOLD, RoundFolders
 from schemas.maths.adapter import Layout, lora_layout
 from schemas.maths.factors import Factors
@@ -61,7 +69,7 @@ def test_the_same_weights_again_add_nothing() -> None:
 
 def test_an_increment_to_something_else_is_refused_and_says_what_helps() -> None:
     for here in (Fold(1, {}), Fold(3, {"l0.q": factors(1)})):
-        with pytest.raises(FoldMissing, match="served the whole"):
+        with pytest.raises(BaseDeltaMissing, match="served the whole"):
             after(here, served(5, 4))
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 
 from coordinator.aggregation import job
 from coordinator.aggregation.job import claim_due
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.federations import (
     ClientRow,
     ParticipationRow,
@@ -72,7 +72,7 @@ def close_round(database: Database, wanted: FederationPlan, sent: Sequence[Sent]
     with database.write() as session:
         federation = federations.create(session, wanted)
         federation.state = "running"
-        moment = now(session)
+        moment = database_time(session)
         row = rounds.open_round(session, federation.id, 1, moment)
         row.state, row.closing_at, row.collecting_at = "closing", moment, moment
         closed = Closed(federation.id)
@@ -87,7 +87,7 @@ def _deliver(database: Database, closed: Closed, round_id: int, i: int, one: Sen
     body = bytes(one.shift) + one.values.astype("<f4").tobytes()
     assert one.values.size == size(one.layout)
     with database.write() as session:
-        moment = now(session)
+        moment = database_time(session)
         session.add(
             ClientRow(
                 id=client_id,

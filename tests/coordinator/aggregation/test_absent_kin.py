@@ -20,15 +20,15 @@ Tensors = dict[str, NDArray[np.float32]]
 
 
 def running(served: Served, strategy: str) -> str:
-    fid = served.federation(
+    federation_id = served.federation(
         strategy={"name": strategy},
         adapter={"kind": "lora", "rank": 2, "blocks": 1, "roles": ["q", "down"]},
         rounds={"total": 6, "min_clients": 1, "collect_seconds": 600, "max_staleness": 0},
         signature={"dim": 4},
         **({"wire": SPARSE} if strategy == "ca_pfl" else {}),
     )
-    assert served.admin.post(f"/v1/federations/{fid}/start").status_code == 200
-    return fid
+    assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    return federation_id
 
 
 def layout(silo: Silo) -> Layout:
@@ -60,13 +60,13 @@ def weights(silo: Silo, number: int) -> Tensors:
 def test_all_of_an_absent_base_model_and_who_is_new_there_go_on_from_its_last_common_weights(
     coordinator: Served, strategy: str
 ) -> None:
-    fid = running(coordinator, strategy)
-    here = coordinator.enrol(fid, "here", base_model=HERE, **FORM)
-    away = [coordinator.enrol(fid, f"away-{i}", base_model=AWAY, **FORM) for i in range(2)]
+    federation_id = running(coordinator, strategy)
+    here = coordinator.enrol(federation_id, "here", base_model=HERE, **FORM)
+    away = [coordinator.enrol(federation_id, f"away-{i}", base_model=AWAY, **FORM) for i in range(2)]
     play(coordinator, 1, here, *away)
     play(coordinator, 2, here)
     play(coordinator, 3, here)
-    new = coordinator.enrol(fid, "new", base_model=AWAY, **FORM)
+    new = coordinator.enrol(federation_id, "new", base_model=AWAY, **FORM)
     common = weights(new, 4)
     sent = [learnt(silo, 11 + place) for place, silo in enumerate(away)]
     assert all(values.any() for values in common.values())

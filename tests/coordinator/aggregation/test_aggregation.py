@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy import event, select, update
 
 from coordinator.aggregation.blocks import blocks
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.federations import ClientRow, PayloadRow, RelevanceRow, WeightsRow
 from coordinator.storage import payloads
 from schemas.maths.adapter import Layout, in_order, size
@@ -175,7 +175,7 @@ def test_an_update_accepted_before_its_client_was_revoked_counts_and_the_client_
         session.execute(
             update(ClientRow)
             .where(ClientRow.id == closed.clients[2])
-            .values(state="revoked", revoked_at=now(session))
+            .values(state="revoked", revoked_at=database_time(session))
         )
     publish(database)
     np.testing.assert_allclose(served(database, closed.clients[0], {"x": (930,)}), 1.0)

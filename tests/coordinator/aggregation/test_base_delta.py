@@ -92,15 +92,15 @@ def product(adapter: dict[str, NDArray[np.float32]], module: str) -> Floats:
 
 
 def federation(served: Served, strategy: str) -> str:
-    fid = served.federation(strategy={"name": strategy}, **PLAN)
-    assert served.admin.post(f"/v1/federations/{fid}/start").status_code == 200
-    return fid
+    federation_id = served.federation(strategy={"name": strategy}, **PLAN)
+    assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    return federation_id
 
 
 def enrol(
-    served: Served, fid: str, name: str, base_model: str = "tiny-s-aaaaaaaaaaaa", **facts: Any
+    served: Served, federation_id: str, name: str, base_model: str = "tiny-s-aaaaaaaaaaaa", **facts: Any
 ) -> Client:
-    return Client(served.enrol(fid, name, base_model=base_model, layers=2, shapes=SHAPES), **facts)
+    return Client(served.enrol(federation_id, name, base_model=base_model, layers=2, shapes=SHAPES), **facts)
 
 
 def same(one: dict[str, Floats], other: dict[str, Floats]) -> None:
@@ -110,8 +110,8 @@ def same(one: dict[str, Floats], other: dict[str, Floats]) -> None:
 
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora"])
 def test_everybody_ends_with_the_mean_of_what_all_have_learnt(coordinator: Served, strategy: str) -> None:
-    fid = federation(coordinator, strategy)
-    one, two = enrol(coordinator, fid, "one", examples=30), enrol(coordinator, fid, "two")
+    federation_id = federation(coordinator, strategy)
+    one, two = enrol(coordinator, federation_id, "one", examples=30), enrol(coordinator, federation_id, "two")
     shares = (0.75, 0.25) if strategy == "flora" else (0.5, 0.5)
     wanted = {module: np.zeros(shape) for module, shape in MODULES.items()}
     for number in (1, 2, 3):
@@ -119,7 +119,7 @@ def test_everybody_ends_with_the_mean_of_what_all_have_learnt(coordinator: Serve
             client.pull(number)
         before = one.base
         sent = [client.push(number, 10 * number + i) for i, client in enumerate((one, two))]
-        wait_for(coordinator, fid, number, "published")
+        wait_for(coordinator, federation_id, number, "published")
         wanted = {
             module: before[module]
             + sum(share * product(each, module) for share, each in zip(shares, sent, strict=True))
@@ -135,15 +135,15 @@ def test_everybody_ends_with_the_mean_of_what_all_have_learnt(coordinator: Serve
 
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora"])
 def test_whoever_was_away_or_is_new_gets_all_that_was_folded(coordinator: Served, strategy: str) -> None:
-    fid = federation(coordinator, strategy)
-    one, two, away = (enrol(coordinator, fid, name) for name in ("one", "two", "away"))
+    federation_id = federation(coordinator, strategy)
+    one, two, away = (enrol(coordinator, federation_id, name) for name in ("one", "two", "away"))
     for number, here in ((1, (one, two, away)), (2, (one, two)), (3, (one, two))):
         for client in here:
             client.pull(number)
         for i, client in enumerate(here):
             client.push(number, 10 * number + i)
-        wait_for(coordinator, fid, number, "published")
-    new = enrol(coordinator, fid, "new")
+        wait_for(coordinator, federation_id, number, "published")
+    new = enrol(coordinator, federation_id, "new")
     for client in (one, two, away, new):
         client.pull(4)
         same(client.acts(), one.acts())
@@ -151,7 +151,7 @@ def test_whoever_was_away_or_is_new_gets_all_that_was_folded(coordinator: Served
     assert all(rank <= min(MODULES[module]) for module, rank in away.ranks.items())
     for i, client in enumerate((one, two, away, new)):
         client.push(4, 40 + i)
-    wait_for(coordinator, fid, 4, "published")
+    wait_for(coordinator, federation_id, 4, "published")
     for client in (one, two, away, new):
         client.pull(5)
         same(client.acts(), one.acts())
@@ -160,14 +160,14 @@ def test_whoever_was_away_or_is_new_gets_all_that_was_folded(coordinator: Served
 
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora"])
 def test_every_base_model_is_folded_into_by_its_own_clients_alone(coordinator: Served, strategy: str) -> None:
-    fid = federation(coordinator, strategy)
+    federation_id = federation(coordinator, strategy)
     models = ["tiny-s-aaaaaaaaaaaa", "tiny-s-aaaaaaaaaaaa", "tiny-l-bbbbbbbbbbbb"]
-    clients = [enrol(coordinator, fid, f"c{i}", model) for i, model in enumerate(models)]
+    clients = [enrol(coordinator, federation_id, f"c{i}", model) for i, model in enumerate(models)]
     for client in clients:
         client.pull(1)
     sent = [client.push(1, i) for i, client in enumerate(clients)]
-    wait_for(coordinator, fid, 1, "published")
-    other = enrol(coordinator, fid, "stranger", "tiny-m-cccccccccccc")
+    wait_for(coordinator, federation_id, 1, "published")
+    other = enrol(coordinator, federation_id, "stranger", "tiny-m-cccccccccccc")
     for client in (*clients, other):
         client.pull(2)
     same(clients[2].acts(), {module: product(sent[2], module) for module in MODULES})
@@ -179,20 +179,20 @@ def test_every_base_model_is_folded_into_by_its_own_clients_alone(coordinator: S
 
 
 def test_only_the_newest_fold_of_a_base_model_is_kept(coordinator: Served) -> None:
-    fid = federation(coordinator, "fedex_lora")
-    clients = [enrol(coordinator, fid, f"c{i}") for i in range(2)]
+    federation_id = federation(coordinator, "fedex_lora")
+    clients = [enrol(coordinator, federation_id, f"c{i}") for i in range(2)]
     for number in (1, 2, 3):
         for i, client in enumerate(clients):
             client.pull(number)
             client.push(number, 10 * number + i)
-        wait_for(coordinator, fid, number, "published")
+        wait_for(coordinator, federation_id, number, "published")
     with closing(Database(coordinator.database_url)) as database:
         while retention.thin_out(database, 1):
             pass
         with database.read() as session:
-            forgotten = select(FoldRow.payload_id.is_(None)).where(FoldRow.federation_id == fid)
+            forgotten = select(FoldRow.payload_id.is_(None)).where(FoldRow.federation_id == federation_id)
             assert list(session.scalars(forgotten.order_by(FoldRow.round_number))) == [True, True, False]
-    new = enrol(coordinator, fid, "new")
+    new = enrol(coordinator, federation_id, "new")
     for client in (*clients, new):
         client.pull(4)
         same(client.acts(), clients[0].acts())

@@ -12,7 +12,7 @@ from sqlalchemy import event, update
 from sqlalchemy.exc import OperationalError
 
 from coordinator.aggregation.mixing import mix
-from coordinator.aggregation.output_writer import Made, Receiver, discard
+from coordinator.aggregation.output_writer import Receiver, StagedOutput, discard
 from coordinator.aggregation.state_reader import StoredState
 from coordinator.db.engine import Database
 from coordinator.db.tables.federations import PayloadRow, RoundRow
@@ -27,7 +27,7 @@ class Stopped(Exception):
     """Ends an aggregation between two blocks."""
 
 
-def mixed(database: Database, weights: Sequence[Sequence[float]]) -> dict[str, Made]:
+def mixed(database: Database, weights: Sequence[Sequence[float]]) -> dict[str, StagedOutput]:
     """Stage the bodies of clients that sent 0, 1, 2 ... by these weights."""
     states, facts = {}, []
     for i in range(len(weights)):

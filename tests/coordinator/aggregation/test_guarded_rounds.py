@@ -42,19 +42,19 @@ def served(silo: Silo, number: int) -> NDArray[np.float32]:
 
 def one_round(coordinator: Served, sent: list[dict[str, NDArray[np.float32]]], **options: Any) -> Any:
     plan = fedmosaic(**options) | {"rounds": {"total": 3, "min_clients": len(sent), "collect_seconds": 600}}
-    fid, silos = running(coordinator, clients=len(sent), **plan)
+    federation_id, silos = running(coordinator, clients=len(sent), **plan)
     for silo, tensors in zip(silos, sent, strict=True):
         deliver(silo, 1, tensors, signature=ALIKE)
-    wait_for(coordinator, fid, 1, "published")
-    return fid, silos
+    wait_for(coordinator, federation_id, 1, "published")
+    return federation_id, silos
 
 
 def test_a_boosted_flip_with_a_copied_signature_moves_nobody(coordinator: Served) -> None:
     honest = [adapter(1.0, 0.2), adapter(1.0, -0.2)]
-    fid, silos = one_round(coordinator, [*honest, adapter(-1.0, times=50)])
+    federation_id, silos = one_round(coordinator, [*honest, adapter(-1.0, times=50)])
     np.testing.assert_allclose(served(silos[0], 2)[:2], [1.0, -0.2], atol=1e-6)
     np.testing.assert_allclose(served(silos[1], 2)[:2], [1.0, 0.2], atol=1e-6)
-    shown = coordinator.admin.get(f"/v1/federations/{fid}/rounds/1/relevance").json()
+    shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     assert shown["relevance"][0] == pytest.approx([0.0, 0.5, 0.5])
     assert shown["served"][0] == pytest.approx([0.0, 1.0, 0.0])
     assert shown["agreement"][0][2] < -0.9
@@ -63,15 +63,15 @@ def test_a_boosted_flip_with_a_copied_signature_moves_nobody(coordinator: Served
 
 def test_without_the_guard_the_same_attack_succeeds_and_nothing_is_told(coordinator: Served) -> None:
     honest = [adapter(1.0, 0.2), adapter(1.0, -0.2)]
-    fid, silos = one_round(coordinator, [*honest, adapter(-1.0, times=50)], guard="off")
+    federation_id, silos = one_round(coordinator, [*honest, adapter(-1.0, times=50)], guard="off")
     assert served(silos[0], 2)[0] == pytest.approx(-24.5)
-    shown = coordinator.admin.get(f"/v1/federations/{fid}/rounds/1/relevance").json()
+    shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     assert (shown["served"], shown["agreement"], shown["held"]) == (None, None, None)
 
 
 def test_a_client_is_told_of_its_own_row_only(coordinator: Served) -> None:
-    fid, silos = one_round(coordinator, [adapter(1.0), adapter(1.0, 0.3), adapter(-1.0)])
-    shown = silos[1].http.get(f"/v1/federations/{fid}/rounds/1/relevance").json()
+    federation_id, silos = one_round(coordinator, [adapter(1.0), adapter(1.0, 0.3), adapter(-1.0)])
+    shown = silos[1].http.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     assert shown["rows"] == [silos[1].client_id]
     assert [len(shown[part]) for part in ("served", "held")] == [1, 1]
     assert (shown["similarity"], shown["agreement"]) == (None, None)
@@ -85,8 +85,8 @@ def test_a_much_longer_update_is_cut(coordinator: Served) -> None:
 
 
 def test_a_newcomer_is_not_taken_in_by_the_loudest(coordinator: Served) -> None:
-    fid, _ = one_round(coordinator, [adapter(1.0), adapter(1.0, 0.1), adapter(0.0, 1.0, times=900)])
-    got = served(coordinator.enrol(fid, "new"), 2)
+    federation_id, _ = one_round(coordinator, [adapter(1.0), adapter(1.0, 0.1), adapter(0.0, 1.0, times=900)])
+    got = served(coordinator.enrol(federation_id, "new"), 2)
     assert np.linalg.norm(got) < 1.2
 
 
@@ -97,17 +97,17 @@ def test_what_lora_starts_from_counts_for_nobodys_agreement(coordinator: Served)
         "training": {"seed": 7},
     }
     plan["rounds"] = {"total": 3, "min_clients": 2, "collect_seconds": 600}
-    fid = coordinator.federation(**plan)
-    silos = [coordinator.enrol(fid, f"silo-{i}", layers=1, shapes=LORA) for i in range(2)]
-    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    federation_id = coordinator.federation(**plan)
+    silos = [coordinator.enrol(federation_id, f"silo-{i}", layers=1, shapes=LORA) for i in range(2)]
+    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
     silos.sort(key=lambda silo: silo.client_id)
     a = first_a("l0.q.A", (2, 4), 7).reshape(2, 4)
     for silo, learnt in zip(silos, (0.1, -0.1), strict=True):
         tensors = {"l0.q.A": a + np.float32(learnt), "l0.q.B": np.full((3, 2), learnt, np.float32)}
         base = join(silo, 1)
         assert put(silo, 1, update_body(silo, 1, base, tensors, signature=ALIKE)).status_code == 201
-    wait_for(coordinator, fid, 1, "published")
-    shown = coordinator.admin.get(f"/v1/federations/{fid}/rounds/1/relevance").json()
+    wait_for(coordinator, federation_id, 1, "published")
+    shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     assert shown["agreement"][0] == pytest.approx([1.0, -1.0], abs=1e-6)
     assert shown["served"] == [[1.0, 0.0], [0.0, 1.0]]
 
@@ -115,14 +115,14 @@ def test_what_lora_starts_from_counts_for_nobodys_agreement(coordinator: Served)
 def test_deeper_layers_that_only_one_base_model_has_are_shared_as_well(coordinator: Served) -> None:
     plan = fedmosaic() | {"adapter": {"kind": "lora", "rank": 2, "blocks": 1, "roles": ["q"]}}
     plan["rounds"] = {"total": 3, "min_clients": 4, "collect_seconds": 600}
-    fid = coordinator.federation(**plan)
+    federation_id = coordinator.federation(**plan)
     models = [("tiny-s-000000000000", 1), ("tiny-l-000000000000", 2)]
     silos = [
-        coordinator.enrol(fid, f"{model}-{i}", base_model=model, layers=layers, shapes=LORA)
+        coordinator.enrol(federation_id, f"{model}-{i}", base_model=model, layers=layers, shapes=LORA)
         for model, layers in models
         for i in range(2)
     ]
-    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
     sent = {}
     for i, silo in enumerate(silos):
         layout = silo.http.get("/v1/me").json()["layout"]
@@ -132,7 +132,7 @@ def test_deeper_layers_that_only_one_base_model_has_are_shared_as_well(coordinat
         base = join(silo, 1)
         body = update_body(silo, 1, base, sent[silo.client_id], signature=ALIKE)
         assert put(silo, 1, body).status_code == 201
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     for silo, peer in ((silos[0], silos[1]), (silos[2], silos[3])):
         join(silo, 2)
         wanted = sent[peer.client_id]
@@ -144,6 +144,6 @@ def test_deeper_layers_that_only_one_base_model_has_are_shared_as_well(coordinat
         ) as envelope:
             for name, values in wanted.items():
                 np.testing.assert_allclose(envelope.read_float32(name), values, rtol=1e-6)
-    newcomer = coordinator.enrol(fid, "new", base_model=models[1][0], layers=2, shapes=LORA)
+    newcomer = coordinator.enrol(federation_id, "new", base_model=models[1][0], layers=2, shapes=LORA)
     join(newcomer, 2, ALIKE)
     assert newcomer.http.get(url(newcomer, 2, "/weights")).status_code == 200

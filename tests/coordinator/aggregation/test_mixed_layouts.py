@@ -21,7 +21,7 @@ LORA = ("l0.q.A", "l0.q.B", "l1.q.A", "l1.q.B")
 
 
 def federation(served: Served, strategy: dict[str, Any]) -> str:
-    fid = served.federation(
+    federation_id = served.federation(
         strategy=strategy,
         adapter={"rank": 2, "blocks": 1, "roles": ["q"], "same_architecture_rank": 3},
         rounds={"total": 3, "min_clients": 4, "collect_seconds": 600},
@@ -30,13 +30,13 @@ def federation(served: Served, strategy: dict[str, Any]) -> str:
     )
     frames = {"b0.q.A": np.ones((2, 6), np.float32), "b0.q.B": np.ones((5, 2), np.float32)}
     for model in (PIVOT, OTHER, THIRD):
-        pack = body(fid, model, frames, selected=["b0.q"], errors={}, alignment_set=RANDOM_SET)
-        assert deliver_pack(served.admin, fid, model, pack).status_code == 201
-    return fid
+        pack = body(federation_id, model, frames, selected=["b0.q"], errors={}, alignment_set=RANDOM_SET)
+        assert deliver_pack(served.admin, federation_id, model, pack).status_code == 201
+    return federation_id
 
 
-def enrol(served: Served, fid: str, name: str, model: str) -> Silo:
-    return served.enrol(fid, name, base_model=model, layers=2, shapes=SHAPES)
+def enrol(served: Served, federation_id: str, name: str, model: str) -> Silo:
+    return served.enrol(federation_id, name, base_model=model, layers=2, shapes=SHAPES)
 
 
 def layout(silo: Silo) -> Layout:
@@ -84,19 +84,19 @@ EVERYBODY = {"sources": "all", "min_relevance": None, "include_self": True, "gua
 def test_p_and_q_are_shared_by_all_and_lora_inside_each_base_model(
     coordinator: Served, strategy: dict[str, Any]
 ) -> None:
-    fid = federation(coordinator, strategy)
+    federation_id = federation(coordinator, strategy)
     models = [PIVOT, PIVOT, OTHER, OTHER]
-    silos = [enrol(coordinator, fid, f"silo-{i}", model) for i, model in enumerate(models)]
-    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    silos = [enrol(coordinator, federation_id, f"silo-{i}", model) for i, model in enumerate(models)]
+    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
     for i, (silo, model) in enumerate(zip(silos, models, strict=True)):
         deliver(silo, model, 1, shared=float(i), own=10.0 * i, signature=ALIKE)
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     for i, silo in enumerate(silos):
         join(silo, 2)
         shared, own = served_values(silo, 2)
         np.testing.assert_allclose(shared, [1.5], rtol=1e-6)
         np.testing.assert_allclose(own, [5.0 if i < 2 else 25.0], rtol=1e-6)
-    newcomers = {model: enrol(coordinator, fid, f"new-{model}", model) for model in (OTHER, THIRD)}
+    newcomers = {model: enrol(coordinator, federation_id, f"new-{model}", model) for model in (OTHER, THIRD)}
     for model, own_of_it in ((OTHER, 25.0), (THIRD, 0.0)):
         join(newcomers[model], 2, np.array(ALIKE, np.float32))
         shared, own = served_values(newcomers[model], 2)
@@ -105,28 +105,32 @@ def test_p_and_q_are_shared_by_all_and_lora_inside_each_base_model(
 
 
 def test_lora_follows_relevance_inside_its_base_model(coordinator: Served) -> None:
-    fid = federation(coordinator, {"name": "fedmosaic", "options": {"guard": "off", "sources": "all"}})
+    federation_id = federation(
+        coordinator, {"name": "fedmosaic", "options": {"guard": "off", "sources": "all"}}
+    )
     models = [PIVOT, PIVOT, PIVOT, OTHER]
     signatures = [ALIKE, ALIKE, [0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]
-    silos = [enrol(coordinator, fid, f"silo-{i}", model) for i, model in enumerate(models)]
-    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    silos = [enrol(coordinator, federation_id, f"silo-{i}", model) for i, model in enumerate(models)]
+    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
     for i, (silo, model, signature) in enumerate(zip(silos, models, signatures, strict=True)):
         deliver(silo, model, 1, shared=float(i), own=10.0 * i, signature=signature)
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     seen = []
     for silo in silos:
         join(silo, 2)
         seen.append([float(values[0]) for values in served_values(silo, 2)])
     # The last two are alike but of different base models: P and Q change hands, LoRA stays where it was.
     np.testing.assert_allclose(seen, [[1, 10], [0, 0], [3, 20], [2, 30]], rtol=1e-6, atol=1e-6)
-    relevance = coordinator.admin.get(f"/v1/federations/{fid}/rounds/1/relevance").json()["relevance"]
+    relevance = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()[
+        "relevance"
+    ]
     np.testing.assert_allclose(np.sum(relevance, axis=1), 1.0)
 
 
 def test_an_update_without_its_lora_or_with_the_private_one_is_refused(coordinator: Served) -> None:
-    fid = federation(coordinator, {"name": "fedavg"})
-    silo = enrol(coordinator, fid, "a", PIVOT)
-    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    federation_id = federation(coordinator, {"name": "fedavg"})
+    silo = enrol(coordinator, federation_id, "a", PIVOT)
+    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
     base = join(silo, 1)
     whole = {name: np.ones(shape, np.float32) for name, shape in layout(silo).items()}
     digest = pack_digest(silo, PIVOT)
@@ -135,4 +139,4 @@ def test_an_update_without_its_lora_or_with_the_private_one_is_refused(coordinat
         answer = put(silo, 1, update_body(silo, 1, base, wrong, pack=digest))
         assert answer.status_code == 422, answer.text
     assert put(silo, 1, update_body(silo, 1, base, whole, pack=digest)).status_code == 201
-    assert show(coordinator, fid, 1)["clients"][0]["norm"] == pytest.approx(np.sqrt(6 + 2 * 3 * 11))
+    assert show(coordinator, federation_id, 1)["clients"][0]["norm"] == pytest.approx(np.sqrt(6 + 2 * 3 * 11))

@@ -36,13 +36,13 @@ def adapter(rank: int, seed: int) -> Tensors:
 
 
 def running(served: Served, models: list[str]) -> tuple[str, list[Silo]]:
-    fid = served.federation(**PLAN)
+    federation_id = served.federation(**PLAN)
     silos = [
-        served.enrol(fid, f"c{i}", base_model=model, layers=2, shapes=SHAPES)
+        served.enrol(federation_id, f"c{i}", base_model=model, layers=2, shapes=SHAPES)
         for i, model in enumerate(models)
     ]
-    assert served.admin.post(f"/v1/federations/{fid}/start").status_code == 200
-    return fid, silos
+    assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    return federation_id, silos
 
 
 def weights(silo: Silo, number: int, rank: int) -> Tensors:
@@ -64,19 +64,21 @@ def expected(sent: list[Tensors], rank: int) -> Tensors:
 
 
 def test_everybody_is_served_the_mean_of_its_base_model_in_its_own_rank(coordinator: Served) -> None:
-    fid, silos = running(coordinator, ["tiny-s-aaaaaaaaaaaa"] * 2 + ["tiny-l-bbbbbbbbbbbb"])
+    federation_id, silos = running(coordinator, ["tiny-s-aaaaaaaaaaaa"] * 2 + ["tiny-l-bbbbbbbbbbbb"])
     ranks = [2, 3, 2]
     sent = [adapter(rank, i) for i, rank in enumerate(ranks)]
     for silo, tensors in zip(silos, sent, strict=True):
         assert set(weights(silo, 1, 4)) == set(layout(4))  # nobody's rank is known yet
         answer = put(silo, 1, update_body(silo, 1, join(silo, 1), tensors))
         assert answer.status_code == 201, answer.text
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     for place, (silo, rank) in enumerate(zip(silos, ranks, strict=True)):
         wanted = expected(sent[:2] if place < 2 else sent[2:], rank)
         for name, values in weights(silo, 2, rank).items():
             np.testing.assert_allclose(values, wanted[name], rtol=1e-5, atol=1e-6)
-    newcomer = coordinator.enrol(fid, "new", base_model="tiny-s-aaaaaaaaaaaa", layers=2, shapes=SHAPES)
+    newcomer = coordinator.enrol(
+        federation_id, "new", base_model="tiny-s-aaaaaaaaaaaa", layers=2, shapes=SHAPES
+    )
     for name, values in weights(newcomer, 2, 4).items():
         np.testing.assert_allclose(values, expected(sent[:2], 4)[name], rtol=1e-5, atol=1e-6)
 

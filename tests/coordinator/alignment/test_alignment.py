@@ -1,4 +1,4 @@
-"""Anchors and packs over HTTP: who may store what, what is refused, what a pack changes."""
+"""Packs over HTTP: who may store one, what is refused, what a pack changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WIDTH = {PIVOT: 6, OTHER: 8}
 
 
 def aligned(served: Served, frames: str = "pca-tok", *, has_anchors: bool = True, **plan: Any) -> str:
-    fid = served.federation(
+    federation_id = served.federation(
         **(
             {
                 "strategy": {
@@ -42,8 +42,8 @@ def aligned(served: Served, frames: str = "pca-tok", *, has_anchors: bool = True
         )
     )
     if has_anchors:
-        assert served.admin.put(f"/v1/federations/{fid}/anchors", json=ANCHORS).status_code == 201
-    return fid
+        assert served.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS).status_code == 201
+    return federation_id
 
 
 def tensors(base_model: str, *, responses: bool | None = None) -> dict[str, Any]:
@@ -61,10 +61,16 @@ def tensors(base_model: str, *, responses: bool | None = None) -> dict[str, Any]
 
 
 def body(
-    fid: str, of: str, made: Mapping[str, Any] | None = None, /, *, compress: bool = False, **said: Any
+    federation_id: str,
+    of: str,
+    made: Mapping[str, Any] | None = None,
+    /,
+    *,
+    compress: bool = False,
+    **said: Any,
 ) -> bytes:
     manifest = {
-        "federation": fid,
+        "federation": federation_id,
         "recipe": {},
         "base_model": of,
         "alignment_set": SET,
@@ -75,9 +81,9 @@ def body(
 
 
 def deliver(
-    caller: httpx.Client, fid: str, base_model: str, content: bytes, **headers: str
+    caller: httpx.Client, federation_id: str, base_model: str, content: bytes, **headers: str
 ) -> httpx.Response:
-    path = f"/v1/federations/{fid}/alignments/{base_model}"
+    path = f"/v1/federations/{federation_id}/alignments/{base_model}"
     return caller.put(path, content=content, headers=upload_headers(content) | headers)
 
 
@@ -85,116 +91,70 @@ def refused(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, slug(answer)
 
 
-def test_anchors_are_set_by_an_operator_before_the_start(coordinator: Served) -> None:
-    fid = aligned(coordinator, has_anchors=False)
-    path = f"/v1/federations/{fid}/anchors"
-    silo = coordinator.enrol(fid, "a")
-    assert refused(silo.http.get(path)) == (404, "not-found")
-    assert refused(silo.http.put(path, json=ANCHORS)) == (403, "forbidden")
-    operator = coordinator.person("operator")
-    stored = operator.put(path, json=ANCHORS)
-    assert (stored.status_code, stored.json()["count"]) == (201, 3)
-    assert operator.put(path, json=ANCHORS).status_code == 200
-    fewer = {"anchors": ANCHORS["anchors"][:2]}
-    assert operator.put(path, json=fewer).status_code == 201
-    assert operator.put(path, json=ANCHORS).status_code == 201
-    given = silo.http.get(path)
-    assert given.json() == ANCHORS
-    assert digest_of(given.content) == stored.json()["digest"]
-    coordinator.admin.post(f"/v1/federations/{fid}/start")
-    assert refused(operator.put(path, json=fewer)) == (409, "federation-state")
-    assert operator.put(path, json=ANCHORS).status_code == 200
-
-
-@pytest.mark.parametrize("stored", [0, 2])
-def test_a_federation_does_not_start_with_fewer_anchors_than_it_aligns_on(
-    coordinator: Served, stored: int
-) -> None:
-    fid = aligned(coordinator, has_anchors=False)
-    if stored:
-        some = {"anchors": ANCHORS["anchors"][:stored]}
-        coordinator.admin.put(f"/v1/federations/{fid}/anchors", json=some)
-    answer = coordinator.admin.post(f"/v1/federations/{fid}/start")
-    assert refused(answer) == (409, "anchors-missing")
-    assert (answer.json()["needed"], answer.json()["stored"]) == (3, stored)
-    assert coordinator.admin.get(f"/v1/federations/{fid}").json()["state"] == "open"
-    coordinator.admin.put(f"/v1/federations/{fid}/anchors", json=ANCHORS)
-    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
-
-
-def test_random_frames_start_without_anchors_unless_signatures_are_made_of_them(coordinator: Served) -> None:
-    fid = aligned(coordinator, frames="random", has_anchors=False)
-    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
-    fid = aligned(coordinator, frames="random", has_anchors=False, signature={"kind": "representation"})
-    answer = coordinator.admin.post(f"/v1/federations/{fid}/start")
-    assert refused(answer) == (409, "anchors-missing")
-
-
-def test_anchors_of_one_id_are_refused(coordinator: Served) -> None:
-    fid = aligned(coordinator)
-    twice = {"anchors": ANCHORS["anchors"][:1] * 2}
-    assert refused(coordinator.admin.put(f"/v1/federations/{fid}/anchors", json=twice)) == (422, "validation")
-
-
-def test_a_federation_without_alignment_takes_neither(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    answer = coordinator.admin.put(f"/v1/federations/{fid}/anchors", json=ANCHORS)
-    assert refused(answer) == (409, "federation-state")
-    assert refused(deliver(coordinator.admin, fid, PIVOT, body(fid, PIVOT))) == (409, "federation-state")
-
-
 def test_a_pack_is_stored_once_and_served_as_it_came(coordinator: Served) -> None:
-    fid = aligned(coordinator)
-    silo = coordinator.enrol(fid, "a")
-    path = f"/v1/federations/{fid}/alignments/{PIVOT}"
+    federation_id = aligned(coordinator)
+    silo = coordinator.enrol(federation_id, "a")
+    path = f"/v1/federations/{federation_id}/alignments/{PIVOT}"
     assert refused(silo.http.get(path)) == (404, "not-found")
-    content = body(fid, PIVOT, compress=True)
-    stored = deliver(silo.http, fid, PIVOT, content, **{"Content-Encoding": "zstd"})
+    content = body(federation_id, PIVOT, compress=True)
+    stored = deliver(silo.http, federation_id, PIVOT, content, **{"Content-Encoding": "zstd"})
     assert stored.status_code == 201, stored.text
     assert stored.json()["digest"] == digest_of(content)
-    again = deliver(silo.http, fid, PIVOT, content, **{"Content-Encoding": "zstd"})
+    again = deliver(silo.http, federation_id, PIVOT, content, **{"Content-Encoding": "zstd"})
     assert (again.status_code, again.json()) == (200, stored.json())
-    other = body(fid, PIVOT, selected=["b0.v"])
-    assert refused(deliver(silo.http, fid, PIVOT, other)) == (409, "upload-conflict")
+    other = body(federation_id, PIVOT, selected=["b0.v"])
+    assert refused(deliver(silo.http, federation_id, PIVOT, other)) == (409, "upload-conflict")
     with silo.http.stream("GET", path) as answer:
         assert answer.headers["content-encoding"] == "zstd"
         assert b"".join(answer.iter_raw()) == content
     with silo.http.stream("GET", path, headers={"Range": "bytes=3-9"}) as answer:
         assert (answer.status_code, b"".join(answer.iter_raw())) == (206, content[3:10])
-    listed = silo.http.get(f"/v1/federations/{fid}/alignments").json()["items"]
+    listed = silo.http.get(f"/v1/federations/{federation_id}/alignments").json()["items"]
     assert [item["base_model"] for item in listed] == [PIVOT]
     assert listed[0]["selected"] == ["b0.q"]
     assert listed[0]["errors"]["b0.v"] == ERRORS
     auditor = coordinator.person("auditor")
-    assert auditor.get(f"/v1/federations/{fid}/alignments").status_code == 200
+    assert auditor.get(f"/v1/federations/{federation_id}/alignments").status_code == 200
     assert refused(auditor.get(path)) == (403, "forbidden")
 
 
 def test_who_may_deliver_a_pack(coordinator: Served) -> None:
-    fid = aligned(coordinator)
-    pivotal = coordinator.enrol(fid, "pivotal")
-    other = coordinator.enrol(fid, "other", base_model=OTHER)
-    assert refused(deliver(pivotal.http, fid, OTHER, body(fid, OTHER))) == (403, "forbidden")
+    federation_id = aligned(coordinator)
+    pivotal = coordinator.enrol(federation_id, "pivotal")
+    other = coordinator.enrol(federation_id, "other", base_model=OTHER)
+    assert refused(deliver(pivotal.http, federation_id, OTHER, body(federation_id, OTHER))) == (
+        403,
+        "forbidden",
+    )
     auditor = coordinator.person("auditor")
-    assert refused(deliver(auditor, fid, PIVOT, body(fid, PIVOT))) == (403, "forbidden")
+    assert refused(deliver(auditor, federation_id, PIVOT, body(federation_id, PIVOT))) == (403, "forbidden")
     stranger = coordinator.enrol(aligned(coordinator), "stranger")
-    assert refused(deliver(stranger.http, fid, PIVOT, body(fid, PIVOT))) == (404, "not-found")
-    assert refused(deliver(other.http, fid, PIVOT, body(fid, PIVOT))) == (403, "forbidden")
-    assert refused(deliver(other.http, fid, OTHER, body(fid, OTHER))) == (409, "pivot-pack-missing")
-    assert deliver(pivotal.http, fid, PIVOT, body(fid, PIVOT)).status_code == 201
-    assert deliver(other.http, fid, OTHER, body(fid, OTHER)).status_code == 201
+    assert refused(deliver(stranger.http, federation_id, PIVOT, body(federation_id, PIVOT))) == (
+        404,
+        "not-found",
+    )
+    assert refused(deliver(other.http, federation_id, PIVOT, body(federation_id, PIVOT))) == (
+        403,
+        "forbidden",
+    )
+    assert refused(deliver(other.http, federation_id, OTHER, body(federation_id, OTHER))) == (
+        409,
+        "pivot-pack-missing",
+    )
+    assert deliver(pivotal.http, federation_id, PIVOT, body(federation_id, PIVOT)).status_code == 201
+    assert deliver(other.http, federation_id, OTHER, body(federation_id, OTHER)).status_code == 201
 
 
 def test_an_operator_replaces_a_pack_before_and_after_the_start(coordinator: Served) -> None:
-    fid = aligned(coordinator)
+    federation_id = aligned(coordinator)
     operator = coordinator.person("operator")
-    assert deliver(operator, fid, PIVOT, body(fid, PIVOT)).status_code == 201
-    replaced = deliver(operator, fid, PIVOT, body(fid, PIVOT, selected=["b0.v"]))
+    assert deliver(operator, federation_id, PIVOT, body(federation_id, PIVOT)).status_code == 201
+    replaced = deliver(operator, federation_id, PIVOT, body(federation_id, PIVOT, selected=["b0.v"]))
     assert replaced.status_code == 201
-    listed = operator.get(f"/v1/federations/{fid}/alignments").json()["items"]
+    listed = operator.get(f"/v1/federations/{federation_id}/alignments").json()["items"]
     assert [item["selected"] for item in listed] == [["b0.v"]]
-    operator.post(f"/v1/federations/{fid}/start")
-    assert deliver(operator, fid, PIVOT, body(fid, PIVOT)).status_code == 201
+    operator.post(f"/v1/federations/{federation_id}/start")
+    assert deliver(operator, federation_id, PIVOT, body(federation_id, PIVOT)).status_code == 201
 
 
 HOSTILE: dict[str, tuple[str, dict[str, Any] | None, dict[str, Any], str]] = {
@@ -233,9 +193,9 @@ HOSTILE: dict[str, tuple[str, dict[str, Any] | None, dict[str, Any], str]] = {
 
 @pytest.fixture(scope="module")
 def with_pivot(coordinator: Served) -> str:
-    fid = aligned(coordinator)
-    assert deliver(coordinator.admin, fid, PIVOT, body(fid, PIVOT)).status_code == 201
-    return fid
+    federation_id = aligned(coordinator)
+    assert deliver(coordinator.admin, federation_id, PIVOT, body(federation_id, PIVOT)).status_code == 201
+    return federation_id
 
 
 @pytest.mark.parametrize("case", HOSTILE)
@@ -251,38 +211,41 @@ def test_a_pack_that_does_not_fit_is_refused(coordinator: Served, with_pivot: st
 
 def test_a_pack_has_no_frames_outside_the_plans_target_modules(coordinator: Served) -> None:
     adapter = {"rank": 2, "blocks": 1, "roles": ["q", "v"], "target_modules": ["b0.q"]}
-    fid = aligned(coordinator, adapter=adapter)
-    assert refused(deliver(coordinator.admin, fid, PIVOT, body(fid, PIVOT))) == (422, "tensor-schema")
+    federation_id = aligned(coordinator, adapter=adapter)
+    assert refused(deliver(coordinator.admin, federation_id, PIVOT, body(federation_id, PIVOT))) == (
+        422,
+        "tensor-schema",
+    )
 
 
 def test_nobody_joins_before_its_pack_is_stored(coordinator: Served) -> None:
-    fid = aligned(coordinator)
-    silo = coordinator.enrol(fid, "a")
-    coordinator.admin.post(f"/v1/federations/{fid}/start")
-    brief = silo.http.get(f"/v1/federations/{fid}/rounds/current").json()
+    federation_id = aligned(coordinator)
+    silo = coordinator.enrol(federation_id, "a")
+    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    brief = silo.http.get(f"/v1/federations/{federation_id}/rounds/current").json()
     assert brief["alignment"]["pivot"] == PIVOT
     assert refused(try_join(silo, 1)) == (409, "pack-missing")
-    assert deliver(silo.http, fid, PIVOT, body(fid, PIVOT)).status_code == 201
+    assert deliver(silo.http, federation_id, PIVOT, body(federation_id, PIVOT)).status_code == 201
     assert try_join(silo, 1).status_code == 200
 
 
 def test_packs_of_one_set_share_what_both_selected(coordinator: Served) -> None:
-    fid = aligned(coordinator)
+    federation_id = aligned(coordinator)
     digests = {}
     for base_model in (PIVOT, OTHER):
-        stored = deliver(coordinator.admin, fid, base_model, body(fid, base_model))
+        stored = deliver(coordinator.admin, federation_id, base_model, body(federation_id, base_model))
         digests[base_model] = stored.json()["digest"]
     silos: list[tuple[Silo, str]] = [
-        (coordinator.enrol(fid, name, base_model=name), name) for name in (PIVOT, OTHER)
+        (coordinator.enrol(federation_id, name, base_model=name), name) for name in (PIVOT, OTHER)
     ]
-    coordinator.admin.post(f"/v1/federations/{fid}/start")
+    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
     bases = [join(silo, 1) for silo, _ in silos]
     for (silo, base_model), base, fill in zip(silos, bases, (1.0, 5.0), strict=True):
         wrong = update_body(silo, 1, base, values(fill))
         assert refused(put(silo, 1, wrong)) == (422, "metadata")  # the pack in use must be named
         good = update_body(silo, 1, base, values(fill), pack=digests[base_model])
         assert put(silo, 1, good).status_code == 201
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     for (silo, _), fill in zip(silos, (5.0, 1.0), strict=True):
         join(silo, 2)
         assert (weights(silo, 2)["b0.q.P"] == fill).all()

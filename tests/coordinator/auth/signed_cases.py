@@ -66,7 +66,12 @@ def flatmap_path_parameters(
     context: schemathesis.HookContext, path_parameters: dict[str, Any] | None
 ) -> st.SearchStrategy[Any]:
     """Ask about what is there, two times of three: the client's own federation, and its round."""
-    there = {"fid": CLIENT["federation"], "cid": CLIENT["client"], "n": 1, "base_model": CLIENT["base_model"]}
+    there = {
+        "federation_id": CLIENT["federation"],
+        "client_id": CLIENT["client"],
+        "n": 1,
+        "base_model": CLIENT["base_model"],
+    }
     drawn = path_parameters or {}
     known = drawn | {name: value for name, value in there.items() if name in drawn}
     return st.sampled_from([known, known, path_parameters])

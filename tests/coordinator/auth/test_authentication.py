@@ -9,7 +9,7 @@ import httpx
 import pytest
 from sqlalchemy import select, update
 
-from coordinator.auth.last_seen import Sightings
+from coordinator.auth.last_seen import LastSeenWriter
 from coordinator.db.engine import Database
 from coordinator.db.tables.federations import ClientRow
 from coordinator.settings import Settings
@@ -94,16 +94,19 @@ def test_an_expired_token_is_invalid(coordinator: Served) -> None:
 
 
 def test_each_role_may_do_what_the_roles_below_it_may(coordinator: Served) -> None:
-    fid = coordinator.federation()
+    federation_id = coordinator.federation()
     operator, auditor = coordinator.person("operator"), coordinator.person("auditor")
-    silo = coordinator.enrol(fid, "a")
+    silo = coordinator.enrol(federation_id, "a")
     client = silo.http
     calls: list[tuple[Callable[[httpx.Client], httpx.Response], list[bool]]] = [
         (lambda c: c.get("/v1/tokens"), [False, False, False]),
-        (lambda c: c.delete(f"/v1/federations/{fid}/clients/{silo.client_id}"), [False, False, False]),
-        (lambda c: c.post(f"/v1/federations/{fid}/pause"), [True, False, False]),
-        (lambda c: c.get(f"/v1/federations/{fid}/clients"), [True, True, False]),
-        (lambda c: c.get(f"/v1/federations/{fid}"), [True, True, False]),
+        (
+            lambda c: c.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}"),
+            [False, False, False],
+        ),
+        (lambda c: c.post(f"/v1/federations/{federation_id}/pause"), [True, False, False]),
+        (lambda c: c.get(f"/v1/federations/{federation_id}/clients"), [True, True, False]),
+        (lambda c: c.get(f"/v1/federations/{federation_id}"), [True, True, False]),
         (lambda c: c.get("/v1/me"), [False, False, True]),
     ]
     for call, allowed in calls:
@@ -116,20 +119,22 @@ def test_each_role_may_do_what_the_roles_below_it_may(coordinator: Served) -> No
 def test_a_client_cannot_tell_another_federation_from_none(coordinator: Served) -> None:
     mine, other = coordinator.federation(), coordinator.federation()
     silo = coordinator.enrol(mine, "a")
-    answers = [silo.http.get(f"/v1/federations/{fid}/events") for fid in (other, "fed_none")]
+    answers = [
+        silo.http.get(f"/v1/federations/{federation_id}/events") for federation_id in (other, "fed_none")
+    ]
     assert {answer.status_code for answer in answers} == {404}
     assert answers[0].text == answers[1].text
 
 
 def test_revocation_is_effective_at_once_and_seen_by_people(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    silo = coordinator.enrol(fid, "a")
-    path = f"/v1/federations/{fid}/clients/{silo.client_id}"
+    federation_id = coordinator.federation()
+    silo = coordinator.enrol(federation_id, "a")
+    path = f"/v1/federations/{federation_id}/clients/{silo.client_id}"
     assert silo.http.get("/v1/me").status_code == 200
     assert coordinator.admin.delete(path).status_code == 204
     assert slug(silo.http.get("/v1/me")) == "key-revoked"
     assert coordinator.admin.get(path).json()["state"] == "revoked"
-    assert coordinator.admin.get(f"/v1/federations/{fid}").json()["clients"] == {
+    assert coordinator.admin.get(f"/v1/federations/{federation_id}").json()["clients"] == {
         "enrolled": 0,
         "revoked": 1,
     }
@@ -139,9 +144,9 @@ def test_revocation_is_effective_at_once_and_seen_by_people(coordinator: Served)
 
 
 def test_a_client_is_shown_with_its_profile_and_when_it_was_seen(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    silo = coordinator.enrol(fid, "a", gpu="H200")
-    shown = coordinator.admin.get(f"/v1/federations/{fid}/clients").json()["items"]
+    federation_id = coordinator.federation()
+    silo = coordinator.enrol(federation_id, "a", gpu="H200")
+    shown = coordinator.admin.get(f"/v1/federations/{federation_id}/clients").json()["items"]
     assert [client["client_id"] for client in shown] == [silo.client_id]
     assert shown[0]["profile"]["base_model"] == "tiny-s-3f0c9a1b2c3d"
     assert shown[0]["profile"]["gpu"] == "H200"
@@ -154,8 +159,8 @@ def test_being_seen_is_written_down_at_most_every_fifteen_seconds(
     database: Database, serve: Callable[..., Served], database_url: str
 ) -> None:
     served = serve(database_url)
-    fid = served.federation()
-    silo = served.enrol(fid, "a")
+    federation_id = served.federation()
+    silo = served.enrol(federation_id, "a")
 
     def last_seen() -> datetime:
         with database.read() as session:
@@ -177,9 +182,9 @@ def test_who_was_seen_is_written_down_without_waiting_for_rows_that_others_hold(
 ) -> None:
     url = fresh_database("postgres")
     served = serve(url)
-    fid = served.federation()
-    held, free = (served.enrol(fid, name).client_id for name in "ab")
-    sightings, later = Sightings(), datetime.now(UTC) + timedelta(minutes=1)
+    federation_id = served.federation()
+    held, free = (served.enrol(federation_id, name).client_id for name in "ab")
+    sightings, later = LastSeenWriter(), datetime.now(UTC) + timedelta(minutes=1)
     with closing(Database(url)) as database:
         sightings.note(database, "cli_of_nobody", later)  # the two that follow are kept for one write
         sightings.note(database, held, later)

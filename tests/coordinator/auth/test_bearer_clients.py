@@ -17,26 +17,29 @@ def _request(token: str, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_bearer_client_enrols_where_the_plan_allows_it(coordinator: Served) -> None:
-    fid = coordinator.federation(**BEARER)
-    token, anyone = coordinator.enrolment_token(fid, "a"), coordinator.http()
+    federation_id = coordinator.federation(**BEARER)
+    token, anyone = coordinator.enrolment_token(federation_id, "a"), coordinator.http()
     made = anyone.post("/v1/enrolments", json=_request(token)).json()
     assert made["credential"].startswith("tsr_cl_")
     assert coordinator.http(made["credential"]).get("/v1/me").json()["client_id"] == made["client_id"]
     again = anyone.post("/v1/enrolments", json=_request(token))
     assert (again.status_code, slug(again)) == (401, "enrolment-token-invalid")
-    shown = coordinator.admin.get(f"/v1/federations/{fid}/clients/{made['client_id']}").json()
+    shown = coordinator.admin.get(f"/v1/federations/{federation_id}/clients/{made['client_id']}").json()
     assert shown["identity"] == "bearer"
-    assert coordinator.admin.delete(f"/v1/federations/{fid}/clients/{made['client_id']}").status_code == 204
+    assert (
+        coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{made['client_id']}").status_code
+        == 204
+    )
     refused = coordinator.http(made["credential"]).get("/v1/me")
     assert (refused.status_code, slug(refused)) == (401, "credential-invalid")
 
 
 def test_a_federation_takes_no_bearer_clients_unless_it_says_so(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    token = coordinator.enrolment_token(fid, "a")
+    federation_id = coordinator.federation()
+    token = coordinator.enrolment_token(federation_id, "a")
     refused = coordinator.http().post("/v1/enrolments", json=_request(token))
     assert (refused.status_code, slug(refused)) == (403, "forbidden")
-    plan = coordinator.admin.get(f"/v1/federations/{fid}").json()["plan"]
+    plan = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["plan"]
     assert plan["privacy"]["allow_bearer_clients"] is False
 
 

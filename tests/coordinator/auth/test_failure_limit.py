@@ -25,8 +25,8 @@ def served(serve: Callable[..., Served], database_url: str) -> Served:
     return serve(database_url, failed_enrolments_per_minute=LIMIT, trusted_proxies="127.0.0.1")
 
 
-def good(served: Served, fid: str, name: str) -> dict[str, Any]:
-    token = served.enrolment_token(fid, name)
+def good(served: Served, federation_id: str, name: str) -> dict[str, Any]:
+    token = served.enrolment_token(federation_id, name)
     return enrolment(served.http(), token, name, Ed25519PrivateKey.generate())
 
 

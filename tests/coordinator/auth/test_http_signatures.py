@@ -105,10 +105,10 @@ def test_a_revoked_key_is_told_so_at_once_by_every_replica(
 ) -> None:
     database = fresh_database("postgres")
     one, other = serve(database), serve(database)
-    fid = one.federation()
-    silo = one.enrol(fid, "a")
+    federation_id = one.federation()
+    silo = one.enrol(federation_id, "a")
     assert send(other, signed(other, silo, "GET", "/v1/me")) == (200, "")
-    assert one.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}").status_code == 204
+    assert one.admin.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}").status_code == 204
     for replica in (one, other):
         assert send(replica, signed(replica, silo, "GET", "/v1/me")) == (401, "key-revoked")
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import insert
 
 from coordinator.auth.nonces import MOST_OF_A_KEY
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.identity import UsedNonceRow
 from schemas.identity.keys import name_of
 from tests.coordinator.auth.test_http_signatures import send, signed
@@ -51,12 +51,12 @@ def test_no_post_that_a_client_may_send_is_taken_twice(served: Served, rows: Row
     for path, operations in served.http().get("/openapi.json").json()["paths"].items():
         if "post" not in operations or path == "/v1/enrolments":
             continue
-        request = signed(served, silo, "POST", path.format(fid=silo.federation_id, n=1))
+        request = signed(served, silo, "POST", path.format(federation_id=silo.federation_id, n=1))
         first, second = send(served, request), send(served, request)
         if first != (403, "forbidden"):
             taken.append(path)
             assert second == (401, "replayed"), path
-    assert taken == ["/v1/federations/{fid}/rounds/{n}/join"]
+    assert taken == ["/v1/federations/{federation_id}/rounds/{n}/join"]
     assert remembered(served, rows) == 1
 
 
@@ -65,7 +65,7 @@ def test_a_member_cannot_fill_the_table(served: Served, rows: Rows) -> None:
     database = Database(served.database_url)
     try:
         with database.write() as session:
-            key, moment = name_of(silo.key), now(session)
+            key, moment = name_of(silo.key), database_time(session)
             said = {"public_key": key, "used_at": moment}
             full = [said | {"nonce": f"n{number}"} for number in range(MOST_OF_A_KEY)]
             session.execute(insert(UsedNonceRow), full)

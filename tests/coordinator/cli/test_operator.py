@@ -54,24 +54,24 @@ def test_an_operator_runs_a_federation_from_the_command_line(tessera: Operator) 
         *("federation", "create", "--name", "clinics", "--strategy", "fedmosaic"),
         *("--option", "temperature=0.4", "--rounds", "3", "--min-clients", "2", "--rank", "4"),
     )
-    fid = made["id"]
+    federation_id = made["id"]
     assert made["plan"]["rounds"]["total"] == 3
     assert made["plan"]["adapter"]["same_architecture_rank"] == 8, "what is recommended for it"
     assert made["plan"]["strategy"]["options"]["temperature"] == 0.4
-    token = tessera.json("enrolment", "create", fid, "hospital-a", "--organisation", "A")["token"]
+    token = tessera.json("enrolment", "create", federation_id, "hospital-a", "--organisation", "A")["token"]
     assert token.startswith("tsr1_")
     shapes = {role: [64, 64] for role in made["plan"]["adapter"]["roles"]}
-    silo = tessera.served.enrol(fid, "hospital-b", shapes=shapes)
-    assert fid in tessera("federation", "list")
-    assert silo.client_id in tessera("client", "list", fid)
-    assert tessera.json("federation", "start", fid)["state"] == "running"
-    assert "open" in tessera("round", "list", fid)
-    assert "round 1" in tessera("round", "show", fid, "1")
-    assert tessera.json("federation", "pause", fid)["state"] == "paused"
-    tessera("client", "revoke", fid, silo.client_id)
-    assert tessera.json("client", "list", fid)[0]["state"] == "revoked"
-    assert "finished" in tessera("federation", "finish", fid)
-    assert "finished" in tessera("federation", "show", fid)
+    silo = tessera.served.enrol(federation_id, "hospital-b", shapes=shapes)
+    assert federation_id in tessera("federation", "list")
+    assert silo.client_id in tessera("client", "list", federation_id)
+    assert tessera.json("federation", "start", federation_id)["state"] == "running"
+    assert "open" in tessera("round", "list", federation_id)
+    assert "round 1" in tessera("round", "show", federation_id, "1")
+    assert tessera.json("federation", "pause", federation_id)["state"] == "paused"
+    tessera("client", "revoke", federation_id, silo.client_id)
+    assert tessera.json("client", "list", federation_id)[0]["state"] == "revoked"
+    assert "finished" in tessera("federation", "finish", federation_id)
+    assert "finished" in tessera("federation", "show", federation_id)
 
 
 @pytest.mark.parametrize("strategy", names())
@@ -165,32 +165,32 @@ def test_refusals_are_one_readable_line(tessera: Operator, tmp_path: Path) -> No
 
 def test_who_was_held_back_is_shown_with_the_reason(tessera: Operator) -> None:
     plan = {"strategy": {"name": "fedmosaic"}, "rounds": {"total": 2, "min_clients": 2}}
-    fid, silos = running(tessera.served, **PLAN | plan | {"signature": {"dim": 2}})
+    federation_id, silos = running(tessera.served, **PLAN | plan | {"signature": {"dim": 2}})
     for silo, fill in zip(silos, (1.0, -30.0), strict=True):
         deliver(silo, 1, values(fill), signature=np.ones(2, np.float32))
-    wait_for(tessera.served, fid, 1, "published")
-    told = tessera("round", "relevance", fid, "1")
+    wait_for(tessera.served, federation_id, 1, "published")
+    told = tessera("round", "relevance", federation_id, "1")
     assert "large, opposed" in told
     assert "silo-0" in told
-    assert tessera.json("round", "relevance", fid, "1")["served"] == [[1.0, 0.0], [0.0, 1.0]]
+    assert tessera.json("round", "relevance", federation_id, "1")["served"] == [[1.0, 0.0], [0.0, 1.0]]
 
 
 def test_watch_follows_rounds_until_the_federation_is_finished(tessera: Operator) -> None:
-    fid = tessera.served.federation()
-    tessera.served.admin.post(f"/v1/federations/{fid}/start")
+    federation_id = tessera.served.federation()
+    tessera.served.admin.post(f"/v1/federations/{federation_id}/start")
 
     def finish() -> None:
         time.sleep(0.5)
         with tessera.served.http(ADMIN_TOKEN) as admin:
-            admin.post(f"/v1/federations/{fid}/finish")
+            admin.post(f"/v1/federations/{federation_id}/finish")
 
     ending = threading.Thread(target=finish)
     ending.start()
-    lines = tessera("round", "watch", fid, "--interval", "0.1", "--json").splitlines()
+    lines = tessera("round", "watch", federation_id, "--interval", "0.1", "--json").splitlines()
     ending.join()
     states = [json.loads(line)["state"] for line in lines]
     assert (states[0], states[-1]) == ("open", "abandoned")
-    assert "abandoned" in tessera("round", "watch", fid, "--interval", "0.1")
+    assert "abandoned" in tessera("round", "watch", federation_id, "--interval", "0.1")
 
 
 def test_ready_says_nothing_of_a_coordinator_that_serves_and_why_another_does_not(tessera: Operator) -> None:

@@ -55,23 +55,23 @@ def test_rounds_go_on_from_a_backup_as_if_nothing_had_happened(
     serve: Callable[..., Served], database_url: str, back_up_and_restore: Backup
 ) -> None:
     first = serve(database_url, tick_seconds=0.05, retry_seconds=0.1)
-    fid, silos = running(first, **plan(rounds={"total": 3}))
-    one_round(first, fid, silos, 1, [1.0, 2.0])
+    federation_id, silos = running(first, **plan(rounds={"total": 3}))
+    one_round(first, federation_id, silos, 1, [1.0, 2.0])
     deliver(silos[0], 2, values(7.0))
     restored = back_up_and_restore(database_url)
-    before = show(first, fid, 2)
+    before = show(first, federation_id, 2)
     first.stop()
 
     second = serve(restored, tick_seconds=0.05, retry_seconds=0.1)
     for silo in silos:
         silo.http = second.signing(silo.key)
-    after = show(second, fid, 2)
+    after = show(second, federation_id, 2)
     assert {**after, "seconds": None} == {**before, "seconds": None}
     join(silos[1], 2)
     assert weights(silos[1], 2)["b0.q.P"].mean() == pytest.approx(1.5)
     deliver(silos[1], 2, values(9.0))
-    wait_for(second, fid, 2, "published")
-    one_round(second, fid, silos, 3, [1.0, 1.0])
+    wait_for(second, federation_id, 2, "published")
+    one_round(second, federation_id, silos, 3, [1.0, 1.0])
     assert weights(silos[0], 4)["b0.q.P"].mean() == 1.0
 
 
@@ -81,12 +81,12 @@ def test_a_backup_taken_while_clients_deliver_is_one_consistent_state(
     serve: Callable[..., Served], database_url: str, tmp_path: Path
 ) -> None:
     served = serve(database_url, tick_seconds=0.02, retry_seconds=0.1)
-    fid, silos = running(served, **plan(rounds={"total": 6}))
+    federation_id, silos = running(served, **plan(rounds={"total": 6}))
     enough = threading.Event()
 
     def deliver_on() -> None:
         for number in range(1, 7):
-            one_round(served, fid, silos, number, [1.0, 3.0])
+            one_round(served, federation_id, silos, number, [1.0, 3.0])
             enough.set()
 
     delivering = threading.Thread(target=deliver_on)
@@ -98,9 +98,9 @@ def test_a_backup_taken_while_clients_deliver_is_one_consistent_state(
     delivering.join()
     for number in range(2):
         restored = serve(f"sqlite:///{tmp_path / f'{number}.db'}", tick_seconds=3600.0)
-        rounds = restored.admin.get(f"/v1/federations/{fid}/rounds").json()["items"]
+        rounds = restored.admin.get(f"/v1/federations/{federation_id}/rounds").json()["items"]
         assert all(one["state"] == "published" for one in rounds[1:])
-        counted = [show(restored, fid, one["round"])["counts"] for one in rounds[1:]]
+        counted = [show(restored, federation_id, one["round"])["counts"] for one in rounds[1:]]
         assert counted == [{"joined": 2, "arrived": 2, "late": 0, "rejected": 0}] * (len(rounds) - 1)
         restored.stop()
 
@@ -156,10 +156,10 @@ def test_a_backup_goes_where_a_process_died_while_writing_once_its_journal_is_re
     serve: Callable[..., Served], database_url: str, tmp_path: Path
 ) -> None:
     first = serve(database_url, tick_seconds=0.05, retry_seconds=0.1)
-    fid, silos = running(first, **plan(rounds={"total": 3}))
-    one_round(first, fid, silos, 1, [1.0, 2.0])
+    federation_id, silos = running(first, **plan(rounds={"total": 3}))
+    one_round(first, federation_id, silos, 1, [1.0, 2.0])
     assert _tessera_backup(database_url, tmp_path / "backup.db").returncode == 0
-    one_round(first, fid, silos, 2, [1.0, 2.0])
+    one_round(first, federation_id, silos, 2, [1.0, 2.0])
     first.stop()
     killed = subprocess.run([sys.executable, "-c", _KILLED_WHILE_WRITING, database_url], check=False)
     assert killed.returncode == -9
@@ -181,7 +181,7 @@ def test_a_backup_goes_where_a_process_died_while_writing_once_its_journal_is_re
     for silo in silos:
         silo.http = second.signing(silo.key)
     for number in (2, 3):
-        one_round(second, fid, silos, number, [1.0, 2.0])
+        one_round(second, federation_id, silos, number, [1.0, 2.0])
 
 
 def content(file: Path) -> list[str]:

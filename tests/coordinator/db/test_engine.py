@@ -10,7 +10,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from coordinator.db import sqlite
-from coordinator.db.engine import Database, now, unsafe_settings
+from coordinator.db.engine import Database, database_time, unsafe_settings
 from coordinator.db.tables.federations import FederationRow
 from coordinator.storage import payloads
 from tests.postgres_server import PostgresServer
@@ -26,7 +26,7 @@ def test_on_postgresql_a_reader_sees_one_state_and_changes_nothing(
         return FederationRow(id=name, name=name, state="open", plan={}, events=0, created_at=moment)
 
     with database.read() as session:
-        moment = now(session)
+        moment = database_time(session)
         assert session.scalar(counted) == 0
         with database.write() as other:
             other.add(row("a"))

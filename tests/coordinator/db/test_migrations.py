@@ -10,7 +10,7 @@ from alembic.util import CommandError
 from sqlalchemy import inspect, select, text, update
 
 from coordinator.db import migrate
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.alignment import PackRow
 from coordinator.db.tables.federations import Table, WeightsRow
 from coordinator.errors import SettingsUnusable
@@ -132,7 +132,7 @@ def test_verdicts_are_forgotten_where_the_rule_changes(database: Database) -> No
             alignment_set=digest,
             selected=["b0.v"],
             errors={},
-            stored_at=now(session),
+            stored_at=database_time(session),
         )
         session.add(pack)
     for move in (lambda: migrate.downgrade(database, to="0004"), lambda: migrate.upgrade(database)):
@@ -150,8 +150,8 @@ def test_clients_from_before_the_roster_are_written_into_it(
     bearer = {"privacy": {"allow_bearer_clients": True, "roster_policy": "tofu"}}
     one, two = served.federation(**bearer), served.federation(**bearer)
     names: dict[str, str] = {}
-    for fid, name in ((one, "old"), (one, "gone"), (two, "other")):
-        request = {"token": served.enrolment_token(fid, name), "name": name, "profile": PROFILE}
+    for federation_id, name in ((one, "old"), (one, "gone"), (two, "other")):
+        request = {"token": served.enrolment_token(federation_id, name), "name": name, "profile": PROFILE}
         names[name] = served.http().post("/v1/enrolments", json=request).json()["client_id"]
     served.admin.delete(f"/v1/federations/{one}/clients/{names['gone']}")
     with database.write() as session:  # as it is after 0006 alone

@@ -49,8 +49,12 @@ def test_a_refused_profile_does_not_use_the_token_up(coordinator: Served) -> Non
 
 
 def test_lora_tensors_take_the_shapes_that_the_client_reports(coordinator: Served) -> None:
-    fid = coordinator.federation(adapter={"kind": "lora", "rank": 4, "roles": ["q", "k"], "blocks": 1})
-    silo = coordinator.enrol(fid, "a", layers=1, shapes={"q": [96, 64], "k": [32, 64], "up": [1, 1]})
+    federation_id = coordinator.federation(
+        adapter={"kind": "lora", "rank": 4, "roles": ["q", "k"], "blocks": 1}
+    )
+    silo = coordinator.enrol(
+        federation_id, "a", layers=1, shapes={"q": [96, 64], "k": [32, 64], "up": [1, 1]}
+    )
     assert silo.http.get("/v1/me").json()["layout"] == {
         "l0.k.A": [4, 64],
         "l0.k.B": [32, 4],
@@ -74,8 +78,10 @@ def test_lora_beside_p_and_q_travels_and_what_is_private_does_not(coordinator: S
 def test_target_modules_say_where_p_and_q_are_and_lora_is_everywhere(coordinator: Served) -> None:
     adapter = {"rank": 3, "roles": ["q", "v"], "blocks": 2, "target_modules": ["b1.v", "b0.q"]}
     shapes = {"q": [96, 64], "v": [32, 64]}
-    fid = coordinator.federation(adapter={**adapter, "same_architecture_rank": 1})
-    layout = coordinator.enrol(fid, "a", layers=2, shapes=shapes).http.get("/v1/me").json()["layout"]
+    federation_id = coordinator.federation(adapter={**adapter, "same_architecture_rank": 1})
+    layout = (
+        coordinator.enrol(federation_id, "a", layers=2, shapes=shapes).http.get("/v1/me").json()["layout"]
+    )
     assert {name for name in layout if name.startswith("b")} == {"b0.q.P", "b0.q.Q", "b1.v.P", "b1.v.Q"}
     assert {name.rpartition(".")[0] for name in layout if name.startswith("l")} == {
         f"l{layer}.{role}" for layer in (0, 1) for role in ("q", "v")
@@ -83,13 +89,13 @@ def test_target_modules_say_where_p_and_q_are_and_lora_is_everywhere(coordinator
 
 
 def test_with_alignment_there_is_no_layout_before_the_pack(coordinator: Served) -> None:
-    fid = coordinator.federation(alignment={"pivot": "tiny-s-3f0c9a1b2c3d"})
-    assert coordinator.enrol(fid, "a").http.get("/v1/me").json()["layout"] == {}
+    federation_id = coordinator.federation(alignment={"pivot": "tiny-s-3f0c9a1b2c3d"})
+    assert coordinator.enrol(federation_id, "a").http.get("/v1/me").json()["layout"] == {}
 
 
 def test_a_finished_or_paused_federation_enrols_nobody(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    token = coordinator.enrolment_token(fid, "a")
-    assert coordinator.admin.post(f"/v1/federations/{fid}/finish").status_code == 200
+    federation_id = coordinator.federation()
+    token = coordinator.enrolment_token(federation_id, "a")
+    assert coordinator.admin.post(f"/v1/federations/{federation_id}/finish").status_code == 200
     refused = _enrol(coordinator, token)
     assert (refused.status_code, slug(refused)) == (409, "federation-state")

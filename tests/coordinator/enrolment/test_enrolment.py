@@ -34,15 +34,15 @@ def _with_key(served: Served, token: str, key: Ed25519PrivateKey, **changes: Any
 
 
 def test_a_token_makes_a_member_that_is_told_who_it_is(coordinator: Served) -> None:
-    fid = coordinator.federation(adapter={"rank": 2, "blocks": 2, "roles": ["q", "gate"]})
-    silo = coordinator.enrol(fid, "hospital-a", roles=["q", "k"])
+    federation_id = coordinator.federation(adapter={"rank": 2, "blocks": 2, "roles": ["q", "gate"]})
+    silo = coordinator.enrol(federation_id, "hospital-a", roles=["q", "k"])
     me = silo.http.get("/v1/me").json()
     assert me["client_id"] == silo.client_id
-    assert me["federation_id"] == fid
+    assert me["federation_id"] == federation_id
     assert me["state"] == "enrolled"
     # gate is in the plan, but this architecture does not have it
     assert me["layout"] == {"b0.q.P": [2, 2], "b0.q.Q": [2], "b1.q.P": [2, 2], "b1.q.Q": [2]}
-    shown = coordinator.admin.get(f"/v1/federations/{fid}/clients/{silo.client_id}").json()
+    shown = coordinator.admin.get(f"/v1/federations/{federation_id}/clients/{silo.client_id}").json()
     assert shown["identity"] == "key"
 
 
@@ -61,18 +61,18 @@ def test_a_token_works_for_one_key_which_may_ask_again(coordinator: Served) -> N
 
 
 def test_two_keys_at_once_cannot_both_use_a_token(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    token = coordinator.enrolment_token(fid, "a")
+    federation_id = coordinator.federation()
+    token = coordinator.enrolment_token(federation_id, "a")
     keys = [Ed25519PrivateKey.generate() for _ in range(6)]
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda key: _with_key(coordinator, token, key), keys))
     assert sorted(answer.status_code for answer in answers) == [201, 401, 401, 401, 401, 401]
-    assert len(coordinator.admin.get(f"/v1/federations/{fid}/clients").json()["items"]) == 1
+    assert len(coordinator.admin.get(f"/v1/federations/{federation_id}/clients").json()["items"]) == 1
 
 
 def test_one_key_sent_twice_at_once_makes_one_member(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    token, key = coordinator.enrolment_token(fid, "a"), Ed25519PrivateKey.generate()
+    federation_id = coordinator.federation()
+    token, key = coordinator.enrolment_token(federation_id, "a"), Ed25519PrivateKey.generate()
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda _: _with_key(coordinator, token, key), range(6)))
     assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 200, 200, 201]
@@ -99,8 +99,11 @@ def test_weak_keys_are_refused_and_the_token_is_left(coordinator: Served, key: s
 
 
 def test_a_key_must_be_proved_for_this_token_and_this_server(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    token, other = coordinator.enrolment_token(fid, "a"), coordinator.enrolment_token(fid, "b")
+    federation_id = coordinator.federation()
+    token, other = (
+        coordinator.enrolment_token(federation_id, "a"),
+        coordinator.enrolment_token(federation_id, "b"),
+    )
     key, anyone = Ed25519PrivateKey.generate(), coordinator.http()
     good = enrolment(anyone, token, "a", key)
     stolen = enrolment(anyone, token, "a", Ed25519PrivateKey.generate())
@@ -134,14 +137,14 @@ def test_a_key_belongs_to_one_client(coordinator: Served) -> None:
 
 
 def test_a_token_may_be_bound_to_a_network(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    elsewhere = coordinator.enrolment_token(fid, "a", cidr="192.0.2.0/24")
+    federation_id = coordinator.federation()
+    elsewhere = coordinator.enrolment_token(federation_id, "a", cidr="192.0.2.0/24")
     refused = _with_key(coordinator, elsewhere, Ed25519PrivateKey.generate())
     assert (refused.status_code, slug(refused)) == (401, "enrolment-token-invalid")
-    fid = coordinator.federation()
-    here = coordinator.enrolment_token(fid, "a", cidr="127.0.0.0/8")
+    federation_id = coordinator.federation()
+    here = coordinator.enrolment_token(federation_id, "a", cidr="127.0.0.0/8")
     assert _with_key(coordinator, here, Ed25519PrivateKey.generate()).status_code == 201
-    path = f"/v1/federations/{fid}/enrolment-tokens"
+    path = f"/v1/federations/{federation_id}/enrolment-tokens"
     wrong = coordinator.admin.post(path, json={"client_name": "b", "cidr": "10.0.0.1/8"})
     assert (wrong.status_code, wrong.json()["field"]) == (422, "cidr")
 
@@ -163,9 +166,9 @@ def test_only_a_trusted_proxy_says_where_a_newcomer_is(
 def test_unknown_expired_damaged_and_misnamed_tokens_get_one_and_the_same_answer(
     coordinator: Served,
 ) -> None:
-    fid = coordinator.federation()
-    expired = coordinator.enrolment_token(fid, "a", expires_in_seconds=1)
-    named = coordinator.enrolment_token(fid, "b")
+    federation_id = coordinator.federation()
+    expired = coordinator.enrolment_token(federation_id, "a", expires_in_seconds=1)
+    named = coordinator.enrolment_token(federation_id, "b")
     text = read(named)
     time.sleep(1.1)
     anyone = coordinator.http()
@@ -193,8 +196,8 @@ def test_a_repeat_after_the_tokens_life_is_refused(coordinator: Served) -> None:
 def test_secrets_are_hashed_at_rest(
     coordinator: Served, rows: Callable[[str, str], list[tuple[Any, ...]]]
 ) -> None:
-    fid = coordinator.federation(**BEARER)
-    token = coordinator.enrolment_token(fid, "a")
+    federation_id = coordinator.federation(**BEARER)
+    token = coordinator.enrolment_token(federation_id, "a")
     made = coordinator.http().post("/v1/enrolments", json=_request(token, retry_key=RETRY_KEY)).json()
     person = coordinator.admin.post("/v1/tokens", json={"role": "auditor", "name": "x"}).json()
     everything = "".join(
@@ -206,10 +209,10 @@ def test_secrets_are_hashed_at_rest(
 
 
 def test_a_name_belongs_to_one_client_of_a_federation(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    path = f"/v1/federations/{fid}/enrolment-tokens"
-    coordinator.enrolment_token(fid, "promised")
-    coordinator.enrol(fid, "enrolled")
+    federation_id = coordinator.federation()
+    path = f"/v1/federations/{federation_id}/enrolment-tokens"
+    coordinator.enrolment_token(federation_id, "promised")
+    coordinator.enrol(federation_id, "enrolled")
     for name in ("promised", "enrolled"):
         taken = coordinator.admin.post(path, json={"client_name": name})
         assert (taken.status_code, slug(taken)) == (409, "client-name-taken")
@@ -219,9 +222,9 @@ def test_a_name_belongs_to_one_client_of_a_federation(coordinator: Served) -> No
 def test_a_token_that_nobody_used_is_replaced_and_ends_and_a_members_name_stays_its_own(
     coordinator: Served,
 ) -> None:
-    fid = coordinator.federation()
-    path = f"/v1/federations/{fid}/enrolment-tokens"
-    lost = coordinator.enrolment_token(fid, "a")
+    federation_id = coordinator.federation()
+    path = f"/v1/federations/{federation_id}/enrolment-tokens"
+    lost = coordinator.enrolment_token(federation_id, "a")
     request = {"client_name": "a", "replace": True}
     made = coordinator.admin.post(path, json=request)
     assert made.status_code == 201
@@ -250,9 +253,9 @@ def test_another_protocol_version_is_told_to_upgrade(coordinator: Served) -> Non
 
 
 def test_an_enrolment_is_at_most_16_kib(coordinator: Served) -> None:
-    fid = coordinator.federation()
+    federation_id = coordinator.federation()
     request = enrolment(
-        coordinator.http(), coordinator.enrolment_token(fid, "a"), "a", Ed25519PrivateKey.generate()
+        coordinator.http(), coordinator.enrolment_token(federation_id, "a"), "a", Ed25519PrivateKey.generate()
     )
     body = json.dumps(request).encode()
     json_type = {"Content-Type": "application/json"}

@@ -22,8 +22,8 @@ from tests.served import Served, Silo, slug
 
 def rotation(silo: Silo, new: Ed25519PrivateKey, **changes: Any) -> dict[str, Any]:
     said = rotation_statement(
-        federation=silo.federation_id,
-        client=silo.client_id,
+        federation_id=silo.federation_id,
+        client_id=silo.client_id,
         old_key=name_of(silo.key),
         public_key=name_of(new),
     )
@@ -54,8 +54,8 @@ def test_both_keys_count_until_the_old_one_is_over(coordinator: Served, silo: Si
     links = renewed.get(f"/v1/federations/{silo.federation_id}/roster").json()["items"]
     assert [link["event"] for link in links] == ["enrolled", "rotated"]
     said = rotation_statement(
-        federation=silo.federation_id,
-        client=silo.client_id,
+        federation_id=silo.federation_id,
+        client_id=silo.client_id,
         old_key=links[0]["public_key"],
         public_key=links[1]["public_key"],
     )

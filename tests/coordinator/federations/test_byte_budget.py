@@ -52,8 +52,8 @@ def test_a_silo_whose_adapter_cannot_keep_to_the_budget_is_not_enrolled(
     coordinator: Served, strategy: str, recipe: Any, budget: int, told: str
 ) -> None:
     wire = {"recipe": recipe, "max_bytes": budget - 1}
-    fid = coordinator.federation(strategy={"name": strategy}, adapter=LORA, wire=wire)
-    anyone, token = coordinator.http(), coordinator.enrolment_token(fid, "one")
+    federation_id = coordinator.federation(strategy={"name": strategy}, adapter=LORA, wire=wire)
+    anyone, token = coordinator.http(), coordinator.enrolment_token(federation_id, "one")
     profile = PROFILE | {"shapes": SHAPES}
     key = Ed25519PrivateKey.generate()
     refused = anyone.post("/v1/enrolments", json=enrolment(anyone, token, "one", key, **profile))
@@ -75,10 +75,13 @@ def test_a_budget_that_can_be_kept_lets_a_silo_in(
     coordinator: Served, strategy: str, recipe: Any, budget: int
 ) -> None:
     wire = {"recipe": recipe, "max_bytes": budget}
-    fid = coordinator.federation(strategy={"name": strategy}, adapter=LORA, wire=wire)
-    shown = coordinator.enrol(fid, "one", shapes=SHAPES).http.get("/v1/me")
+    federation_id = coordinator.federation(strategy={"name": strategy}, adapter=LORA, wire=wire)
+    shown = coordinator.enrol(federation_id, "one", shapes=SHAPES).http.get("/v1/me")
     assert shown.status_code == 200
-    assert coordinator.admin.get(f"/v1/federations/{fid}").json()["plan"]["wire"]["max_bytes"] == budget
+    assert (
+        coordinator.admin.get(f"/v1/federations/{federation_id}").json()["plan"]["wire"]["max_bytes"]
+        == budget
+    )
 
 
 def test_an_empty_budget_among_the_options_of_ca_pfl_is_none_and_one_that_is_set_is_refused() -> None:

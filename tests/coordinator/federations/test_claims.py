@@ -137,26 +137,26 @@ def test_a_round_says_what_private_signatures_have_cost(counted: Counted, said: 
 
 
 def test_a_round_says_who_was_in_fact_behind_its_updates(coordinator: Served) -> None:
-    fid, silos = running(coordinator, **PLAN | {"privacy": {"allow_bearer_clients": True}})
-    request = {"token": coordinator.enrolment_token(fid, "b"), "name": "b", "profile": PROFILE}
+    federation_id, silos = running(coordinator, **PLAN | {"privacy": {"allow_bearer_clients": True}})
+    request = {"token": coordinator.enrolment_token(federation_id, "b"), "name": "b", "profile": PROFILE}
     made = coordinator.http().post("/v1/enrolments", json=request).json()
-    bearer = Silo(made["client_id"], fid, silos[0].key, coordinator.http(made["credential"]))
+    bearer = Silo(made["client_id"], federation_id, silos[0].key, coordinator.http(made["credential"]))
     for silo in (*silos, bearer):
         assert try_join(silo, 1).status_code == 200
-    before = _claims(coordinator, fid)
-    assert before == coordinator.admin.get(f"/v1/federations/{fid}").json()["claims"]
+    before = _claims(coordinator, federation_id)
+    assert before == coordinator.admin.get(f"/v1/federations/{federation_id}").json()["claims"]
     deliver(silos[0], 1, values(1.0))
     alone = "With {} updates, what a member is served of this round may be one other member's alone."
     signed = "Of 1 updates, all were signed with keys of their clients."
-    assert _claims(coordinator, fid) == [*before, alone.format(1), signed]
+    assert _claims(coordinator, federation_id) == [*before, alone.format(1), signed]
     deliver(bearer, 1, values(1.0))
-    assert _claims(coordinator, fid) == [
+    assert _claims(coordinator, federation_id) == [
         *before,
         alone.format(2),
         "Of 2 updates, 1 came with bearer credentials.",
     ]
 
 
-def _claims(coordinator: Served, fid: str) -> list[str]:
-    found: list[str] = coordinator.admin.get(f"/v1/federations/{fid}/rounds/1").json()["claims"]
+def _claims(coordinator: Served, federation_id: str) -> list[str]:
+    found: list[str] = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()["claims"]
     return found

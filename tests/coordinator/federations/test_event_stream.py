@@ -19,10 +19,12 @@ from tests.served import ADMIN_TOKEN, Served
 
 
 @contextmanager
-def following(client: httpx.Client, fid: str, last: int | None = None) -> Iterator[Iterator[dict[str, Any]]]:
+def following(
+    client: httpx.Client, federation_id: str, last: int | None = None
+) -> Iterator[Iterator[dict[str, Any]]]:
     """Read a federation's events as they come."""
     headers = {} if last is None else {"Last-Event-ID": str(last)}
-    with client.stream("GET", f"/v1/federations/{fid}/events", headers=headers) as stream:
+    with client.stream("GET", f"/v1/federations/{federation_id}/events", headers=headers) as stream:
         assert stream.status_code == 200
         assert stream.headers["content-type"].startswith("text/event-stream")
         lines = stream.iter_lines()
@@ -42,30 +44,32 @@ def _parsed(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 def test_people_see_clients_come_and_go_as_it_happens(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    with following(coordinator.admin, fid) as seen:
-        silo = coordinator.enrol(fid, "a")
+    federation_id = coordinator.federation()
+    with following(coordinator.admin, federation_id) as seen:
+        silo = coordinator.enrol(federation_id, "a")
         came = next(seen)
         assert (came["id"], came["event"]) == ("1", "client")
         assert came["data"]["client_id"] == silo.client_id
         assert came["data"]["state"] == "enrolled"
-        coordinator.http("admin-token-of-the-tests").delete(f"/v1/federations/{fid}/clients/{silo.client_id}")
+        coordinator.http("admin-token-of-the-tests").delete(
+            f"/v1/federations/{federation_id}/clients/{silo.client_id}"
+        )
         gone = next(seen)
         assert (gone["id"], gone["data"]["state"]) == ("2", "revoked")
 
 
 def test_a_stream_resumes_after_the_last_event_that_was_seen(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    ids = [coordinator.enrol(fid, name).client_id for name in ("a", "b", "c")]
-    with following(coordinator.admin, fid, last=1) as seen:
+    federation_id = coordinator.federation()
+    ids = [coordinator.enrol(federation_id, name).client_id for name in ("a", "b", "c")]
+    with following(coordinator.admin, federation_id, last=1) as seen:
         assert [next(seen)["data"]["client_id"] for _ in range(2)] == ids[1:]
 
 
 def test_a_client_sees_rounds_and_itself_but_no_other_client(coordinator: Served) -> None:
-    fid = coordinator.federation(rounds={"min_clients": 1})
-    one, two = coordinator.enrol(fid, "a"), coordinator.enrol(fid, "b")
-    coordinator.admin.post(f"/v1/federations/{fid}/start")
-    with following(two.http, fid, last=0) as seen:
+    federation_id = coordinator.federation(rounds={"min_clients": 1})
+    one, two = coordinator.enrol(federation_id, "a"), coordinator.enrol(federation_id, "b")
+    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    with following(two.http, federation_id, last=0) as seen:
         first, second = next(seen), next(seen)
     assert first["data"]["client_id"] == two.client_id
     assert second["event"] == "round"
@@ -74,10 +78,10 @@ def test_a_client_sees_rounds_and_itself_but_no_other_client(coordinator: Served
 
 
 def test_a_revoked_clients_stream_ends(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    silo = coordinator.enrol(fid, "a")
-    with following(silo.http, fid) as seen:
-        coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}")
+    federation_id = coordinator.federation()
+    silo = coordinator.enrol(federation_id, "a")
+    with following(silo.http, federation_id) as seen:
+        coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}")
         assert list(seen) == []
 
 
@@ -93,29 +97,29 @@ def test_a_stream_ends_with_the_key_that_opened_it(coordinator: Served) -> None:
 
 
 def test_a_stream_ends_with_the_token_that_opened_it(coordinator: Served) -> None:
-    fid = coordinator.federation()
+    federation_id = coordinator.federation()
     made = coordinator.admin.post("/v1/tokens", json={"role": "auditor", "name": "leaving"}).json()
-    with following(coordinator.http(made["token"]), fid) as seen:
+    with following(coordinator.http(made["token"]), federation_id) as seen:
         assert coordinator.http(ADMIN_TOKEN).delete(f"/v1/tokens/{made['id']}").status_code == 204
         assert list(seen) == []
 
 
 @pytest.mark.parametrize("last", ["-1", "one", "9" * 30])
 def test_a_malformed_last_event_id_is_refused(coordinator: Served, last: str) -> None:
-    fid = coordinator.federation()
-    path = f"/v1/federations/{fid}/events"
+    federation_id = coordinator.federation()
+    path = f"/v1/federations/{federation_id}/events"
     assert coordinator.admin.get(path, headers={"Last-Event-ID": last}).status_code == 422
 
 
 def test_events_are_numbered_in_the_order_of_their_commits(database: Database) -> None:
     with database.write() as session:
         plan = FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}})
-        fid = store.create(session, plan).id
+        federation_id = store.create(session, plan).id
 
     def write() -> None:
         for _ in range(5):
             with database.write() as session:
-                event_log.append(session, fid, "round", {"thread": threading.get_ident()})
+                event_log.append(session, federation_id, "round", {"thread": threading.get_ident()})
 
     seen: list[int] = []
     threads = [threading.Thread(target=write) for _ in range(4)]
@@ -123,16 +127,18 @@ def test_events_are_numbered_in_the_order_of_their_commits(database: Database) -
         thread.start()
     while any(thread.is_alive() for thread in threads) or len(seen) < 20:
         with database.read() as session:
-            seen += [event.number for event in event_log.since(session, fid, seen[-1] if seen else 0)]
+            seen += [
+                event.number for event in event_log.since(session, federation_id, seen[-1] if seen else 0)
+            ]
     assert seen == list(range(1, 21))
 
 
 def test_an_event_that_is_rolled_back_leaves_no_gap(database: Database) -> None:
     with database.write() as session:
         plan = FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}})
-        fid = store.create(session, plan).id
+        federation_id = store.create(session, plan).id
     with database.write() as session:
-        event_log.append(session, fid, "round", {})
+        event_log.append(session, federation_id, "round", {})
         session.rollback()
     with database.write() as session:
-        assert event_log.append(session, fid, "round", {}) == 1
+        assert event_log.append(session, federation_id, "round", {}) == 1

@@ -65,11 +65,11 @@ def test_the_service_does_what_its_document_says(coordinator: Served, tmp_path: 
 def test_what_clients_sign_and_tensors_get_what_the_document_says(
     coordinator: Served, tmp_path: Path
 ) -> None:
-    fid, (silo, _) = running(coordinator)
+    federation_id, (silo, _) = running(coordinator)
     cases = {
         "key": pem_of(silo.key).decode(),
         "host": coordinator.url.removeprefix("http://"),
-        "federation": fid,
+        "federation": federation_id,
         "client": silo.client_id,
         "base_model": PROFILE["base_model"],
         "base": join(silo, 1),
@@ -87,7 +87,7 @@ def test_what_clients_sign_and_tensors_get_what_the_document_says(
     reached = {
         (method, route.rpartition("/")[2], status)
         for method, route, status in answered(coordinator)
-        if route.startswith("/v1/federations/{fid}/rounds/{n}/") or route == "/v1/me"
+        if route.startswith("/v1/federations/{federation_id}/rounds/{n}/") or route == "/v1/me"
     }
     assert {
         ("GET", "me", 200),

@@ -45,11 +45,11 @@ def fedmosaic(**options: Any) -> dict[str, Any]:
 
 def after_one_round(served: Served, **options: Any) -> tuple[str, list[Silo]]:
     """Two clients of different tasks have published a round: east has 1, north has 5."""
-    fid, silos = running(served, **fedmosaic(**options))
+    federation_id, silos = running(served, **fedmosaic(**options))
     deliver(silos[0], 1, values(1.0), signature=EAST)
     deliver(silos[1], 1, values(5.0), signature=NORTH)
-    wait_for(served, fid, 1, "published")
-    return fid, silos
+    wait_for(served, federation_id, 1, "published")
+    return federation_id, silos
 
 
 def first(silo: Silo, number: int) -> float:
@@ -57,44 +57,44 @@ def first(silo: Silo, number: int) -> float:
 
 
 def test_a_newcomer_with_a_signature_is_weighed_at_join(coordinator: Served) -> None:
-    fid, _ = after_one_round(coordinator)
-    newcomer = coordinator.enrol(fid, "new")
+    federation_id, _ = after_one_round(coordinator)
+    newcomer = coordinator.enrol(federation_id, "new")
     join(newcomer, 2, NORTH * np.float32(0.7))
     assert first(newcomer, 2) == 5.0
 
 
 def test_a_newcomer_without_a_signature_gets_the_mean(coordinator: Served) -> None:
-    fid, _ = after_one_round(coordinator)
-    newcomer = coordinator.enrol(fid, "new")
+    federation_id, _ = after_one_round(coordinator)
+    newcomer = coordinator.enrol(federation_id, "new")
     join(newcomer, 2)
     assert first(newcomer, 2) == 3.0
 
 
 def test_a_newcomer_learns_nothing_from_a_revoked_client(coordinator: Served) -> None:
-    fid, silos = after_one_round(coordinator)
-    coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silos[0].client_id}")
-    newcomer = coordinator.enrol(fid, "new")
+    federation_id, silos = after_one_round(coordinator)
+    coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silos[0].client_id}")
+    newcomer = coordinator.enrol(federation_id, "new")
     join(newcomer, 2)
     assert first(newcomer, 2) == 5.0
 
 
 def test_a_newcomer_like_nobody_gets_zeros(coordinator: Served) -> None:
-    fid, _ = after_one_round(coordinator)
-    newcomer = coordinator.enrol(fid, "new")
+    federation_id, _ = after_one_round(coordinator)
+    newcomer = coordinator.enrol(federation_id, "new")
     join(newcomer, 2, -EAST - NORTH)
     assert first(newcomer, 2) == 0.0
 
 
 def test_a_newcomer_of_another_base_model_shares_nothing_without_alignment(coordinator: Served) -> None:
-    fid, _ = after_one_round(coordinator)
-    newcomer = coordinator.enrol(fid, "new", base_model="tiny-l-000000000000")
+    federation_id, _ = after_one_round(coordinator)
+    newcomer = coordinator.enrol(federation_id, "new", base_model="tiny-l-000000000000")
     join(newcomer, 2, NORTH)
     assert first(newcomer, 2) == 0.0
 
 
 def test_joining_again_with_another_signature_changes_nothing(coordinator: Served) -> None:
-    fid, _ = after_one_round(coordinator)
-    newcomer = coordinator.enrol(fid, "new")
+    federation_id, _ = after_one_round(coordinator)
+    newcomer = coordinator.enrol(federation_id, "new")
     digest = join(newcomer, 2, NORTH)
     assert join(newcomer, 2, EAST) == digest
     assert join(newcomer, 2) == digest
@@ -102,39 +102,41 @@ def test_joining_again_with_another_signature_changes_nothing(coordinator: Serve
 
 
 def test_a_newcomer_that_never_delivered_is_weighed_again_next_time(coordinator: Served) -> None:
-    fid, silos = running(coordinator, **(fedmosaic() | short()))
+    federation_id, silos = running(coordinator, **(fedmosaic() | short()))
     for silo, fill, signature in zip(silos, (1.0, 5.0), (EAST, NORTH), strict=True):
         deliver(silo, 1, values(fill), signature=signature)
-    wait_for(coordinator, fid, 1, "published")
-    newcomer = coordinator.enrol(fid, "new")
+    wait_for(coordinator, federation_id, 1, "published")
+    newcomer = coordinator.enrol(federation_id, "new")
     join(newcomer, 2, NORTH)
     assert first(newcomer, 2) == 5.0
     for silo, fill, signature in zip(silos, (2.0, 7.0), (EAST, NORTH), strict=True):
         deliver(silo, 2, values(fill), signature=signature)
-    shown = wait_for(coordinator, fid, 2, "published")
+    shown = wait_for(coordinator, federation_id, 2, "published")
     assert shown["counts"] == {"joined": 3, "arrived": 2, "late": 0, "rejected": 0}
     join(newcomer, 3, EAST)
     assert first(newcomer, 3) == 2.0
 
 
 def test_a_signature_of_an_earlier_join_counts_again(coordinator: Served) -> None:
-    fid, silos = running(coordinator, clients=3, **(fedmosaic() | short()))
+    federation_id, silos = running(coordinator, clients=3, **(fedmosaic() | short()))
     join(silos[2], 1, NORTH)  # joins, and is never heard of in this round
     deliver(silos[0], 1, values(1.0), signature=EAST)
     deliver(silos[1], 1, values(5.0), signature=NORTH)
-    shown = wait_for(coordinator, fid, 1, "published")
+    shown = wait_for(coordinator, federation_id, 1, "published")
     assert shown["counts"] == {"joined": 3, "arrived": 2, "late": 0, "rejected": 0}
     join(silos[2], 2)  # without a signature it would get the mean
     assert first(silos[2], 2) == 5.0
 
 
 def test_an_established_client_listens_to_those_like_it(coordinator: Served) -> None:
-    fid, silos = running(coordinator, clients=4, **(fedmosaic() | {"rounds": {"total": 2, "min_clients": 4}}))
+    federation_id, silos = running(
+        coordinator, clients=4, **(fedmosaic() | {"rounds": {"total": 2, "min_clients": 4}})
+    )
     signatures = [EAST, NORTH, EAST, NORTH]
     for silo, fill, signature in zip(silos, (1.0, 5.0, 2.0, 6.0), signatures, strict=True):
         deliver(silo, 1, values(fill), signature=signature)
-    wait_for(coordinator, fid, 1, "published")
-    shown = coordinator.admin.get(f"/v1/federations/{fid}/rounds/1/relevance").json()
+    wait_for(coordinator, federation_id, 1, "published")
+    shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     assert shown["clients"] == [silo.client_id for silo in silos]
     np.testing.assert_allclose(np.array(shown["relevance"])[0], [0, 0, 1, 0], atol=1e-6)
     np.testing.assert_allclose(np.array(shown["similarity"])[0], [1, 0, 1, 0], atol=1e-6)
@@ -146,32 +148,32 @@ def test_an_established_client_listens_to_those_like_it(coordinator: Served) -> 
 
 
 def test_a_newcomers_signature_is_judged_like_any_other(coordinator: Served) -> None:
-    fid, _ = after_one_round(coordinator)
-    newcomer = coordinator.enrol(fid, "new")
+    federation_id, _ = after_one_round(coordinator)
+    newcomer = coordinator.enrol(federation_id, "new")
     for signature, kind in ((EAST * 0, "signature-vector"), (EAST[:2], "signature-vector")):
         answer = try_join(newcomer, 2, signature)
         assert (answer.status_code, slug(answer)) == (422, kind)
     body = signature_body(newcomer, 1, EAST)  # of another round
     answer = newcomer.http.post(url(newcomer, 2, "/join"), content=body, headers=upload_headers(body))
     assert slug(answer) == "metadata"
-    assert show(coordinator, fid, 2)["counts"]["joined"] == 0
+    assert show(coordinator, federation_id, 2)["counts"]["joined"] == 0
 
 
 def test_nobody_joins_a_round_that_has_ended(coordinator: Served) -> None:
-    fid, silos = after_one_round(coordinator)
-    newcomer = coordinator.enrol(fid, "new")
+    federation_id, silos = after_one_round(coordinator)
+    newcomer = coordinator.enrol(federation_id, "new")
     assert slug(try_join(newcomer, 1)) == "round-closed"
-    coordinator.admin.post(f"/v1/federations/{fid}/finish")
+    coordinator.admin.post(f"/v1/federations/{federation_id}/finish")
     assert slug(try_join(silos[0], 2)) == "round-closed"
 
 
 def test_the_body_of_a_signature_is_counted_once(coordinator: Served) -> None:
-    fid, (silo, _) = running(coordinator, **fedmosaic())
+    federation_id, (silo, _) = running(coordinator, **fedmosaic())
     before = coordinator.counted("tessera_bytes_up_total")
     size = len(signature_body(silo, 1, EAST))
     for _ in range(2):
         join(silo, 1, EAST)
-    assert show(coordinator, fid, 1)["bytes"]["up"] == size
-    shown = coordinator.admin.get(f"/v1/federations/{fid}/clients/{silo.client_id}").json()
+    assert show(coordinator, federation_id, 1)["bytes"]["up"] == size
+    shown = coordinator.admin.get(f"/v1/federations/{federation_id}/clients/{silo.client_id}").json()
     assert shown["bytes"]["up"] == size
     assert coordinator.counted("tessera_bytes_up_total") == before + size

@@ -41,10 +41,10 @@ def told(asked: Future[httpx.Response]) -> tuple[httpx.Response, float]:
 
 
 def test_who_waits_is_told_when_the_federation_starts(coordinator: Served) -> None:
-    fid = coordinator.federation(**ALONE)
-    silo = coordinator.enrol(fid, "a")
+    federation_id = coordinator.federation(**ALONE)
+    silo = coordinator.enrol(federation_id, "a")
     with waiting(silo, 20) as asked:
-        assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+        assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
         answer, seconds = told(asked)
     assert (answer.status_code, answer.json()["round"]) == (200, 1)
     assert seconds < 5
@@ -53,19 +53,19 @@ def test_who_waits_is_told_when_the_federation_starts(coordinator: Served) -> No
 def test_a_round_that_opens_while_a_client_is_told_that_there_is_none_is_told_all_the_same(
     coordinator: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fid = coordinator.federation(**ALONE)
-    silo = coordinator.enrol(fid, "a")
+    federation_id = coordinator.federation(**ALONE)
+    silo = coordinator.enrol(federation_id, "a")
     look = queries.look
 
-    def look_just_before(*asked: Any) -> queries.Look:
+    def look_just_before(*asked: Any) -> queries.ClientRoundStatus:
         seen = look(*asked)
         monkeypatch.setattr(queries, "look", look)
-        assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+        assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
         return seen
 
     monkeypatch.setattr(queries, "look", look_just_before)
     began = time.monotonic()
-    path = f"/v1/federations/{fid}/rounds/current"
+    path = f"/v1/federations/{federation_id}/rounds/current"
     answer = silo.http.get(path, headers={"Prefer": "wait=20"})
     assert (answer.status_code, answer.json()["round"]) == (200, 1)
     assert time.monotonic() - began < 10
@@ -94,10 +94,10 @@ def test_a_round_that_is_abandoned_at_its_deadline_wakes_who_delivered(coordinat
 
 
 def test_a_federation_that_is_finished_before_it_began_tells_who_waits(coordinator: Served) -> None:
-    fid = coordinator.federation(**ALONE)
-    silo = coordinator.enrol(fid, "a")
+    federation_id = coordinator.federation(**ALONE)
+    silo = coordinator.enrol(federation_id, "a")
     with waiting(silo, 20) as asked:
-        coordinator.admin.post(f"/v1/federations/{fid}/finish")
+        coordinator.admin.post(f"/v1/federations/{federation_id}/finish")
         answer, seconds = told(asked)
     assert answer.json()["state"] == "finished"
     assert seconds < 5
@@ -123,25 +123,25 @@ def test_who_does_not_wait_is_answered_at_once(coordinator: Served) -> None:
 
 
 def test_a_client_that_is_revoked_while_it_waits_is_shut_out_at_once(coordinator: Served) -> None:
-    fid = coordinator.federation(**ALONE)
-    silo = coordinator.enrol(fid, "a")
+    federation_id = coordinator.federation(**ALONE)
+    silo = coordinator.enrol(federation_id, "a")
     with waiting(silo, 20) as asked:
-        coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}")
+        coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}")
         answer, seconds = told(asked)
     assert (answer.status_code, slug(answer)) == (401, "key-revoked")
     assert seconds < 5
 
 
 def test_a_client_waits_once_its_earlier_request_is_sent_away(coordinator: Served) -> None:
-    fid = coordinator.federation(**ALONE)
-    silo = coordinator.enrol(fid, "a")
-    again = Silo(silo.client_id, fid, silo.key, coordinator.signing(silo.key))
+    federation_id = coordinator.federation(**ALONE)
+    silo = coordinator.enrol(federation_id, "a")
+    again = Silo(silo.client_id, federation_id, silo.key, coordinator.signing(silo.key))
     with waiting(silo, 20) as earlier, waiting(again, 20) as later:
         answer, seconds = told(earlier)
         assert answer.status_code == 204
         assert seconds < 5
         assert not later.done()
-        coordinator.admin.post(f"/v1/federations/{fid}/start")
+        coordinator.admin.post(f"/v1/federations/{federation_id}/start")
         assert told(later)[0].status_code == 200
 
 
@@ -150,19 +150,21 @@ def test_many_wait_without_a_thread_or_a_connection_each(
     serve: Serve, fresh_database: Callable[[str], str]
 ) -> None:
     served = serve(fresh_database("sqlite"))
-    fid = served.federation(**plan(rounds={"min_clients": 60}))
-    silos = [served.enrol(fid, f"silo-{i}") for i in range(60)]  # more than there are threads to serve them
+    federation_id = served.federation(**plan(rounds={"min_clients": 60}))
+    silos = [
+        served.enrol(federation_id, f"silo-{i}") for i in range(60)
+    ]  # more than there are threads to serve them
     before = threading.active_count()
-    path = f"/v1/federations/{fid}/rounds/current"
+    path = f"/v1/federations/{federation_id}/rounds/current"
     with ThreadPoolExecutor(60) as pool:
         asked = [pool.submit(silo.http.get, path, headers={"Prefer": "wait=20"}) for silo in silos]
         time.sleep(1.0)
         assert not any(one.done() for one in asked)
         began = time.monotonic()
-        assert served.admin.get(f"/v1/federations/{fid}").json()["clients"]["enrolled"] == 60
+        assert served.admin.get(f"/v1/federations/{federation_id}").json()["clients"]["enrolled"] == 60
         assert time.monotonic() - began < 10
         assert threading.active_count() <= before + 60 + 40  # theirs here, and the service's usual ones
-        served.admin.post(f"/v1/federations/{fid}/start")
+        served.admin.post(f"/v1/federations/{federation_id}/start")
         assert [one.result(timeout=20).status_code for one in asked] == [200] * 60
 
 
@@ -171,12 +173,12 @@ def test_what_another_process_changes_is_found(
 ) -> None:
     url = fresh_database(backend)
     served = serve(url, tick_seconds=3600.0)
-    fid = served.federation(**ALONE)
-    silo = served.enrol(fid, "a")
+    federation_id = served.federation(**ALONE)
+    silo = served.enrol(federation_id, "a")
     elsewhere = Database(url)
     with waiting(silo, 20) as asked:
         with elsewhere.write() as session:
-            transitions.start(session, lock_federation(session, fid))
+            transitions.start(session, lock_federation(session, federation_id))
         answer, seconds = told(asked)
     elsewhere.close()
     assert (answer.status_code, answer.json()["round"]) == (200, 1)
@@ -188,9 +190,9 @@ def test_a_round_that_another_replica_publishes_wakes_who_waits_here(
 ) -> None:
     url = fresh_database("postgres")
     here, there = (serve(url, tick_seconds=3600.0) for _ in range(2))
-    fid, (one, two) = running(here)
+    federation_id, (one, two) = running(here)
     deliver(one, 1, values(1.0))
-    other = Silo(two.client_id, fid, two.key, there.signing(two.key))
+    other = Silo(two.client_id, federation_id, two.key, there.signing(two.key))
     with waiting(one, 20) as asked:
         deliver(other, 1, values(2.0))
         answer, seconds = told(asked)

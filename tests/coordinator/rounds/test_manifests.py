@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.identity import RosterRow
 from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import name_of, public_key
@@ -32,12 +32,16 @@ def is_theirs(served: Served, document: dict[str, Any]) -> bool:
 
 
 def test_a_join_is_answered_with_a_signed_manifest_that_never_changes(coordinator: Served) -> None:
-    fid, (silo, other) = running(coordinator)
+    federation_id, (silo, other) = running(coordinator)
     first = joined(silo, 1)
     manifest = first["manifest"]
     assert is_theirs(coordinator, manifest)
     assert not is_theirs(coordinator, manifest | {"deadline": "2030-01-01T00:00:00.000000Z"})
-    assert (manifest["federation"], manifest["client"], manifest["round"]) == (fid, silo.client_id, 1)
+    assert (manifest["federation"], manifest["client"], manifest["round"]) == (
+        federation_id,
+        silo.client_id,
+        1,
+    )
     assert manifest["weights"] == first["weights"]["digest"]
     assert manifest["deadline"] is None
     assert manifest["previous"] is None
@@ -51,13 +55,13 @@ def test_a_join_is_answered_with_a_signed_manifest_that_never_changes(coordinato
 
 
 def test_manifests_are_a_chain_to_the_final_weights(coordinator: Served) -> None:
-    fid, silos = running(coordinator, **plan(rounds={"total": 2, "min_clients": 2}))
+    federation_id, silos = running(coordinator, **plan(rounds={"total": 2, "min_clients": 2}))
     silo = silos[0]
-    one_round(coordinator, fid, silos, 1, [1.0, 3.0])
+    one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
     first = silo.http.get(url(silo, 1, "/manifest")).json()
     second = joined(silo, 2)["manifest"]
     assert second["previous"] == {"round": 1, "hash": hash_of(first)}
-    one_round(coordinator, fid, silos, 2, [1.0, 3.0])
+    one_round(coordinator, federation_id, silos, 2, [1.0, 3.0])
     ends = [silo.http.get(url(silo, 1).replace("/1", "/current")).json() for _ in range(2)]
     assert ends[0] == ends[1]
     final = ends[0]["manifest"]
@@ -67,12 +71,12 @@ def test_manifests_are_a_chain_to_the_final_weights(coordinator: Served) -> None
 
 
 def test_final_manifests_name_the_roster_of_the_end_though_the_clock_went_back(coordinator: Served) -> None:
-    fid, silos = running(coordinator, 3, **plan(rounds={"total": 1, "min_clients": 2}))
+    federation_id, silos = running(coordinator, 3, **plan(rounds={"total": 1, "min_clients": 2}))
     database = Database(coordinator.database_url)
     with database.write() as session:  # when they were enrolled the clock was an hour ahead
-        ahead = now(session) + timedelta(hours=1)
-        session.execute(update(RosterRow).where(RosterRow.federation_id == fid).values(at=ahead))
-    one_round(coordinator, fid, silos[:2], 1, [1.0, 3.0])
+        ahead = database_time(session) + timedelta(hours=1)
+        session.execute(update(RosterRow).where(RosterRow.federation_id == federation_id).values(at=ahead))
+    one_round(coordinator, federation_id, silos[:2], 1, [1.0, 3.0])
 
     def final() -> dict[str, Any]:
         answer = silos[0].http.get(url(silos[0], 1).replace("/1", "/current"))
@@ -82,11 +86,11 @@ def test_final_manifests_name_the_roster_of_the_end_though_the_clock_went_back(c
     joined = silos[0].http.get(url(silos[0], 1, "/manifest")).json()
     assert (before["round"], before["roster_version"]) == (2, 3)
     assert before["roster_hash"] == joined["roster_hash"]
-    gone = coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silos[2].client_id}")
+    gone = coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silos[2].client_id}")
     assert gone.status_code == 204
     assert final() == before, "what comes after the end changes nothing"
     with database.read() as session:
-        links = select(RosterRow.at).where(RosterRow.federation_id == fid)
+        links = select(RosterRow.at).where(RosterRow.federation_id == federation_id)
         times = list(session.scalars(links.order_by(RosterRow.version)))
     assert times == sorted(times)
     assert len(times) == 4
@@ -94,19 +98,22 @@ def test_final_manifests_name_the_roster_of_the_end_though_the_clock_went_back(c
 
 
 def test_the_plan_is_served_in_the_bytes_that_manifests_name(coordinator: Served) -> None:
-    fid, (silo, _) = running(coordinator)
-    served = silo.http.get(f"/v1/federations/{fid}/plan")
+    federation_id, (silo, _) = running(coordinator)
+    served = silo.http.get(f"/v1/federations/{federation_id}/plan")
     assert joined(silo, 1)["manifest"]["plan"] == digest_of(served.content)
-    assert served.json() == coordinator.admin.get(f"/v1/federations/{fid}").json()["plan"]
+    assert served.json() == coordinator.admin.get(f"/v1/federations/{federation_id}").json()["plan"]
     stranger = coordinator.enrol(coordinator.federation(), "a")
-    assert slug(stranger.http.get(f"/v1/federations/{fid}/plan")) == "not-found"
+    assert slug(stranger.http.get(f"/v1/federations/{federation_id}/plan")) == "not-found"
 
 
 @pytest.mark.parametrize("policy", ["server", "tofu", "pinned"])
 def test_the_roster_is_a_chain_that_manifests_name(coordinator: Served, policy: str) -> None:
-    fid, (silo, other) = running(coordinator, **PLAN, privacy={"roster_policy": policy})
-    path = f"/v1/federations/{fid}/roster"
-    assert coordinator.admin.delete(f"/v1/federations/{fid}/clients/{other.client_id}").status_code == 204
+    federation_id, (silo, other) = running(coordinator, **PLAN, privacy={"roster_policy": policy})
+    path = f"/v1/federations/{federation_id}/roster"
+    assert (
+        coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{other.client_id}").status_code
+        == 204
+    )
     first = coordinator.admin.get(path, params={"limit": 2}).json()
     rest = coordinator.admin.get(path, params={"after": first["next"]}).json()
     entries = first["items"] + rest["items"]

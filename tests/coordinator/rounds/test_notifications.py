@@ -17,7 +17,7 @@ from coordinator.db.tables.federations import EventRow
 from coordinator.federations import store
 from coordinator.rounds import notifications, transitions
 from coordinator.rounds import store as rounds
-from coordinator.rounds.notifications import Change, Untold
+from coordinator.rounds.notifications import Change, PendingNotifications
 from schemas.messages.federations import FederationPlan
 from tests.served import Served, Silo
 from tests.taking_part import deliver, join, plan, running, url, values, wait_for
@@ -26,20 +26,20 @@ Rows = Callable[[str, str], list[tuple[Any, ...]]]
 METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
 
 
-def told(rows: Rows, served: Served, fid: str) -> list[dict[str, Any]]:
+def told(rows: Rows, served: Served, federation_id: str) -> list[dict[str, Any]]:
     """The events of a federation's rounds, in order."""
     found = rows(
         served.database_url,
-        f"SELECT data FROM events WHERE federation_id = '{fid}' AND kind = 'round' ORDER BY number",
+        f"SELECT data FROM events WHERE federation_id = '{federation_id}' AND kind = 'round' ORDER BY number",
     )
     return [json.loads(data) if isinstance(data, str) else data for (data,) in found]
 
 
-def until_told(rows: Rows, served: Served, fid: str, **counts: int) -> list[dict[str, Any]]:
+def until_told(rows: Rows, served: Served, federation_id: str, **counts: int) -> list[dict[str, Any]]:
     """Wait, not long, until the last event shows these counts."""
     deadline = time.monotonic() + 10
     while True:
-        seen = told(rows, served, fid)
+        seen = told(rows, served, federation_id)
         if {name: seen[-1]["counts"][name] for name in counts} == counts:
             return seen
         assert time.monotonic() < deadline, seen[-1]
@@ -56,11 +56,11 @@ def test_what_many_clients_do_at_once_is_told_in_few_events(
     serve: Callable[..., Served], database_url: str, rows: Rows
 ) -> None:
     served = serve(database_url, tick_seconds=3600)  # nobody looks who is not woken
-    fid, silos = running(served, 8, **plan(rounds={"min_clients": 8}))
+    federation_id, silos = running(served, 8, **plan(rounds={"min_clients": 8}))
     began = time.monotonic()
     for silo in silos[:7]:
         join(silo, 1)
-    seen = until_told(rows, served, fid, joined=7)
+    seen = until_told(rows, served, federation_id, joined=7)
     assert {event["state"] for event in seen} == {"open"}
     assert len(seen) <= 3 + (time.monotonic() - began) / notifications.TOGETHER_SECONDS
 
@@ -69,15 +69,15 @@ def test_late_scores_of_a_round_that_has_ended_are_told(
     serve: Callable[..., Served], database_url: str, rows: Rows
 ) -> None:
     served = serve(database_url, tick_seconds=3600)
-    fid, silos = running(served, **plan(rounds={"total": 1}))
+    federation_id, silos = running(served, **plan(rounds={"total": 1}))
     for silo in silos:
         join(silo, 1)
     for silo in silos:
         deliver(silo, 1, values(1.0))
-    wait_for(served, fid, 1, "published")
+    wait_for(served, federation_id, 1, "published")
     score(silos[0], 1)
     deadline = time.monotonic() + 10
-    while (last := told(rows, served, fid)[-1])["scores"] is None:
+    while (last := told(rows, served, federation_id)[-1])["scores"] is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert (last["state"], last["scores"]["mean"]["loss"]) == ("published", 0.7)
@@ -88,11 +88,11 @@ def test_a_service_that_stops_has_told_everything(
 ) -> None:
     monkeypatch.setattr(notifications, "TOGETHER_SECONDS", 3600.0)
     served = serve(database_url, tick_seconds=3600)
-    fid, silos = running(served, 5, **plan(rounds={"min_clients": 5}))
+    federation_id, silos = running(served, 5, **plan(rounds={"min_clients": 5}))
     for silo in silos[:4]:
         join(silo, 1)
     served.stop()
-    assert told(rows, served, fid)[-1]["counts"]["joined"] == 4
+    assert told(rows, served, federation_id)[-1]["counts"]["joined"] == 4
 
 
 def open_one(database: Database) -> str:
@@ -111,20 +111,20 @@ def opened(database: Database) -> str:
     return open_one(database)
 
 
-def last_event(database: Database, fid: str) -> int:
+def last_event(database: Database, federation_id: str) -> int:
     with database.write() as session:
-        return lock_federation(session, fid).events
+        return lock_federation(session, federation_id).events
 
 
-def numbers(database: Database, fid: str) -> list[int]:
+def numbers(database: Database, federation_id: str) -> list[int]:
     """Which rounds were told, in order?"""
     with database.read() as session:
-        query = select(EventRow.data).where(EventRow.federation_id == fid).order_by(EventRow.number)
+        query = select(EventRow.data).where(EventRow.federation_id == federation_id).order_by(EventRow.number)
         return [data["round"] for data in session.scalars(query)]
 
 
 def test_two_replicas_that_saw_changes_tell_them_once(database: Database, opened: str) -> None:
-    here, there = Untold(), Untold()
+    here, there = PendingNotifications(), PendingNotifications()
     here.note(Change(opened, 1, 1))
     there.note(Change(opened, 1, 1))
     here.tell(database)
@@ -136,7 +136,7 @@ def test_two_replicas_that_saw_changes_tell_them_once(database: Database, opened
 
 
 def test_what_another_round_had_to_tell_does_not_stand_for_this_one(database: Database, opened: str) -> None:
-    untold = Untold()
+    untold = PendingNotifications()
     untold.note(Change(opened, 1, last_event(database, opened)))
     with database.write() as session:
         federation = lock_federation(session, opened)
@@ -151,7 +151,7 @@ def test_what_another_round_had_to_tell_does_not_stand_for_this_one(database: Da
 
 
 def test_nothing_is_told_again_too_soon_and_all_in_time(database: Database, opened: str) -> None:
-    untold = Untold()
+    untold = PendingNotifications()
     untold.tell(database)
     assert untold.pause() is None
     assert untold.note(Change(opened, 1, 1))
@@ -173,7 +173,7 @@ def test_nothing_is_told_again_too_soon_and_all_in_time(database: Database, open
 def test_what_could_not_be_written_is_told_later(
     database: Database, opened: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    untold = Untold()
+    untold = PendingNotifications()
     untold.note(Change(opened, 1, 1))
 
     def fails(*_: object) -> None:
@@ -192,7 +192,7 @@ def test_no_more_rounds_are_remembered_than_may_be(
     database: Database, opened: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "MOST_ROUNDS", 1)
-    untold = Untold()
+    untold = PendingNotifications()
     untold.note(Change(opened, 1, 1))
     untold.note(Change(opened, 2, 1))  # there is no such round: to tell of it would fail
     untold.tell(database)
@@ -200,7 +200,7 @@ def test_no_more_rounds_are_remembered_than_may_be(
 
 
 def test_a_round_of_which_nothing_can_be_told_is_let_go(database: Database, opened: str) -> None:
-    untold = Untold()
+    untold = PendingNotifications()
     for number in (9, 1):  # there is no round 9
         untold.note(Change(opened, number, 1))
     untold.tell(database)
@@ -213,15 +213,15 @@ def test_who_holds_one_federation_does_not_hold_up_the_others(
 ) -> None:
     database = Database(fresh_database("postgres"))
     held, *free = (open_one(database) for _ in range(3))
-    untold = Untold()
-    for fid in (held, *free):
-        untold.note(Change(fid, 1, 1))
+    untold = PendingNotifications()
+    for federation_id in (held, *free):
+        untold.note(Change(federation_id, 1, 1))
     with database.write() as session:
         lock_federation(session, held)
         began = time.monotonic()
         assert not untold.tell(database)
         first = time.monotonic() - began
-        assert [numbers(database, fid) for fid in free] == [[1, 1], [1, 1]]
+        assert [numbers(database, federation_id) for federation_id in free] == [[1, 1], [1, 1]]
         began = time.monotonic()
         assert not untold.tell(database, is_due=True)
         assert first < 2 < time.monotonic() - began, "it waits longer for who was in its way before"

@@ -28,10 +28,10 @@ def test_two_replicas_take_updates_and_publish_each_round_once(
     url = fresh_database("postgres")
     replicas = [serve(url, tick_seconds=0.02, retry_seconds=0.1) for _ in range(2)]
     wanted = PLAN | {"rounds": {"total": 6, "min_clients": 6}}
-    fid, silos = running(replicas[0], clients=6, **wanted)
+    federation_id, silos = running(replicas[0], clients=6, **wanted)
     # every client talks to both
     lines = [
-        [Silo(silo.client_id, fid, silo.key, replica.signing(silo.key)) for replica in replicas]
+        [Silo(silo.client_id, federation_id, silo.key, replica.signing(silo.key)) for replica in replicas]
         for silo in silos
     ]
     for number in range(1, 7):
@@ -47,7 +47,7 @@ def test_two_replicas_take_updates_and_publish_each_round_once(
             ]
             statuses = sorted(answer.result().status_code for answer in twice)
         assert statuses == [200] * 6 + [201] * 6
-        shown = wait_for(replicas[1], fid, number, "published")
+        shown = wait_for(replicas[1], federation_id, number, "published")
         assert shown["counts"] == {"joined": 6, "arrived": 6, "late": 0, "rejected": 0}
     for silo in silos:
         np.testing.assert_allclose(weights(silo, 7)["b0.q.P"], 8.5)
@@ -61,7 +61,7 @@ def test_who_joins_and_who_delivers_the_same_bytes_never_wait_for_each_other(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> None:
     url = fresh_database("postgres")
-    fid, (silo, _) = running(serve(url, tick_seconds=3600.0))
+    federation_id, (silo, _) = running(serve(url, tick_seconds=3600.0))
     database = Database(url)
     zeros = bytes(4 * sum(array.size for array in values(0.0).values()))
     with ThreadPoolExecutor(1) as pool:
@@ -69,7 +69,7 @@ def test_who_joins_and_who_delivers_the_same_bytes_never_wait_for_each_other(
             payloads.store_bytes(session, zeros)
             joining = pool.submit(try_join, silo, 1)
             _wait_until_somebody_waits(database)
-            lock_federation(session, fid)
+            lock_federation(session, federation_id)
         assert joining.result().status_code == 200
     with database.read() as session:
         assert len(session.scalars(select(PayloadRow.id)).all()) == 1

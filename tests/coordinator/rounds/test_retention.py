@@ -42,16 +42,16 @@ def served(serve: Callable[..., Served], database_url: str) -> Served:
 def _five_rounds(served: Served) -> tuple[str, list[Silo]]:
     """Two of three clients deliver in every round, the third in the first only."""
     wanted = plan(rounds={"total": 7, "min_clients": 2, "collect_seconds": 1, "max_staleness": 6})
-    fid, silos = running(served, clients=3, **wanted)
+    federation_id, silos = running(served, clients=3, **wanted)
     bases = [join(silo, 1) for silo in silos]  # all, before the first delivery closes the round
     for i, (silo, base) in enumerate(zip(silos, bases, strict=True)):
         assert put(silo, 1, update_body(silo, 1, base, values(1.0 + i))).status_code == 201
-    wait_for(served, fid, 1, "published")
+    wait_for(served, federation_id, 1, "published")
     for number in range(2, 6):
         for silo in silos[:2]:
             deliver(silo, number, values(10.0 * number))
-        wait_for(served, fid, number, "published")
-    return fid, silos
+        wait_for(served, federation_id, number, "published")
+    return federation_id, silos
 
 
 def _thin_out(served: Served) -> int:
@@ -65,14 +65,14 @@ def _thin_out(served: Served) -> int:
 
 
 def test_old_rounds_lose_their_tensors_and_keep_what_was_said_of_them(served: Served, rows: Rows) -> None:
-    fid, silos = _five_rounds(served)
-    before = served.admin.get(f"/v1/federations/{fid}/rounds/2").json()
+    federation_id, silos = _five_rounds(served)
+    before = served.admin.get(f"/v1/federations/{federation_id}/rounds/2").json()
     stored = rows(served.database_url, "SELECT count(*) FROM payloads")[0][0]
     assert _thin_out(served) > 0
     assert rows(served.database_url, "SELECT count(*) FROM payloads")[0][0] < stored
-    assert served.admin.get(f"/v1/federations/{fid}/rounds/2").json() == before
+    assert served.admin.get(f"/v1/federations/{federation_id}/rounds/2").json() == before
     assert slug(silos[0].http.get(url(silos[0], 2, "/weights"))) == "not-found"
-    adapter = f"/v1/federations/{fid}/clients/{silos[0].client_id}/adapter"
+    adapter = f"/v1/federations/{federation_id}/clients/{silos[0].client_id}/adapter"
     assert slug(served.admin.get(adapter, params={"round": 2})) == "not-found"
     assert served.admin.get(adapter, params={"round": 5}).status_code == 200
     for number in (4, 5):
@@ -81,9 +81,9 @@ def test_old_rounds_lose_their_tensors_and_keep_what_was_said_of_them(served: Se
 
 
 def test_rounds_go_on_with_everybodys_last_update(served: Served) -> None:
-    fid, silos = _five_rounds(served)
+    federation_id, silos = _five_rounds(served)
     _thin_out(served)
-    one_round(served, fid, silos[:2], 6, [60.0, 60.0])
+    one_round(served, federation_id, silos[:2], 6, [60.0, 60.0])
     # The third client's update of round 1 counts on, faded by its age of 5.
     faded = 0.5**5
     mean = (60.0 + 60.0 + 3.0 * faded) / (2 + faded)
@@ -104,20 +104,20 @@ def test_what_was_forgotten_cannot_be_migrated_back(served: Served) -> None:
 
 def test_abandoned_rounds_do_not_count_among_those_that_are_kept(served: Served) -> None:
     wanted = plan(rounds={"total": 5, "min_clients": 2, "quorum": 2, "collect_seconds": 2})
-    fid, silos = running(served, **wanted)
-    one_round(served, fid, silos, 1, [1.0, 1.0])
+    federation_id, silos = running(served, **wanted)
+    one_round(served, federation_id, silos, 1, [1.0, 1.0])
     join(silos[1], 2)
     deliver(silos[0], 2, values(2.0))
-    wait_for(served, fid, 2, "abandoned")
-    one_round(served, fid, silos, 3, [3.0, 3.0])
+    wait_for(served, federation_id, 2, "abandoned")
+    one_round(served, federation_id, silos, 3, [3.0, 3.0])
 
     def is_kept(number: int) -> bool:
-        adapter = f"/v1/federations/{fid}/clients/{silos[0].client_id}/adapter"
+        adapter = f"/v1/federations/{federation_id}/clients/{silos[0].client_id}/adapter"
         answer = served.admin.get(adapter, params={"round": number})
         return answer.status_code == 200 and silos[0].http.get(url(silos[0], number, "/weights")).is_success
 
     assert _thin_out(served) == 0
     assert is_kept(1)
-    one_round(served, fid, silos, 4, [4.0, 4.0])
+    one_round(served, federation_id, silos, 4, [4.0, 4.0])
     assert _thin_out(served) > 0
     assert [is_kept(number) for number in (1, 3, 4)] == [False, True, True]

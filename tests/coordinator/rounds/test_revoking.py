@@ -20,13 +20,13 @@ from tests.taking_part import deliver, join, plan, running, show, values, wait_f
 
 def test_an_update_of_a_client_revoked_later_counts_towards_the_quorum(coordinator: Served) -> None:
     rounds = {"min_clients": 3, "quorum": 2, "collect_seconds": 1.0, "total": 1}
-    fid, silos = running(coordinator, clients=3, **plan(rounds=rounds))
+    federation_id, silos = running(coordinator, clients=3, **plan(rounds=rounds))
     for silo in silos:
         join(silo, 1)
     for silo in silos[:2]:
         deliver(silo, 1, values(1.0))
-    coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silos[0].client_id}")
-    shown = wait_for(coordinator, fid, 1, "published")
+    coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silos[0].client_id}")
+    shown = wait_for(coordinator, federation_id, 1, "published")
     assert [client["state"] for client in shown["clients"]] == ["revoked", "arrived", "joined"]
 
 
@@ -34,25 +34,28 @@ def test_revoking_whom_a_round_waits_for_closes_it_without_a_tick(
     serve: Callable[..., Served], database_url: str
 ) -> None:
     served = serve(database_url, tick_seconds=3600.0)
-    fid, silos = running(served, clients=3, **plan(rounds={"total": 1}))
+    federation_id, silos = running(served, clients=3, **plan(rounds={"total": 1}))
     for silo in silos:
         join(silo, 1)
     for silo in silos[:2]:
         deliver(silo, 1, values(1.0))
-    assert show(served, fid, 1)["state"] == "collecting"
-    assert served.admin.delete(f"/v1/federations/{fid}/clients/{silos[2].client_id}").status_code == 204
-    assert wait_for(served, fid, 1, "published", 5.0)["counts"]["joined"] == 3
+    assert show(served, federation_id, 1)["state"] == "collecting"
+    assert (
+        served.admin.delete(f"/v1/federations/{federation_id}/clients/{silos[2].client_id}").status_code
+        == 204
+    )
+    assert wait_for(served, federation_id, 1, "published", 5.0)["counts"]["joined"] == 3
 
 
 def test_a_client_cannot_tell_another_client_from_none(coordinator: Served) -> None:
-    fid, (silo, other) = running(coordinator)
+    federation_id, (silo, other) = running(coordinator)
     for method in ("GET", "DELETE"):
-        for cid, expected in (
+        for client_id, expected in (
             (other.client_id, (404, "not-found")),
             ("cli_none", (404, "not-found")),
             (silo.client_id, (403, "forbidden")),
         ):
-            refused = silo.http.request(method, f"/v1/federations/{fid}/clients/{cid}")
+            refused = silo.http.request(method, f"/v1/federations/{federation_id}/clients/{client_id}")
             assert (refused.status_code, slug(refused)) == expected
     assert other.http.get("/v1/me").status_code == 200
 
@@ -62,7 +65,7 @@ def test_revoking_waits_for_who_counts_bytes_and_does_not_deadlock(
 ) -> None:
     database = Database(fresh_database("postgres"))
     closed = simple(database, clients=1)
-    cid = closed.clients[0]
+    client_id = closed.clients[0]
     with database.write() as session:
         row = lock_federation(session, closed.federation_id)
         session.execute(update(ParticipationRow).values(state="joined"))
@@ -72,7 +75,7 @@ def test_revoking_waits_for_who_counts_bytes_and_does_not_deadlock(
     def revoke() -> bool:
         with database.write() as session:
             lock_federation(session, closed.federation_id)
-            return federations.revoke(session, closed.federation_id, cid)
+            return federations.revoke(session, closed.federation_id, client_id)
 
     with ThreadPoolExecutor(1) as pool:
         with database.write() as session:
@@ -86,6 +89,6 @@ def test_revoking_waits_for_who_counts_bytes_and_does_not_deadlock(
 
 @pytest.mark.parametrize("place", ["9" * 20, "x", "-1", "\u0661"])
 def test_a_page_of_rounds_that_ends_nowhere_is_refused(coordinator: Served, place: str) -> None:
-    fid = coordinator.federation()
-    refused = coordinator.admin.get(f"/v1/federations/{fid}/rounds", params={"after": place})
+    federation_id = coordinator.federation()
+    refused = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds", params={"after": place})
     assert (refused.status_code, slug(refused), refused.json()["field"]) == (422, "validation", "after")

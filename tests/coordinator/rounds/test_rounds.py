@@ -32,13 +32,13 @@ def current(silo: Silo) -> Any:
     return silo.http.get(f"/v1/federations/{silo.federation_id}/rounds/current")
 
 
-def order(served: Served, fid: str, what: str) -> Any:
-    return served.admin.post(f"/v1/federations/{fid}/{what}")
+def order(served: Served, federation_id: str, what: str) -> Any:
+    return served.admin.post(f"/v1/federations/{federation_id}/{what}")
 
 
 def test_there_is_nothing_to_do_before_the_start(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    silo = coordinator.enrol(fid, "a")
+    federation_id = coordinator.federation()
+    silo = coordinator.enrol(federation_id, "a")
     answer = current(silo)
     assert answer.status_code == 204
     assert int(answer.headers["retry-after"]) >= 1
@@ -62,34 +62,34 @@ def test_a_brief_says_all_that_a_client_needs(coordinator: Served) -> None:
 
 
 def test_a_round_collects_from_when_enough_clients_have_joined(coordinator: Served) -> None:
-    fid, (first, second) = running(coordinator)
+    federation_id, (first, second) = running(coordinator)
     join(first, 1)
-    assert show(coordinator, fid, 1)["state"] == "open"
+    assert show(coordinator, federation_id, 1)["state"] == "open"
     join(second, 1)
-    shown = show(coordinator, fid, 1)
+    shown = show(coordinator, federation_id, 1)
     assert shown["state"] == "collecting"
     assert shown["deadline"] is not None
     assert shown["counts"] == {"joined": 2, "arrived": 0, "late": 0, "rejected": 0}
 
 
 def test_joining_again_gets_the_same_answer_even_after_the_end(coordinator: Served) -> None:
-    fid, silos = running(coordinator)
+    federation_id, silos = running(coordinator)
     once = try_join(silos[0], 1)
     assert try_join(silos[0], 1).json() == once.json()
-    one_round(coordinator, fid, silos, 1, [1.0, 2.0])
+    one_round(coordinator, federation_id, silos, 1, [1.0, 2.0])
     again = try_join(silos[0], 1)
     assert (again.status_code, again.json()) == (200, once.json())
-    assert show(coordinator, fid, 1)["counts"]["joined"] == 2
+    assert show(coordinator, federation_id, 1)["counts"]["joined"] == 2
 
 
 def test_a_round_closes_when_everybody_has_delivered_and_the_next_opens_at_once(coordinator: Served) -> None:
-    fid, silos = running(coordinator)
-    shown = one_round(coordinator, fid, silos, 1, [1.0, 3.0])
+    federation_id, silos = running(coordinator)
+    shown = one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
     assert shown["counts"] == {"joined": 2, "arrived": 2, "late": 0, "rejected": 0}
     assert set(shown["seconds"]) == {"open", "collecting", "closing", "aggregating"}
     assert all(seconds >= 0 for seconds in shown["seconds"].values())
     assert shown["published_at"] is not None
-    assert show(coordinator, fid, 2)["state"] == "open"
+    assert show(coordinator, federation_id, 2)["state"] == "open"
     brief = current(silos[0]).json()
     assert brief["round"] == 2
     assert brief["weights"]["digest"] == join(silos[0], 2)
@@ -105,14 +105,14 @@ def test_nothing_is_to_be_done_once_delivered(coordinator: Served) -> None:
 
 def test_at_the_deadline_a_quorum_is_enough(coordinator: Served) -> None:
     rounds = {"total": 2, "min_clients": 2, "quorum": 1, "collect_seconds": 0.4}
-    fid, (first, second) = running(coordinator, **plan(rounds=rounds))
+    federation_id, (first, second) = running(coordinator, **plan(rounds=rounds))
     deliver(first, 1, values(4.0))
     base = join(second, 1)
-    shown = wait_for(coordinator, fid, 1, "published")
+    shown = wait_for(coordinator, federation_id, 1, "published")
     assert shown["counts"]["arrived"] == 1
     late = put(second, 1, update_body(second, 1, base, values(1.0)))
     assert (late.status_code, slug(late)) == (409, "round-closed")
-    shown = show(coordinator, fid, 1)
+    shown = show(coordinator, federation_id, 1)
     assert shown["counts"]["late"] == 1
     assert [client["state"] for client in shown["clients"]] == ["arrived", "late"]
     join(first, 2)
@@ -122,10 +122,10 @@ def test_at_the_deadline_a_quorum_is_enough(coordinator: Served) -> None:
 def test_with_too_few_updates_a_round_is_abandoned_and_the_next_has_the_same_weights(
     coordinator: Served,
 ) -> None:
-    fid, (first, second) = running(coordinator, **plan(rounds={"collect_seconds": 0.3, "total": 1}))
+    federation_id, (first, second) = running(coordinator, **plan(rounds={"collect_seconds": 0.3, "total": 1}))
     receipt = deliver(first, 1, values(4.0)).json()
     base = join(second, 1)
-    shown = wait_for(coordinator, fid, 1, "abandoned")
+    shown = wait_for(coordinator, federation_id, 1, "abandoned")
     assert shown["reason"] == "too-few-updates"
     assert shown["counts"] == {"joined": 2, "arrived": 0, "late": 0, "rejected": 1}
     rejected = shown["clients"][0]
@@ -137,7 +137,7 @@ def test_with_too_few_updates_a_round_is_abandoned_and_the_next_has_the_same_wei
     assert current(second).json()["round"] == 2
     assert join(second, 2) == base
     assert join(first, 2) == receipt_base(first)
-    assert slug(coordinator.admin.get(f"/v1/federations/{fid}/rounds/1/relevance")) == "not-found"
+    assert slug(coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance")) == "not-found"
 
 
 def receipt_base(silo: Silo) -> str:
@@ -145,51 +145,51 @@ def receipt_base(silo: Silo) -> str:
 
 
 def test_a_revoked_client_is_no_longer_waited_for(coordinator: Served) -> None:
-    fid, silos = running(coordinator, clients=3)
+    federation_id, silos = running(coordinator, clients=3)
     for silo in silos[:2]:
         deliver(silo, 1, values(1.0))
     # a third joined before the first two were all in? it cannot have: the round would wait for it
-    assert wait_for(coordinator, fid, 1, "published")["counts"]["joined"] == 2
+    assert wait_for(coordinator, federation_id, 1, "published")["counts"]["joined"] == 2
     for silo in silos:
         join(silo, 2)
     for silo in silos[:2]:
         put(silo, 2, update_body(silo, 2, join(silo, 2), values(2.0)))
-    assert show(coordinator, fid, 2)["state"] == "collecting"
-    revoked = coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silos[2].client_id}")
+    assert show(coordinator, federation_id, 2)["state"] == "collecting"
+    revoked = coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silos[2].client_id}")
     assert revoked.status_code == 204
-    shown = wait_for(coordinator, fid, 2, "published")
+    shown = wait_for(coordinator, federation_id, 2, "published")
     assert [client["state"] for client in shown["clients"]] == ["arrived", "arrived", "revoked"]
 
 
 def test_an_update_of_a_client_revoked_later_is_kept_and_marked(coordinator: Served) -> None:
-    fid, silos = running(coordinator, clients=3, **plan(rounds={"min_clients": 3}))
+    federation_id, silos = running(coordinator, clients=3, **plan(rounds={"min_clients": 3}))
     for silo in silos:
         join(silo, 1)
     deliver(silos[2], 1, values(6.0))
-    coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silos[2].client_id}")
-    shown = show(coordinator, fid, 1)
+    coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silos[2].client_id}")
+    shown = show(coordinator, federation_id, 1)
     assert ([client["state"] for client in shown["clients"]][2], shown["counts"]["arrived"]) == ("revoked", 1)
     for silo in silos[:2]:
         deliver(silo, 1, values(0.0))
-    shown = wait_for(coordinator, fid, 1, "published")
+    shown = wait_for(coordinator, federation_id, 1, "published")
     assert [client["state"] for client in shown["clients"]][2] == "revoked"
     assert shown["clients"][2]["received_at"] is not None
     assert shown["counts"] == {"joined": 3, "arrived": 3, "late": 0, "rejected": 0}
     join(silos[0], 2)
     np.testing.assert_allclose(weights(silos[0], 2)["b0.q.P"], 2.0)
     # in the round after, it serves nobody any more
-    for silo in (silos[0], silos[1], coordinator.enrol(fid, "late")):
+    for silo in (silos[0], silos[1], coordinator.enrol(federation_id, "late")):
         deliver(silo, 2, values(0.0))
-    wait_for(coordinator, fid, 2, "published")
+    wait_for(coordinator, federation_id, 2, "published")
     join(silos[0], 3)
     assert (weights(silos[0], 3)["b0.q.P"] == 0.0).all()
 
 
 def test_after_the_last_round_the_final_weights_stay_readable(coordinator: Served) -> None:
-    fid, silos = running(coordinator, **plan(rounds={"total": 1}))
-    stranger = coordinator.enrol(fid, "never-came")
-    one_round(coordinator, fid, silos, 1, [1.0, 3.0])
-    assert coordinator.admin.get(f"/v1/federations/{fid}").json()["state"] == "finished"
+    federation_id, silos = running(coordinator, **plan(rounds={"total": 1}))
+    stranger = coordinator.enrol(federation_id, "never-came")
+    one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
+    assert coordinator.admin.get(f"/v1/federations/{federation_id}").json()["state"] == "finished"
     finished = current(silos[0]).json()
     assert (finished["state"], finished["round"]) == ("finished", 2)
     served = silos[0].http.get(url(silos[0], 2, "/weights"))
@@ -198,65 +198,67 @@ def test_after_the_last_round_the_final_weights_stay_readable(coordinator: Serve
     assert (weights(silos[0], 2)["b0.q.P"] == 2.0).all()
     assert current(stranger).json() == {"state": "finished", "round": 2, "weights": None, "manifest": None}
     assert slug(stranger.http.get(url(stranger, 2, "/weights"))) == "not-found"
-    assert slug(order(coordinator, fid, "start")) == "federation-state"
+    assert slug(order(coordinator, federation_id, "start")) == "federation-state"
 
 
 def test_a_paused_federation_completes_its_round_and_opens_none(coordinator: Served) -> None:
-    fid, silos = running(coordinator)
-    assert order(coordinator, fid, "pause").json()["state"] == "paused"
-    assert order(coordinator, fid, "pause").status_code == 200
-    one_round(coordinator, fid, silos, 1, [1.0, 3.0])
+    federation_id, silos = running(coordinator)
+    assert order(coordinator, federation_id, "pause").json()["state"] == "paused"
+    assert order(coordinator, federation_id, "pause").status_code == 200
+    one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
     assert current(silos[0]).status_code == 204
-    assert coordinator.admin.get(f"/v1/federations/{fid}/rounds/2").status_code == 404
-    assert order(coordinator, fid, "start").json()["round"] == {"number": 2, "state": "open"}
-    assert order(coordinator, fid, "start").json()["round"] == {"number": 2, "state": "open"}
+    assert coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/2").status_code == 404
+    assert order(coordinator, federation_id, "start").json()["round"] == {"number": 2, "state": "open"}
+    assert order(coordinator, federation_id, "start").json()["round"] == {"number": 2, "state": "open"}
 
 
 def test_the_last_round_ends_a_paused_federation_too(coordinator: Served) -> None:
-    fid, silos = running(coordinator, **plan(rounds={"total": 1}))
-    order(coordinator, fid, "pause")
-    one_round(coordinator, fid, silos, 1, [1.0, 3.0])
-    assert coordinator.admin.get(f"/v1/federations/{fid}").json()["state"] == "finished"
+    federation_id, silos = running(coordinator, **plan(rounds={"total": 1}))
+    order(coordinator, federation_id, "pause")
+    one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
+    assert coordinator.admin.get(f"/v1/federations/{federation_id}").json()["state"] == "finished"
     assert current(silos[0]).json()["state"] == "finished"
 
 
 def test_finishing_abandons_the_current_round(coordinator: Served) -> None:
-    fid, silos = running(coordinator)
-    one_round(coordinator, fid, silos, 1, [1.0, 3.0])
+    federation_id, silos = running(coordinator)
+    one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
     deliver(silos[0], 2, values(9.0))
-    assert order(coordinator, fid, "finish").json()["state"] == "finished"
-    assert order(coordinator, fid, "finish").status_code == 200
-    shown = show(coordinator, fid, 2)
+    assert order(coordinator, federation_id, "finish").json()["state"] == "finished"
+    assert order(coordinator, federation_id, "finish").status_code == 200
+    shown = show(coordinator, federation_id, 2)
     assert (shown["state"], shown["reason"], shown["counts"]["rejected"]) == ("abandoned", "finished", 1)
     finished = current(silos[1]).json()
     assert finished["round"] == 2
     assert (weights(silos[1], 2)["b0.q.P"] == 2.0).all()
-    assert slug(order(coordinator, fid, "pause")) == "federation-state"
+    assert slug(order(coordinator, federation_id, "pause")) == "federation-state"
 
 
 def test_a_federation_that_was_never_started_can_be_finished(coordinator: Served) -> None:
-    fid = coordinator.federation()
-    assert slug(order(coordinator, fid, "pause")) == "federation-state"
-    assert order(coordinator, fid, "finish").json()["state"] == "finished"
+    federation_id = coordinator.federation()
+    assert slug(order(coordinator, federation_id, "pause")) == "federation-state"
+    assert order(coordinator, federation_id, "finish").json()["state"] == "finished"
 
 
 def test_clients_do_not_order_rounds(coordinator: Served) -> None:
-    fid, (silo, _) = running(coordinator)
+    federation_id, (silo, _) = running(coordinator)
     for what in ("start", "pause", "finish"):
-        assert slug(silo.http.post(f"/v1/federations/{fid}/{what}")) == "forbidden"
+        assert slug(silo.http.post(f"/v1/federations/{federation_id}/{what}")) == "forbidden"
     auditor = coordinator.person("auditor")
-    assert slug(auditor.post(f"/v1/federations/{fid}/start")) == "forbidden"
+    assert slug(auditor.post(f"/v1/federations/{federation_id}/start")) == "forbidden"
     assert slug(coordinator.admin.post(url(silo, 1, "/join"))) == "forbidden"
 
 
 def test_two_deliveries_of_the_last_updates_at_once_publish_once(coordinator: Served, rows: Rows) -> None:
-    fid, silos = running(coordinator, clients=6, **plan(rounds={"min_clients": 6, "total": 2}))
+    federation_id, silos = running(coordinator, clients=6, **plan(rounds={"min_clients": 6, "total": 2}))
     bodies = [(silo, update_body(silo, 1, join(silo, 1), values(i))) for i, silo in enumerate(silos)]
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda one: put(one[0], 1, one[1]), bodies))
     assert [answer.status_code for answer in answers] == [201] * 6
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     join(silos[0], 2)
     np.testing.assert_allclose(weights(silos[0], 2)["b0.q.P"], 2.5)
-    made = rows(coordinator.database_url, f"SELECT number FROM rounds WHERE federation_id = '{fid}'")
+    made = rows(
+        coordinator.database_url, f"SELECT number FROM rounds WHERE federation_id = '{federation_id}'"
+    )
     assert sorted(made) == [(1,), (2,)]

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from coordinator.db.engine import Database, now
+from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow
 from coordinator.federations import store as federations
 from coordinator.federations.store import plan_of
@@ -34,7 +34,7 @@ def federation(database: Database) -> FederationRow:
                     profile={},
                     state=standing,
                     credential_hash=f"{row.id}-{i}",
-                    enrolled_at=now(session),
+                    enrolled_at=database_time(session),
                 )
             )
         return row
@@ -52,7 +52,7 @@ def test_a_round_that_waits_has_no_step_to_take_and_one_that_does_not_wait_is_lo
     told = set()
     for number, parts in enumerate(PLACES, 1):
         with database.write() as session:
-            moment = now(session)
+            moment = database_time(session)
             row = rounds.open_round(session, federation.id, number, moment)
             row.state, row.collecting_at = "collecting", moment
             row.deadline = moment + timedelta(seconds=60)
@@ -81,7 +81,7 @@ def test_a_round_that_waits_has_no_step_to_take_and_one_that_does_not_wait_is_lo
 @pytest.mark.parametrize("state", ["open", "closing", "aggregating", "published", "abandoned"])
 def test_only_a_round_that_collects_waits(database: Database, federation: FederationRow, state: str) -> None:
     with database.write() as session:
-        moment = now(session)
+        moment = database_time(session)
         row = rounds.open_round(session, federation.id, 1, moment)
         row.state, row.deadline = state, moment + timedelta(seconds=60)
         session.add(

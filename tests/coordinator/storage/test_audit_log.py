@@ -35,41 +35,41 @@ def entries(served: Served) -> list[dict[str, Any]]:
 
 
 def test_every_deed_is_written_down_with_who_did_it(served: Served) -> None:
-    fid = served.federation()
-    token = served.enrolment_token(fid, "a")
+    federation_id = served.federation()
+    token = served.enrolment_token(federation_id, "a")
     key, anyone = Ed25519PrivateKey.generate(), served.http()
-    cid = anyone.post("/v1/enrolments", json=enrolment(anyone, token, "a", key)).json()["client_id"]
+    client_id = anyone.post("/v1/enrolments", json=enrolment(anyone, token, "a", key)).json()["client_id"]
     anyone.post("/v1/enrolments", json=enrolment(anyone, token, "a", key))
     other = enrolment(anyone, token, "a", Ed25519PrivateKey.generate())
     assert anyone.post("/v1/enrolments", json=other).status_code == 401
-    silo = served.enrol(fid, "b")
+    silo = served.enrol(federation_id, "b")
     request = rotation(silo, Ed25519PrivateKey.generate())
     assert [silo.http.put("/v1/me/key", json=request).status_code for _ in range(2)] == [200, 200]
     for _ in range(2):
-        assert served.admin.delete(f"/v1/federations/{fid}/clients/{cid}").status_code == 204
+        assert served.admin.delete(f"/v1/federations/{federation_id}/clients/{client_id}").status_code == 204
     made = served.admin.post("/v1/tokens", json={"role": "auditor", "name": "x"}).json()
     for _ in range(2):
         assert served.admin.delete(f"/v1/tokens/{made['id']}").status_code == 204
     for order in ("start", "start", "pause", "start", "finish", "finish"):
-        assert served.admin.post(f"/v1/federations/{fid}/{order}").status_code == 200
+        assert served.admin.post(f"/v1/federations/{federation_id}/{order}").status_code == 200
     enr = "enr_" + read(token).id
     found = [(e["event"], e["actor"], e["subject"]) for e in entries(served)]
     second = found[4][2]
     assert found == [
-        ("federation-created", "settings", fid),
+        ("federation-created", "settings", federation_id),
         ("enrolment-token-made", "settings", enr),
-        ("client-enrolled", enr, cid),
+        ("client-enrolled", enr, client_id),
         ("enrolment-refused", enr, "a"),
         ("enrolment-token-made", "settings", second),
         ("client-enrolled", second, silo.client_id),
         ("client-key-replaced", silo.client_id, silo.client_id),
-        ("client-revoked", "settings", cid),
+        ("client-revoked", "settings", client_id),
         ("person-token-made", "settings", made["id"]),
         ("person-token-revoked", "settings", made["id"]),
-        ("federation-started", "settings", fid),
-        ("federation-paused", "settings", fid),
-        ("federation-started", "settings", fid),
-        ("federation-finished", "settings", fid),
+        ("federation-started", "settings", federation_id),
+        ("federation-paused", "settings", federation_id),
+        ("federation-started", "settings", federation_id),
+        ("federation-finished", "settings", federation_id),
     ]
     assert _is_chain(entries(served))
     assert entries(served)[3]["reason"] == "used before"
@@ -86,11 +86,11 @@ def test_who_is_shut_out_while_the_order_waits_orders_nothing(
 ) -> None:
     served = serve(fresh_database("postgres"))
     silo = served.enrol(served.federation(), "a")
-    fid = silo.federation_id
+    federation_id = silo.federation_id
     person = served.admin.post("/v1/tokens", json={"role": "admin", "name": "x"}).json()
     http, database = served.http(person["token"]), Database(served.database_url)
     before = len(entries(served))
-    path = f"/v1/federations/{fid}"
+    path = f"/v1/federations/{federation_id}"
 
     def ordering() -> httpx.Response:
         revoking = order == "revoke"
@@ -98,7 +98,7 @@ def test_who_is_shut_out_while_the_order_waits_orders_nothing(
 
     with ThreadPoolExecutor(1) as pool:
         with database.write() as session:
-            lock_federation(session, fid)
+            lock_federation(session, federation_id)
             ordered = pool.submit(ordering)
             wait_until(lambda: _waiting(served.database_url), what="the order waits")
             assert served.admin.delete(f"/v1/tokens/{person['id']}").status_code == 204
@@ -115,9 +115,9 @@ def _waiting(url: str) -> bool:
 
 
 def test_it_is_a_chain_even_when_many_write_at_once(served: Served) -> None:
-    fid = served.federation()
+    federation_id = served.federation()
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(lambda number: served.enrolment_token(fid, f"c{number}"), range(12)))
+        list(pool.map(lambda number: served.enrolment_token(federation_id, f"c{number}"), range(12)))
     found = entries(served)
     assert [e["number"] for e in found] == list(range(1, 14))
     assert _is_chain(found)

@@ -23,9 +23,12 @@ def lora_silo(coordinator: Served, recipe: RecipeName, clip_norm: float) -> Silo
     """Start a federation of ordinary LoRA on one module, and give one of its two silos."""
     wanted = plan(wire={"recipe": recipe}, training={"seed": SEED}, limits={"clip_norm": clip_norm})
     wanted["adapter"] = {"kind": "lora", "rank": 2, "roles": ["q"], "blocks": 1}
-    fid = coordinator.federation(**wanted)
-    silos = [coordinator.enrol(fid, f"s{i}", layers=1, shapes={"q": [3, 5]}, roles=["q"]) for i in range(2)]
-    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    federation_id = coordinator.federation(**wanted)
+    silos = [
+        coordinator.enrol(federation_id, f"s{i}", layers=1, shapes={"q": [3, 5]}, roles=["q"])
+        for i in range(2)
+    ]
+    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
     return silos[0]
 
 

@@ -119,12 +119,12 @@ def test_a_difference_to_something_else_is_refused_and_the_answer_names_what_is_
 
 def test_an_update_of_an_abandoned_round_is_nobodys_reference(coordinator: Served) -> None:
     rounds = {"collect_seconds": 0.6, "quorum": 2, "min_clients": 2}
-    fid, silos = running(coordinator, **plan(wire={"recipe": "int4_own_last"}, rounds=rounds))
+    federation_id, silos = running(coordinator, **plan(wire={"recipe": "int4_own_last"}, rounds=rounds))
     base = join(silos[0], 1)
     join(silos[1], 1)
     body, _ = coded_body(silos[0], 1, base, learnt(1), OWN_LAST, against=base)
     assert put(silos[0], 1, body).status_code == 201
-    wait_for(coordinator, fid, 1, "abandoned")
+    wait_for(coordinator, federation_id, 1, "abandoned")
     assert join(silos[0], 2) == base
     again, meant = coded_body(silos[0], 2, base, learnt(1), OWN_LAST, against=digest_of(body))
     assert put(silos[0], 2, again).json()["expected"] == base
@@ -148,9 +148,12 @@ def test_zeros_that_are_served_to_an_ordinary_lora_mean_its_start(coordinator: S
     shape = {"l0.q.A": (2, 5), "l0.q.B": (3, 2)}
     wanted = plan(wire={"recipe": "int4_own_last"}, training={"seed": 4})
     wanted["adapter"] = {"kind": "lora", "rank": 2, "roles": ["q"], "blocks": 1}
-    fid = coordinator.federation(**wanted)
-    silos = [coordinator.enrol(fid, f"s{i}", layers=1, shapes={"q": [3, 5]}, roles=["q"]) for i in range(2)]
-    assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    federation_id = coordinator.federation(**wanted)
+    silos = [
+        coordinator.enrol(federation_id, f"s{i}", layers=1, shapes={"q": [3, 5]}, roles=["q"])
+        for i in range(2)
+    ]
+    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
     start = {
         "l0.q.A": first_a("l0.q.A", (2, 5), 4).reshape(2, 5),
         "l0.q.B": np.zeros((3, 2), np.float32),
@@ -221,9 +224,9 @@ def brief(silo: Silo) -> dict[str, Any]:
 
 
 def test_the_plan_keeps_the_recipe_spelt_out_and_the_default_is_four_bits(coordinator: Served) -> None:
-    fid, silos = running(coordinator)
+    federation_id, silos = running(coordinator)
     spelt = {"reference": "own_last", "density": 1.0, "values": "int4", "block": 64}
-    shown = coordinator.admin.get(f"/v1/federations/{fid}").json()["plan"]["wire"]
+    shown = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["plan"]["wire"]
     both = {"recipe": spelt, "weights_recipe": "int8_own_last", "compression": "zstd"}
     assert shown == both == brief(silos[0])["wire"]
 
@@ -232,7 +235,7 @@ def test_a_plan_that_was_stored_before_recipes_means_dense_and_is_served_unchang
     serve: Callable[..., Served], database_url: str
 ) -> None:
     served = serve(database_url)
-    fid, silos = running(served)
+    federation_id, silos = running(served)
     older = {"dtype": "float16", "compression": "none"}
     engine = create_engine(database_url)
     with engine.begin() as connection:
@@ -242,7 +245,7 @@ def test_a_plan_that_was_stored_before_recipes_means_dense_and_is_served_unchang
             text("UPDATE federations SET plan = :p"), {"p": json.dumps(kept | {"wire": older})}
         )
     engine.dispose()
-    assert silos[0].http.get(f"/v1/federations/{fid}/plan").json()["wire"] == older
+    assert silos[0].http.get(f"/v1/federations/{federation_id}/plan").json()["wire"] == older
     assert brief(silos[0])["wire"]["recipe"] == NAMED["f16"].model_dump(mode="json")
     base = join(silos[0], 1)
     body, _ = coded_body(silos[0], 1, base, learnt(1), OWN_LAST, against=base)

@@ -18,7 +18,7 @@ from coordinator.db.tables.federations import ClientRow, UpdateRow
 from coordinator.errors import Busy
 from coordinator.updates import group_commit as together_module
 from coordinator.updates import store
-from coordinator.updates.group_commit import Together
+from coordinator.updates.group_commit import GroupCommit
 from schemas.wire.digests import digest_of
 from tests.served import Served
 from tests.taking_part import join, plan, put, running, update_body, values
@@ -60,7 +60,7 @@ def _until(is_so: Callable[[], bool]) -> None:
 
 
 def _in_line(
-    together: Together, counter: Counter, pool: ThreadPoolExecutor, numbers: Sequence[int]
+    together: GroupCommit, counter: Counter, pool: ThreadPoolExecutor, numbers: Sequence[int]
 ) -> list[Future[int]]:
     """Have numbers doubled, one thread each; the first is begun before the others come."""
     first = pool.submit(together.done, "line", numbers[0], counter.double)
@@ -73,21 +73,21 @@ def _in_line(
 
 def test_who_comes_while_another_is_served_is_served_with_all_who_wait(pool: ThreadPoolExecutor) -> None:
     counter = Counter()
-    answers = _in_line(Together(servers=1, most=16), counter, pool, range(8))
+    answers = _in_line(GroupCommit(servers=1, most=16), counter, pool, range(8))
     assert [answer.result(20) for answer in answers] == [2 * number for number in range(8)]
     assert [sorted(given) for given in counter.given] == [[0], [*range(1, 8)]]
 
 
 def test_no_more_are_served_together_than_may_be(pool: ThreadPoolExecutor) -> None:
     counter = Counter()
-    answers = _in_line(Together(servers=1, most=3), counter, pool, range(8))
+    answers = _in_line(GroupCommit(servers=1, most=3), counter, pool, range(8))
     assert [answer.result(20) for answer in answers] == [2 * number for number in range(8)]
     assert [len(given) for given in counter.given] == [1, 3, 3, 1]
 
 
 def test_what_fails_for_several_is_done_for_each_alone(pool: ThreadPoolExecutor) -> None:
     counter = Counter()
-    first, *others = _in_line(Together(servers=1, most=16), counter, pool, [0, 11, 12, 13, 14])
+    first, *others = _in_line(GroupCommit(servers=1, most=16), counter, pool, [0, 11, 12, 13, 14])
     assert first.result(20) == 0
     assert [answer.result(20) for answer in (*others[:2], others[3])] == [22, 24, 28]
     with pytest.raises(ArithmeticError, match="one of 1"):
@@ -96,7 +96,7 @@ def test_what_fails_for_several_is_done_for_each_alone(pool: ThreadPoolExecutor)
 
 
 def test_who_is_alone_and_fails_leaves_the_line_to_the_next(pool: ThreadPoolExecutor) -> None:
-    counter, together = Counter(), Together(servers=1, most=16)
+    counter, together = Counter(), GroupCommit(servers=1, most=16)
     answers = _in_line(together, counter, pool, [13, 1])
     with pytest.raises(ArithmeticError):
         answers[0].result(20)
@@ -105,7 +105,7 @@ def test_who_is_alone_and_fails_leaves_the_line_to_the_next(pool: ThreadPoolExec
 
 
 def test_several_serve_at_the_same_time_but_no_more_than_may(pool: ThreadPoolExecutor) -> None:
-    counter, together = Counter(), Together(servers=3, most=2)
+    counter, together = Counter(), GroupCommit(servers=3, most=2)
     answers = [pool.submit(together.done, "line", number, counter.double) for number in range(20, 40)]
     _until(lambda: counter.at_once == 3 and len(together._lines["line"].waiting) == 17)
     counter.may_go_on.set()
@@ -118,7 +118,7 @@ def test_whose_turn_does_not_come_is_sent_away_and_the_others_are_served(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(together_module, "_PATIENCE_SECONDS", 0.2)
-    counter, together = Counter(), Together(servers=1, most=2)
+    counter, together = Counter(), GroupCommit(servers=1, most=2)
     first = pool.submit(together.done, "line", 1, counter.double)
     _until(lambda: bool(counter.given))
     with pytest.raises(Busy):
@@ -133,7 +133,7 @@ def test_who_is_being_served_is_not_sent_away(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(together_module, "_PATIENCE_SECONDS", 0.2)
-    together, numbers = Together(servers=1, most=2), Counter()
+    together, numbers = GroupCommit(servers=1, most=2), Counter()
 
     def slowly(some: Sequence[int]) -> list[int]:
         numbers.given.append([*some])
@@ -149,7 +149,7 @@ def test_who_is_being_served_is_not_sent_away(
 
 
 def test_lines_do_not_wait_for_each_other(pool: ThreadPoolExecutor) -> None:
-    together, slow, quick = Together(servers=1, most=2), Counter(), Counter()
+    together, slow, quick = GroupCommit(servers=1, most=2), Counter(), Counter()
     quick.may_go_on.set()
     waiting = pool.submit(together.done, "slow", 1, slow.double)
     _until(lambda: bool(slow.given))
@@ -161,12 +161,12 @@ def test_lines_do_not_wait_for_each_other(pool: ThreadPoolExecutor) -> None:
 def test_of_updates_that_are_kept_together_each_gets_its_own_answer(
     coordinator: Served, pool: ThreadPoolExecutor
 ) -> None:
-    fid, silos = running(coordinator, 12, **plan(rounds={"min_clients": 12, "total": 1}))
+    federation_id, silos = running(coordinator, 12, **plan(rounds={"min_clients": 12, "total": 1}))
     bodies = [update_body(silo, 1, join(silo, 1), values(float(place))) for place, silo in enumerate(silos)]
     revoked = silos[5].client_id
     database = Database(coordinator.database_url)
     with database.write() as session:  # all of them wait for it
-        hold_federation(session, fid)
+        hold_federation(session, federation_id)
         session.execute(update(ClientRow).where(ClientRow.id == revoked).values(state="revoked"))
         answers = [pool.submit(put, silo, 1, body) for silo, body in zip(silos, bodies, strict=True)]
         time.sleep(1.0)
@@ -179,7 +179,7 @@ def test_of_updates_that_are_kept_together_each_gets_its_own_answer(
             assert told.json()["client"] == silo.client_id
     with database.read() as session:
         kept = session.scalar(
-            select(func.count()).select_from(UpdateRow).where(UpdateRow.federation_id == fid)
+            select(func.count()).select_from(UpdateRow).where(UpdateRow.federation_id == federation_id)
         )
     database.close()
     assert kept == 11

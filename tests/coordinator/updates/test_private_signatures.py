@@ -32,13 +32,13 @@ def test_a_signature_that_nobody_clipped_is_refused_where_the_plan_is_private(co
 
 
 def test_what_clients_have_spent_is_shown_and_need_not_be_said(coordinator: Served) -> None:
-    fid, silos = running(coordinator, **PRIVATE)
+    federation_id, silos = running(coordinator, **PRIVATE)
     for silo, spent in zip(silos, ({"signature_epsilon": 0.75}, {}), strict=True):
         base = join(silo, 1)
         assert (
             put(silo, 1, update_body(silo, 1, base, values(1.0), signature=SHORT, **spent)).status_code == 201
         )
-    assert [client["epsilon"] for client in show(coordinator, fid, 1)["clients"]] == [0.75, None]
+    assert [client["epsilon"] for client in show(coordinator, federation_id, 1)["clients"]] == [0.75, None]
 
 
 def test_a_joining_signature_is_held_to_the_clip_too(coordinator: Served) -> None:

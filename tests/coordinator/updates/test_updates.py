@@ -45,12 +45,12 @@ def test_the_receipt_names_the_received_bytes_and_is_repeated(coordinator: Serve
 
 
 def test_the_same_bytes_are_acknowledged_after_the_round_has_closed(coordinator: Served) -> None:
-    fid, silos = running(coordinator)
+    federation_id, silos = running(coordinator)
     base = join(silos[0], 1)
     body = update_body(silos[0], 1, base, values(1.0))
     receipt = put(silos[0], 1, body).json()
     deliver(silos[1], 1, values(2.0))
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     again = put(silos[0], 1, body)
     assert (again.status_code, again.json()) == (200, receipt)
     other = put(silos[0], 1, update_body(silos[0], 1, base, values(5.0)))
@@ -58,26 +58,26 @@ def test_the_same_bytes_are_acknowledged_after_the_round_has_closed(coordinator:
 
 
 def test_other_bytes_under_the_same_name_conflict_and_the_first_stay(coordinator: Served) -> None:
-    fid, silos = running(coordinator)
+    federation_id, silos = running(coordinator)
     base = join(silos[0], 1)
     assert put(silos[0], 1, update_body(silos[0], 1, base, values(1.0))).status_code == 201
     other = put(silos[0], 1, update_body(silos[0], 1, base, values(5.0)))
     assert (other.status_code, slug(other)) == (409, "upload-conflict")
     deliver(silos[1], 1, values(1.0))
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     join(silos[0], 2)
     assert (weights(silos[0], 2)["b0.q.P"] == 1.0).all()
 
 
 def test_the_same_upload_twice_at_once_is_taken_once(coordinator: Served) -> None:
-    fid, (silo, _) = running(coordinator)
+    federation_id, (silo, _) = running(coordinator)
     body = update_body(silo, 1, join(silo, 1), values(1.0))
-    lines = [Silo(silo.client_id, fid, silo.key, coordinator.signing(silo.key)) for _ in range(4)]
+    lines = [Silo(silo.client_id, federation_id, silo.key, coordinator.signing(silo.key)) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda one: put(one, 1, body), lines))
     assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 201]
     assert len({answer.text for answer in answers}) == 1
-    assert show(coordinator, fid, 1)["counts"]["arrived"] == 1
+    assert show(coordinator, federation_id, 1)["counts"]["arrived"] == 1
 
 
 def test_without_joining_nothing_is_taken(coordinator: Served) -> None:
@@ -88,23 +88,23 @@ def test_without_joining_nothing_is_taken(coordinator: Served) -> None:
 
 
 def test_compressed_and_half_precision_updates_are_the_same_to_everyone(coordinator: Served) -> None:
-    fid, silos = running(coordinator)
+    federation_id, silos = running(coordinator)
     base = join(silos[0], 1)
     body = update_body(silos[0], 1, base, values(1.5), compress=True)
     assert put(silos[0], 1, body, "zstd").status_code == 201
     halves = {name: tensor.astype(np.float16) for name, tensor in values(0.5).items()}
     deliver(silos[1], 1, halves)  # type: ignore[arg-type]
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     join(silos[0], 2)
     assert (weights(silos[0], 2)["b0.q.Q"] == 1.0).all()
 
 
 def test_an_update_over_the_clip_norm_is_scaled_down_and_says_so(coordinator: Served) -> None:
-    fid, silos = running(coordinator, **plan(limits={"clip_norm": 1.0}))
+    federation_id, silos = running(coordinator, **plan(limits={"clip_norm": 1.0}))
     receipt = deliver(silos[0], 1, values(100.0)).json()
     assert receipt["clipped"] is True
     deliver(silos[1], 1, values(0.0))
-    shown = wait_for(coordinator, fid, 1, "published")
+    shown = wait_for(coordinator, federation_id, 1, "published")
     assert shown["clients"][0]["norm"] == pytest.approx(100 * np.sqrt(6))
     join(silos[0], 2)
     assert float(weights(silos[0], 2)["b0.q.Q"][0]) == pytest.approx(0.5 / np.sqrt(6))
@@ -122,10 +122,10 @@ def test_a_strategy_that_needs_a_signature_insists(coordinator: Served) -> None:
 
 
 def test_a_client_and_an_operator_read_back_its_state(coordinator: Served) -> None:
-    fid, silos = running(coordinator)
-    one_round(coordinator, fid, silos, 1, [1.0, 2.0])
-    one_round(coordinator, fid, silos, 2, [3.0, 4.0])
-    path = f"/v1/federations/{fid}/clients/{silos[0].client_id}/adapter"
+    federation_id, silos = running(coordinator)
+    one_round(coordinator, federation_id, silos, 1, [1.0, 2.0])
+    one_round(coordinator, federation_id, silos, 2, [3.0, 4.0])
+    path = f"/v1/federations/{federation_id}/clients/{silos[0].client_id}/adapter"
     expected = {"b0.q.P": Slot((2, 2)), "b0.q.Q": Slot((2,))}
     for caller, query, fill in (
         (silos[0].http, "?round=1", 1.0),
@@ -142,9 +142,9 @@ def test_a_client_and_an_operator_read_back_its_state(coordinator: Served) -> No
 
 
 def test_a_client_that_reads_its_state_back_is_counted_as_traffic(coordinator: Served) -> None:
-    fid, (silo, _) = running(coordinator)
+    federation_id, (silo, _) = running(coordinator)
     deliver(silo, 1, values(1.0))
-    path = f"/v1/federations/{fid}/clients/{silo.client_id}"
+    path = f"/v1/federations/{federation_id}/clients/{silo.client_id}"
     before = coordinator.counted("tessera_bytes_down_total")
     down = len(silo.http.get(path + "/adapter").content)
     coordinator.admin.get(path + "/adapter")
@@ -153,15 +153,17 @@ def test_a_client_that_reads_its_state_back_is_counted_as_traffic(coordinator: S
 
 
 def test_every_accepted_signature_and_state_is_in_the_database(coordinator: Served, rows: Rows) -> None:
-    fid, silos = running(coordinator)
+    federation_id, silos = running(coordinator)
     for number in (1, 2):
-        one_round(coordinator, fid, silos, number, [1.0, 2.0])
+        one_round(coordinator, federation_id, silos, number, [1.0, 2.0])
     found = rows(
         coordinator.database_url,
-        f"SELECT vector FROM signatures WHERE federation_id = '{fid}' AND origin = 'update'",
+        f"SELECT vector FROM signatures WHERE federation_id = '{federation_id}' AND origin = 'update'",
     )
     assert [bytes(vector) for (vector,) in found] == [SIGNATURE.tobytes()] * 4
-    states = rows(coordinator.database_url, f"SELECT round_number FROM updates WHERE federation_id = '{fid}'")
+    states = rows(
+        coordinator.database_url, f"SELECT round_number FROM updates WHERE federation_id = '{federation_id}'"
+    )
     assert sorted(states) == [(1,), (1,), (2,), (2,)]
 
 
@@ -180,7 +182,7 @@ class Slots(BoundedSemaphore):
 def test_a_client_revoked_while_it_uploads_is_not_accepted(
     coordinator: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fid, (silo, _) = running(coordinator)
+    federation_id, (silo, _) = running(coordinator)
     body = update_body(silo, 1, join(silo, 1), values(1.0))
     slots = Slots(1)
     monkeypatch.setattr(concurrency, "_DECODERS", slots)
@@ -190,12 +192,12 @@ def test_a_client_revoked_while_it_uploads_is_not_accepted(
     with ThreadPoolExecutor(1) as pool:
         uploading = pool.submit(put, silo, 1, body)
         assert slots.asked.wait(10)  # recognised, received, and waiting to be decoded
-        revoked = coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}")
+        revoked = coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}")
         slots.release()
         answer = uploading.result()
     assert revoked.status_code == 204
     assert (answer.status_code, slug(answer)) == (401, "key-revoked")
-    assert show(coordinator, fid, 1)["counts"]["arrived"] == 0
+    assert show(coordinator, federation_id, 1)["counts"]["arrived"] == 0
 
 
 def test_beyond_the_decode_slots_an_upload_is_sent_away_for_a_while(

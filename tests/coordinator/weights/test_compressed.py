@@ -63,11 +63,11 @@ class Second:
 
 @pytest.fixture(scope="module")
 def second(coordinator: Served) -> Second:
-    fid, silos = running(coordinator, **PLAN)
+    federation_id, silos = running(coordinator, **PLAN)
     own = drawn(0)
     for seed, silo in enumerate(silos):
         deliver(silo, 1, drawn(seed))
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     return Second(silos[0], own, join(silos[0], 2))
 
 
@@ -138,21 +138,21 @@ def test_a_client_without_an_update_gets_its_weights_whole(coordinator: Served) 
 
 
 def test_coded_weights_are_counted_as_they_travel(coordinator: Served) -> None:
-    fid, silos = running(coordinator, **PLAN)
+    federation_id, silos = running(coordinator, **PLAN)
     for seed, silo in enumerate(silos):
         deliver(silo, 1, drawn(seed))
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     join(silos[0], 2)
     size = int(ask(silos[0], 2, "int4_own_last").headers["content-length"])
-    assert show(coordinator, fid, 2)["bytes"]["down"] == size
+    assert show(coordinator, federation_id, 2)["bytes"]["down"] == size
 
 
 def test_weights_too_large_for_a_recipe_come_whole(coordinator: Served) -> None:
-    fid, silos = running(coordinator, **plan(limits={"max_norm": 1e30}))
+    federation_id, silos = running(coordinator, **plan(limits={"max_norm": 1e30}))
     for silo, fill in zip(silos, (1e20, -1e20), strict=True):
         base = join(silo, 1)
         tensors = {"b0.q.P": np.full((2, 2), fill, np.float32), "b0.q.Q": np.full(2, fill, np.float32)}
         assert put(silo, 1, update_body(silo, 1, base, tensors)).status_code == 201
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     named = join(silos[0], 2)
     assert ask(silos[0], 2, "int8_own_last").headers["etag"] == f'"{named}"'

@@ -32,14 +32,14 @@ KEPT = "SELECT round_number, recipe FROM coded_weights ORDER BY round_number, re
 
 def rounds_later(served: Served, number: int) -> tuple[str, list[Silo]]:
     """Let two clients deliver until they can ask for weights of this round."""
-    fid, silos = running(served, **plan(rounds={"total": 9}, adapter=PLAN["adapter"]))
+    federation_id, silos = running(served, **plan(rounds={"total": 9}, adapter=PLAN["adapter"]))
     for done in range(1, number):
         for seed, silo in enumerate(silos):
             deliver(silo, done, drawn(10 * done + seed))
-        wait_for(served, fid, done, "published")
+        wait_for(served, federation_id, done, "published")
     for silo in silos:
         join(silo, number)
-    return fid, silos
+    return federation_id, silos
 
 
 @pytest.fixture
@@ -83,11 +83,11 @@ def test_that_weights_do_not_fit_a_recipe_is_found_once(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(concurrency, "_PATIENCE_SECONDS", 0.2)
-    fid, silos = running(served, **plan(limits={"max_norm": 1e30}))
+    federation_id, silos = running(served, **plan(limits={"max_norm": 1e30}))
     for silo, fill in zip(silos, (1e20, -1e20), strict=True):
         tensors = {"b0.q.P": np.full((2, 2), fill, np.float32), "b0.q.Q": np.full(2, fill, np.float32)}
         assert put(silo, 1, update_body(silo, 1, join(silo, 1), tensors)).status_code == 201
-    wait_for(served, fid, 1, "published")
+    wait_for(served, federation_id, 1, "published")
     named = join(silos[0], 2)
     assert ask(silos[0], 2, "int8_own_last").headers["etag"] == f'"{named}"'
     with decoder(), decoder():

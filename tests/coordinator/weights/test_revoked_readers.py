@@ -20,14 +20,14 @@ def asked_at_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("is_revoked", [False, True])
 def test_a_download_ends_when_its_client_is_revoked(coordinator: Served, is_revoked: bool) -> None:
-    fid, (silo, _) = running(coordinator, **plan(adapter=FAR_MORE_THAN_CONNECTIONS_HOLD))
+    federation_id, (silo, _) = running(coordinator, **plan(adapter=FAR_MORE_THAN_CONNECTIONS_HOLD))
     join(silo, 1)
     received = 0
     with silo.http.stream("GET", url(silo, 1, "/weights"), headers={"Accept": MEDIA_TYPE}) as answer:
         pieces = answer.iter_raw()
         received += len(next(pieces))
         if is_revoked:
-            revoked = coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}")
+            revoked = coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}")
             assert revoked.status_code in (200, 204)
             with pytest.raises(httpx.RemoteProtocolError):
                 received += sum(map(len, pieces))

@@ -36,10 +36,10 @@ def download(silo: Silo, number: int, field: str | None = None) -> tuple[int, by
 @pytest.fixture(scope="module")
 def second_round(coordinator: Served) -> list[Silo]:
     """Three clients that were served zeros, and have joined with the mean of what they sent."""
-    fid, silos = running(coordinator, 3, **LARGE)
+    federation_id, silos = running(coordinator, 3, **LARGE)
     for silo, fill in zip(silos, (1.0, 2.0, 6.0), strict=True):
         deliver(silo, 1, values(fill, RANK))
-    wait_for(coordinator, fid, 1, "published")
+    wait_for(coordinator, federation_id, 1, "published")
     for silo in silos:
         join(silo, 2)
     return silos
@@ -47,13 +47,13 @@ def second_round(coordinator: Served) -> list[Silo]:
 
 def test_equal_values_are_kept_once(coordinator: Served, second_round: list[Silo]) -> None:
     database = Database(coordinator.database_url)
-    fid = second_round[0].federation_id
+    federation_id = second_round[0].federation_id
     for number in (1, 2):
         with database.read() as session:
             kept = set(
                 session.scalars(
                     select(WeightsRow.payload_id).where(
-                        WeightsRow.federation_id == fid, WeightsRow.round_number == number
+                        WeightsRow.federation_id == federation_id, WeightsRow.round_number == number
                     )
                 )
             )
@@ -86,12 +86,14 @@ def test_a_range_may_begin_and_end_in_the_head_or_in_the_values(second_round: li
 
 
 def test_clients_that_listen_to_different_peers_share_nothing(coordinator: Served) -> None:
-    fid, silos = running(coordinator, 2, **plan(strategy={"name": "fedmosaic"}))
-    one_round(coordinator, fid, silos, 1, [1.0, 2.0])
+    federation_id, silos = running(coordinator, 2, **plan(strategy={"name": "fedmosaic"}))
+    one_round(coordinator, federation_id, silos, 1, [1.0, 2.0])
     database = Database(coordinator.database_url)
     with database.read() as session:
         kept = session.scalars(
-            select(WeightsRow.payload_id).where(WeightsRow.federation_id == fid, WeightsRow.round_number == 2)
+            select(WeightsRow.payload_id).where(
+                WeightsRow.federation_id == federation_id, WeightsRow.round_number == 2
+            )
         ).all()
     database.close()
     assert len(set(kept)) == 2

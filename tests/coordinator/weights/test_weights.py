@@ -33,13 +33,13 @@ def test_stored_bytes_are_named_in_every_way(coordinator: Served) -> None:
 
 
 def test_what_a_client_has_is_not_sent_again(coordinator: Served) -> None:
-    fid, (silo, _) = running(coordinator)
+    federation_id, (silo, _) = running(coordinator)
     tag = f'"{join(silo, 1)}"'
     for field in (tag, f'W/{tag}, "x"', "*"):
         answer = silo.http.get(url(silo, 1, "/weights"), headers={"If-None-Match": field})
         assert (answer.status_code, answer.content) == (304, b"")
         assert answer.headers["etag"] == tag
-    assert show(coordinator, fid, 1)["bytes"]["down"] == 0
+    assert show(coordinator, federation_id, 1)["bytes"]["down"] == 0
     answer = silo.http.get(url(silo, 1, "/weights"), headers={"If-None-Match": '"other"'})
     assert answer.status_code == 200
 
@@ -98,12 +98,12 @@ def test_a_range_of_other_bytes_than_the_client_has_is_the_whole(reader: tuple[S
 
 
 def test_published_weights_never_change(coordinator: Served) -> None:
-    fid, silos = running(coordinator)
-    one_round(coordinator, fid, silos, 1, [1.0, 3.0])
+    federation_id, silos = running(coordinator)
+    one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
     join(silos[0], 2)
     before = silos[0].http.get(url(silos[0], 2, "/weights")).content
-    one_round(coordinator, fid, silos, 2, [8.0, 9.0])
-    one_round(coordinator, fid, silos, 3, [8.0, 9.0])
+    one_round(coordinator, federation_id, silos, 2, [8.0, 9.0])
+    one_round(coordinator, federation_id, silos, 3, [8.0, 9.0])
     assert silos[0].http.get(url(silos[0], 2, "/weights")).content == before
     assert try_join(silos[0], 2).status_code == 200
     assert (weights(silos[0], 4)["b0.q.P"] == 8.5).all()

@@ -7,20 +7,20 @@ import pytest
 
 from coordinator.errors import RateLimited
 from coordinator.http.limits import concurrency
-from coordinator.http.limits.concurrency import Turns
+from coordinator.http.limits.concurrency import KeyedLock
 
 
 def test_the_second_waits_for_the_first_and_another_does_not() -> None:
     said: list[str] = []
 
-    async def upload(turns: Turns, name: str, say: str) -> None:
+    async def upload(turns: KeyedLock, name: str, say: str) -> None:
         async with turns.one_of(name):
             said.append(say)
             await anyio.sleep(0.01)
             said.append(say)
 
-    async def run() -> Turns:
-        turns = Turns()
+    async def run() -> KeyedLock:
+        turns = KeyedLock()
         async with anyio.create_task_group() as tasks:
             for name, say in (("a", "1"), ("a", "2"), ("b", "3")):
                 tasks.start_soon(upload, turns, name, say)
@@ -35,12 +35,12 @@ def test_the_second_waits_for_the_first_and_another_does_not() -> None:
 def test_who_waits_too_long_is_sent_away_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "_PATIENCE_SECONDS", 0.01)
 
-    async def second(turns: Turns) -> None:
+    async def second(turns: KeyedLock) -> None:
         with pytest.raises(RateLimited, match="under way"):
             await turns.one_of("a").__aenter__()
 
-    async def run() -> Turns:
-        turns = Turns()
+    async def run() -> KeyedLock:
+        turns = KeyedLock()
         async with turns.one_of("a"), anyio.create_task_group() as tasks:
             tasks.start_soon(second, turns)
         async with turns.one_of("a"):

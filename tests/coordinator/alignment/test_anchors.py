@@ -1,0 +1,75 @@
+"""Anchors over HTTP: who stores them, until when, and how many a start needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from schemas.wire.digests import digest_of
+from tests.coordinator.alignment.test_alignment import ANCHORS, PIVOT, aligned, body, deliver, refused
+from tests.served import Served
+
+
+def test_anchors_are_set_by_an_operator_before_the_start(coordinator: Served) -> None:
+    federation_id = aligned(coordinator, has_anchors=False)
+    path = f"/v1/federations/{federation_id}/anchors"
+    silo = coordinator.enrol(federation_id, "a")
+    assert refused(silo.http.get(path)) == (404, "not-found")
+    assert refused(silo.http.put(path, json=ANCHORS)) == (403, "forbidden")
+    operator = coordinator.person("operator")
+    stored = operator.put(path, json=ANCHORS)
+    assert (stored.status_code, stored.json()["count"]) == (201, 3)
+    assert operator.put(path, json=ANCHORS).status_code == 200
+    fewer = {"anchors": ANCHORS["anchors"][:2]}
+    assert operator.put(path, json=fewer).status_code == 201
+    assert operator.put(path, json=ANCHORS).status_code == 201
+    given = silo.http.get(path)
+    assert given.json() == ANCHORS
+    assert digest_of(given.content) == stored.json()["digest"]
+    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    assert refused(operator.put(path, json=fewer)) == (409, "federation-state")
+    assert operator.put(path, json=ANCHORS).status_code == 200
+
+
+@pytest.mark.parametrize("stored", [0, 2])
+def test_a_federation_does_not_start_with_fewer_anchors_than_it_aligns_on(
+    coordinator: Served, stored: int
+) -> None:
+    federation_id = aligned(coordinator, has_anchors=False)
+    if stored:
+        some = {"anchors": ANCHORS["anchors"][:stored]}
+        coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=some)
+    answer = coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    assert refused(answer) == (409, "anchors-missing")
+    assert (answer.json()["needed"], answer.json()["stored"]) == (3, stored)
+    assert coordinator.admin.get(f"/v1/federations/{federation_id}").json()["state"] == "open"
+    coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS)
+    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+
+
+def test_random_frames_start_without_anchors_unless_signatures_are_made_of_them(coordinator: Served) -> None:
+    federation_id = aligned(coordinator, frames="random", has_anchors=False)
+    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    federation_id = aligned(
+        coordinator, frames="random", has_anchors=False, signature={"kind": "representation"}
+    )
+    answer = coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    assert refused(answer) == (409, "anchors-missing")
+
+
+def test_anchors_of_one_id_are_refused(coordinator: Served) -> None:
+    federation_id = aligned(coordinator)
+    twice = {"anchors": ANCHORS["anchors"][:1] * 2}
+    assert refused(coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=twice)) == (
+        422,
+        "validation",
+    )
+
+
+def test_a_federation_without_alignment_takes_neither(coordinator: Served) -> None:
+    federation_id = coordinator.federation()
+    answer = coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS)
+    assert refused(answer) == (409, "federation-state")
+    assert refused(deliver(coordinator.admin, federation_id, PIVOT, body(federation_id, PIVOT))) == (
+        409,
+        "federation-state",
+    )
