@@ -44,19 +44,19 @@ test-long: setup ## Tests that take minutes: kills, memory, transfer between arc
 test-system: setup ## The page in Chromium, replicas behind Caddy; on Debian `apt-get install chromium caddy`
 	$(RUN) $(BIN)/python -m pytest -m system
 
-simulate: setup ## Play the whole system through schedules of faults (SCHEDULES=100: half a minute)
-	$(RUN) $(BIN)/python -m tests.simulation --schedules $(SCHEDULES)
+fault-simulation: setup ## Play the whole system through schedules of faults (SCHEDULES=100: half a minute)
+	$(RUN) $(BIN)/python -m tests.fault_simulation --schedules $(SCHEDULES)
 
-torture: setup ## Kills, freezes, bad networks, hostile bytes and fuzzing at length, with a table (an hour)
+stress: setup ## Kills, freezes, bad networks, hostile bytes and fuzzing at length, with a table (an hour)
 	$(PIP) --require-hashes -r requirements/fuzz.txt
-	$(RUN) $(BIN)/python -m tests.torture
+	$(RUN) $(BIN)/python -m tests.stress
 
 load: setup ## A thousand agents polling and delivering at once, and a long time (ten minutes)
 	$(RUN) $(BIN)/python -m benchmarks.load
 
 release-check: test test-slow test-long ## Everything that is run before a release (three hours)
-	$(MAKE) simulate SCHEDULES=1000
-	$(MAKE) torture load demo
+	$(MAKE) fault-simulation SCHEDULES=1000
+	$(MAKE) stress load demo
 
 test-gpu: setup ## Models of 1 and 7 billion parameters in 16, 8 and 4 bits, and what a step costs there; needs a GPU
 	$(RUN) $(BIN)/python -m pytest -m gpu tests/gpu
@@ -94,4 +94,4 @@ dist: setup ## Build dist/: sdist and wheel
 clean: ## Remove what was built, not what was trained
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test test-slow test-long test-system simulate torture load release-check test-gpu bench lint format models openapi lock dist clean
+.PHONY: help setup demo test test-slow test-long test-system fault-simulation stress load release-check test-gpu bench lint format models openapi lock dist clean

@@ -17,18 +17,19 @@ from sqlalchemy import func, select
 
 from benchmarks.closed_round import close_round, layout_of, states
 from benchmarks.memory import MIB, peak_rss_mib
-from coordinator import migrate, payloads
-from coordinator.aggregation import publishing, store
-from coordinator.aggregation.aggregate import in_blocks
-from coordinator.aggregation.agreement import products
-from coordinator.aggregation.bodies import Receiver
+from coordinator.aggregation import job, store
 from coordinator.aggregation.guard import guarded
-from coordinator.database import Database, now
+from coordinator.aggregation.mixing import in_blocks
+from coordinator.aggregation.output_writer import Receiver
+from coordinator.aggregation.weighting import products
+from coordinator.db import migrate
+from coordinator.db.engine import Database, now
+from coordinator.db.tables.federations import RelevanceRow
 from coordinator.federations.store import federation, plan_of
-from coordinator.rounds import bases
+from coordinator.rounds import base_weights
 from coordinator.rounds import store as rounds
+from coordinator.storage import payloads
 from coordinator.strategies.base import Caps, Cohort, make
-from coordinator.tables import RelevanceRow
 from schemas.maths.adapter import size
 
 _LEASE_SECONDS = 3600.0
@@ -65,14 +66,14 @@ def prepare(place: Place) -> None:
 def _tessera(place: Place) -> dict[str, Any]:
     """Aggregate the round as the coordinator does: from claimed to published."""
     database = Database(place.url)
-    claim = publishing.claim_due(database, _LEASE_SECONDS)
+    claim = job.claim_due(database, _LEASE_SECONDS)
     if claim is None:
         raise ProgramFailed("there is no round to aggregate")
     with _measured() as cost:
-        publishing.aggregate(database, claim, block_bytes=place.block_mib * MIB, between=lambda: None)
+        job.aggregate(database, claim, block_bytes=place.block_mib * MIB, between=lambda: None)
     with database.read() as session:
         client = f"{claim.federation_id}-{place.clients - 1:04}"
-        row = bases.newest(session, client)
+        row = base_weights.newest(session, client)
         if row is None or row.payload_id is None:
             raise ProgramFailed("nothing was published")
         end = row.begin + 4 * size(layout_of(place.values))

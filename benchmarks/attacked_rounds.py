@@ -16,18 +16,18 @@ from pathlib import Path
 
 import numpy as np
 
-from client_agent.local_training import Trained
-from client_agent.participant import Participant
-from client_agent.round import take_part
-from client_agent.round_folder import SIGNATURE, TRAINED, RoundFolder
-from client_agent.simulation.coordinator import running_coordinator
-from client_agent.simulation.draws import drawn
-from client_agent.simulation.federated import Federation, created, wait_until_published
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.steps import take_part
+from client_agent.rounds.train import Trained
+from client_agent.simulation.admin_client import Operator
+from client_agent.simulation.clients import SharedModels, silos_of
+from client_agent.simulation.coordinator_process import running_coordinator
+from client_agent.simulation.federated_run import Federation, created, wait_until_published
 from client_agent.simulation.methods import Method, plan_of
-from client_agent.simulation.operator import Operator
+from client_agent.simulation.partition import drawn
 from client_agent.simulation.results import Cell
-from client_agent.simulation.silos import SharedModels, silos_of
 from client_agent.simulation.study import Study, StudySilo
+from client_agent.storage.round_folder import SIGNATURE, TRAINED, RoundFolder
 from schemas.maths.adapter import in_order, size
 from schemas.maths.start import start_values
 from schemas.messages.rounds import RoundBrief

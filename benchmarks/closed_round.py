@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
-from coordinator import payloads
-from coordinator.database import Database, now
+from coordinator.db.engine import Database, now
+from coordinator.db.tables.federations import ClientRow, RoundRow, UpdateRow
 from coordinator.federations import store as federations
-from coordinator.rounds import parts
+from coordinator.rounds import participations
 from coordinator.rounds import store as rounds
+from coordinator.storage import payloads
 from coordinator.strategies.base import Signature
-from coordinator.tables import ClientRow, RoundRow, UpdateRow
 from schemas.maths.adapter import Layout, lora_layout, size
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import UpdateManifest
@@ -126,6 +126,6 @@ def _deliver(
             received_at=moment,
         )
     )
-    parts.join(session, row.id, client_id, "sha256:" + "0" * 64, moment)
-    parts.mark(session, row.id, client_id, "arrived")
-    parts.keep_signature(session, row, client_id, "update", signature)
+    participations.join(session, row.id, client_id, "sha256:" + "0" * 64, moment)
+    participations.mark(session, row.id, client_id, "arrived")
+    participations.keep_signature(session, row, client_id, "update", signature)

@@ -19,8 +19,8 @@ from rich.console import Console
 
 from benchmarks import figures
 from schemas.messages.recipes import NAMED, Recipe
-from schemas.wire.coding import bound, decode, encode
 from schemas.wire.compress import compress
+from schemas.wire.streams import bound, decode, encode
 
 RECIPES: Final[dict[str, Recipe]] = {
     **{str(name): recipe for name, recipe in NAMED.items()},

@@ -23,9 +23,9 @@ from schemas.maths.adapter import SIGNATURE, Layout, block_modules, in_order, lo
 from schemas.messages.federations import ALL_ROLES
 from schemas.messages.recipes import NAMED, Recipe, SentRecipe
 from schemas.messages.updates import Manifest, UpdateManifest, WeightsManifest
-from schemas.wire.coding import encode
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import Array, pack
+from schemas.wire.streams import encode
 
 MB = 1e6
 _BLOCKS = 4

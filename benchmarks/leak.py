@@ -40,10 +40,10 @@ from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.model.tokens import Batch, Encoded, answer_logits, collate, pad_id
 from client_agent.privacy.accountant import noise_for
 from client_agent.privacy.release import Mechanism, release
-from client_agent.record_sketches import record_sketches
-from client_agent.signature import hashed, last_block_gradient
+from client_agent.sketches.gradient import hashed, last_block_gradient
+from client_agent.sketches.per_record import record_sketches
 from examples.tasks import LETTERS, TASKS, draw
-from schemas.maths.draws import stream
+from schemas.maths.seeded_random import stream
 from schemas.messages.federations import SignaturePlan
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -27,9 +27,9 @@ from benchmarks import figures
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.privacy.release import Averaged, averaged, drawn, release
-from client_agent.record_sketches import record_sketches
-from client_agent.signature import Signature, sketch_of
-from client_agent.signing import mechanism_for
+from client_agent.rounds.sketch import mechanism_for
+from client_agent.sketches.gradient import Signature, sketch_of
+from client_agent.sketches.per_record import record_sketches
 from coordinator.strategies.base import ClientFacts, Cohort
 from coordinator.strategies.base import Signature as Sent
 from coordinator.strategies.fedmosaic import Options, Strategy

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.guard import guarded
 from coordinator.aggregation.voices import voiced
-from coordinator.lora_methods import Folding, Source
 from coordinator.strategies.base import ClientFacts, Cohort, Signature, make, modules_of
+from coordinator.strategies.capabilities import Folding, Source
 from schemas.maths.adapter import Layout
 from schemas.maths.factors import Factors
 

@@ -18,8 +18,8 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from client_agent.coordinator_api import CoordinatorApi, NothingYet
-from client_agent.membership import enrol, read_key
+from client_agent.identity.membership import enrol, read_key
+from client_agent.transport.client import CoordinatorApi, NothingYet
 from schemas.maths.adapter import SIGNATURE
 from schemas.messages.enrolment import Profile
 from schemas.messages.rounds import FinishedBrief, RoundBrief

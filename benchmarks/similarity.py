@@ -23,7 +23,7 @@ from rich.progress import track
 from benchmarks import figures
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
-from client_agent.signature import Signature, sketch_of
+from client_agent.sketches.gradient import Signature, sketch_of
 from examples.tasks import TASKS, draw
 from schemas.messages.federations import SignaturePlan
 

@@ -35,9 +35,9 @@ from torch import nn
 from benchmarks import figures
 from benchmarks.figures import MIB
 from benchmarks.random_llama import SIZES, Size, built, full_batch
-from client_agent.model.adapter import Adapter, Removable, replace_module
-from client_agent.model.frames import random_frames, wrapped_layers
-from client_agent.model.inject import inject_pq
+from client_agent.adapters.base import Adapter, Removable, replace_module
+from client_agent.adapters.frames import random_frames, wrapped_layers
+from client_agent.adapters.inject import inject_pq
 from client_agent.model.loading import BaseModel
 from client_agent.training.loop import Step, train
 from schemas.messages.federations import ALL_ROLES, AdapterPlan, TrainingPlan

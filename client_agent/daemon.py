@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
-import signal
-import threading
 from collections.abc import Callable
-from types import FrameType
 
-from client_agent.coordinator_api import NothingYet
+from client_agent.alignment.pack_exchange import FramesInUse
 from client_agent.errors import (
     AgentError,
     AnswerUnreadable,
@@ -20,12 +17,11 @@ from client_agent.errors import (
     ManifestExpired,
     PivotPackAwaited,
     RequestTooSlow,
-    Stopped,
 )
-from client_agent.frames_in_use import FramesInUse
-from client_agent.key_rotation import went_over
-from client_agent.participant import Participant
-from client_agent.round import finish, resume, take_part
+from client_agent.identity.key_rotation import went_over
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.steps import finish, resume, take_part
+from client_agent.transport.client import NothingYet
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 
 log = logging.getLogger("tessera.agent")
@@ -44,38 +40,6 @@ _PASSING = (
 )
 _PAUSE_AFTER_TROUBLE = 5.0
 _WAIT_SECONDS = 30  # a coordinator that cannot make us wait answers at once, and says when to come back
-
-
-class StopFlag:
-    """Set by SIGTERM or SIGINT; sleeping and training look at it, so that stopping is quick."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def listen(self) -> None:
-        """Take the signals of this process."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-
-    def set(self) -> None:
-        """Ask for a stop."""
-        self._event.set()
-
-    def is_set(self) -> bool:
-        """Say whether a stop was asked for."""
-        return self._event.is_set()
-
-    def sleep(self, seconds: float) -> None:
-        """Wait.
-
-        Raises:
-            Stopped: a stop was asked for before or while waiting.
-        """
-        if self._event.wait(seconds):
-            raise Stopped
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._event.set()
 
 
 def run(participant: Participant, sleep: Callable[[float], None]) -> None:

@@ -18,7 +18,7 @@ class ModelTooLarge(AgentError):
 
 
 class UnknownArchitecture(AgentError):
-    """No entry of `client_agent/model/roles.py` describes this kind of model."""
+    """No entry of `client_agent/model/architectures.py` describes this kind of model."""
 
 
 class TokenizerUnfit(AgentError):

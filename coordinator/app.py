@@ -11,36 +11,40 @@ import anyio
 from anyio import to_thread
 from fastapi import FastAPI
 
-from coordinator import documents, health, migrate, openapi, problems, server_key
-from coordinator.aggregation import routes as aggregation
-from coordinator.aggregation.ticker import Ticker
-from coordinator.alignment import acceptance, anchors
+from coordinator import health
+from coordinator.alignment import anchors, transfer_test
 from coordinator.alignment import routes as alignment
+from coordinator.auth.last_seen import Sightings
+from coordinator.auth.nonces import Reads
+from coordinator.auth.reserved_connections import ReservedForPeople
+from coordinator.dashboard import api_docs
 from coordinator.dashboard import routes as dashboard
-from coordinator.database import Database
-from coordinator.enrolment import people, rotation
+from coordinator.db import migrate
+from coordinator.db.engine import Database
+from coordinator.db.single_process import only_replica
+from coordinator.enrolment import key_rotation, person_tokens
 from coordinator.enrolment import routes as enrolment
-from coordinator.enrolment.nonces import Reads
-from coordinator.enrolment.seen import Sightings
-from coordinator.enrolment.stumbles import Stumbles
-from coordinator.federations import events, members
+from coordinator.enrolment.failure_delay import Stumbles
+from coordinator.federations import clients, event_stream
 from coordinator.federations import routes as federations
-from coordinator.federations.streams import Streams
-from coordinator.limits.bodies import PacedBodies
-from coordinator.limits.polls import Polls
-from coordinator.limits.targets import Targets
-from coordinator.limits.uploads import Turns
-from coordinator.metrics import Metrics
-from coordinator.observed import Observed
-from coordinator.replica import only_replica
-from coordinator.reserved import ReservedForPeople
-from coordinator.rounds import revoking, running, showing
+from coordinator.federations.event_fanout import Streams
+from coordinator.http import openapi, problems
+from coordinator.http.limits.body_deadline import PacedBodies
+from coordinator.http.limits.concurrency import Turns
+from coordinator.http.limits.poll_rate import Polls
+from coordinator.http.limits.request_target import Targets
+from coordinator.http.request_log import Observed
+from coordinator.joining import routes as aggregation
+from coordinator.observability.metrics import Metrics
+from coordinator.rounds import admin_routes, reader_routes
 from coordinator.rounds import routes as rounds
-from coordinator.rounds.waiting import Waiting
+from coordinator.rounds.long_poll import Waiting
 from coordinator.settings import Settings
+from coordinator.storage import server_key
 from coordinator.updates import routes as updates
-from coordinator.updates.together import Together
+from coordinator.updates.group_commit import Together
 from coordinator.weights import routes as weights
+from coordinator.workers import Ticker
 
 KEEPERS = 2
 """How many transactions keep updates of a round at the same time: they write bytes in parallel."""
@@ -58,19 +62,19 @@ _ROUTERS = (
     updates.router,
     health.router,
     enrolment.router,
-    people.router,
-    rotation.router,
+    person_tokens.router,
+    key_rotation.router,
     federations.router,
-    members.router,
-    events.router,
-    showing.router,
-    running.router,
-    revoking.router,
+    clients.router,
+    event_stream.router,
+    reader_routes.router,
+    admin_routes.router,
+    admin_routes.clients_router,
     anchors.router,
     alignment.router,
-    acceptance.router,
+    transfer_test.router,
     dashboard.router,
-    documents.router,
+    api_docs.router,
 )
 
 

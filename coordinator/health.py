@@ -7,16 +7,16 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
-from coordinator import migrate
-from coordinator.database import now
-from coordinator.dependencies import TheDatabase, TheMetrics, TheServerKey, TheSettings, settings_of
-from coordinator.enrolment.recognition import Person, authenticated
+from coordinator.auth.authentication import Person, authenticated
+from coordinator.db import migrate
+from coordinator.db.engine import now
 from coordinator.errors import Forbidden, Invalid, Unavailable
 from coordinator.federations.store import rounds_by_state
-from coordinator.metrics import CONTENT_TYPE
-from coordinator.problems import answers
+from coordinator.http.dependencies import TheDatabase, TheMetrics, TheServerKey, TheSettings, settings_of
+from coordinator.http.problems import answers
+from coordinator.observability.metrics import CONTENT_TYPE
 from schemas import PROTOCOL_VERSION
-from schemas.messages.people import Hello
+from schemas.messages.tokens import Hello
 
 router = APIRouter(tags=["about"])
 

@@ -1,17 +1,17 @@
-"""Run migrations on the connection that `coordinator.migrate` hands over, or on TESSERA_DATABASE_URL."""
+"""Run migrations on the connection that `coordinator.db.migrate` hands over, or on TESSERA_DATABASE_URL."""
 
 from __future__ import annotations
 
 from alembic import context
 from sqlalchemy import Connection, text
 
-import coordinator.alignment_tables
-import coordinator.identity_tables
-import coordinator.weights_tables  # noqa: F401 - a table has to be imported to be known
-from coordinator.database import Database
-from coordinator.migrate import changing_tables
+import coordinator.db.tables.alignment
+import coordinator.db.tables.identity
+import coordinator.db.tables.weights  # noqa: F401 - a table has to be imported to be known
+from coordinator.db.engine import Database
+from coordinator.db.migrate import changing_tables
+from coordinator.db.tables.federations import Table
 from coordinator.settings import Settings
-from coordinator.tables import Table
 
 # Any number will do, as long as all replicas take the same one.
 _LOCK = 0x7E55E2A

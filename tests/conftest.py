@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from coordinator import logs, migrate
-from coordinator.database import Database
+from coordinator.db import migrate
+from coordinator.db.engine import Database
+from coordinator.observability import logs
 from tests.postgres_server import PostgresServer
 from tests.served import Served, start
 

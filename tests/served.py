@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from client_agent.signed_requests import SignedRequests
+from client_agent.transport.request_signing import SignedRequests
 from coordinator.app import create_app
-from coordinator.serving import Server
+from coordinator.server import Server
 from coordinator.settings import Settings
 from schemas.identity.documents import sign
 from schemas.identity.enrolment_token import read

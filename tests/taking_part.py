@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from schemas.maths.adapter import in_order
 from schemas.messages.recipes import Recipe, SentRecipe
 from schemas.messages.updates import SignatureManifest, UpdateManifest
-from schemas.wire.coding import decode, encode
 from schemas.wire.digests import digest_of, to_field
 from schemas.wire.envelope import MEDIA_TYPE, Array, pack, unpack
 from schemas.wire.header import Slot
+from schemas.wire.streams import decode, encode
 from tests.served import Served, Silo
 
 Tensors = Mapping[str, NDArray[np.float32]]

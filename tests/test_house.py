@@ -81,7 +81,7 @@ class Block:
 sys.meta_path.insert(0, Block())
 import httpx
 from coordinator.app import create_app
-from coordinator.serving import Server
+from coordinator.server import Server
 from coordinator.settings import Settings
 settings = Settings(database_url="sqlite:///{tmp_path}/t.db", port=0, admin_token="x" * 20)
 server = Server(create_app(settings), settings)

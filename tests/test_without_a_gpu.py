@@ -31,6 +31,6 @@ def test_gpu_tests_that_could_not_run_are_no_pass() -> None:
 
 @pytest.mark.long
 def test_beside_other_tests_they_are_skipped_as_before() -> None:
-    done = run("tests/gpu", "tests/schemas/test_paired.py")
+    done = run("tests/gpu", "tests/schemas/maths/test_paired_test.py")
     assert done.returncode == pytest.ExitCode.OK
     assert "None of the GPU tests ran" not in done.stdout

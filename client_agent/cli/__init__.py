@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from client_agent.cli import adapters, aligning, anchors, comparing, pivot, running
+from client_agent.cli import adapters, alignment, compare, pivot
+from client_agent.cli import agent as cli_agent
 from schemas.private_files import close_umask
 
-_GROUPS = (running.agent, adapters.adapters, aligning.aligning, anchors.anchors, pivot.pivot)
+_GROUPS = (cli_agent.agent, adapters.adapters, alignment.aligning, alignment.anchors, pivot.pivot)
 
 
 def commands(app: typer.Typer) -> None:
@@ -21,7 +22,7 @@ def commands(app: typer.Typer) -> None:
     for group in _GROUPS:
         agent.add_typer(group)
     app.add_typer(agent)
-    app.add_typer(comparing.compare)
+    app.add_typer(compare.compare)
 
 
 def _keep_to_oneself() -> None:

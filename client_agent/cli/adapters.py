@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import typer
 
-from client_agent.cli.opening import Config, clear_errors, opened_settings, read_file
+from client_agent.cli.console import Config, clear_errors, opened_settings, read_file
 from client_agent.errors import AdapterUnreadable, OutputUnwritable, SettingsUnusable
 
 if TYPE_CHECKING:
-    from client_agent.local_training import Trained
-    from client_agent.reopening import Reopened, What
+    from client_agent.rounds.checkpoints import Reopened, What
+    from client_agent.rounds.train import Trained
     from client_agent.settings import AgentSettings
-    from client_agent.silo import Silo
+    from client_agent.training.silo import Silo
     from schemas.messages.federations import FederationPlan
 
 adapters = typer.Typer()
@@ -59,7 +59,7 @@ class _OfRound:
 
     def in_place(self, silo: Silo) -> AbstractContextManager[Reopened]:
         """Put it around the silo's base model."""
-        from client_agent.reopening import adapter_of_round
+        from client_agent.rounds.checkpoints import adapter_of_round
 
         return adapter_of_round(silo, self.home, self.number, self.what)
 
@@ -74,7 +74,7 @@ class _OfFile:
 
     def in_place(self, silo: Silo) -> AbstractContextManager[Reopened]:
         """Put it around the silo's base model."""
-        from client_agent.alone import reopened
+        from client_agent.rounds.checkpoints import reopened
 
         return reopened(silo, self.plan, self.pack, self.trained)
 
@@ -105,8 +105,9 @@ def _found(
         raise SettingsUnusable("--adapter needs --plan: the plan that it was trained under")
     if what == "personalised":
         raise SettingsUnusable("--what personalised is of a round; what was trained alone is local")
-    from client_agent.alone import read_trained, require_frames
-    from client_agent.plans import read_plan
+    from client_agent.rounds.checkpoints import read_trained
+    from client_agent.rounds.plan import read_plan
+    from client_agent.rounds.standalone import require_frames
 
     trained_under = read_plan(plan)
     body = read_file(pack) if pack is not None else None
@@ -115,8 +116,8 @@ def _found(
 
 
 def _of_round(settings: AgentSettings, number: str | None, what: What) -> _OfRound:
-    from client_agent.membership import read_membership
-    from client_agent.reopening import round_with
+    from client_agent.identity.membership import read_membership
+    from client_agent.rounds.checkpoints import round_with
 
     if number not in (None, "latest") and not number.isdecimal():
         raise SettingsUnusable(f"--round must be a number or latest, not {number!r}")
@@ -160,8 +161,8 @@ def export(
                 f"--out: {in_the_way} is no folder; give a folder, or the name of a new one"
             )
         found = _found(settings, number, adapter, plan, pack, what)
-        from client_agent.model.export import how_exact, write_checkpoint
-        from client_agent.silo import open_silo
+        from client_agent.adapters.peft_export import how_exact, write_checkpoint
+        from client_agent.training.silo import open_silo
 
         silo = open_silo(settings)
         with found.in_place(silo) as (placed, origin):
@@ -194,7 +195,7 @@ def generate(
         found = None if base or checkpoint else _found(settings, number, adapter, plan, pack)
         from client_agent.model.examples import encode_prompt
         from client_agent.model.generation import completion
-        from client_agent.silo import open_silo
+        from client_agent.training.silo import open_silo
 
         silo = open_silo(settings)
         chat = bool(silo.data.train[0].turns)
@@ -211,7 +212,7 @@ def _checkpoint(
     """Give --adapter if it is a checkpoint's folder, which needs nothing beside it."""
     if adapter is None or not adapter.is_dir():
         return None
-    from client_agent.model.export import require_checkpoint
+    from client_agent.adapters.peft_export import require_checkpoint
 
     _require_there(adapter, number)
     if plan is not None or pack is not None:
@@ -223,7 +224,7 @@ def _checkpoint(
 
 
 def _answering(silo: Silo, found: _Found | None, checkpoint: Path | None) -> AbstractContextManager[object]:
-    from client_agent.model.export import checkpoint_in_place
+    from client_agent.adapters.peft_export import checkpoint_in_place
 
     if checkpoint is not None:
         return checkpoint_in_place(silo.base, checkpoint)

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from client_agent.cli.bars import Bars
-from client_agent.cli.opening import be_quiet, clear_errors
+from client_agent.cli.console import Bars, be_quiet, clear_errors
 from client_agent.errors import AlignmentImpossible, CoordinatorUnreachable, PlanUnusable
 
 pivot = typer.Typer()
@@ -34,10 +33,10 @@ def make_pivot_pack(
         be_quiet()
         import httpx
 
-        from client_agent.model.alignment import pivot_pack
+        from client_agent.alignment.fit_packs import pivot_pack
         from client_agent.model.loading import load_base_model
-        from client_agent.silo import device_named
-        from client_agent.simulation.operator import Operator
+        from client_agent.simulation.admin_client import Operator
+        from client_agent.training.silo import device_named
         from schemas.messages.alignment import Anchors
         from schemas.messages.federations import FederationPlan
 

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging as transformers_logging
 
 from client_agent.errors import ModelNotFound, ModelTooLarge, TokenizerUnfit
-from client_agent.model.quantisation import bits_and_bytes, keep_differentiable
-from client_agent.model.roles import Architecture, architecture_of
+from client_agent.model.architectures import Architecture, architecture_of
+from client_agent.model.quantization import bits_and_bytes, keep_differentiable
 from client_agent.settings import Quantization
 from schemas.messages.federations import Role
 
@@ -71,7 +71,7 @@ def load_base_model(
     Raises:
         ModelNotFound: there is no config.json with safetensors weights, or they cannot be loaded.
         ModelTooLarge: the memory of `device` does not suffice.
-        UnknownArchitecture: `client_agent/model/roles.py` does not describe it.
+        UnknownArchitecture: `client_agent/model/architectures.py` does not describe it.
         TokenizerUnfit: the tokenizer gives no character offsets or has no end-of-sequence token.
     """
     folder = _folder_of(source)

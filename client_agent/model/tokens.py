@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from client_agent.errors import TokenizerUnfit
-from client_agent.model.roles import Architecture
+from client_agent.model.architectures import Architecture
 
 NO_TARGET = -100
 

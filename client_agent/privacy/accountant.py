@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from client_agent.privacy.errors import AccountantsDisagree
+from client_agent.privacy.budget import AccountantsDisagree
 from client_agent.privacy.release import Mechanism
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from client_agent.privacy.accountant import epsilon_of
-from client_agent.privacy.errors import BudgetSpent, LedgerDamaged
+from client_agent.privacy.budget import BudgetSpent, LedgerDamaged
 from client_agent.privacy.release import Averaged, Mechanism
-from client_agent.round_folder import write_durably
+from client_agent.storage.files import write_durably
+from schemas.messages.base import Strict
 from schemas.messages.federations import SignatureDpPlan
-from schemas.messages.strict import Strict
 
 LEDGER = "privacy_ledger.json"
 _ROUNDING = 1 + 1e-6

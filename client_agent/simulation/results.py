@@ -10,16 +10,16 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from client_agent.adapters.variational.measures import MeasuresFile
 from client_agent.model.loading import base_model_slug
-from client_agent.round_folder import write_durably
-from client_agent.simulation.code import code_of_runs
-from client_agent.simulation.draws import digest_of_examples, drawn
+from client_agent.simulation.code_fingerprint import code_of_runs
 from client_agent.simulation.methods import Method, plan_of, require_equal_training
+from client_agent.simulation.partition import digest_of_examples, drawn
 from client_agent.simulation.study import Study
-from client_agent.variational.measures import MeasuresFile
+from client_agent.storage.files import write_durably
+from schemas.messages.base import Strict
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import Scores
-from schemas.messages.strict import Strict
 
 
 class ClientRound(Strict):

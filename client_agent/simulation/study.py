@@ -10,8 +10,8 @@ from typing import Annotated, Any, Self
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from client_agent.errors import StudyUnusable
+from schemas.messages.base import Name, Strict, wrong
 from schemas.messages.federations import Count
-from schemas.messages.strict import Name, Strict, wrong
 
 MethodName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]

@@ -18,12 +18,12 @@ from typing import TextIO
 import torch
 
 from client_agent.errors import AgentError, StudyUnusable
-from client_agent.simulation.exchange import Done, Failed, Order, Progress, Setup
+from client_agent.simulation.admin_client import Operator
+from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.methods import methods_of
-from client_agent.simulation.operator import Operator
 from client_agent.simulation.results import Cell, cells_of, keep
-from client_agent.simulation.running import Workplace, run_cell
-from client_agent.simulation.silos import SharedModels
+from client_agent.simulation.run_cell import Workplace, run_cell
+from client_agent.simulation.worker_protocol import Done, Failed, Order, Progress, Setup
 
 log = logging.getLogger(__name__)
 

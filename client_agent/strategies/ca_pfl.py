@@ -1,7 +1,7 @@
 """CA-PFL, corrected, in the agent: train on from the common adapter, and learn which of its ranks matter.
 
-How they are learnt and what is sent by them is `client_agent.variational`; what differs from the published
-method is told in docs/decisions/0024.
+How they are learnt and what is sent by them is `client_agent.adapters.variational`; what differs from the
+published method is told in docs/decisions/0024.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import cast
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example, Turn
 from client_agent.model.tokens import Encoded
-from schemas.maths.draws import permutation
+from schemas.maths.seeded_random import permutation
 
 TEST_SHARE = 0.2
 

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
+from client_agent.adapters.base import Adapter
 from client_agent.errors import LayoutMismatch, LossNotFinite, MissingGradient
-from client_agent.model.adapter import Adapter
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, Encoded, answer_logits, collate, pad_id
 from client_agent.training.data import deal
-from schemas.maths.draws import words
+from schemas.maths.seeded_random import words
 from schemas.messages.federations import TrainingPlan
 
 OptimiserState = dict[str, NDArray[np.float32]]

@@ -9,13 +9,13 @@ import numpy as np
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.reading import StoredState
-from coordinator.aggregation.weighed import Weighed
-from coordinator.alignment_tables import PackRow
-from coordinator.lora_methods import RanksDiffer
-from coordinator.rounds import bases
+from coordinator.aggregation.state_reader import StoredState
+from coordinator.aggregation.weighting import Weighed
+from coordinator.db.tables.alignment import PackRow
+from coordinator.db.tables.federations import ClientRow, RelevanceRow, SignatureRow, UpdateRow
+from coordinator.rounds import base_weights
 from coordinator.strategies.base import ClientFacts, Signature, make, modules_of
-from coordinator.tables import ClientRow, RelevanceRow, SignatureRow, UpdateRow
+from coordinator.strategies.capabilities import RanksDiffer
 from schemas.maths.adapter import Layout, at_rank
 from schemas.messages.federations import FederationPlan
 from schemas.wire.header import read_own_head
@@ -67,7 +67,7 @@ def last_served(session: Session, clients: Iterable[str], until: int) -> dict[st
     """Which weights were these clients, who delivered before, given last, for round `until` or before?"""
     found = {}
     for client in clients:
-        given = bases.newest(session, client, until)
+        given = base_weights.newest(session, client, until)
         if given is None or given.payload_id is None or given.head is None:
             raise LookupError(f"the weights of {client} for round {until} were forgotten")
         found[client] = StoredState(given.payload_id, given.begin, read_own_head(given.head)[0])

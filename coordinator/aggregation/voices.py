@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.aggregate import Weights
 from coordinator.aggregation.guard import Told, shares_served
+from coordinator.aggregation.mixing import Weights
 from coordinator.strategies.base import Cohort, Floats, Held, Kind, Module
 
 _ROUNDING = 1e-9

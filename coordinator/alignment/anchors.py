@@ -7,12 +7,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from coordinator import audit, payloads
 from coordinator.alignment import store
-from coordinator.dependencies import TheDatabase, TheMetrics
-from coordinator.downloads import Stored, reply, wanted
-from coordinator.enrolment.auth import AsOperator, DownloadingReader
-from coordinator.enrolment.recognition import Member, still_counts, still_person
+from coordinator.auth.authentication import Member, still_counts, still_person
+from coordinator.auth.permissions import AsOperator, DownloadingReader
+from coordinator.db.federation_lock import lock_federation
 from coordinator.errors import (
     AuthMissing,
     FederationStateConflict,
@@ -22,12 +20,14 @@ from coordinator.errors import (
     NotFound,
     RateLimited,
 )
-from coordinator.json_body import json_body, takes
-from coordinator.limits.uploads import HasSpace
-from coordinator.locks import lock_federation
-from coordinator.paths import FederationId
-from coordinator.problems import answers
-from coordinator.rounds.traffic import sent_to
+from coordinator.http.dependencies import TheDatabase, TheMetrics
+from coordinator.http.downloads import Stored, reply, wanted
+from coordinator.http.json_body import json_body, takes
+from coordinator.http.limits.concurrency import HasSpace
+from coordinator.http.params import FederationId
+from coordinator.http.problems import answers
+from coordinator.rounds.participations import sent_to
+from coordinator.storage import audit_log, payloads
 from schemas.messages.alignment import Anchors, AnchorsView
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["alignment"])
@@ -77,7 +77,7 @@ def put_anchors(
             session, fid, payload_id=payload_id, digest=digest, size=len(body), count=len(anchors.anchors)
         )
         if response.status_code != 200:
-            audit.append(session, "anchors-set", actor=person.id, subject=fid, reason=digest)
+            audit_log.append(session, "anchors-set", actor=person.id, subject=fid, reason=digest)
         return AnchorsView(digest=kept.digest, bytes=kept.bytes, count=kept.count)
 
 

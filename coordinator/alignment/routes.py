@@ -9,14 +9,12 @@ from typing import Annotated, BinaryIO, cast
 from fastapi import APIRouter, Depends, Request, Response
 from sqlalchemy.orm import Session
 
-from coordinator import audit, events, payloads
 from coordinator.alignment import intake, store
-from coordinator.bounded_body import ReceivedBody, receive
-from coordinator.database import now
-from coordinator.dependencies import TheDatabase, TheMetrics
-from coordinator.downloads import Stored, reply, wanted
-from coordinator.enrolment.auth import AsOperator, AsReader, DownloadingReader
-from coordinator.enrolment.recognition import Member, Person, still_counts, still_person
+from coordinator.auth.authentication import Member, Person, still_counts, still_person
+from coordinator.auth.permissions import AsOperator, AsReader, DownloadingReader
+from coordinator.db.engine import now
+from coordinator.db.federation_lock import lock_federation
+from coordinator.db.tables.federations import FederationRow
 from coordinator.errors import (
     AuthMissing,
     BodyTooLarge,
@@ -37,15 +35,17 @@ from coordinator.errors import (
     UploadConflict,
 )
 from coordinator.federations.store import federation
-from coordinator.limits.uploads import HasSpace, TheTurns, decoder
-from coordinator.locks import lock_federation
-from coordinator.logs import logger
-from coordinator.paths import BaseModel, FederationId
-from coordinator.problems import answers
-from coordinator.rounds import parts, voiding
-from coordinator.rounds.traffic import sent_to
-from coordinator.rounds.waking import Wake
-from coordinator.tables import FederationRow
+from coordinator.http.dependencies import TheDatabase, TheMetrics
+from coordinator.http.downloads import Stored, reply, wanted
+from coordinator.http.limits.concurrency import HasSpace, TheTurns, decoder
+from coordinator.http.params import BaseModel, FederationId
+from coordinator.http.problems import answers
+from coordinator.http.uploads import ReceivedBody, receive
+from coordinator.observability.logs import logger
+from coordinator.rounds import pack_voiding, participations
+from coordinator.rounds.notifications import Wake
+from coordinator.rounds.participations import sent_to
+from coordinator.storage import audit_log, event_log, payloads
 from schemas.messages.alignment import AlignmentManifest, PackList, PackView
 from schemas.messages.federations import FederationPlan
 from schemas.wire.compress import is_frame
@@ -158,7 +158,7 @@ def put_pack(
                     known.stored_by = None  # a person vouches for it
                 return store.view(known)
             intake.require_replaceable(known.digest, by_client=isinstance(caller, Member))
-            voiding.void(session, row, known)
+            pack_voiding.void(session, row, known)
         kept = _keep(session, caller, row, base_model, manifest, payload_id, body)
     wake()
     metrics.bytes_up.inc(body.bytes if isinstance(caller, Member) else 0)
@@ -212,9 +212,9 @@ def delete_pack(
         row = lock_federation(session, fid)
         still_person(session, person)
         store.planned(row)
-        voiding.void(session, row, store.found(store.pack(session, fid, base_model)))
+        pack_voiding.void(session, row, store.found(store.pack(session, fid, base_model)))
         log.info("pack-deleted", federation=fid, base_model=base_model)
-        audit.append(session, "pack-deleted", actor=person.id, subject=fid, reason=base_model)
+        audit_log.append(session, "pack-deleted", actor=person.id, subject=fid, reason=base_model)
     wake()
 
 
@@ -248,9 +248,9 @@ def _keep(
         raise MetadataRefused("the manifest's alignment_set does not fit", field="alignment_set")
     stored_by = None
     if isinstance(caller, Member):
-        parts.count_bytes(session, None, caller.client_id, up=body.bytes)
+        participations.count_bytes(session, None, caller.client_id, up=body.bytes)
         stored_by = caller.client_id
-    voiding.restore(session, row.id, base_model, body.digest)
+    pack_voiding.restore(session, row.id, base_model, body.digest)
     kept = store.keep_pack(
         session,
         row.id,
@@ -262,9 +262,9 @@ def _keep(
         stored_by=stored_by,
         moment=now(session),
     )
-    events.append(session, row.id, "alignment", {"base_model": base_model, "digest": body.digest})
+    event_log.append(session, row.id, "alignment", {"base_model": base_model, "digest": body.digest})
     if isinstance(caller, Person):
         reason = f"{base_model}: {body.digest}"
-        audit.append(session, "pack-stored", actor=caller.id, subject=row.id, reason=reason)
+        audit_log.append(session, "pack-stored", actor=caller.id, subject=row.id, reason=reason)
     log.info("pack-stored", federation=row.id, base_model=base_model, selected=len(manifest.selected))
     return store.view(kept)

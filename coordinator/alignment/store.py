@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator import payloads
-from coordinator.alignment_tables import AnchorsRow, PackRow, VoidedPackRow
+from coordinator.db.tables.alignment import AnchorsRow, PackRow, VoidedPackRow
+from coordinator.db.tables.federations import FederationRow
 from coordinator.errors import FederationStateConflict, NotFound, PivotPackMissing
 from coordinator.federations.store import plan_of, standing
-from coordinator.rounds.voiding import settle_verdict
-from coordinator.tables import FederationRow
+from coordinator.rounds.pack_voiding import settle_verdict
+from coordinator.storage import payloads
 from schemas.messages.alignment import (
     Acceptance,
     AcceptanceView,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coordinator import audit
-from coordinator.database import Database
-from coordinator.enrolment import store, tokens
-from coordinator.enrolment.recognition import hash_of
+from coordinator.auth import tokens
+from coordinator.auth.authentication import hash_of
+from coordinator.db.engine import Database
+from coordinator.enrolment import store
 from coordinator.errors import SettingsUnusable
-from coordinator.private_files import write_private
-from schemas.messages.people import TokenRequest
+from coordinator.storage import audit_log
+from coordinator.storage.private_files import write_private
+from schemas.messages.tokens import TokenRequest
 
 _ACTOR = "coordinator"
 _NAME = "admin-token"
@@ -31,7 +32,7 @@ def make_token(database: Database) -> Path | None:
             return None
         token = tokens.new_person_token("admin")
         row = store.add_person_token(session, TokenRequest(role="admin", name="first admin"), hash_of(token))
-        audit.append(session, "person-token-made", actor=_ACTOR, subject=row.id, reason="first admin")
+        audit_log.append(session, "person-token-made", actor=_ACTOR, subject=row.id, reason="first admin")
         try:
             write_private(file, token + "\n")
         except OSError as error:

@@ -12,9 +12,9 @@ from typing import Literal
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
-from coordinator.database import run
-from coordinator.identity_tables import RosterRow
-from coordinator.tables import ClientRow, FederationRow
+from coordinator.db.engine import run
+from coordinator.db.tables.federations import ClientRow, FederationRow
+from coordinator.db.tables.identity import RosterRow
 from schemas.identity.documents import hash_of
 from schemas.messages.enrolment import RosterEntry, RosterPage
 

@@ -8,15 +8,16 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from sqlalchemy.orm import Session
 
-from coordinator import audit, events
-from coordinator.crash import may_crash
-from coordinator.database import Database, now
-from coordinator.dependencies import TheDatabase, TheServerKey, TheSettings
-from coordinator.enrolment import failures, possession, roster, store, tokens
-from coordinator.enrolment.admission import admit
-from coordinator.enrolment.auth import AsOperator
-from coordinator.enrolment.recognition import hash_of, still_person
-from coordinator.enrolment.stumbles import ENROLMENT_BYTES, enrolment_body
+from coordinator.auth import failure_limit, tokens
+from coordinator.auth.authentication import hash_of, still_person
+from coordinator.auth.permissions import AsOperator
+from coordinator.db.engine import Database, now
+from coordinator.db.federation_lock import lock_federation
+from coordinator.db.ids import new_id
+from coordinator.db.tables.federations import ClientRow, EnrolmentTokenRow
+from coordinator.enrolment import proof_of_possession, roster, store
+from coordinator.enrolment.eligibility import admit
+from coordinator.enrolment.failure_delay import ENROLMENT_BYTES, enrolment_body
 from coordinator.errors import (
     ClientNameTaken,
     EnrolmentTokenInvalid,
@@ -30,22 +31,17 @@ from coordinator.errors import (
     RateLimited,
     WeakPublicKey,
 )
-from coordinator.ids import new_id
-from coordinator.json_body import json_body, takes
-from coordinator.locks import lock_federation
-from coordinator.logs import bind, logger
-from coordinator.paths import FederationId
-from coordinator.problems import answers
-from coordinator.server_key import ServerKey
-from coordinator.tables import ClientRow, EnrolmentTokenRow
+from coordinator.http.dependencies import TheDatabase, TheServerKey, TheSettings
+from coordinator.http.json_body import json_body, takes
+from coordinator.http.params import FederationId
+from coordinator.http.problems import answers
+from coordinator.observability.fault_points import may_crash
+from coordinator.observability.logs import bind, logger
+from coordinator.storage import audit_log, event_log
+from coordinator.storage.server_key import ServerKey
 from schemas import PROTOCOL_VERSION
 from schemas.identity.enrolment_token import EnrolmentTokenText, TokenMalformed, read
-from schemas.messages.enrolment import (
-    Enrolment,
-    EnrolmentRequest,
-    EnrolmentToken,
-    EnrolmentTokenRequest,
-)
+from schemas.messages.enrolment import Enrolment, EnrolmentRequest, EnrolmentToken, EnrolmentTokenRequest
 from schemas.messages.federations import FederationPlan
 
 router = APIRouter(tags=["enrolment"])
@@ -91,13 +87,13 @@ def make_enrolment_token(
             raise FederationStateConflict(state=federation.state)
         if request.replace:
             for ended in store.end_unused_tokens(session, fid, request.client_name):
-                audit.append(session, "enrolment-token-ended", actor=person.id, subject=ended)
+                audit_log.append(session, "enrolment-token-ended", actor=person.id, subject=ended)
         if store.is_name_taken(session, fid, request.client_name):
             raise ClientNameTaken
         row_id = new_id(tokens.ENROLMENT_PREFIX.rstrip("_"))
         token = tokens.new_enrolment_token(row_id, key.id)
         row = store.add_enrolment_token(session, row_id, fid, request, hash_of(token.secret))
-        audit.append(session, "enrolment-token-made", actor=person.id, subject=row_id)
+        audit_log.append(session, "enrolment-token-made", actor=person.id, subject=row_id)
         return EnrolmentToken(token=str(token), expires_at=row.expires_at)
 
 
@@ -132,7 +128,7 @@ def enrol(
         made, is_new = _enrol(request, caller, database, key)
     except EnrolmentTokenInvalid as refused:
         address = caller.client.host if caller.client is not None else ""
-        failures.note(database, address, settings.failed_enrolments_per_minute, refused, request.name)
+        failure_limit.note(database, address, settings.failed_enrolments_per_minute, refused, request.name)
         raise
     response.status_code = 201 if is_new else 200
     response.headers["Cache-Control"] = "no-store"
@@ -146,7 +142,7 @@ def _enrol(
     text = _read_token(request)
     with database.read() as session:
         _check_use(session, _found(session, text), request, caller)
-        possession.check(request, text, key, now(session))
+        proof_of_possession.check(request, text, key, now(session))
     with database.write() as session:
         made = _admitted(session, request, text, caller)
         may_crash("enrolment-written")
@@ -251,8 +247,8 @@ def _new_member(
         raise WeakPublicKey("another client has this key; make one for each")
     roster.append(session, client, "enrolled", request.public_key, client.enrolled_at)
     shown = store.client_view(client, rounds=0)
-    events.append(session, client.federation_id, "client", shown.model_dump(mode="json"), client.id)
-    audit.append(session, "client-enrolled", actor=token.id, subject=client.id)
+    event_log.append(session, client.federation_id, "client", shown.model_dump(mode="json"), client.id)
+    audit_log.append(session, "client-enrolled", actor=token.id, subject=client.id)
     bind(client=client.id)
     log.info("client-enrolled", federation=client.federation_id, identity=shown.identity)
     return client

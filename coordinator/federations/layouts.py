@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from coordinator.lora_methods import PartTravels
 from coordinator.strategies.base import make
-from coordinator.strategy_needs import MoreTravels
+from coordinator.strategies.capabilities import MoreTravels, PartTravels
 from schemas.maths.adapter import Layout, in_order, lora_layout, pq_layout
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan, Role

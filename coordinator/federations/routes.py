@@ -7,20 +7,19 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from coordinator import audit
-from coordinator.dependencies import TheDatabase
-from coordinator.enrolment.admission import check_adapter, check_budget
-from coordinator.enrolment.auth import AsAuditor, AsOperator
-from coordinator.enrolment.recognition import still_person
+from coordinator.auth.authentication import still_person
+from coordinator.auth.permissions import AsAuditor, AsOperator
+from coordinator.enrolment.eligibility import check_adapter, check_budget
 from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound
 from coordinator.federations import store
-from coordinator.json_body import json_body, parse, takes
-from coordinator.logs import logger
-from coordinator.lora_methods import RanksDiffer, is_of_lora
-from coordinator.paths import DEFAULT_LIMIT, After, FederationId, Limit
-from coordinator.problems import answers
+from coordinator.http.dependencies import TheDatabase
+from coordinator.http.json_body import json_body, parse, takes
+from coordinator.http.params import DEFAULT_LIMIT, After, FederationId, Limit
+from coordinator.http.problems import answers
+from coordinator.observability.logs import logger
+from coordinator.storage import audit_log
 from coordinator.strategies.base import Strategy, UnknownStrategy, load, names
-from coordinator.strategy_needs import Particular
+from coordinator.strategies.capabilities import Particular, RanksDiffer, is_of_lora
 from schemas.messages.federations import Federation, FederationPage, FederationPlan, StrategyPlan
 from schemas.messages.names import is_printable
 
@@ -47,7 +46,7 @@ def create_federation(
     with database.write() as session:
         still_person(session, person)
         row = store.create(session, resolved)
-        audit.append(session, "federation-created", actor=person.id, subject=row.id)
+        audit_log.append(session, "federation-created", actor=person.id, subject=row.id)
         log.info("federation-created", federation=row.id, strategy=plan.strategy.name)
         return store.view(session, row)
 

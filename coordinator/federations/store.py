@@ -5,20 +5,14 @@ from __future__ import annotations
 from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.orm import Session
 
-from coordinator.alignment_tables import AnchorsRow, PackRow
-from coordinator.database import now, run
+from coordinator.db.engine import now, run
+from coordinator.db.ids import new_id
+from coordinator.db.tables.alignment import AnchorsRow, PackRow
+from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow, RoundRow, UpdateRow
 from coordinator.enrolment import roster
 from coordinator.enrolment.store import client_view
 from coordinator.errors import NotFound
 from coordinator.federations import claims
-from coordinator.ids import new_id
-from coordinator.tables import (
-    ClientRow,
-    FederationRow,
-    ParticipationRow,
-    RoundRow,
-    UpdateRow,
-)
 from schemas.messages.enrolment import Client, ClientPage
 from schemas.messages.federations import (
     ClientCounts,

@@ -13,12 +13,12 @@ from typing import Any
 from sqlalchemy import bindparam, insert, select
 from sqlalchemy.orm import Session
 
-from coordinator.database import run
+from coordinator.auth.authentication import Member
+from coordinator.db.engine import run
+from coordinator.db.tables.federations import FederationRow
+from coordinator.db.tables.identity import ManifestRow
 from coordinator.enrolment import roster
-from coordinator.enrolment.recognition import Member
-from coordinator.identity_tables import ManifestRow
-from coordinator.server_key import ServerKey
-from coordinator.tables import FederationRow
+from coordinator.storage.server_key import ServerKey
 from schemas.identity.documents import hash_of
 from schemas.messages.rounds import Previous, RoundManifest, SignedDocument
 from schemas.wire.digests import digest_of

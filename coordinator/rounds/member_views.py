@@ -13,9 +13,9 @@ from typing import Any
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
-from coordinator.database import now, run
+from coordinator.db.engine import now, run
+from coordinator.db.tables.federations import ParticipationRow, RoundRow, ScoresRow
 from coordinator.rounds import queries, scores, views
-from coordinator.tables import ParticipationRow, RoundRow, ScoresRow
 from schemas.messages.enrolment import Traffic
 from schemas.messages.rounds import RelevanceView, RoundSummary, RoundView, Scores, ScoreSummary
 

@@ -10,11 +10,8 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
-from coordinator.database import run
-from coordinator.enrolment.store import has_keys
-from coordinator.errors import NotFound
-from coordinator.federations.claims import Counted
-from coordinator.tables import (
+from coordinator.db.engine import run
+from coordinator.db.tables.federations import (
     ClientRow,
     EventRow,
     FederationRow,
@@ -25,6 +22,9 @@ from coordinator.tables import (
     SignatureRow,
     UpdateRow,
 )
+from coordinator.enrolment.store import has_keys
+from coordinator.errors import NotFound
+from coordinator.federations.claims import Counted
 
 _Other = aliased(RoundRow)
 _LATEST = select(func.max(_Other.number)).where(_Other.federation_id == FederationRow.id).scalar_subquery()

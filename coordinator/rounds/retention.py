@@ -11,11 +11,11 @@ from __future__ import annotations
 from sqlalchemy import Select, exists, select
 from sqlalchemy.orm import Session, aliased
 
-from coordinator import events, payloads
-from coordinator.database import Database
-from coordinator.locks import lock_federation
-from coordinator.tables import FederationRow, FoldRow, RoundRow, UpdateRow, WeightsRow
-from coordinator.weights_tables import CodedWeightsRow
+from coordinator.db.engine import Database
+from coordinator.db.federation_lock import lock_federation
+from coordinator.db.tables.federations import FederationRow, FoldRow, RoundRow, UpdateRow, WeightsRow
+from coordinator.db.tables.weights import CodedWeightsRow
+from coordinator.storage import event_log, payloads
 
 
 def thin_out(database: Database, keep_rounds: int, *, most: int = 200) -> int:
@@ -53,7 +53,7 @@ def _thin_out(session: Session, fid: str, keep_rounds: int, most: int) -> int:
         fold.payload_id = None
     for made in coded:
         session.delete(made)
-    unread = events.forget_of_rounds(session, fid, oldest_kept, most=most)
+    unread = event_log.forget_of_rounds(session, fid, oldest_kept, most=most)
     return len(updates) + len(weights) + len(folds) + len(coded) + unread
 
 

@@ -12,10 +12,11 @@ from anyio import to_thread
 from fastapi import APIRouter, Depends, Header, Request, Response
 from sqlalchemy.orm import Session
 
-from coordinator.database import now
-from coordinator.dependencies import TheDatabase, database_of, server_key_of, settings_of
-from coordinator.enrolment.auth import IDENTIFIED, AsMember, AsReader, member_of, read_once
-from coordinator.enrolment.recognition import Member, looking, note_seen, recognise, still_member
+from coordinator.auth.authentication import Member, looking, note_seen, recognise, still_member
+from coordinator.auth.permissions import IDENTIFIED, AsMember, AsReader, member_of, read_once
+from coordinator.db.engine import now
+from coordinator.db.federation_lock import hold_federation
+from coordinator.db.tables.federations import FederationRow
 from coordinator.errors import (
     AuthMissing,
     Forbidden,
@@ -28,29 +29,21 @@ from coordinator.errors import (
     StorageFull,
 )
 from coordinator.federations import store as federations
-from coordinator.json_body import json_body, takes
-from coordinator.limits.polls import polls_of
-from coordinator.limits.uploads import HasSpace
-from coordinator.locks import hold_federation
-from coordinator.paths import FederationId, RoundNumber, UncheckedFederationId
-from coordinator.problems import answers
-from coordinator.rounds import bases, control, manifests, queries, store
+from coordinator.http.dependencies import TheDatabase, database_of, server_key_of, settings_of
+from coordinator.http.json_body import json_body, takes
+from coordinator.http.limits.concurrency import HasSpace
+from coordinator.http.limits.poll_rate import polls_of
+from coordinator.http.params import FederationId, RoundNumber, UncheckedFederationId
+from coordinator.http.problems import answers
+from coordinator.rounds import base_weights, manifests, queries, store, transitions
 from coordinator.rounds import scores as scores_of_rounds
+from coordinator.rounds.lifecycle import Advice, advice, retry_after
+from coordinator.rounds.long_poll import LONGEST_SECONDS, Ended, seconds_of, waiting_of
+from coordinator.rounds.notifications import Change, Tell
 from coordinator.rounds.queries import Situation
-from coordinator.rounds.selection import Advice, advice, retry_after
-from coordinator.rounds.telling import Change
-from coordinator.rounds.waiting import LONGEST_SECONDS, Ended, seconds_of, waiting_of
-from coordinator.rounds.waking import Tell
-from coordinator.server_key import ServerKey
-from coordinator.tables import FederationRow
+from coordinator.storage.server_key import ServerKey
 from schemas.messages.federations import FederationPlan
-from schemas.messages.rounds import (
-    FinishedBrief,
-    RoundBrief,
-    Scores,
-    SignedDocument,
-    WeightsReference,
-)
+from schemas.messages.rounds import FinishedBrief, RoundBrief, Scores, SignedDocument, WeightsReference
 from schemas.messages.updates import WeightsManifest
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["rounds"])
@@ -194,7 +187,7 @@ def _look_again(request: Request, member: Member) -> RoundBrief | FinishedBrief 
 
 def _advice(seen: queries.Look) -> Advice:
     current = store.known_state(seen.state) if seen.state is not None else None
-    return advice(control.known_state(seen.federation), current, delivered=seen.part == "arrived")
+    return advice(transitions.known_state(seen.federation), current, delivered=seen.part == "arrived")
 
 
 def _say(
@@ -238,20 +231,20 @@ def _base(
 
     The name of zeros is their hash: what is given here computes it when the transaction has ended.
     """
-    newest = bases.newest(session, member.client_id, number)
+    newest = base_weights.newest(session, member.client_id, number)
     if newest is not None:
-        known = bases.reference(newest)
+        known = base_weights.reference(newest)
         return lambda: known
     fid = member.federation_id
-    layout = bases.layout(session, fid, plan, member.base_model, member.profile)
+    layout = base_weights.layout(session, fid, plan, member.base_model, member.profile)
     manifest = WeightsManifest(
         federation=fid,
         recipe={},
         round=number,
         client=member.client_id,
-        pack=bases.pack_digest(session, fid, member.base_model),
+        pack=base_weights.pack_digest(session, fid, member.base_model),
     )
-    return lambda: bases.zeros(layout, manifest)[0]
+    return lambda: base_weights.zeros(layout, manifest)[0]
 
 
 def _after_all(session: Session, row: FederationRow) -> int:
@@ -262,12 +255,12 @@ def _after_all(session: Session, row: FederationRow) -> int:
 
 def _finished(session: Session, row: FederationRow, member: Member, key: ServerKey) -> FinishedBrief:
     _, last = store.published(session, row.id)
-    newest = bases.newest(session, member.client_id)
+    newest = base_weights.newest(session, member.client_id)
     if newest is None:
         return FinishedBrief(state="finished", round=last + 1, weights=None, manifest=None)
     return FinishedBrief(
         state="finished",
         round=last + 1,
-        weights=bases.reference(newest),
+        weights=base_weights.reference(newest),
         manifest=manifests.final(session, row, member, _after_all(session, row), newest.digest, key),
     )

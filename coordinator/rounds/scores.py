@@ -12,10 +12,10 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from coordinator.database import run
+from coordinator.db.clock import clock
+from coordinator.db.engine import run
+from coordinator.db.tables.federations import FederationRow, ParticipationRow, RoundRow, ScoresRow
 from coordinator.errors import NotFound, NotJoined, RoundClosed
-from coordinator.tables import FederationRow, ParticipationRow, RoundRow, ScoresRow
-from coordinator.times import clock
 
 OPEN_ROUNDS = 2
 """How many published rounds take scores, the newest; what came after them takes some as well."""

@@ -20,16 +20,10 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
-from coordinator.database import now, run
+from coordinator.db.engine import now, run
+from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow, RoundRow, UpdateRow
 from coordinator.errors import NotFound
 from coordinator.rounds.lifecycle import TAKING_PART, TRANSITIONS, IllegalTransition, RoundFacts
-from coordinator.tables import (
-    ClientRow,
-    FederationRow,
-    ParticipationRow,
-    RoundRow,
-    UpdateRow,
-)
 from schemas.messages.federations import FederationPlan, RoundsPlan
 from schemas.messages.rounds import RoundState
 

@@ -10,15 +10,15 @@ from typing import TypeVar
 import numpy as np
 from sqlalchemy.orm import Session
 
-from coordinator.database import now
+from coordinator.db.engine import now
+from coordinator.db.tables.federations import RoundRow
 from coordinator.errors import NotFound
 from coordinator.federations import claims
 from coordinator.federations.store import federation, plan_of
 from coordinator.rounds import queries
-from coordinator.rounds.selection import Part, shown_state
+from coordinator.rounds.lifecycle import Part, shown_state
 from coordinator.rounds.store import state_of
 from coordinator.strategies.base import Held
-from coordinator.tables import RoundRow
 from schemas.messages.enrolment import Traffic
 from schemas.messages.rounds import (
     HeldFor,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.lora_methods import Source
 from coordinator.strategies.base import Cohort, Floats, Weighing
+from coordinator.strategies.capabilities import Source
 from schemas.maths.factors import Factors
 
 

@@ -3,7 +3,7 @@
 To add one, add `coordinator/strategies/<name>.py` with `Options` (a pydantic model that forbids extra
 members) and `Strategy` (a class made from Options), and its other half in `client_agent/strategies`. A
 strategy says whom each client listens to and never sees an adapter, unless it combines or folds factors of
-ordinary LoRA (`coordinator/lora_methods.py`).
+ordinary LoRA (`coordinator/strategies/capabilities.py`).
 """
 
 from __future__ import annotations
@@ -236,7 +236,9 @@ class StrategyFile(Protocol):
 def names() -> tuple[str, ...]:
     """List the strategies there are: the files beside this one."""
     found = pkgutil.iter_modules([str(Path(__file__).parent)])
-    return tuple(sorted(module.name for module in found if module.name not in ("base", "averaging")))
+    return tuple(
+        sorted(module.name for module in found if module.name not in ("base", "averaging", "capabilities"))
+    )
 
 
 @cache

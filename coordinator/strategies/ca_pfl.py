@@ -15,11 +15,11 @@ from pydantic import ConfigDict, model_validator
 
 from coordinator.strategies.averaging import mean_of_all
 from coordinator.strategies.base import Caps, Cohort, Weighing
-from coordinator.strategy_needs import Unfit
+from coordinator.strategies.capabilities import Unfit
 from schemas.maths.adapter import Layout, prior_layout
+from schemas.messages.base import wrong
 from schemas.messages.federations import FederationPlan
 from schemas.messages.importance import ImportancePlan
-from schemas.messages.strict import wrong
 
 
 class Options(ImportancePlan):

@@ -14,9 +14,9 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from coordinator.lora_methods import Folded, Source
 from coordinator.strategies.averaging import mean, mean_of_all
 from coordinator.strategies.base import Caps, Cohort, Weighing
+from coordinator.strategies.capabilities import Folded, Source
 from schemas.maths.factors import Factors, recompressed, side_by_side
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator.strategies.averaging import fading, keep_own, log_examples, normalised
 from coordinator.strategies.base import Caps, Cohort, Floats, Signature, Weighing, same
-from coordinator.strategy_needs import Unfit
+from coordinator.strategies.capabilities import Unfit
 from schemas.messages.federations import FederationPlan
 
 _SMALLEST_CENTRED = 3

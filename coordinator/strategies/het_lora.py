@@ -13,9 +13,9 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from coordinator.lora_methods import Source
 from coordinator.strategies.averaging import mean, mean_of_all
 from coordinator.strategies.base import Caps, Cohort, Weighing
+from coordinator.strategies.capabilities import Source
 from schemas.maths.factors import Factors
 
 

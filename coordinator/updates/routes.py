@@ -11,12 +11,8 @@ from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from coordinator import audit
-from coordinator.bounded_body import ReceivedBody, receive
-from coordinator.dependencies import TheDatabase, TheMetrics, database_of, metrics_of
-from coordinator.downloads import stream
-from coordinator.enrolment.auth import AsMember, DownloadingReader
-from coordinator.enrolment.recognition import Member, still_counts
+from coordinator.auth.authentication import Member, still_counts
+from coordinator.auth.permissions import AsMember, DownloadingReader
 from coordinator.errors import (
     AuthMissing,
     BaseMismatch,
@@ -40,15 +36,19 @@ from coordinator.errors import (
     StorageFull,
     UploadConflict,
 )
-from coordinator.limits.uploads import require_space, turns_of
-from coordinator.logs import bind, logger
-from coordinator.paths import ClientId, FederationId, RoundNumber
-from coordinator.problems import answers
-from coordinator.rounds.references import layout_of
-from coordinator.rounds.traffic import sent_to
-from coordinator.rounds.waking import Tell, Wake
+from coordinator.http.dependencies import TheDatabase, TheMetrics, database_of, metrics_of
+from coordinator.http.downloads import stream
+from coordinator.http.limits.concurrency import require_space, turns_of
+from coordinator.http.params import ClientId, FederationId, RoundNumber
+from coordinator.http.problems import answers
+from coordinator.http.uploads import ReceivedBody, receive
+from coordinator.observability.logs import bind, logger
+from coordinator.rounds.delta_reference import layout_of
+from coordinator.rounds.notifications import Tell, Wake
+from coordinator.rounds.participations import sent_to
+from coordinator.storage import audit_log
 from coordinator.updates import store
-from coordinator.updates.delivery import Expected, deliver, expect
+from coordinator.updates.ingest import Expected, deliver, expect
 from schemas.maths.adapter import size as values_of
 from schemas.messages.updates import AdapterStateManifest, Receipt
 from schemas.wire.envelope import MEDIA_TYPE, head
@@ -168,7 +168,7 @@ def get_adapter(
         with database.write() as session:
             still_counts(session, reader)
             reason = f"round {row.round_number}"
-            audit.append(session, "adapter-downloaded", actor=reader.id, subject=cid, reason=reason)
+            audit_log.append(session, "adapter-downloaded", actor=reader.id, subject=cid, reason=reason)
 
     async def content() -> AsyncIterator[bytes]:
         yield beginning

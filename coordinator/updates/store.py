@@ -10,14 +10,14 @@ from typing import Any
 from sqlalchemy import bindparam, insert, select
 from sqlalchemy.orm import Session
 
-from coordinator import payloads
-from coordinator.alignment_tables import PackRow
-from coordinator.database import run
+from coordinator.db.clock import clock
+from coordinator.db.engine import run
+from coordinator.db.tables.alignment import PackRow
+from coordinator.db.tables.federations import FederationRow, ParticipationRow, RoundRow, UpdateRow
 from coordinator.errors import NotFound
-from coordinator.rounds import parts
-from coordinator.tables import FederationRow, ParticipationRow, RoundRow, UpdateRow
-from coordinator.times import clock
-from coordinator.updates.intake import Verdict
+from coordinator.rounds import participations
+from coordinator.storage import payloads
+from coordinator.updates.validation import Verdict
 from schemas.maths.adapter import Layout
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import Receipt
@@ -145,8 +145,8 @@ def keep(
     run(session, _KEEP, [_values(row, one, moment) for one in accepted])
     for one in accepted:
         if one.verdict.signature is not None:
-            parts.keep_signature(session, row, one.client_id, "update", one.verdict.signature)
-    parts.arrive(session, row.id, {one.client_id: one.received.size for one in accepted})
+            participations.keep_signature(session, row, one.client_id, "update", one.verdict.signature)
+    participations.arrive(session, row.id, {one.client_id: one.received.size for one in accepted})
     return {
         one.client_id: Receipt(
             digest=one.received.digest,

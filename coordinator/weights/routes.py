@@ -9,18 +9,18 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from coordinator.dependencies import database_of, metrics_of, server_key_of, settings_of
-from coordinator.downloads import Stored, reply, wanted
-from coordinator.enrolment.auth import DownloadingMember
-from coordinator.enrolment.recognition import Member, still_counts
+from coordinator.auth.authentication import Member, still_counts
+from coordinator.auth.permissions import DownloadingMember
 from coordinator.errors import AuthMissing, Busy, NotFound, NotJoined, RangeUnsatisfiable, RateLimited
-from coordinator.limits.uploads import decoder, turns_of
-from coordinator.paths import RoundNumber
-from coordinator.problems import answers
-from coordinator.rounds.traffic import sent_to
+from coordinator.http.dependencies import database_of, metrics_of, server_key_of, settings_of
+from coordinator.http.downloads import Stored, reply, wanted
+from coordinator.http.limits.concurrency import decoder, turns_of
+from coordinator.http.params import RoundNumber
+from coordinator.http.problems import answers
+from coordinator.rounds.participations import sent_to
 from coordinator.weights import store
-from coordinator.weights.coded import Asked, asked_for, coded, signed
-from coordinator.weights.whole import instead_of
+from coordinator.weights.base_delta import instead_of
+from coordinator.weights.compressed import Asked, asked_for, coded, signed
 from schemas.messages.recipes import RecipeName
 from schemas.wire.envelope import MEDIA_TYPE
 

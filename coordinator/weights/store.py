@@ -9,15 +9,21 @@ from sqlalchemy import bindparam, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from coordinator import payloads
-from coordinator.database import run
-from coordinator.downloads import Stored
+from coordinator.db.engine import run
+from coordinator.db.tables.federations import (
+    FederationRow,
+    ParticipationRow,
+    PayloadRow,
+    RoundRow,
+    WeightsRow,
+)
+from coordinator.db.tables.weights import CodedWeightsRow
 from coordinator.errors import NotFound, NotJoined
-from coordinator.rounds import bases
+from coordinator.http.downloads import Stored
+from coordinator.rounds import base_weights
 from coordinator.rounds import store as rounds
-from coordinator.rounds.bases import Given
-from coordinator.tables import FederationRow, ParticipationRow, PayloadRow, RoundRow, WeightsRow
-from coordinator.weights_tables import CodedWeightsRow
+from coordinator.rounds.base_weights import Given
+from coordinator.storage import payloads
 from schemas.messages.recipes import RecipeName
 from schemas.wire.envelope import MEDIA_TYPE
 
@@ -70,12 +76,12 @@ def served(session: Session, fid: str, client_id: str, number: int) -> Served:
         raise NotFound
     state, round_id, joined = found
     if state == "finished" and number == rounds.published(session, fid)[1] + 1:
-        return Served(_or_not_found(bases.newest(session, client_id)), None)
+        return Served(_or_not_found(base_weights.newest(session, client_id)), None)
     if round_id is None:
         raise NotFound
     if joined is None:
         raise NotJoined
-    return Served(_or_not_found(bases.newest(session, client_id, number)), round_id)
+    return Served(_or_not_found(base_weights.newest(session, client_id, number)), round_id)
 
 
 def give(session: Session, fid: str, client_id: str, number: int, stored: Stored, moment: datetime) -> None:

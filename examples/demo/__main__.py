@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from client_agent.errors import AgentError
-from client_agent.simulation.coordinator import running_coordinator
-from client_agent.simulation.operator import Answer, Operator
+from client_agent.simulation.admin_client import Answer, Operator
+from client_agent.simulation.coordinator_process import running_coordinator
 from examples.demo import alone, federated, report
 from examples.demo.silos import EXAMPLES, DemoFailed, SiloSetup
 

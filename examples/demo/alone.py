@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from client_agent.simulation.admin_client import Answer
 from client_agent.simulation.methods import laid_over
-from client_agent.simulation.operator import Answer
 from examples.demo.silos import SILOS, DemoFailed, SiloSetup, start_agent, write_config
 from schemas.messages.recommended import FEDMOSAIC, LORA
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from client_agent.model.loading import base_model_slug
-from client_agent.simulation.operator import Answer, Operator
+from client_agent.simulation.admin_client import Answer, Operator
 from examples.demo.silos import (
     EXAMPLES,
     FOUNDERS,

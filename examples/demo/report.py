@@ -11,7 +11,7 @@ import jinja2
 from rich.console import Console
 from rich.table import Table
 
-from client_agent.simulation.operator import Answer
+from client_agent.simulation.admin_client import Answer
 from examples.demo import pictures
 from examples.demo.federated import FederatedResult
 from examples.demo.silos import FOUNDERS, LATECOMER, SILOS

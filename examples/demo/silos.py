@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_agent.simulation.coordinator import TESSERA, quiet_environment
+from client_agent.simulation.coordinator_process import TESSERA, quiet_environment
 
 EXAMPLES = Path(__file__).resolve().parent.parent
 MODELS = {"S": EXAMPLES / "models" / "tiny-s", "L": EXAMPLES / "models" / "tiny-l"}

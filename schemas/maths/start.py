@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.maths.adapter import Layout, Shape, is_of_one_base_model, module_of
-from schemas.maths.draws import uniform
+from schemas.maths.seeded_random import uniform
 
 
 def first_a(

@@ -7,9 +7,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from schemas.maths.paired import Lead, lead
+from schemas.maths.paired_test import Lead, lead
+from schemas.messages.base import BaseModelSlug, Digest, Name, Strict, UtcTime, wrong
 from schemas.messages.federations import AlignmentPlan, Positive
-from schemas.messages.strict import BaseModelSlug, Digest, Name, Strict, UtcTime, wrong
 from schemas.messages.updates import Manifest
 from schemas.wire.digests import digest_of
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
+from schemas.messages.base import BaseModelSlug, Digest, Lenient, Strict, UtcTime, wrong
 from schemas.messages.federations import ALL_ROLES, Role
 from schemas.messages.names import NewName
-from schemas.messages.strict import BaseModelSlug, Digest, Lenient, Strict, UtcTime, wrong
 
 Shape = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from schemas.maths.adapter import block_modules
+from schemas.messages.base import Name, SharedModelSlug, Strict, UtcTime, wrong
 from schemas.messages.recipes import WirePlan
-from schemas.messages.strict import Name, SharedModelSlug, Strict, UtcTime, wrong
 
 Role = Literal["q", "k", "v", "o", "gate", "up", "down"]
 ALL_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "gate", "up", "down")

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from schemas.messages.strict import Name
+from schemas.messages.base import Name
 
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 """Controls, formats (bidi among them), surrogates, private use, separators of lines and paragraphs."""

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from schemas.messages.strict import Digest, Strict, wrong
+from schemas.messages.base import Digest, Strict, wrong
 
 Reference = Literal["none", "own_last", "served"]
 ValueFormat = Literal["f32", "f16", "bf16", "int8", "int4"]

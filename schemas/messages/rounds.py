@@ -6,16 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
+from schemas.messages.base import Digest, Lenient, Strict, UtcTime
 from schemas.messages.enrolment import Traffic
-from schemas.messages.federations import (
-    AdapterPlan,
-    AlignmentPlan,
-    SignaturePlan,
-    StrategyPlan,
-    TrainingPlan,
-)
+from schemas.messages.federations import AdapterPlan, AlignmentPlan, SignaturePlan, StrategyPlan, TrainingPlan
 from schemas.messages.recipes import WirePlan
-from schemas.messages.strict import Digest, Lenient, Strict, UtcTime
 
 RoundState = Literal["open", "collecting", "closing", "aggregating", "published", "abandoned"]
 ParticipationState = Literal["joined", "arrived", "late", "rejected", "revoked"]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, StrictInt, StrictStr
 
-from schemas.messages.strict import Digest, Lenient, Strict, UtcTime
+from schemas.messages.base import Digest, Lenient, Strict, UtcTime
 
 Count = Annotated[StrictInt, Field(ge=1, lt=2**31)]
 Reliability = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]

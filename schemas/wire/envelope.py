@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from schemas.maths.adapter import Layout, Shape
 from schemas.messages.updates import Manifest
 from schemas.wire import compress as zstd
+from schemas.wire.finite import squares_of
 from schemas.wire.header import (
     DENSE,
     ITEM_BYTES,
@@ -33,7 +34,6 @@ from schemas.wire.header import (
     read_header,
     write_header,
 )
-from schemas.wire.ordinary import squares_of
 from schemas.wire.refusals import DecompressedTooLarge, ManifestRefused
 from schemas.wire.strict_json import MalformedJson, loads
 

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.maths.draws import Key, words
+from schemas.maths.seeded_random import Key, words
 from schemas.messages.recipes import Recipe, ValueFormat
 from schemas.wire.refusals import QuantCode, QuantScale
 

@@ -9,7 +9,7 @@ import torch
 from benchmarks import leak
 from benchmarks.private_relevance import mass
 from client_agent.model.loading import load_base_model
-from client_agent.signature import Signature
+from client_agent.sketches.gradient import Signature
 
 
 def test_mass_is_split_over_the_own_cluster_oneself_and_the_others() -> None:

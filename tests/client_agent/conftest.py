@@ -21,15 +21,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from client_agent.coordinator_api import CoordinatorApi
-from client_agent.membership import enrol, read_key
+from client_agent.identity.membership import enrol, read_key
+from client_agent.model.architectures import ARCHITECTURES as KNOWN
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
-from client_agent.model.roles import ARCHITECTURES as KNOWN
-from client_agent.participant import Participant
+from client_agent.rounds.participant import Participant
 from client_agent.settings import read_settings
-from client_agent.silo import Silo, open_silo
-from tests.integration.agents import EXAMPLES, MODELS
+from client_agent.training.silo import Silo, open_silo
+from client_agent.transport.client import CoordinatorApi
+from tests.scenarios.agents import EXAMPLES, MODELS
 from tests.served import Served
 
 ARCHITECTURES = tuple(KNOWN)

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from client_agent.check import findings
 from client_agent.daemon import prepare, run
 from client_agent.errors import CoordinatorRefused, Stopped
-from client_agent.participant import Participant
-from client_agent.round_folder import CLOSED, RECEIPT, SCORES_SENT, UPDATE
+from client_agent.preflight import findings
+from client_agent.rounds.participant import Participant
+from client_agent.storage.round_folder import CLOSED, RECEIPT, SCORES_SENT, UPDATE
 from tests.client_agent.bad_lines import Buffering, Deaf
 from tests.client_agent.conftest import config
 from tests.served import Served

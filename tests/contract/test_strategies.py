@@ -9,9 +9,8 @@ import pytest
 from pydantic import JsonValue
 
 from client_agent.strategies import base as agent_side
-from coordinator.lora_methods import Folding, PartTravels
 from coordinator.strategies import base as coordinator_side
-from coordinator.strategy_needs import MoreTravels
+from coordinator.strategies.capabilities import Folding, MoreTravels, PartTravels
 from schemas.maths.adapter import lora_layout, prior_layout
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.errors import SettingsUnusable
-from coordinator.serving import load_settings
+from coordinator.server import load_settings
 from coordinator.settings import unread
 
 WITHOUT_PASSWORD = "postgresql://tessera@postgres/tessera"

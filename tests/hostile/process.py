@@ -82,7 +82,7 @@ def start_process(database_url: str, folder: Path, *under: str, **settings: Any)
     return ServedProcess(url, database_url, program, None, log=log)  # type: ignore[arg-type]
 
 
-_PROGRAM = "from coordinator.serving import serve; serve(port=0)"
+_PROGRAM = "from coordinator.server import serve; serve(port=0)"
 
 
 def _announced(output: Sequence[str] | Any, log: Path) -> str:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 from sqlalchemy import create_engine, text, update
 
-from coordinator.tables import RoundRow, Table
+from coordinator.db.tables.federations import RoundRow, Table
 from schemas.messages.recipes import Recipe
 from tests.hostile.process import ServedProcess
 from tests.served import Served, Silo, slug

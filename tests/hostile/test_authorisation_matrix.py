@@ -14,9 +14,9 @@ import pytest
 
 from coordinator.app import create_app
 from coordinator.settings import Settings
-from tests.coordinator.alignment.test_acceptance import figures
 from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, aligned, deliver
 from tests.coordinator.alignment.test_alignment import body as pack_body
+from tests.coordinator.alignment.test_transfer_test import figures
 from tests.served import Served, Silo, slug
 from tests.taking_part import join, put, update_body, values, wait_for
 

@@ -15,15 +15,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from client_agent.coordinator_api import CoordinatorApi, NothingYet
-from coordinator import migrate
-from coordinator.database import Database
-from coordinator.limits.polls import BURST
+from client_agent.transport.client import CoordinatorApi, NothingYet
+from coordinator.db import migrate
+from coordinator.db.engine import Database
+from coordinator.http.limits.poll_rate import BURST
 from tests.hostile.attack import at_a_bounded_cost
 from tests.hostile.process import start_process
 from tests.hostile.scene import Answer, Scene, connected, listen, request_bytes, set_up, told, wait_until_told
-from tests.integration.agents import wait_until
 from tests.postgres_server import PostgresServer
+from tests.scenarios.agents import wait_until
 from tests.served import Served, Silo
 from tests.signed import signed
 from tests.taking_part import (

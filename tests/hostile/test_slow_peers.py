@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.limits.pace import GRACE_SECONDS, HEAD_SECONDS, IDLE_SECONDS
+from coordinator.http.limits.body_deadline import GRACE_SECONDS, HEAD_SECONDS, IDLE_SECONDS
 from tests.hostile.attack import Case, attack
 from tests.hostile.process import start_process
 from tests.hostile.scene import Answer, Scene, connected, listen, request_bytes, set_up

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from coordinator.limits.pace import ANSWER_BYTES_PER_SECOND, GRACE_SECONDS, IDLE_SECONDS
+from coordinator.http.limits.body_deadline import ANSWER_BYTES_PER_SECOND, GRACE_SECONDS, IDLE_SECONDS
 from schemas.wire.envelope import MEDIA_TYPE
 from tests.hostile.attack import MEMORY_BYTES
 from tests.hostile.process import ServedProcess, start_process

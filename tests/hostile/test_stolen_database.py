@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from sqlalchemy import create_engine, inspect, text
 
-from client_agent.signed_requests import SignedRequests
+from client_agent.transport.request_signing import SignedRequests
 from schemas.identity.enrolment_token import read
 from schemas.identity.keys import decode
 from tests.hostile.process import ServedProcess, start_process

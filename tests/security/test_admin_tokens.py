@@ -11,10 +11,10 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from coordinator.database import Database
+from coordinator.db.engine import Database
 from coordinator.enrolment import first_admin
 from coordinator.errors import SettingsUnusable
-from coordinator.serving import load_settings
+from coordinator.server import load_settings
 from tests.served import Served, slug
 from tests.taking_part import running, url
 

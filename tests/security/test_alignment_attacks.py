@@ -7,8 +7,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from schemas.wire.digests import digest_of
-from tests.coordinator.alignment.test_acceptance import figures
-from tests.coordinator.alignment.test_acceptance import path as acceptance
 from tests.coordinator.alignment.test_alignment import (
     ERRORS,
     MODULES,
@@ -20,7 +18,9 @@ from tests.coordinator.alignment.test_alignment import (
     refused,
     tensors,
 )
-from tests.coordinator.test_operator import Operator
+from tests.coordinator.alignment.test_transfer_test import figures
+from tests.coordinator.alignment.test_transfer_test import path as acceptance
+from tests.coordinator.cli.test_operator import Operator
 from tests.served import Served, Silo, enrolment
 from tests.taking_part import join, put, try_join, update_body, url, values, wait_for, weights
 

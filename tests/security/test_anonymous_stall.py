@@ -12,10 +12,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from coordinator import json_body
-from coordinator.aggregation import ticker
-from coordinator.enrolment import failures, stumbles
-from coordinator.json_body import MOST_FAULTS
+from coordinator import workers
+from coordinator.auth import failure_limit
+from coordinator.enrolment import failure_delay
+from coordinator.http import json_body
+from coordinator.http.json_body import MOST_FAULTS
 from schemas.messages.enrolment import EnrolmentRequest
 from tests.served import PROFILE, Served, enrolment, slug
 
@@ -72,14 +73,14 @@ def test_malformed_enrolments_count_by_address_and_then_cost_no_look(
     token = served.enrolment_token(served.federation(), "a")
     good = enrolment(served.http(), token, "a", Ed25519PrivateKey.generate())
     noted: list[str] = []
-    note = failures.note
+    note = failure_limit.note
 
     def noting(*arguments: Any) -> None:
         noted.append(arguments[1])
         note(*arguments)
 
-    monkeypatch.setattr(failures, "note", noting)
-    monkeypatch.setattr(stumbles, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(failure_limit, "note", noting)
+    monkeypatch.setattr(failure_delay, "LATE_SECONDS", 0.0)
     bodies = [b"{", json.dumps(MANY_ROLES).encode()] * LIMIT
     answers = [served.http().post("/v1/enrolments", content=body, headers=JSON) for body in bodies]
     assert {answer.status_code for answer in answers[:LIMIT]} == {400, 422}
@@ -99,11 +100,11 @@ def test_addresses_that_failed_are_forgotten_by_the_tidying(
     assert served.http().post("/v1/enrolments", content=b"{", headers=JSON).status_code == 400
     database = served._server._app.state.database
     ticking = served._server._app.state.ticker
-    monkeypatch.setattr(failures, "_WINDOW", -failures._WINDOW)
-    monkeypatch.setattr(ticker, "_COLLECT_EVERY_SECONDS", 600.0)
+    monkeypatch.setattr(failure_limit, "_WINDOW", -failure_limit._WINDOW)
+    monkeypatch.setattr(workers, "_COLLECT_EVERY_SECONDS", 600.0)
     ticking._next_collection = 0.0
     ticking._tidy()
-    assert failures.forget_old(database) == 0
+    assert failure_limit.forget_old(database) == 0
     assert rows(served.database_url, "SELECT count(*) FROM failed_enrolments") == [(0,)]
 
 

@@ -12,12 +12,12 @@ from sqlalchemy import text
 from typer import Typer
 from typer.testing import CliRunner
 
-from coordinator import operator
-from coordinator.database import Database
+from coordinator import cli
+from coordinator.db.engine import Database
 from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import public_key
-from tests.coordinator.alignment.test_acceptance import figures, with_packs
 from tests.coordinator.alignment.test_alignment import OTHER
+from tests.coordinator.alignment.test_transfer_test import figures, with_packs
 from tests.served import ADMIN_TOKEN, Served
 from tests.taking_part import deliver, running, values
 
@@ -86,7 +86,7 @@ def test_the_end_of_the_log_is_signed_on_every_page(served: Served) -> None:
 
 def audit(served: Served, *arguments: str) -> tuple[int, str]:
     app = Typer()
-    operator.commands(app)
+    cli.commands(app)
     done = CliRunner().invoke(app, ["audit", "--url", served.url, "--token", ADMIN_TOKEN, *arguments])
     return done.exit_code, done.output + done.stderr
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from coordinator import events
-from coordinator.alignment import acceptance
-from coordinator.database import Database
+from coordinator.alignment import transfer_test
+from coordinator.db.engine import Database
+from coordinator.db.tables.federations import EventRow, FederationRow
 from coordinator.federations import store
 from coordinator.rounds import retention, scores
-from coordinator.tables import EventRow, FederationRow
+from coordinator.storage import event_log
 from schemas.messages.federations import FederationPlan
-from tests.coordinator.alignment.test_acceptance import OTHER, figures, path, with_packs
+from tests.coordinator.alignment.test_transfer_test import OTHER, figures, path, with_packs
 from tests.served import Served, Silo, slug
 from tests.taking_part import deliver, join, one_round, plan, running, url, values, wait_for
 
@@ -81,9 +81,9 @@ def test_acceptance_tests_are_told_together_and_replaced_once_a_minute(
     assert silo.http.put(path(fid), json=figures(pack)).status_code == 201
     refused = silo.http.put(path(fid), json=figures(pack, steps=51))
     assert (refused.status_code, slug(refused)) == (429, "rate-limited")
-    assert 0 < int(refused.headers["Retry-After"]) <= acceptance.REPLACED_AFTER.total_seconds() + 6
+    assert 0 < int(refused.headers["Retry-After"]) <= transfer_test.REPLACED_AFTER.total_seconds() + 6
     assert kept(rows, coordinator, fid) == before + 1
-    monkeypatch.setattr(acceptance, "REPLACED_AFTER", -acceptance.REPLACED_AFTER)
+    monkeypatch.setattr(transfer_test, "REPLACED_AFTER", -transfer_test.REPLACED_AFTER)
     began = time.monotonic()
     for steps in range(60, 80):
         assert silo.http.put(path(fid), json=figures(pack, steps=steps)).status_code == 201
@@ -114,18 +114,18 @@ def numbers(database: Database, fid: str) -> list[int]:
 def test_a_federation_keeps_its_newest_events_only(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "MOST_KEPT", 10)
+    monkeypatch.setattr(event_log, "MOST_KEPT", 10)
     with database.write() as session:
         plan = FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}})
         crowded, quiet = (store.create(session, plan).id for _ in range(2))
         for _ in range(25):
-            events.append(session, crowded, "round", {"round": 1})
-        events.append(session, quiet, "round", {"round": 1})
-    assert [events.forget_old(database, most=10) for _ in range(3)] == [10, 5, 0]
+            event_log.append(session, crowded, "round", {"round": 1})
+        event_log.append(session, quiet, "round", {"round": 1})
+    assert [event_log.forget_old(database, most=10) for _ in range(3)] == [10, 5, 0]
     assert (numbers(database, crowded), numbers(database, quiet)) == ([*range(16, 26)], [1])
     with database.write() as session:
-        assert [event.number for event in events.since(session, crowded, 3)] == [*range(16, 26)]
-        assert events.append(session, crowded, "round", {"round": 1}) == 26
+        assert [event.number for event in event_log.since(session, crowded, 3)] == [*range(16, 26)]
+        assert event_log.append(session, crowded, "round", {"round": 1}) == 26
 
 
 def test_the_events_of_a_round_go_with_its_tensors(coordinator: Served) -> None:
@@ -136,7 +136,7 @@ def test_the_events_of_a_round_go_with_its_tensors(coordinator: Served) -> None:
     database = Database(coordinator.database_url)
     try:
         with database.write() as session:
-            events.append(session, fid, "alignment", {"base_model": "b", "digest": "d"})
+            event_log.append(session, fid, "alignment", {"base_model": "b", "digest": "d"})
         while retention.thin_out(database, 2):
             pass
         with database.read() as session:

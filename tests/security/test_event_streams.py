@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.federations import events, streams
-from coordinator.federations.streams import MOST_OF_A_CALLER, Streams
-from coordinator.limits.connections import reserved
+from coordinator.federations import event_fanout, event_stream
+from coordinator.federations.event_fanout import MOST_OF_A_CALLER, Streams
+from coordinator.http.limits.connections import reserved
 from tests.hostile.scene import request_bytes
 from tests.served import Served, Silo, slug
 from tests.signed import signed
@@ -66,18 +66,18 @@ def test_all_streams_of_a_process_cost_one_look(
     served = serve(database_url)
     asked: list[set[str]] = []
     pages: list[str] = []
-    ask, page = streams._ask, streams._page
+    ask, page = event_fanout._ask, event_fanout._page
 
     def asking(*arguments: Any) -> Any:
         asked.append(arguments[1])
         return ask(*arguments)
 
-    def paging(database: Any, follower: streams.Follower) -> Any:
+    def paging(database: Any, follower: event_fanout.Follower) -> Any:
         pages.append(follower.federation_id)
         return page(database, follower)
 
-    monkeypatch.setattr(streams, "_ask", asking)
-    monkeypatch.setattr(streams, "_page", paging)
+    monkeypatch.setattr(event_fanout, "_ask", asking)
+    monkeypatch.setattr(event_fanout, "_page", paging)
     silos = [served.enrol(served.federation(), f"silo-{i}") for i in range(3)]
     fids = {silo.federation_id for silo in silos}
     with ExitStack() as stack:
@@ -96,8 +96,8 @@ def test_all_streams_of_a_process_cost_one_look(
 def test_a_quiet_stream_shows_that_it_is_there_and_ends(
     coordinator: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "HEARTBEAT_SECONDS", 0.2)
-    monkeypatch.setattr(events, "LONGEST_SECONDS", 1.0)
+    monkeypatch.setattr(event_stream, "HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(event_stream, "LONGEST_SECONDS", 1.0)
     fid = coordinator.federation()
     coordinator.enrol(fid, "a")
     with ExitStack() as stack:
@@ -112,7 +112,7 @@ def test_a_quiet_stream_shows_that_it_is_there_and_ends(
 def test_who_fell_behind_what_is_remembered_misses_nothing(
     coordinator: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "_REMEMBERED", 1)
+    monkeypatch.setattr(event_fanout, "_REMEMBERED", 1)
     fid = coordinator.federation()
     with ExitStack() as stack:
         lines = lines_of(stack, coordinator.admin, fid)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from client_agent.membership import exclusive
-from client_agent.round_folder import RoundFolders, write_durably
+from client_agent.identity.membership import exclusive
+from client_agent.storage.files import write_durably
+from client_agent.storage.round_folder import RoundFolders
 from tests.hostile.process import start_process
 
 ROOT = Path(__file__).parents[2]

@@ -114,7 +114,7 @@ def test_two_signature_inputs_are_no_signature(served: Served, silo: Silo) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["../migrate", "..migrate", "os", "coordinator.migrate", "__init__", "battery\x00"]
+    "name", ["../migrate", "..migrate", "os", "coordinator.db.migrate", "__init__", "battery\x00"]
 )
 def test_a_strategy_is_no_other_module(served: Served, name: str) -> None:
     answer = served.admin.post("/v1/federations", json={"name": "x", "strategy": {"name": name}})

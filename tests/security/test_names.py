@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter
 from sqlalchemy import create_engine, update
 
-from coordinator.operator.show import text
-from coordinator.tables import ClientRow, FederationRow
+from coordinator.cli.output import text
+from coordinator.db.tables.federations import ClientRow, FederationRow
 from schemas.messages.names import NewName, printable
-from tests.coordinator.test_operator import Operator
+from tests.coordinator.cli.test_operator import Operator
 from tests.served import Served, enrolment, slug
 from tests.taking_part import join, running
 

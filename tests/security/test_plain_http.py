@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from client_agent.errors import SettingsUnusable
 from client_agent.settings import read_settings
-from coordinator import operator
+from coordinator import cli
 from schemas.identity.plain_http import is_exposed
 from tests.served import ADMIN_TOKEN
 
@@ -66,7 +66,7 @@ def test_an_agent_refuses_plain_http_unless_it_is_told_so(
 
 def run(*arguments: str, token: str = ADMIN_TOKEN, **environment: str) -> Result:
     app = Typer()
-    operator.commands(app)
+    cli.commands(app)
     return CliRunner().invoke(
         app, [*arguments, "--url", REMOTE], env={"TESSERA_TOKEN": token} | environment, catch_exceptions=False
     )
@@ -83,7 +83,7 @@ def test_a_command_sends_no_token_in_the_clear(command: tuple[str, ...]) -> None
 
 
 def test_a_command_does_so_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.operator.api._SECONDS", 0.2)
+    monkeypatch.setattr("coordinator.cli.client._SECONDS", 0.2)
     for allowed in (run("audit", "--insecure"), run("audit", TESSERA_INSECURE="true")):
         assert allowed.exit_code == 1
         assert "does not answer" in allowed.output

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from coordinator.enrolment.nonces import MOST_READS_OF_A_KEY, Reads
+from coordinator.auth.nonces import MOST_READS_OF_A_KEY, Reads
 from coordinator.errors import Replayed
 from schemas.identity.signed_requests import ACCEPTED_SECONDS
 from tests.served import Served, Silo, slug

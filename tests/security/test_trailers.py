@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.limits.connections import FIELDS_LIMIT, HEAD_LIMIT
+from coordinator.http.limits.connections import FIELDS_LIMIT, HEAD_LIMIT
 from tests.served import Served, enrolment
 
 

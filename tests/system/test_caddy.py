@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from tests.served import ADMIN_TOKEN
+from tests.stress.one_hot import Trial, check, taking_part, wait_for_the_end
+from tests.stress.processes import Coordinator
 from tests.system.caddy import PORT_BEHIND, URL, Caddy, caddy
-from tests.torture.one_hot import Trial, check, taking_part, wait_for_the_end
-from tests.torture.processes import Coordinator
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

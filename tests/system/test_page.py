@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.coordinator.alignment.test_acceptance import figures, with_packs
 from tests.coordinator.alignment.test_alignment import OTHER
+from tests.coordinator.alignment.test_transfer_test import figures, with_packs
 from tests.served import ADMIN_TOKEN, Served
 from tests.taking_part import deliver, one_round, plan, running, url, values
 

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from client_agent.model.adapter import Adapter, LoraFactors
-from client_agent.model.anchors import answered, asked, random_targets, sites_of
+from client_agent.adapters.base import Adapter, LoraFactors
+from client_agent.adapters.frames import random_frames
+from client_agent.adapters.inject import inject_lora, inject_pq
+from client_agent.alignment.anchor_responses import answered, asked, random_targets, sites_of
+from client_agent.model.architectures import ARCHITECTURES, linear_shape
 from client_agent.model.examples import Example, encode_all
-from client_agent.model.frames import random_frames
-from client_agent.model.inject import inject_lora, inject_pq
 from client_agent.model.loading import BaseModel
-from client_agent.model.roles import ARCHITECTURES, linear_shape
 from client_agent.model.tokens import Batch, answer_logits, collate, pad_id
-from client_agent.signature import sketch_of
+from client_agent.sketches.gradient import sketch_of
 from client_agent.training.loop import train
 from schemas.maths.adapter import block_modules, lora_layout, pq_layout
 from schemas.messages.alignment import Anchor

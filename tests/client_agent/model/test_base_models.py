@@ -63,7 +63,7 @@ def test_an_unknown_architecture_says_what_to_add_and_where(saved_model: Callabl
     folder = Path(saved_model())
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "opt"}))
-    with pytest.raises(UnknownArchitecture, match=r"opt.*client_agent/model/roles.py.*q, k, v, o"):
+    with pytest.raises(UnknownArchitecture, match=r"opt.*client_agent/model/architectures.py.*q, k, v, o"):
         load_base_model(str(folder), device=CPU)
 
 

@@ -11,11 +11,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from client_agent.adapters.frames import random_frames
+from client_agent.adapters.inject import inject_pq
 from client_agent.errors import TextTooLong, TokenizerUnfit
 from client_agent.model.examples import Example, Turn, encode_example, encode_prompt
-from client_agent.model.frames import random_frames
 from client_agent.model.generation import completion, growing_text
-from client_agent.model.inject import inject_pq
 from client_agent.model.loading import BaseModel
 from schemas.messages.federations import AdapterPlan
 from tests.client_agent.conftest import character_tokenizer

@@ -12,7 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from client_agent.privacy import accountant
 from client_agent.privacy.accountant import epsilon_of, noise_for
-from client_agent.privacy.errors import AccountantsDisagree
+from client_agent.privacy.budget import AccountantsDisagree
 from client_agent.privacy.release import Mechanism
 
 DELTA = 1e-5

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from client_agent.privacy.accountant import epsilon_of
-from client_agent.privacy.errors import BudgetSpent, LedgerDamaged
+from client_agent.privacy.budget import BudgetSpent, LedgerDamaged
 from client_agent.privacy.ledger import LEDGER, Ledger
 from client_agent.privacy.release import Averaged, Mechanism
 from schemas.messages.federations import SignatureDpPlan

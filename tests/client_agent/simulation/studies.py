@@ -11,7 +11,7 @@ from client_agent.simulation.results import CellResult, ClientResult, ClientRoun
 from client_agent.simulation.study import Study, read_study
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import Metrics, Scores
-from tests.integration.agents import EXAMPLES, MODELS
+from tests.scenarios.agents import EXAMPLES, MODELS
 
 TINY = {
     "rounds": {"total": 2},

@@ -8,21 +8,15 @@ from pathlib import Path
 import pytest
 
 from client_agent.errors import StudyUnusable
-from client_agent.simulation.methods import (
-    BUILT_IN,
-    ON_REQUEST,
-    methods_of,
-    plan_of,
-    require_equal_training,
-)
+from client_agent.simulation.methods import BUILT_IN, ON_REQUEST, methods_of, plan_of, require_equal_training
 from client_agent.simulation.results import Cell, cells_of
 from client_agent.simulation.study import read_study
 from coordinator.strategies.base import make
-from coordinator.strategy_needs import Particular
+from coordinator.strategies.capabilities import Particular
 from schemas.messages.federations import ALL_ROLES, FederationPlan
 from schemas.messages.recommended import LORA_STRATEGIES
 from tests.client_agent.simulation.studies import silo_table, study, write_study
-from tests.integration.agents import EXAMPLES, MODELS
+from tests.scenarios.agents import EXAMPLES, MODELS
 
 PIVOT = "tiny-s-000000000000"
 

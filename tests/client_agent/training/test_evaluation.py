@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from client_agent.adapters.frames import random_frames
+from client_agent.adapters.inject import inject_pq
 from client_agent.errors import LossNotFinite
 from client_agent.model.examples import Example
-from client_agent.model.frames import random_frames
-from client_agent.model.inject import inject_pq
 from client_agent.model.loading import BaseModel
 from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import train

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from client_agent.adapters.base import Adapter
+from client_agent.adapters.frames import Frame, random_frames
+from client_agent.adapters.inject import inject_lora, inject_pq
 from client_agent.errors import LayoutMismatch, LossNotFinite, MissingGradient, TextTooLong
-from client_agent.model.adapter import Adapter
 from client_agent.model.examples import Example
-from client_agent.model.frames import Frame, random_frames
-from client_agent.model.inject import inject_lora, inject_pq
 from client_agent.model.loading import BaseModel
 from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import Step, TrainingOutcome, rate_at, train

@@ -10,14 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import func, select
 
-from coordinator import payloads
-from coordinator.aggregation import publishing
-from coordinator.aggregation.publishing import claim_due
-from coordinator.database import Database, now
+from coordinator.aggregation import job
+from coordinator.aggregation.job import claim_due
+from coordinator.db.engine import Database, now
+from coordinator.db.tables.federations import (
+    ClientRow,
+    ParticipationRow,
+    RoundRow,
+    SignatureRow,
+    UpdateRow,
+    WeightsRow,
+)
 from coordinator.federations import store as federations
 from coordinator.federations.store import plan_of
 from coordinator.rounds import store as rounds
-from coordinator.tables import ClientRow, ParticipationRow, RoundRow, SignatureRow, UpdateRow, WeightsRow
+from coordinator.storage import payloads
 from schemas.maths.adapter import Layout, in_order, size
 from schemas.messages.federations import FederationPlan
 
@@ -162,7 +169,7 @@ def nothing() -> None:
 def publish(database: Database, between: Callable[[], None] = nothing, block_bytes: int = BLOCK_BYTES) -> int:
     claim = claim_due(database, 60.0)
     assert claim is not None
-    return publishing.aggregate(database, claim, block_bytes=block_bytes, between=between)
+    return job.aggregate(database, claim, block_bytes=block_bytes, between=between)
 
 
 def count(database: Database, table: Any) -> int:

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event, select, update
 
-from coordinator import payloads
-from coordinator.aggregation.columns import blocks
-from coordinator.database import Database, now
-from coordinator.tables import ClientRow, PayloadRow, RelevanceRow, WeightsRow
+from coordinator.aggregation.blocks import blocks
+from coordinator.db.engine import Database, now
+from coordinator.db.tables.federations import ClientRow, PayloadRow, RelevanceRow, WeightsRow
+from coordinator.storage import payloads
 from schemas.maths.adapter import Layout, in_order, size
 from schemas.wire.digests import digest_of
 from tests.coordinator.aggregation.closed_round import (

@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy import event, update
 from sqlalchemy.exc import OperationalError
 
-from coordinator import collection, payloads
-from coordinator.aggregation.aggregate import mix
-from coordinator.aggregation.bodies import Made, Receiver, discard
-from coordinator.aggregation.reading import StoredState
-from coordinator.database import Database
+from coordinator.aggregation.mixing import mix
+from coordinator.aggregation.output_writer import Made, Receiver, discard
+from coordinator.aggregation.state_reader import StoredState
+from coordinator.db.engine import Database
+from coordinator.db.tables.federations import PayloadRow, RoundRow
+from coordinator.storage import garbage_collection, payloads
 from coordinator.strategies.base import ClientFacts, Cohort, Weighing, modules_of
-from coordinator.tables import PayloadRow, RoundRow
 from tests.coordinator.aggregation.closed_round import count, publish, simple
 
 LAYOUT = {"b0.q.Q": (30,)}
@@ -94,4 +94,4 @@ def test_a_database_that_fails_meanwhile_hides_nothing_and_the_rest_is_collected
     assert count(database, PayloadRow) == 3 + 1
     with database.write() as session:
         session.execute(update(RoundRow).values(state="abandoned"))
-    assert collection.collect(database, grace=timedelta(seconds=-5)) == 1
+    assert garbage_collection.collect(database, grace=timedelta(seconds=-5)) == 1

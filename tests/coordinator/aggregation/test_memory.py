@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from coordinator.aggregation import publishing
-from coordinator.aggregation.publishing import claim_due
-from coordinator.database import Database
+from coordinator.aggregation import job
+from coordinator.aggregation.job import claim_due
+from coordinator.db.engine import Database
 from tests.coordinator.aggregation.closed_round import Sent, close_round, plan, served
 
 MIB = 2**20
@@ -38,7 +38,7 @@ def test_the_block_bounds_what_is_read_made_and_written(
     assert claim is not None
     tracemalloc.start()
     try:
-        publishing.aggregate(database, claim, block_bytes=budget, between=lambda: None)
+        job.aggregate(database, claim, block_bytes=budget, between=lambda: None)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -62,7 +62,7 @@ def test_memory_does_not_grow_with_clients_or_values(
         assert claim is not None
         tracemalloc.start()
         try:
-            publishing.aggregate(database, claim, block_bytes=BLOCK_BYTES, between=lambda: None)
+            job.aggregate(database, claim, block_bytes=BLOCK_BYTES, between=lambda: None)
             peaks[clients, values] = tracemalloc.get_traced_memory()[1] / MIB
         finally:
             tracemalloc.stop()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coordinator.lora_methods import Combining, Source
 from coordinator.strategies.base import make
+from coordinator.strategies.capabilities import Combining, Source
 from schemas.maths.adapter import Layout, lora_layout
 from schemas.maths.factors import Factors
 from schemas.wire.envelope import slots, unpack

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coordinator.aggregation.aggregate import Columns
-from coordinator.aggregation.reading import room
-from coordinator.database import Database
+from coordinator.aggregation.mixing import Columns
+from coordinator.aggregation.state_reader import room
+from coordinator.db.engine import Database
 from tests.coordinator.aggregation.closed_round import Sent, close_round, plan, publish, served
 
 CLIENTS, VALUES = 256, 2000

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from coordinator.aggregation.voices import has_voices, voiced
-from coordinator.lora_methods import Folding
 from coordinator.strategies.base import ClientFacts, Cohort, Held, Signature, make, modules_of
+from coordinator.strategies.capabilities import Folding
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "fedavg": {},

@@ -8,10 +8,10 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select, update
 
-from coordinator import collection
 from coordinator.alignment import store
-from coordinator.database import Database, now
-from coordinator.tables import PayloadRow
+from coordinator.db.engine import Database, now
+from coordinator.db.tables.federations import PayloadRow
+from coordinator.storage import garbage_collection
 from tests.coordinator.alignment.test_alignment import (
     ANCHORS,
     ERRORS,
@@ -28,16 +28,7 @@ from tests.coordinator.alignment.test_alignment import (
 from tests.hostile.scene import request_bytes
 from tests.served import Served
 from tests.signed import signed
-from tests.taking_part import (
-    join,
-    put,
-    try_join,
-    update_body,
-    upload_headers,
-    url,
-    values,
-    wait_for,
-)
+from tests.taking_part import join, put, try_join, update_body, upload_headers, url, values, wait_for
 
 
 def test_a_newcomer_whose_pack_selects_nothing_joins_with_nothing(coordinator: Served) -> None:
@@ -119,7 +110,7 @@ def test_who_reads_what_is_replaced_may_finish(coordinator: Served) -> None:
         long_ago = now(session) - timedelta(days=9)
         session.execute(update(PayloadRow).where(PayloadRow.id.in_(before)).values(created_at=long_ago))
     assert deliver(coordinator.admin, fid, PIVOT, body(fid, PIVOT, selected=["b0.v"])).status_code == 201
-    collection.collect(database)
+    garbage_collection.collect(database)
     with database.read() as session:
         kept = session.scalars(select(PayloadRow.id).where(PayloadRow.id.in_(before))).all()
     database.close()

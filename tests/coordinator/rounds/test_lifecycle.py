@@ -10,13 +10,16 @@ from coordinator.rounds.lifecycle import (
     ENDED,
     TAKING_PART,
     TRANSITIONS,
+    Part,
     RoundFacts,
     Step,
+    advice,
     after_round,
     is_waited_for,
     next_state,
+    retry_after,
+    shown_state,
 )
-from coordinator.rounds.selection import Part, advice, retry_after, shown_state
 from schemas.messages.rounds import RoundState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from coordinator.database import Database, now
-from coordinator.identity_tables import RosterRow
+from coordinator.db.engine import Database, now
+from coordinator.db.tables.identity import RosterRow
 from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import name_of, public_key
 from schemas.wire.digests import digest_of

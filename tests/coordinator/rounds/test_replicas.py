@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from sqlalchemy import select, text
 
-from coordinator import payloads
-from coordinator.database import Database
-from coordinator.locks import lock_federation
-from coordinator.tables import PayloadRow
+from coordinator.db.engine import Database
+from coordinator.db.federation_lock import lock_federation
+from coordinator.db.tables.federations import PayloadRow
+from coordinator.storage import payloads
 from tests.served import Served, Silo
 from tests.taking_part import PLAN, join, put, running, try_join, update_body, values, wait_for, weights
 

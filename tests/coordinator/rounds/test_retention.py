@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from alembic.util import CommandError
 
-from coordinator import collection, migrate
-from coordinator.database import Database
+from coordinator.db import migrate
+from coordinator.db.engine import Database
 from coordinator.rounds import retention
+from coordinator.storage import garbage_collection
 from tests.served import Served, Silo, slug
 from tests.taking_part import (
     deliver,
@@ -57,7 +58,7 @@ def _thin_out(served: Served) -> int:
     database = Database(served.database_url)
     try:
         forgotten = retention.thin_out(database, KEPT)
-        collection.collect(database, grace=timedelta(0))
+        garbage_collection.collect(database, grace=timedelta(0))
         return forgotten
     finally:
         database.close()

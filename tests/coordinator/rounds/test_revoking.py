@@ -9,10 +9,10 @@ from time import sleep
 import pytest
 from sqlalchemy import update
 
-from coordinator.database import Database
+from coordinator.db.engine import Database
+from coordinator.db.federation_lock import lock_federation
+from coordinator.db.tables.federations import ClientRow, ParticipationRow
 from coordinator.federations import store as federations
-from coordinator.locks import lock_federation
-from coordinator.tables import ClientRow, ParticipationRow
 from tests.coordinator.aggregation.closed_round import simple
 from tests.served import Served, slug
 from tests.taking_part import deliver, join, plan, running, show, values, wait_for

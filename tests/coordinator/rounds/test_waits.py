@@ -7,12 +7,12 @@ from itertools import product
 
 import pytest
 
-from coordinator.database import Database, now
+from coordinator.db.engine import Database, now
+from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow
 from coordinator.federations import store as federations
 from coordinator.federations.store import plan_of
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import next_state
-from coordinator.tables import ClientRow, FederationRow, ParticipationRow
 from schemas.messages.federations import FederationPlan
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coordinator.lora_methods import Combining, Folding, Source
 from coordinator.strategies.averaging import mean
 from coordinator.strategies.base import make
+from coordinator.strategies.capabilities import Combining, Folding, Source
 from schemas.maths.factors import Factors, recompressed, side_by_side
 
 Floats = NDArray[np.float64]

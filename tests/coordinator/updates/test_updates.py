@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.limits import uploads
+from coordinator.http.limits import concurrency
 from schemas.wire.envelope import unpack
 from schemas.wire.header import Slot
 from tests.served import Served, Silo, slug
@@ -183,8 +183,8 @@ def test_a_client_revoked_while_it_uploads_is_not_accepted(
     fid, (silo, _) = running(coordinator)
     body = update_body(silo, 1, join(silo, 1), values(1.0))
     slots = Slots(1)
-    monkeypatch.setattr(uploads, "_DECODERS", slots)
-    monkeypatch.setattr(uploads, "_PATIENCE_SECONDS", 20.0)
+    monkeypatch.setattr(concurrency, "_DECODERS", slots)
+    monkeypatch.setattr(concurrency, "_PATIENCE_SECONDS", 20.0)
     slots.acquire()
     slots.asked.clear()
     with ThreadPoolExecutor(1) as pool:
@@ -203,9 +203,9 @@ def test_beyond_the_decode_slots_an_upload_is_sent_away_for_a_while(
 ) -> None:
     _, (silo, _) = running(coordinator)
     body = update_body(silo, 1, join(silo, 1), values(1.0))
-    monkeypatch.setattr(uploads, "_DECODERS", BoundedSemaphore(1))
-    monkeypatch.setattr(uploads, "_PATIENCE_SECONDS", 0.01)
-    with uploads._DECODERS:
+    monkeypatch.setattr(concurrency, "_DECODERS", BoundedSemaphore(1))
+    monkeypatch.setattr(concurrency, "_PATIENCE_SECONDS", 0.01)
+    with concurrency._DECODERS:
         busy = put(silo, 1, body)
     assert (busy.status_code, slug(busy)) == (503, "busy")
     assert 1 <= int(busy.headers["retry-after"]) <= 5

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from sqlalchemy import delete, text
 
-from coordinator import collection
-from coordinator.database import Database
-from coordinator.limits import uploads
-from coordinator.limits.uploads import decoder
+from coordinator.db.engine import Database
+from coordinator.db.tables.weights import CodedWeightsRow
+from coordinator.http.limits import concurrency
+from coordinator.http.limits.concurrency import decoder
 from coordinator.rounds import retention
-from coordinator.weights_tables import CodedWeightsRow
-from tests.coordinator.weights.test_coded_weights import PLAN, ask, drawn
+from coordinator.storage import garbage_collection
+from tests.coordinator.weights.test_compressed import PLAN, ask, drawn
 from tests.served import Served, Silo, slug
 from tests.taking_part import deliver, join, plan, put, running, update_body, url, wait_for
 
@@ -64,7 +64,7 @@ def asked_by(served: Served, silo: Silo, recipe: str) -> httpx.Response:
 def test_who_asks_again_needs_no_slot_for_the_same_bytes_a_range_or_nothing(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(concurrency, "_PATIENCE_SECONDS", 0.2)
     _, (silo, _) = rounds_later(served, 2)
     first = ask(silo, 2, "int8_own_last")
     tag, proof = first.headers["etag"], first.headers["tessera-weights"]
@@ -82,7 +82,7 @@ def test_who_asks_again_needs_no_slot_for_the_same_bytes_a_range_or_nothing(
 def test_that_weights_do_not_fit_a_recipe_is_found_once(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(concurrency, "_PATIENCE_SECONDS", 0.2)
     fid, silos = running(served, **plan(limits={"max_norm": 1e30}))
     for silo, fill in zip(silos, (1e20, -1e20), strict=True):
         tensors = {"b0.q.P": np.full((2, 2), fill, np.float32), "b0.q.Q": np.full(2, fill, np.float32)}
@@ -103,7 +103,7 @@ def test_a_client_that_asks_for_much_at_once_leaves_a_slot_to_others(
             asked = [pool.submit(asked_by, served, silo, recipe) for recipe in ("bf16", "bf16", "int8")]
             time.sleep(0.5)
             with monkeypatch.context() as impatient:
-                impatient.setattr(uploads, "_PATIENCE_SECONDS", 0.1)
+                impatient.setattr(concurrency, "_PATIENCE_SECONDS", 0.1)
                 with decoder():
                     assert [one.result().text for one in asked if one.done()] == []
         one, same, other = (future.result() for future in asked)
@@ -137,7 +137,7 @@ def test_what_is_kept_goes_with_the_rounds_weights_and_what_stays_is_whole(
     with closing(Database(served.database_url)) as database:
         assert retention.thin_out(database, 2) > 0
         assert rows(served.database_url, KEPT) == [(number, "int8") for number in (3, 4, 5)]
-        collection.collect(database, grace=timedelta(0))
+        garbage_collection.collect(database, grace=timedelta(0))
         for number in (3, 4, 5):
             assert ask(silo, number, "int8").headers["etag"] == named[number]
         assert slug(ask(silo, 2, "int8")) == "not-found"
@@ -152,7 +152,7 @@ def test_what_was_kept_follows_from_the_weights_alone(served: Served) -> None:
     with closing(Database(served.database_url)) as database:
         with database.write() as session:
             session.execute(delete(CodedWeightsRow))
-        assert collection.collect(database, grace=timedelta(0)) == 1
+        assert garbage_collection.collect(database, grace=timedelta(0)) == 1
     after = ask(silo, 2, "int4_own_last")
     assert after.content == before.content
     assert after.headers["tessera-weights"] == before.headers["tessera-weights"]

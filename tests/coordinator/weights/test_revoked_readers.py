@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from coordinator import downloads
+from coordinator.http import downloads
 from schemas.wire.envelope import MEDIA_TYPE
 from tests.served import Served
 from tests.taking_part import join, plan, running, url

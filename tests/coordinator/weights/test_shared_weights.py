@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import func, select
 
-from coordinator.database import Database
-from coordinator.tables import ChunkRow, WeightsRow
+from coordinator.db.engine import Database
+from coordinator.db.tables.federations import ChunkRow, WeightsRow
 from tests.served import Served, Silo
 from tests.taking_part import (
     deliver,

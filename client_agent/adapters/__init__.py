@@ -1,0 +1,1 @@
+"""Adapters around a frozen base model, and their export."""

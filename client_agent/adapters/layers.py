@@ -1,0 +1,126 @@
+"""Layers that compute a frozen linear layer with an adapter or a base delta beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from client_agent.model.architectures import block_diagonal, in_own_rows, linear_shape
+
+GATE_AT_START = -1.386  # sigmoid of it is 0.2
+
+
+class PQCore(nn.Module):
+    """P and Q of one role, and frozen global ones beside them when `gated`.
+
+    Since both branches share A and B, the gated sum (1-b) h_L + b h_G is one branch with
+    P = (1-b) P_L + b P_G and Q likewise, b = sigmoid(gate).
+    """
+
+    P_global: Tensor
+    Q_global: Tensor
+
+    def __init__(self, rank: int, device: torch.device, *, gated: bool) -> None:
+        super().__init__()
+        self.gated = gated
+        self.P = nn.Parameter(torch.zeros(rank, rank, device=device))
+        self.Q = nn.Parameter(torch.zeros(rank, device=device))
+        if gated:
+            self.register_buffer("P_global", torch.zeros_like(self.P.data), persistent=False)
+            self.register_buffer("Q_global", torch.zeros_like(self.Q.data), persistent=False)
+            self.gate = nn.Parameter(torch.tensor(GATE_AT_START, device=device))
+
+    def merged(self) -> tuple[Tensor, Tensor]:
+        """Give P (r, r) and Q (r,) as they act: the gate's mixture, or the local ones without a gate."""
+        if not self.gated:
+            return self.P, self.Q
+        b = torch.sigmoid(self.gate)
+        return (1 - b) * self.P + b * self.P_global, (1 - b) * self.Q + b * self.Q_global
+
+
+class PQLinear(nn.Module):
+    """A linear layer and the PQ-LoRA branches of the n roles that it serves: one, or several if it is fused.
+
+    The branches are one of rank n r, whose P is block-diagonal: A (n r, d_in) holds the roles' A one below
+    the other, B (d_out, n r) each role's B in its own columns and in the rows that the role owns.
+    All of it is float32, whatever the base is.
+    """
+
+    A: Tensor
+    scaled_B: Tensor
+
+    def __init__(
+        self, base_layer: nn.Module, a: Tensor, b: Tensor, scale: float, *, cores: Sequence[PQCore]
+    ) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.register_buffer("A", a.float(), persistent=False)  # (n r, d_in)
+        self.register_buffer("scaled_B", scale * b.float(), persistent=False)  # (d_out, n r)
+        self.cores = nn.ModuleList(cores)
+
+    def merged(self) -> tuple[Tensor, Tensor]:
+        """Give P (n r, n r) and Q (n r,) as they act."""
+        pairs = [cast(PQCore, core).merged() for core in self.cores]
+        if len(pairs) == 1:
+            return pairs[0]
+        return block_diagonal([p for p, _ in pairs]), torch.cat([q for _, q in pairs])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the adapter to the base layer's output: (..., d_in) -> (..., d_out), in the base's dtype."""
+        y = cast(Tensor, self.base_layer(x))
+        with torch.autocast(x.device.type, enabled=False):
+            p, q = self.merged()
+            z = nnf.linear(x.float(), self.A)  # (..., n r)
+            h = nnf.linear(nnf.linear(z, p, q), self.scaled_B)  # (..., d_out)
+        return y + h.to(y.dtype)
+
+
+class FusedLora(nn.Module):
+    """A linear layer and the LoRA of each role that it serves; `rows` are the outputs that each role owns.
+
+    Its parameters are float32, whatever the base is.
+    """
+
+    def __init__(self, base_layer: nn.Module, rows: Sequence[Tensor], rank: int, scale: float) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        device = next(base_layer.parameters()).device
+        self.rows = [own.to(device) for own in rows]
+        self.scale = scale
+        self.out_features, self.in_features = linear_shape(base_layer)
+        self.A = nn.ParameterList(torch.zeros(rank, self.in_features, device=device) for _ in rows)
+        self.B = nn.ParameterList(torch.zeros(len(own), rank, device=device) for own in rows)
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Give A (n r, d_in) and s B (d_out, n r) of all n roles together."""
+        return torch.cat(list(self.A)), self.scale * in_own_rows(list(self.B), self.rows, self.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the adapters to the base layer's output: (..., d_in) -> (..., d_out), in the base's dtype."""
+        y = cast(Tensor, self.base_layer(x))
+        a, b = self.factors()
+        return y + nnf.linear(nnf.linear(x.float(), a), b).to(y.dtype)
+
+
+class FoldedLinear(nn.Module):
+    """A layer, with or without an adapter around it, and what was folded into it."""
+
+    A: Tensor
+    B: Tensor
+
+    def __init__(self, base_layer: nn.Module, a: Tensor, b: Tensor) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        device = next(base_layer.parameters()).device
+        self.out_features, self.in_features = len(b), a.shape[1]
+        self.register_buffer("A", a.to(device, torch.float32), persistent=False)
+        self.register_buffer("B", b.to(device, torch.float32), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add B A x to the layer's output: (..., d_in) -> (..., d_out), in the layer's dtype."""
+        y = cast(Tensor, self.base_layer(x))
+        return y + nnf.linear(nnf.linear(x.float(), self.A), self.B).to(y.dtype)

@@ -1,0 +1,151 @@
+"""PQ-LoRA around a base model: which modules it wraps, what of it travels, what stays. Trains nothing.
+
+It wraps the last layer of each block (fedmosaic.md section 2): tensors are named by block ordinal and role,
+never by layer number, so that models of any depth agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from client_agent.adapters.base import LoraFactors, Removable, State, copy_in, copy_out, replace_module
+from client_agent.adapters.frames import Frame, Frames, present_modules, wrapped_layers
+from client_agent.adapters.layers import PQCore, PQLinear
+from client_agent.errors import AdapterInPlace, LayoutMismatch
+from client_agent.model.architectures import in_own_rows, linear_shape
+from client_agent.model.loading import BaseModel
+from schemas.maths.adapter import Layout, pq_layout
+from schemas.messages.federations import AdapterPlan, Role
+
+Arrays = dict[str, NDArray[np.float32]]
+
+
+class PQAdapter(Removable):
+    """P and Q (and gates) of every framed (block, role) of one base model."""
+
+    def __init__(self, base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool) -> None:
+        self._model = cast(nn.Module, base.model)
+        self._gated = gated
+        self._layers: dict[str, PQLinear] = {}
+        self._cores: dict[str, PQCore] = {}
+        self._rates: dict[str, float] = {}
+        placed: dict[str, dict[str, Role]] = {}
+        ends = wrapped_layers(base, plan)
+        for name, block, role in present_modules(base, plan):
+            if name in frames:
+                _check_frame(frames[name], name, plan.rank, base.shapes[role])
+                placed.setdefault(base.parts.path(ends[block], role), {})[name] = role
+        if not placed:
+            raise LayoutMismatch(
+                "no (block, role) of the plan has a frame: the alignment pack selects nothing; have the "
+                "operator raise alignment.max_error, choose another pivot, or leave alignment out"
+            )
+        for path, members in placed.items():
+            cores = {name: PQCore(plan.rank, base.device, gated=gated) for name in members}
+            self._layers[path] = self._layer(base, path, members, frames, plan.scale, [*cores.values()])
+            self._cores |= cores
+            self._rates |= {name: frames[name].rate for name in members}
+        self.layout: Layout = pq_layout(self._cores, plan.rank)
+        for path, layer in self._layers.items():
+            replace_module(self._model, path, layer)
+
+    def _layer(
+        self,
+        base: BaseModel,
+        path: str,
+        members: Mapping[str, Role],
+        frames: Frames,
+        scale: float,
+        cores: Sequence[PQCore],
+    ) -> PQLinear:
+        """Wrap the linear layer at a path for the (block, role) that it serves."""
+        inner = self._model.get_submodule(path)
+        a = torch.cat([torch.tensor(frames[name].A, device=base.device) for name in members])
+        b = [torch.tensor(frames[name].B, device=base.device) for name in members]
+        rows = [base.parts.rows(self._model, role).to(base.device) for role in members.values()]
+        return PQLinear(inner, a, in_own_rows(b, rows, linear_shape(inner)[0]), scale, cores=cores)
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Give every P and Q, and every gate."""
+        return {**self._shared(), **self._gates()}
+
+    def parameter_groups(self, learning_rate: float) -> list[dict[str, Any]]:
+        """Group by frame: P, Q and gate of a frame train at learning_rate * its rate; gates do not decay."""
+        groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+        for name, core in self._cores.items():
+            groups.setdefault((self._rates[name], True), []).extend((core.P, core.Q))
+            if self._gated:
+                groups.setdefault((self._rates[name], False), []).append(core.gate)
+        return [
+            {"params": parameters, "lr": learning_rate * rate, **({} if decays else {"weight_decay": 0.0})}
+            for (rate, decays), parameters in groups.items()
+        ]
+
+    def state(self) -> Arrays:
+        """Copy P (r, r) and Q (r,) of every (block, role)."""
+        return copy_out(self._shared())
+
+    def load(self, state: State) -> None:
+        """Set P and Q of every (block, role)."""
+        copy_in(self._shared(), state)
+
+    def load_global(self, state: State) -> None:
+        """Set the frozen global P and Q beside the local ones."""
+        if not self._gated:
+            raise AdapterInPlace("the adapter has no global branch; inject it with gated=True to load one")
+        targets = {f"{name}.P": core.P_global for name, core in self._cores.items()}
+        copy_in(targets | {f"{name}.Q": core.Q_global for name, core in self._cores.items()}, state)
+
+    def private_state(self) -> Arrays:
+        """Copy the gates, `b0.q.gate` with shape (); none without a global branch."""
+        return copy_out(self._gates())
+
+    def load_private(self, state: State) -> None:
+        """Set the gates."""
+        copy_in(self._gates(), state)
+
+    def merged_state(self) -> Arrays:
+        """Give P = (1-b) P_L + b P_G and Q likewise: what acts (fedmosaic.md section 2)."""
+        merged = {name: core.merged() for name, core in self._cores.items()}
+        tensors = {f"{name}.P": p for name, (p, _) in merged.items()}
+        return copy_out(tensors | {f"{name}.Q": q for name, (_, q) in merged.items()})
+
+    def as_lora(self) -> dict[str, LoraFactors]:
+        """Give A, s B P and the bias s B Q of every wrapped module; of rank n r where it serves n roles."""
+        return {path: _factors(layer) for path, layer in self._layers.items()}
+
+    def remove(self) -> None:
+        """Put the original linear layers back."""
+        for path, layer in self._layers.items():
+            replace_module(self._model, path, layer.base_layer)
+        self._layers.clear()
+
+    def _shared(self) -> dict[str, nn.Parameter]:
+        tensors = {f"{name}.P": core.P for name, core in self._cores.items()}
+        return tensors | {f"{name}.Q": core.Q for name, core in self._cores.items()}
+
+    def _gates(self) -> dict[str, nn.Parameter]:
+        return {f"{name}.gate": core.gate for name, core in self._cores.items()} if self._gated else {}
+
+
+@torch.no_grad()
+def _factors(layer: PQLinear) -> LoraFactors:
+    p, q = layer.merged()
+    tensors = (layer.A, layer.scaled_B @ p, layer.scaled_B @ q)
+    return LoraFactors(*(np.array(tensor.cpu().numpy()) for tensor in tensors))
+
+
+def _check_frame(frame: Frame, name: str, rank: int, shape: tuple[int, int]) -> None:
+    d_out, d_in = shape
+    if frame.A.shape != (rank, d_in) or frame.B.shape != (d_out, rank):
+        raise LayoutMismatch(
+            f"the frame of {name} is for rank {frame.A.shape[0]} and a layer {frame.B.shape[0]} x "
+            f"{frame.A.shape[1]}, and this model needs rank {rank} and {d_out} x {d_in}; "
+            "is the alignment pack that of this base model and plan?"
+        )

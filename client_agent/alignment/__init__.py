@@ -1,0 +1,1 @@
+"""Alignment packs: fit, select, exchange and test them."""

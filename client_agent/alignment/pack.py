@@ -1,0 +1,83 @@
+"""Hold an alignment pack: one base model's frames, and what is said about them. Write and read its body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from client_agent.adapters.frames import Frame, frame_of
+from client_agent.errors import AlignmentImpossible
+from client_agent.model.loading import BaseModel
+from schemas.maths.adapter import module_name
+from schemas.messages.alignment import AlignmentManifest
+from schemas.messages.federations import ALL_ROLES
+from schemas.wire.compress import is_frame
+from schemas.wire.envelope import Array, Encoding, pack, unpack
+from schemas.wire.header import Expected, Slot
+from schemas.wire.refusals import BodyRefused
+
+OFFSETS = "offsets"
+_MOST_BLOCKS = 64
+_MOST_BYTES = 2**33
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Tensors `b0.q.A` (r, d_in) and `.B` (d_out, r) of every (block, role), float32.
+
+    The pivot's also has its responses to the anchors: `b0.q.z` (tokens, r), `.g` (answer tokens, r), float16,
+    and `offsets` (tokens, 3) int32: anchor, start, end.
+    """
+
+    tensors: Mapping[str, Array]
+    manifest: AlignmentManifest
+
+    def frames(self, base: BaseModel) -> dict[str, Frame]:
+        """Give the frames of the selected (block, role), for the base model that they belong to.
+
+        Raises:
+            AlignmentImpossible: the pack is another base model's.
+        """
+        if self.manifest.base_model != base.slug:
+            raise AlignmentImpossible(
+                f"this alignment pack is one of {self.manifest.base_model}, and the model here is "
+                f"{base.slug}: give the pack of this model"
+            )
+        return {
+            name: frame_of(self.tensors[f"{name}.A"], self.tensors[f"{name}.B"])
+            for name in self.manifest.selected
+        }
+
+    def to_body(self) -> bytes:
+        """Write the body that is stored at the coordinator; the same pack gives the same bytes."""
+        return pack(self.tensors, self.manifest, compress=True)
+
+    @classmethod
+    def from_body(cls, body: bytes) -> Self:
+        """Read a body, compressed or not.
+
+        Raises:
+            AlignmentImpossible: it is none, or lacks a tensor that its manifest selects.
+        """
+        encoding: Encoding | None = "zstd" if is_frame(body) else None
+        try:
+            with unpack(body, encoding=encoding, expected=_expected(), max_bytes=_MOST_BYTES) as envelope:
+                manifest = envelope.manifest(AlignmentManifest)
+                made = cls({name: envelope.read(name) for name in envelope.names}, manifest)
+        except BodyRefused as refusal:
+            raise AlignmentImpossible(f"unreadable alignment pack ({refusal}); have it replaced") from refusal
+        lacking = [n for n in manifest.selected if not {f"{n}.A", f"{n}.B"} <= made.tensors.keys()]
+        if lacking:
+            raise AlignmentImpossible(f"the alignment pack lacks frames of {lacking[0]}; have it replaced")
+        return made
+
+
+def _expected() -> Expected:
+    exact, half = frozenset({"F32"}), frozenset({"F16", "F32"})
+    slots = {OFFSETS: Slot((None, 3), frozenset({"I32"}), optional=True)}
+    for block in range(_MOST_BLOCKS):
+        for role in ALL_ROLES:
+            for part, dtypes in (("A", exact), ("B", exact), ("z", half), ("g", half)):
+                slots[f"{module_name(block, role)}.{part}"] = Slot((None, None), dtypes, optional=True)
+    return slots

@@ -1,0 +1,1 @@
+"""A silo's membership and keys, and what it has seen of its coordinator."""

@@ -1,0 +1,1 @@
+"""The steps of one round in a silo, and what they need."""

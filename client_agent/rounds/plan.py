@@ -1,0 +1,112 @@
+"""Find the plan that a silo trains under: a file's, its federation's, or the default one. Trains nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from client_agent.errors import AgentError, AnswerUnreadable, NotEnrolled, PlanUnusable
+from client_agent.identity.membership import Membership, one_try, read_membership
+from client_agent.settings import AgentSettings
+from client_agent.storage.round_folder import BRIEF, RoundFolders
+from client_agent.transport.client import CoordinatorApi
+from schemas.messages.federations import AdapterPlan, FederationPlan, SignaturePlan, TrainingPlan
+from schemas.messages.rounds import RoundBrief
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPlan:
+    """How training and signing will go, and whose plan says so; `guessed` while no federation's is known."""
+
+    adapter: AdapterPlan
+    training: TrainingPlan
+    signature: SignaturePlan
+    source: str
+    guessed: bool = False
+
+
+def read_plan(file: Path) -> FederationPlan:
+    """Read a federation's plan from JSON.
+
+    Raises:
+        PlanUnusable: there is none, or a field is wrong.
+    """
+    try:
+        return FederationPlan.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise PlanUnusable(f"{file} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        fields = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise PlanUnusable(f"{file} is not a federation plan: {fields}") from error
+
+
+def known_plan(settings: AgentSettings, file: Path | None) -> KnownPlan:
+    """Give the plan of a file; else that of the federation's round, open or on disk; else the default one.
+
+    Raises:
+        PlanUnusable: the file holds no plan.
+        SettingsUnusable: the credential is damaged.
+    """
+    if file is not None:
+        plan = read_plan(file)
+        return KnownPlan(plan.adapter, plan.training, plan.signature, str(file))
+    try:
+        membership = read_membership(settings.folder)
+    except NotEnrolled:
+        return _guessed("the default plan: not enrolled yet")
+    brief = _open_round(settings, membership) or _newest_on_disk(settings.folder / membership.federation_id)
+    if brief is None:
+        return _guessed("the default plan: no round of the federation is known yet")
+    return KnownPlan(brief.adapter, brief.training, brief.signature, "the federation's plan")
+
+
+def federation_plan(settings: AgentSettings, file: Path | None) -> FederationPlan | None:
+    """Return the whole plan of a file, else that of the federation; None before there is one.
+
+    Raises:
+        PlanUnusable, AnswerUnreadable: it is none.
+        AgentError: the coordinator does not answer, or refuses.
+    """
+    if file is not None:
+        return read_plan(file)
+    try:
+        membership = read_membership(settings.folder)
+    except NotEnrolled:
+        return None
+    with one_try(settings, membership) as api:
+        return whole_plan(api, membership.federation_id)
+
+
+def whole_plan(api: CoordinatorApi, federation: str) -> FederationPlan:
+    """Download a federation's plan.
+
+    Raises:
+        AnswerUnreadable: what is served is none.
+    """
+    try:
+        return FederationPlan.model_validate_json(api.plan(federation), extra="ignore")
+    except ValidationError as error:
+        raise AnswerUnreadable("the federation's plan", str(error)) from error
+
+
+def _guessed(source: str) -> KnownPlan:
+    return KnownPlan(AdapterPlan(), TrainingPlan(), SignaturePlan(), source, guessed=True)
+
+
+def _open_round(settings: AgentSettings, membership: Membership) -> RoundBrief | None:
+    """Ask once; a coordinator that does not answer is for others to report."""
+    try:
+        with one_try(settings, membership) as api:
+            answer = api.current_round(membership.federation_id)
+    except AgentError:
+        return None
+    return answer if isinstance(answer, RoundBrief) else None
+
+
+def _newest_on_disk(home: Path) -> RoundBrief | None:
+    for folder in RoundFolders(home / "rounds").newest_first():
+        if folder.has(BRIEF):
+            return RoundBrief.model_validate_json(folder.read(BRIEF))
+    return None

@@ -1,0 +1,54 @@
+"""Name the code that figures and packs follow from, so that those of other code are not taken for its own."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+# What only shows figures, or starts what decides them. Everything else counts, as a new file does.
+_SHOWING = (
+    "client_agent/cli",
+    "client_agent/simulation/compare.py",
+    "client_agent/simulation/progress.py",
+    "client_agent/simulation/report",
+    "coordinator/cli",
+    "coordinator/dashboard",
+)
+_RUN = ("client_agent", "coordinator", "schemas")
+_MAKE_PACKS = ("client_agent.adapters", "client_agent.alignment", "client_agent.model", "schemas")
+
+
+@cache
+def code_of_runs() -> str:
+    """Name all code that a run's figures may follow from, and the libraries that compute them."""
+    return digest_of_code(_RUN)
+
+
+@cache
+def code_of_packs() -> str:
+    """Name the code that makes alignment packs, and the libraries that compute them."""
+    return digest_of_code(_MAKE_PACKS)
+
+
+def digest_of_code(packages: tuple[str, ...]) -> str:
+    """Name every source file of some packages but those that only show, and torch and transformers."""
+    digest = hashlib.sha256()
+    for library in ("torch", "transformers"):
+        digest.update(f"{library} {version(library)}\n".encode())
+    for name, file in _sources(packages):
+        digest.update(f"{name}\n{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _sources(packages: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+    for package in packages:
+        spec = importlib.util.find_spec(package)
+        for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+            for file in sorted(Path(root).rglob("*.py")):
+                name = f"{package.replace('.', '/')}/{file.relative_to(root).as_posix()}"
+                if not any(name == shown or name.startswith(f"{shown}/") for shown in _SHOWING):
+                    yield name, file

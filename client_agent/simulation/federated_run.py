@@ -1,0 +1,193 @@
+"""Run one federated method: real enrolment and rounds over HTTP, the clients of a round one after another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from client_agent.adapters.variational.measures import MeasuresFile
+from client_agent.alignment.pack import Pack
+from client_agent.errors import RoundMissed
+from client_agent.identity.membership import enrol, read_key
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.steps import finish, take_part
+from client_agent.simulation.admin_client import Operator
+from client_agent.simulation.pack_cache import addressed
+from client_agent.simulation.results import Cell, ClientResult, ClientRound
+from client_agent.simulation.study import Study, StudySilo
+from client_agent.storage.round_folder import MEASURES, RoundFolders
+from client_agent.training.silo import Silo
+from client_agent.transport.client import CoordinatorApi
+from schemas.messages.alignment import Anchors
+from schemas.messages.rounds import FinishedBrief, RoundBrief, Scores
+
+Tell = Callable[[int, str], None]
+"""Called with the number of finished rounds, and with what is being done."""
+
+_LOOK_AGAIN_SECONDS = 0.02
+_PUBLISH_SECONDS = 600.0
+_DEADLINE_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class Federation:
+    """A federation under way: who is in it, and what its operator knows."""
+
+    study: Study
+    silos: dict[str, Silo]
+    operator: Operator
+    id: str
+    folder: Path
+    opened: ExitStack
+    members: dict[str, Participant] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """Where the coordinator has it."""
+        return f"/v1/federations/{self.id}"
+
+    def enrol(self, silo: StudySilo) -> None:
+        """Make a silo a member, as `tessera agent enrol` does."""
+        folder = self.folder / silo.name
+        tokens = f"{self.path}/enrolment-tokens"
+        token = str(self.operator.post(tokens, {"client_name": silo.name})["token"])
+        profile = self.silos[silo.name].profile
+        with CoordinatorApi(self.operator.url, key=None, deadline_seconds=_DEADLINE_SECONDS) as api:
+            membership = enrol(api, folder, token=token, name=silo.name, profile=profile)
+        api = self.opened.enter_context(
+            CoordinatorApi(
+                self.operator.url,
+                key=read_key(folder),
+                server_key=membership.server_key,
+                deadline_seconds=_DEADLINE_SECONDS,
+            )
+        )
+        self.members[silo.name] = Participant(
+            silo=self.silos[silo.name],
+            api=api,
+            federation=self.id,
+            client=membership.client_id,
+            folder=folder,
+            keep_rounds=1,
+            stop=lambda: False,
+            server_key=membership.server_key,
+        )
+
+
+@contextmanager
+def created(
+    cell: Cell,
+    study: Study,
+    silos: dict[str, Silo],
+    operator: Operator,
+    folder: Path,
+    anchors: Anchors | None,
+) -> Iterator[Federation]:
+    """Create a federation with its anchors; its members' connections end with the block."""
+    federation = str(operator.post("/v1/federations", cell.plan.model_dump(mode="json"))["id"])
+    with ExitStack() as opened:
+        made = Federation(study, silos, operator, federation, folder, opened)
+        if cell.plan.alignment is not None and anchors is not None:
+            operator.put(f"{made.path}/anchors", anchors.model_dump(mode="json"))
+        yield made
+
+
+def run_federated(
+    federation: Federation, cell: Cell, packs: dict[str, Pack], tell: Tell
+) -> list[ClientResult]:
+    """Run all rounds of a federation, and read from its status what happened.
+
+    Args:
+        packs: the alignment packs by base model, the pivot's first; those that are missing are made by the
+            first agent that needs one.
+
+    Raises:
+        RoundMissed: an update did not count.
+        AgentError: as the agents say.
+    """
+    for slug, pack in packs.items():
+        body = addressed(pack, federation.id)
+        federation.operator.put_tensors(f"{federation.path}/alignments/{slug}", body)
+    federation.operator.post(f"{federation.path}/start")
+    for number in range(1, cell.plan.rounds.total + 1):
+        tell(number - 1, "")
+        _run_round(federation, number, partial(tell, number - 1))
+    for who in federation.members.values():
+        answer = who.api.current_round(who.federation)
+        if isinstance(answer, FinishedBrief):
+            finish(who, answer)
+    tell(cell.plan.rounds.total, "")
+    return _results(federation, cell)
+
+
+def _run_round(federation: Federation, number: int, say: Callable[[str], None]) -> None:
+    """Let everybody take part in a round, and wait until it is published."""
+    established = dict(federation.members)
+    for silo in federation.study.silo:
+        if silo.joins_after == number - 1:
+            federation.enrol(silo)
+    newcomers = {name: who for name, who in federation.members.items() if name not in established}
+    if len(federation.members) > len(federation.study.founders):
+        # A round ends when enough have delivered and nobody who joined is waited for. Founders are enough:
+        # all join before the first of them delivers, or the last would come too late.
+        for who in established.values():
+            who.api.join(who.federation, number, None)
+    for name, who in (newcomers | established).items():
+        say(name)
+        answer = who.api.current_round(who.federation)
+        if not isinstance(answer, RoundBrief) or answer.round != number or not take_part(who, answer):
+            raise RoundMissed(f"{name} found round {number} closed; run the comparison again")
+    wait_until_published(federation, number)
+
+
+def wait_until_published(federation: Federation, number: int) -> None:
+    """Wait until a round is published.
+
+    Raises:
+        RoundMissed: it takes too long.
+    """
+    deadline = time.monotonic() + _PUBLISH_SECONDS
+    while federation.operator.get(f"{federation.path}/rounds/{number}")["state"] != "published":
+        if time.monotonic() > deadline:
+            raise RoundMissed(f"round {number} was not published within {_PUBLISH_SECONDS:.0f} s")
+        time.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def _results(federation: Federation, cell: Cell) -> list[ClientResult]:
+    """Read every client's scores and bytes as the coordinator tells them to people, and its own measures."""
+    by_silo: dict[str, list[ClientRound]] = {silo.name: [] for silo in federation.study.silo}
+    for number in range(1, cell.plan.rounds.total + 1):
+        for part in federation.operator.get(f"{federation.path}/rounds/{number}")["clients"]:
+            if part["state"] != "arrived" or part["scores"] is None:
+                raise RoundMissed(f"{part['name']}'s update of round {number} is {part['state']}")
+            by_silo[part["name"]].append(
+                ClientRound(
+                    round=number,
+                    scores=Scores.model_validate(part["scores"]),
+                    bytes_up=part["bytes"]["up"],
+                    bytes_down=part["bytes"]["down"],
+                )
+            )
+    for silo in federation.study.silo:
+        if len(by_silo[silo.name]) != cell.plan.rounds.total - silo.joins_after:
+            raise RoundMissed(f"{silo.name} missed a round; run the comparison again")
+    return [
+        ClientResult(
+            name=silo.name,
+            base_model=federation.silos[silo.name].base.slug,
+            joins_after=silo.joins_after,
+            rounds=by_silo[silo.name],
+            measures=_measures(federation.members[silo.name].rounds),
+        )
+        for silo in federation.study.silo
+    ]
+
+
+def _measures(rounds: RoundFolders) -> MeasuresFile | None:
+    """Read what the newest round that measured anything tells of all, None where none did."""
+    folder = next((folder for folder in rounds.newest_first() if folder.has(MEASURES)), None)
+    return MeasuresFile.model_validate_json(folder.read(MEASURES)) if folder is not None else None

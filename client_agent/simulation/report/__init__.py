@@ -1,0 +1,1 @@
+"""The report of a comparison: figures, tables, charts and the page around them."""

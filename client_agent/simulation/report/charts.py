@@ -1,0 +1,211 @@
+"""Draw a comparison's pictures as SVG text. Knows the figures, not how they came about."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from client_agent.simulation.report.estimates import Estimate
+from client_agent.simulation.report.summary import MethodSummary, Report
+
+_INK = "#222222"
+_COLOURS = (
+    *("#8c8c8c", "#c9a227", "#c1543c", "#7aa6c2", "#1f4e79", "#4c8c4a", "#8e5ea2", "#d17d2f"),
+    *("#2a9d8f", "#e07aa8", "#6b4226", "#5b6ee1", "#a5c739", "#b3a2e0", "#7d7a2e", "#35c4de"),
+)
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_LINES = ("-", "--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))
+STYLE: Final[dict[Any, Any]] = {
+    "font.size": 10,
+    "axes.edgecolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e5e5e5",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tessera",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What tells a method's curve from others, with and without colours."""
+
+    colour: str
+    marker: str
+    line: Any
+
+    @classmethod
+    def nth(cls, i: int) -> Look:
+        """Give the look of the i-th method."""
+        return cls(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], _LINES[i % len(_LINES)])
+
+    def curve(
+        self,
+        axes: Axes,
+        x: Sequence[float],
+        mean: Sequence[float],
+        low: Sequence[float],
+        high: Sequence[float],
+        label: str,
+    ) -> None:
+        """Draw a curve in a band."""
+        axes.plot(
+            x, mean, marker=self.marker, markersize=5, linestyle=self.line, color=self.colour, label=label
+        )
+        axes.fill_between(x, low, high, color=self.colour, alpha=0.12, linewidth=0)
+
+
+def looks_of(report: Report) -> dict[str, Look]:
+    """Give each method the look that it has in all pictures."""
+    return {m.method: Look.nth(i) for i, m in enumerate(report.methods)}
+
+
+def draw(report: Report) -> dict[str, str]:
+    """Give every picture by name, as SVG to put into a page; a picture without content is left out."""
+    looks = looks_of(report)
+    with mpl.rc_context(STYLE):
+        pictures = {
+            "steps": svg(_steps(report.methods, looks)),
+            "methods": svg(_methods(report, looks)),
+        }
+        if report.baselines:
+            pictures["differences"] = svg(_differences(report, looks))
+        if any(method.latecomers for method in report.methods):
+            pictures["late"] = svg(_late(report.methods, looks))
+        if any(method.bytes_up for method in report.methods):
+            pictures["bytes"] = svg(_bytes(report.methods))
+            pictures["quality"] = svg(_quality(report.methods, looks))
+    return pictures
+
+
+def _steps(methods: Sequence[MethodSummary], looks: Mapping[str, Look]) -> Figure:
+    """Mean accuracy of the founders over local steps, from 0 on; the band is one standard error."""
+    figure = Figure(figsize=(9.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for method in methods:
+        _curve(axes, method.steps, method.accuracy_by_step, looks[method.method], method.method)
+    axes.set(xlabel="local steps", ylabel="mean exact match", ylim=(0, 1))
+    axes.set_xlim(left=0)
+    legend_beside(figure, axes)
+    return figure
+
+
+def _methods(report: Report, looks: Mapping[str, Look]) -> Figure:
+    """Mean and worst client of each method after the last round."""
+    methods = report.methods
+    figure = Figure(figsize=(7.2, 0.6 + 0.5 * len(methods)), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(methods), 0, -1)
+    for place, method in zip(places, methods, strict=True):
+        axes.barh(
+            place,
+            method.accuracy.mean,
+            0.6,
+            xerr=method.accuracy.error,
+            color=looks[method.method].colour,
+            ecolor=_INK,
+        )
+        axes.plot(method.worst.mean, place, "D", color=_INK, markeredgecolor="white", markersize=6)
+    axes.set_yticks(list(places), [method.method for method in methods])
+    axes.set(xlim=(0, 1), xlabel="exact match after the last round: mean (bar), worst client (mark)")
+    axes.grid(visible=False, axis="y")
+    return figure
+
+
+def _differences(report: Report, looks: Mapping[str, Look]) -> Figure:
+    """Paired differences to each way of training alone; lines are one standard error over seeds."""
+    methods, shown = report.methods, report.baselines
+    figure = Figure(figsize=(7.2, 0.9 + 0.4 * len(methods)), layout="constrained")
+    grid = figure.subplots(1, len(shown), squeeze=False, sharey=True, sharex=True)
+    places = range(len(methods), 0, -1)
+    for axes, name in zip(grid[0], shown, strict=True):
+        axes.axvline(0, color=_INK, linewidth=0.8)
+        for place, method in zip(places, methods, strict=True):
+            if name in method.against:
+                found, look = method.against[name].seeds, looks[method.method]
+                axes.errorbar(
+                    found.mean, place, xerr=found.error, color=look.colour, marker=look.marker, capsize=3
+                )
+        axes.set_yticks(list(places), [method.method for method in methods])
+        axes.set(xlabel=f"against {name}", ylim=(0.4, len(methods) + 0.6))
+        axes.grid(visible=False, axis="y")
+    figure.supxlabel("paired difference of exact match", fontsize=10)
+    return figure
+
+
+def _late(methods: Sequence[MethodSummary], looks: Mapping[str, Look]) -> Figure:
+    """Accuracy of each late joiner over its own steps, the start included."""
+    names = list(dict.fromkeys(late.name for method in methods for late in method.latecomers))
+    figure = Figure(figsize=(9.2, 3.6 * len(names)), layout="constrained")
+    grid = figure.subplots(len(names), squeeze=False)
+    for axes, name in zip(grid[:, 0], names, strict=True):
+        for method in methods:
+            for late in method.latecomers:
+                if late.name == name:
+                    _curve(axes, late.steps, late.accuracy, looks[method.method], method.method)
+        axes.set(xlabel=f"{name}'s own local steps", ylabel="exact match", ylim=(0, 1))
+    legend_beside(figure, grid[0, 0])
+    return figure
+
+
+def _bytes(methods: Sequence[MethodSummary]) -> Figure:
+    """Encoded bytes of one client in one round."""
+    shown = [method for method in methods if method.bytes_up]
+    figure = Figure(figsize=(6.4, 0.8 + 0.6 * len(shown)), layout="constrained")
+    axes = figure.subplots()
+    for offset, direction, colour in ((0.2, "down", "#7aa6c2"), (-0.2, "up", "#1f4e79")):
+        values = [(m.bytes_up if direction == "up" else m.bytes_down) / 1000 for m in shown]
+        places = [len(shown) - i + offset for i in range(len(shown))]
+        bars = axes.barh(places, values, 0.38, color=colour, label=direction)
+        axes.bar_label(bars, fmt="%.1f kB", padding=4, fontsize=8)
+    axes.set_yticks([len(shown) - i for i in range(len(shown))], [method.method for method in shown])
+    axes.set(xlabel="kB per client and round (encoded bodies)")
+    axes.margins(x=0.2)
+    axes.grid(visible=False, axis="y")
+    axes.legend(frameon=False, fontsize=9, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    return figure
+
+
+def _quality(methods: Sequence[MethodSummary], looks: Mapping[str, Look]) -> Figure:
+    """Mean accuracy of the founders over all bytes that one of them has sent and been sent."""
+    figure = Figure(figsize=(9.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for method in methods:
+        if method.bytes_up:
+            travelled = [count / 1000 for count in method.bytes_by_step[1:]]
+            _curve(axes, travelled, method.accuracy_by_step[1:], looks[method.method], method.method)
+    axes.set(
+        xlabel="kB of a client so far, up and down", ylabel="mean exact match", ylim=(0, 1), xscale="log"
+    )
+    legend_beside(figure, axes)
+    return figure
+
+
+def _curve(axes: Axes, steps: Sequence[float], values: Sequence[Estimate], look: Look, label: str) -> None:
+    """Draw the means; the band is one standard error."""
+    mean = [value.mean for value in values]
+    low = [value.mean - (value.error or 0.0) for value in values]
+    high = [value.mean + (value.error or 0.0) for value in values]
+    look.curve(axes, steps, mean, low, high, label)
+
+
+def legend_beside(figure: Figure, axes: Axes) -> None:
+    """Name the curves of some axes to the right of the figure, where they cover none of them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=9, handlelength=4)
+
+
+def svg(figure: Figure) -> str:
+    """Give the picture without the XML prolog, which has no place inside a page."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    return re.sub(r"^.*?(?=<svg)", "", text.getvalue(), count=1, flags=re.DOTALL)

@@ -1,0 +1,35 @@
+"""Write a comparison's page, with its pictures inside. Needs the extra `report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jinja2
+
+from client_agent.simulation.report.charts import draw
+from client_agent.simulation.report.importance_charts import draw_heat_maps, draw_measures
+from client_agent.simulation.report.summary import Report
+from client_agent.simulation.report.tables import amounts, difference, figure, passing, seeds_of
+from client_agent.storage.files import write_durably
+
+
+def write_page(report: Report, file: Path) -> None:
+    """Write the page; nothing in it is fetched from elsewhere."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    template = jinja2.Environment(loader=loader, autoescape=True).get_template("page.html.j2")
+    page = template.render(
+        report=report,
+        baselines=report.baselines,
+        groups=list(dict.fromkeys(group for method in report.methods for group in method.groups)),
+        lone=any(method.lone for method in report.methods),
+        pictures=draw(report),
+        measures=draw_measures(report),
+        heat_maps=draw_heat_maps(report),
+        seeds={m.method: m.importance.seed for m in report.methods if m.importance is not None},
+        figure=figure,
+        difference=difference,
+        passing=passing,
+        seeds_of=seeds_of,
+        amounts=amounts(report),
+    )
+    write_durably(file, page.encode())

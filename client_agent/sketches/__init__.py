@@ -1,0 +1,1 @@
+"""Gradient sketches, from which the coordinator computes relevance."""

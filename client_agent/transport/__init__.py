@@ -1,0 +1,1 @@
+"""Requests to the coordinator: signed, retried until a deadline, and their responses."""

@@ -1,0 +1,78 @@
+"""Read A and B of one module from the clients' states, in transactions that are short whatever is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from coordinator.aggregation.mixing import Weights
+from coordinator.aggregation.state_reader import VALUE_BYTES, StoredState, Values, portions
+from coordinator.db.engine import Database
+from coordinator.storage import payloads
+from coordinator.strategies.base import Floats, Module
+from coordinator.strategies.capabilities import Source
+from schemas.maths.adapter import Layout, Shape, factor_of, module_of
+from schemas.maths.factors import Factors
+
+Place = tuple[int, Shape]
+
+
+class StoredFactors:
+    """Where everybody's A and B are, by module."""
+
+    def __init__(self, database: Database, states: Mapping[str, StoredState]) -> None:
+        self._database = database
+        self._states = states
+        self._places = {client: places(state.layout) for client, state in states.items()}
+
+    def sources(self, weights: Weights, module: Module, row: Floats) -> list[Source]:
+        """Read a module of all who have weight in a row (N,) of W; [] when nobody has."""
+        clients = weights.cohort.clients
+        heard = [(clients[place], float(row[place])) for place in map(int, np.flatnonzero(row))]
+        most = max((self._bytes(facts.client, module) for facts, _ in heard), default=0)
+        read: list[Source] = []
+        for some in portions(heard, most):
+            with self._database.read_past_sessions() as driver:
+                read += [
+                    Source(self._factors(driver, facts.client, module), weight, facts.age or 0)
+                    for facts, weight in some
+                ]
+        return read
+
+    def own(self, client: str, module: Module) -> Factors:
+        """Read a module of one client."""
+        with self._database.read_past_sessions() as driver:
+            return self._factors(driver, client, module)
+
+    def _factors(self, driver: Any, client: str, module: Module) -> Factors:
+        state, found = self._states[client], self._places[client][module]
+        return read_factors(driver, state.payload_id, state.begin, found["A"], found["B"])
+
+    def _bytes(self, client: str, module: Module) -> int:
+        return sum(prod(shape) for _, shape in self._places[client][module].values()) * VALUE_BYTES
+
+
+def places(layout: Layout) -> dict[Module, dict[str, Place]]:
+    """Say where the factors of each module begin, in values, and in which shape they are."""
+    found: dict[Module, dict[str, Place]] = {}
+    at = 0
+    for tensor, shape in layout.items():
+        found.setdefault(module_of(tensor), {})[factor_of(tensor)] = at, shape
+        at += prod(shape)
+    return found
+
+
+def read_factors(driver: Any, payload_id: int, begin: int, a: Place, b: Place) -> Factors:
+    """Read A and B over the driver's connection; their places are in the values from byte `begin` on."""
+
+    def read(place: Place) -> Values:
+        at, shape = place
+        values: Values = np.empty(shape, "<f4")
+        first = begin + at * VALUE_BYTES
+        payloads.read_into(driver, payload_id, first, values.data.cast("B"))
+        return values
+
+    return Factors(read(a), read(b))

@@ -1,0 +1,53 @@
+"""Decide for many callers at once which of them would be let in still."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from coordinator.auth.authentication import SETTINGS_ID, Member, Person
+from coordinator.db.engine import now
+from coordinator.db.tables.federations import ClientRow, PersonToken
+from coordinator.db.tables.identity import ClientKeyRow
+
+Credential = tuple[str, str | None]
+"""What a caller was recognised by: a person's token or a client, with the key that it signed with."""
+
+
+def credential_of(caller: Person | Member) -> Credential:
+    """Return what a caller was recognised by."""
+    return (caller.client_id, caller.public_key) if isinstance(caller, Member) else (caller.id, None)
+
+
+def still_valid(
+    session: Session, members: Collection[Credential], people: Collection[Credential]
+) -> set[Credential]:
+    """Return those that were not revoked, and whose token or key has not expired."""
+    valid = {person for person in people if person[0] == SETTINGS_ID}
+    moment = now(session)
+    if members:
+        ids = {client_id for client_id, _ in members}
+        query = select(ClientRow.id).where(ClientRow.id.in_(ids), ClientRow.state == "enrolled")
+        enrolled = set(session.scalars(query))
+        keys = (
+            select(ClientKeyRow.client_id, ClientKeyRow.public_key)
+            .where(ClientKeyRow.public_key.in_({key for _, key in members if key is not None}))
+            .where(or_(ClientKeyRow.expires_at.is_(None), ClientKeyRow.expires_at > moment))
+        )
+        counting: set[Credential] = {(client_id, key) for client_id, key in session.execute(keys)}
+        valid.update(
+            member
+            for member in members
+            if member[0] in enrolled and (member[1] is None or member in counting)
+        )
+    if len(people) > len(valid.intersection(people)):
+        tokens = (
+            select(PersonToken.id)
+            .where(PersonToken.id.in_({token_id for token_id, _ in people}))
+            .where(PersonToken.revoked_at.is_(None))
+            .where(or_(PersonToken.expires_at.is_(None), PersonToken.expires_at > moment))
+        )
+        valid.update((token_id, None) for token_id in session.scalars(tokens))
+    return valid

@@ -1,0 +1,26 @@
+"""The operator's commands: run the service here, and talk to it from anywhere.
+
+All but `service` need httpx and rich, and nothing of the service itself.
+"""
+
+from __future__ import annotations
+
+import typer
+
+
+def commands(app: typer.Typer) -> None:
+    """Add the coordinator's commands to `tessera`."""
+    from coordinator.cli import alignments, audit, federations, people, rounds, service
+    from coordinator.cli.client import all_over_http, over_http
+
+    service.commands(app)
+
+    panel = "Operator"
+    app.add_typer(all_over_http(federations.app), name="federation", rich_help_panel=panel)
+    app.add_typer(all_over_http(people.tokens), name="token", rich_help_panel=panel)
+    app.add_typer(all_over_http(people.enrolments), name="enrolment", rich_help_panel=panel)
+    app.add_typer(all_over_http(people.clients), name="client", rich_help_panel=panel)
+    app.add_typer(all_over_http(rounds.app), name="round", rich_help_panel=panel)
+    app.command("audit", rich_help_panel=panel)(over_http(audit.audit))
+    app.add_typer(all_over_http(alignments.anchors), name="anchors", rich_help_panel=panel)
+    app.add_typer(all_over_http(alignments.alignments), name="alignment", rich_help_panel=panel)

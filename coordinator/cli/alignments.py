@@ -1,0 +1,144 @@
+"""What rounds across architectures need: anchor texts, alignment packs, and how good these are."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, give_up, print_json
+from coordinator.cli.output import ago, print_facts, print_table, size
+
+anchors = typer.Typer(help="The public texts on which base models are aligned.", no_args_is_help=True)
+alignments = typer.Typer(help="Alignment packs, one per base model.", no_args_is_help=True)
+
+Federation = Annotated[str, typer.Argument(help="The federation's id.")]
+
+
+@anchors.command("put")
+def put_anchors(
+    federation: Federation,
+    file: Annotated[Path, typer.Argument(help='JSON: {"anchors": [{"id", "prompt", "answer"}, ...]}.')],
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """Store a federation's anchor texts."""
+    try:
+        body = file.read_bytes()
+    except OSError as error:
+        give_up(f"{file}: {error.strerror}")
+    digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
+    headers = {"Content-Type": "application/json", "Content-Digest": f"sha-256=:{digest}:"}
+    stored = Coordinator(url, token).put(f"/v1/federations/{federation}/anchors", body, headers)
+    if as_json or stored is not None:
+        print_json(stored) if as_json else print_facts(stored)
+    else:
+        typer.echo("Stored.")
+
+
+@alignments.command("list")
+def list_alignments(
+    federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
+) -> None:
+    """List the alignment packs of a federation, and how they did in their acceptance tests."""
+    found = list(Coordinator(url, token).pages(f"/v1/federations/{federation}/alignments"))
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["base model", "shares", "worst error", "test", "size", "digest", "stored"],
+        [
+            (
+                pack["base_model"],
+                f"{len(pack['selected'])} of {len(pack['errors']) or len(pack['selected'])}",
+                max(
+                    (pack["errors"][name]["b_task"] for name in pack["selected"] if pack["errors"]),
+                    default=None,
+                ),
+                pack["acceptance"]["verdict"] if pack["acceptance"] else "untested",
+                size(pack["bytes"]),
+                pack["digest"][:19],
+                ago(pack["stored_at"]),
+            )
+            for pack in found
+        ],
+    )
+    sharing = [pack for pack in found if not pack["acceptance"] or pack["acceptance"]["verdict"] == "passed"]
+    if len(sharing) > 1:
+        typer.echo(_what_all_share(sharing))
+
+
+def _what_all_share(packs: Sequence[Mapping[str, Any]]) -> str:
+    """Name what all packs select; what is learnt elsewhere stays in one base model."""
+    everywhere = set[str].intersection(*(set(pack["selected"]) for pack in packs))
+    shared = [name for name in packs[0]["selected"] if name in everywhere]
+    if not shared:
+        return "No module is shared by all that have not failed."
+    return f"Shared by all that have not failed: {','.join(shared)}"
+
+
+@alignments.command("delete")
+def delete(
+    federation: Federation,
+    base_model: Annotated[str, typer.Argument(help="The base model's slug.")],
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """Delete a pack, and with the pivot's all others: what was learnt under them no longer counts.
+
+    The round in progress is abandoned. Agents of the base model make a new pack.
+    """
+    Coordinator(url, token).delete(f"/v1/federations/{federation}/alignments/{base_model}")
+    deleted = {"base_model": base_model, "deleted": True}
+    print_json(deleted) if as_json else typer.echo(f"The pack of {base_model} is deleted.")
+
+
+@alignments.command("show")
+def show(
+    federation: Federation,
+    base_model: Annotated[str, typer.Argument(help="The base model's slug.")],
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show one pack: held-out errors per (block, role), and both directions of its acceptance test."""
+    packs = Coordinator(url, token).pages(f"/v1/federations/{federation}/alignments")
+    pack = next((pack for pack in packs if pack["base_model"] == base_model), None)
+    if pack is None:
+        give_up(f"{federation} has no pack of {base_model}: `tessera alignment list` names those it has")
+    if as_json:
+        print_json(pack)
+        return
+    selected = set(pack["selected"])
+    print_table(
+        ["module", "shared", "inputs", "gradients, per token", "per task"],
+        [
+            (name, "yes" if name in selected else "no", error["a"], error["b_token"], error["b_task"])
+            for name, error in pack["errors"].items()
+        ],
+    )
+    for direction in pack["acceptance"]["directions"] if pack["acceptance"] else []:
+        typer.echo(
+            f"from {direction['source']} to {direction['target']}, "
+            f"{pack['acceptance']['steps']} further steps, mean ± standard error over pseudo-tasks"
+        )
+        print_table(["start", "loss", "exact match", "right ahead by", "p"], _endings(direction))
+    typer.echo(pack["sharing"])
+
+
+def _endings(direction: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    from schemas.maths.paired_test import lead, spread
+
+    right = direction["endings"]["right"]["loss"]
+    for start, ending in direction["endings"].items():
+        figures = (spread(ending[name]) for name in ("loss", "exact_match"))
+        loss, exact_match = (f"{mean:.3f} ± {error:.3f}" for mean, error in figures)
+        ahead = lead(ending["loss"], over=right)
+        tested = (f"{ahead.mean:.3f} ± {ahead.error:.3f}", f"{ahead.chance:.2g}")
+        yield start.replace("_", " "), loss, exact_match, *(tested if start != "right" else ("", ""))

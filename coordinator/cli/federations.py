@@ -1,0 +1,200 @@
+"""Federations: create, look, start, pause, finish."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, give_up, print_json
+from coordinator.cli.output import ago, print_facts, print_table
+from schemas.messages.federations import SignaturePlan
+from schemas.messages.recommended import recommended
+from schemas.privacy import promise
+
+app = typer.Typer(help="Federations: plans, states, claims.", no_args_is_help=True)
+
+Federation = Annotated[str, typer.Argument(help="The federation's id.")]
+
+
+@app.command("create")
+def create(
+    plan: Annotated[
+        Path | None, typer.Option(help="A plan as JSON, whole; the other options change it.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The federation's name.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="fedmosaic, fedavg, ...")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of the strategy; repeatable.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
+    min_clients: Annotated[int | None, typer.Option(help="How many clients a round waits for.")] = None,
+    quorum: Annotated[int | None, typer.Option(help="How many updates are enough at the deadline.")] = None,
+    collect_seconds: Annotated[float | None, typer.Option(help="How long a round collects.")] = None,
+    rank: Annotated[int | None, typer.Option(help="The rank of P and Q, or of an ordinary LoRA.")] = None,
+    same_architecture_rank: Annotated[
+        int | None, typer.Option(help="The rank of the LoRA beside P and Q; 0: none.")
+    ] = None,
+    pivot: Annotated[
+        str | None,
+        typer.Option(
+            help="The small model that others are aligned to: its slug. `tessera agent check` has it."
+        ),
+    ] = None,
+    target_modules: Annotated[
+        str | None,
+        typer.Option(
+            metavar="b0.v,b1.o,...",
+            help="Where P and Q work; all blocks and roles if not given. `tessera alignment list` of a "
+            "federation of the same base models names what they can share.",
+        ),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Local steps per round.")] = None,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """Create a federation.
+
+    Without a plan adapter, rate, recipe and limits are what we recommend for the strategy. What is not said
+    gets its default.
+    """
+    wanted = _read(plan) if plan is not None else recommended(strategy or "")
+    changes = {
+        "name": name,
+        "strategy.name": strategy,
+        "rounds.total": rounds,
+        "rounds.min_clients": min_clients,
+        "rounds.quorum": quorum,
+        "rounds.collect_seconds": collect_seconds,
+        "adapter.rank": rank,
+        "adapter.same_architecture_rank": same_architecture_rank,
+        "adapter.target_modules": _names(target_modules),
+        "alignment.pivot": pivot,
+        "training.steps": steps,
+        **{f"strategy.options.{key}": value for key, value in map(_option, option or [])},
+    }
+    for path, value in changes.items():
+        if value is not None:
+            _put(wanted, path.split("."), value)
+    _show(Coordinator(url, token).post("/v1/federations", wanted), as_json)
+
+
+@app.command("list")
+def list_all(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
+    """List federations."""
+    found = list(Coordinator(url, token).pages("/v1/federations"))
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["id", "name", "strategy", "state", "round", "clients", "created"],
+        [
+            (
+                f["id"],
+                f["name"],
+                f["plan"]["strategy"]["name"],
+                f["state"],
+                _round(f),
+                f["clients"]["enrolled"],
+                ago(f["created_at"]),
+            )
+            for f in found
+        ],
+    )
+
+
+@app.command("show")
+def show(federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
+    """Show a federation and its plan."""
+    _show(Coordinator(url, token).get(f"/v1/federations/{federation}"), as_json)
+
+
+@app.command("start")
+def start(federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
+    """Open the first round, or go on after a pause."""
+    _show(Coordinator(url, token).post(f"/v1/federations/{federation}/start"), as_json)
+
+
+@app.command("pause")
+def pause(federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
+    """Let the current round complete and open none."""
+    _show(Coordinator(url, token).post(f"/v1/federations/{federation}/pause"), as_json)
+
+
+@app.command("finish")
+def finish(
+    federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
+) -> None:
+    """End a federation; a round that is not published is abandoned."""
+    _show(Coordinator(url, token).post(f"/v1/federations/{federation}/finish"), as_json)
+
+
+def _show(federation: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(federation)
+        return
+    plan = federation["plan"]
+    print_facts(
+        {
+            "id": federation["id"],
+            "name": federation["name"],
+            "state": federation["state"],
+            "round": f"{_round(federation)} of {plan['rounds']['total']}",
+            "clients": f"{federation['clients']['enrolled']} enrolled, "
+            f"{federation['clients']['revoked']} revoked",
+            "created": ago(federation["created_at"]),
+            **{key: _line(value) for key, value in plan.items() if key != "name"},
+            "of one record": promise(SignaturePlan.model_validate(plan["signature"])) or "-",
+            **{pack["base_model"]: pack["sharing"] for pack in federation["alignment"]},
+            **{f"claim {n}": claim for n, claim in enumerate(federation["claims"], 1)},
+        }
+    )
+
+
+def _round(federation: dict[str, Any]) -> str:
+    current = federation["round"]
+    return f"{current['number']} ({current['state']})" if current else "-"
+
+
+def _line(value: object) -> str:
+    if not isinstance(value, dict):
+        return "-" if value is None else str(value)
+    return ", ".join(f"{key}={json.dumps(item)}" for key, item in value.items())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        plan = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        give_up(f"{path}: {error.strerror}")
+    except ValueError as error:
+        give_up(f"{path} is not JSON: {error}")
+    if not isinstance(plan, dict):
+        give_up(f"{path}: a plan is a JSON object")
+    return plan
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """Read `temperature=0.5`; what is not JSON is a string."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        give_up(f"{text!r} is not KEY=VALUE")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def _names(text: str | None) -> list[str] | None:
+    return [name.strip() for name in text.split(",") if name.strip()] if text is not None else None
+
+
+def _put(plan: dict[str, Any], path: list[str], value: object) -> None:
+    for depth, part in enumerate(path[:-1], 1):
+        plan = plan.setdefault(part, {})
+        if not isinstance(plan, dict):
+            give_up(f"the plan's {'.'.join(path[:depth])} must be an object, to be given {path[-1]}")
+    plan[path[-1]] = value

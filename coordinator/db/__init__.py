@@ -1,0 +1,1 @@
+"""The database: engine, clock, locks, migrations."""

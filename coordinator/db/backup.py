@@ -1,0 +1,79 @@
+"""Copy an SQLite database while it is in use. PostgreSQL has its own tool for that."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from coordinator.db.engine import Database
+from coordinator.errors import SettingsUnusable
+
+_PAGES = 4096  # 64 MiB at a time, between two signs of progress
+_BUSY_SECONDS = 60.0
+
+
+def copy(database: Database, target: Path, *, progress: Callable[[int, int], None]) -> None:
+    """Write one consistent state of the database to a new file, and see to it that it is on the disk.
+
+    Who writes meanwhile waits, and is told to come again (503) if that takes more than ten seconds.
+    `progress` is told how many pages of how many are copied.
+
+    Raises:
+        SettingsUnusable: the database is not SQLite, does not exist, is not whole, or the file exists.
+    """
+    if not database.is_sqlite:
+        raise SettingsUnusable(
+            "TESSERA_DATABASE_URL is a PostgreSQL: back it up with pg_dump --format custom, as README.md says"
+        )
+    source = Path(database.url.database or "")
+    if not source.is_file():
+        raise SettingsUnusable(f"TESSERA_DATABASE_URL: there is no file {source}")
+    partial = target.with_name(f"{target.name}.partial")
+    if target.exists():
+        raise SettingsUnusable(f"{target} exists; a backup goes to a new file")
+    try:
+        _copy(source, partial, progress)
+        os.link(partial, target)  # unlike a rename it replaces nothing
+    except OSError as error:
+        raise SettingsUnusable(f"{target}: {error.strerror}; a backup goes to a new file") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync(target.parent)
+
+
+def _copy(source: Path, partial: Path, progress: Callable[[int, int], None]) -> None:
+    partial.unlink(missing_ok=True)
+    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    uri = f"{source.absolute().as_uri()}?mode=ro"
+    with (
+        closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as origin,
+        closing(sqlite3.connect(partial)) as copied,
+    ):
+        # One read transaction around all steps: a copy that others' commits keep starting over never ends.
+        origin.isolation_level = None
+        origin.execute("BEGIN")
+        origin.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        origin.backup(copied, pages=_PAGES, progress=lambda _, left, total: progress(total - left, total))
+        origin.execute("ROLLBACK")
+        found = _fault(copied)
+    if found != "ok":
+        raise SettingsUnusable(f"{source} is damaged, and so is its copy: {found}")
+    _sync(partial)
+
+
+def _fault(connection: sqlite3.Connection) -> str:
+    try:
+        return str(connection.execute("PRAGMA quick_check").fetchone()[0])
+    except sqlite3.DatabaseError as error:
+        return str(error)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

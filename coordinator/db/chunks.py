@@ -1,0 +1,5 @@
+"""The size of a stored chunk."""
+
+from __future__ import annotations
+
+CHUNK_BYTES = 2**20

@@ -1,0 +1,85 @@
+"""The tables of keys and of what was signed, and nothing that reads or writes one. No row holds a secret."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ForeignKey
+from sqlalchemy.orm import Mapped, mapped_column
+
+from coordinator.db.tables.federations import Table
+
+
+class ClientKeyRow(Table):
+    """A client's public key (base64url); it counts until it expires or its client is revoked."""
+
+    __tablename__ = "client_keys"
+
+    public_key: Mapped[str] = mapped_column(primary_key=True)
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), index=True)
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+
+
+class UsedNonceRow(Table):
+    """A signed request that was received, so that it is not received again."""
+
+    __tablename__ = "used_nonces"
+
+    public_key: Mapped[str] = mapped_column(primary_key=True)
+    nonce: Mapped[str] = mapped_column(primary_key=True)
+    used_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class FailedEnrolmentRow(Table):
+    """An enrolment or bearer token that failed within a minute, by address, 64 bits of one, or real token."""
+
+    __tablename__ = "failed_enrolments"
+
+    origin: Mapped[str] = mapped_column(primary_key=True)
+    failed_at: Mapped[datetime] = mapped_column(primary_key=True, index=True)
+
+
+class ServerIdentityRow(Table):
+    """The public key of this coordinator; the private one is never in the database."""
+
+    __tablename__ = "server_identity"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    public_key: Mapped[str]
+    created_at: Mapped[datetime]
+
+
+class RosterRow(Table):
+    """Who entered or left a federation: a chain of documents, each with the hash of the one before."""
+
+    __tablename__ = "roster"
+
+    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True)
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"))
+    at: Mapped[datetime]
+    document: Mapped[dict[str, Any]]
+    hash: Mapped[str]
+
+
+class ManifestRow(Table):
+    """What a client was told of a round when it joined, signed, once and for all."""
+
+    __tablename__ = "round_manifests"
+
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
+    round_number: Mapped[int] = mapped_column(primary_key=True)
+    document: Mapped[dict[str, Any]]
+    hash: Mapped[str]
+
+
+class AuditRow(Table):
+    """Who let whom in, shut whom out or ran a federation: documents, each with the hash of the one before."""
+
+    __tablename__ = "audit"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    document: Mapped[dict[str, Any]]
+    hash: Mapped[str]

@@ -1,0 +1,49 @@
+"""Insert rows unless their key exists, and delete old rows in bounded batches."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Executable, bindparam, delete, inspect, select, tuple_
+from sqlalchemy.dialects.postgresql import insert as postgres_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from coordinator.db.engine import run
+from coordinator.db.tables.federations import Table
+
+_FORGOTTEN_AT_ONCE = 100
+
+
+def insert_new(session: Session, table: type[Table], values: dict[str, Any]) -> bool:
+    """Insert a row unless there is one with this key; the database arbitrates."""
+    statement = _insertion(table, session.get_bind().dialect.name == "sqlite")
+    return run(session, statement, values).first() is not None
+
+
+def forget(session: Session, column: InstrumentedAttribute[datetime], until: datetime) -> int:
+    """Delete rows of which this column is not after a moment, more at once than a request ever adds.
+
+    So a table cannot grow for ever. Gives their number.
+    """
+    found = [tuple(row) for row in run(session, _old(column), {"until": until})]
+    if found:
+        table = column.class_
+        session.execute(delete(table).where(tuple_(*inspect(table).primary_key).in_(found)))
+    return len(found)
+
+
+@cache
+def _insertion(table: type[Table], is_sqlite: bool) -> Executable:
+    insert = sqlite_insert if is_sqlite else postgres_insert
+    return insert(table).on_conflict_do_nothing().returning(inspect(table).primary_key[0])
+
+
+@cache
+def _old(column: InstrumentedAttribute[datetime]) -> Executable:
+    key = inspect(column.class_).primary_key
+    # Rows that another request is forgetting at this moment are left to it: waiting could deadlock.
+    rows = select(*key).where(column <= bindparam("until")).limit(_FORGOTTEN_AT_ONCE)
+    return rows.with_for_update(skip_locked=True)

@@ -1,0 +1,75 @@
+"""The routes about a federation's clients: who they are, and what one is told of itself."""
+
+from __future__ import annotations
+
+import re
+
+from fastapi import APIRouter
+
+from coordinator.auth.authentication import Member
+from coordinator.auth.permissions import AnyMember, AsAuditor, AsAuditorOfClient, AsReader
+from coordinator.enrolment import roster
+from coordinator.errors import AuthMissing, Forbidden, Invalid, NotFound
+from coordinator.federations import store
+from coordinator.federations.layouts import layout_of
+from coordinator.http.dependencies import TheDatabase
+from coordinator.http.params import DEFAULT_LIMIT, After, ClientId, FederationId, Limit
+from coordinator.http.problems import answers
+from schemas.messages.enrolment import Client, ClientPage, Me, RosterPage
+
+router = APIRouter(tags=["clients"])
+_PLACE = re.compile(r"[0-9]{1,9}")
+
+
+@router.get("/v1/me", responses=answers(AuthMissing, Forbidden))
+def who_am_i(member: AnyMember, database: TheDatabase) -> Me:
+    """Tell a client who it is and which tensors it has."""
+    with database.read() as session:
+        row = store.client(session, member.federation_id, member.client_id)
+        plan = store.plan_of(store.federation(session, member.federation_id))
+        selected = store.pack_selected(session, member.federation_id, member.base_model)
+        return Me.model_validate(
+            {
+                "client_id": row.id,
+                "name": row.name,
+                "organisation": row.organisation,
+                "federation_id": row.federation_id,
+                "state": row.state,
+                "layout": layout_of(plan, member.profile, selected),
+            }
+        )
+
+
+@router.get("/v1/federations/{fid}/roster", responses=answers(AuthMissing, NotFound, Invalid))
+def show_roster(
+    caller: AsReader,
+    fid: FederationId,
+    database: TheDatabase,
+    after: After = None,
+    limit: Limit = DEFAULT_LIMIT,
+) -> RosterPage:
+    """Show who entered and left, link by link; to clients only where the plan has them check it."""
+    with database.read() as session:
+        plan = store.plan_of(store.federation(session, fid))
+        if isinstance(caller, Member) and plan.privacy.roster_policy == "server":
+            raise NotFound
+        if after is not None and not _PLACE.fullmatch(after):
+            raise Invalid("after: not where a page of the roster ends", field="after")
+        return roster.page(session, fid, after=int(after or 0), limit=limit)
+
+
+@router.get("/v1/federations/{fid}/clients", responses=answers(AuthMissing, Forbidden, NotFound))
+def list_clients(
+    _: AsAuditor, fid: FederationId, database: TheDatabase, after: After = None, limit: Limit = DEFAULT_LIMIT
+) -> ClientPage:
+    """List a federation's clients in order of enrolment."""
+    with database.read() as session:
+        store.federation(session, fid)
+        return store.clients(session, fid, after=after, limit=limit)
+
+
+@router.get("/v1/federations/{fid}/clients/{cid}", responses=answers(AuthMissing, Forbidden, NotFound))
+def show_client(_: AsAuditorOfClient, fid: FederationId, cid: ClientId, database: TheDatabase) -> Client:
+    """Show one client."""
+    with database.read() as session:
+        return store.one_client(session, fid, cid)

@@ -1,0 +1,1 @@
+"""What all routes share: problems, bodies, downloads, parameters."""

@@ -1,0 +1,1 @@
+"""How a client joins a round."""

@@ -1,0 +1,112 @@
+"""The route of joining: where a client's weights for a round are settled, a newcomer's by weighing it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, BinaryIO, cast
+
+from fastapi import APIRouter, Depends, Request
+
+from coordinator.auth.permissions import AsMember
+from coordinator.errors import (
+    AuthMissing,
+    BodyTooLarge,
+    Busy,
+    ContentEncodingRefused,
+    DigestMismatch,
+    DigestMissing,
+    MediaTypeRefused,
+    MetadataRefused,
+    NotFound,
+    PackMissing,
+    RoundClosed,
+    SignatureRefused,
+    TooManySigned,
+)
+from coordinator.federations.store import federation, plan_of
+from coordinator.http.dependencies import TheDatabase, TheMetrics, TheServerKey
+from coordinator.http.limits.concurrency import decoder
+from coordinator.http.params import RoundNumber
+from coordinator.http.problems import answers
+from coordinator.http.uploads import ReceivedBody, receive
+from coordinator.joining.join import SentSignature, join
+from coordinator.observability.logs import bind
+from coordinator.rounds import base_weights
+from coordinator.rounds.notifications import Tell
+from coordinator.strategies.base import Signature
+from coordinator.updates.validation import Address, check_address, signature_of
+from schemas.maths.adapter import SIGNATURE
+from schemas.messages.federations import SignaturePlan
+from schemas.messages.rounds import Joined
+from schemas.messages.updates import SignatureManifest
+from schemas.wire.envelope import MEDIA_TYPE, unpack
+from schemas.wire.header import Slot
+
+router = APIRouter(prefix="/v1/federations/{fid}", tags=["rounds"])
+
+_SIGNATURE_BODY_BYTES = 2**20
+
+
+async def _body(request: Request, _: AsMember) -> AsyncIterator[ReceivedBody | None]:
+    """Receive the signature body, if there is one."""
+    if "transfer-encoding" not in request.headers and request.headers.get("content-length", "0") == "0":
+        yield None
+        return
+    async with receive(request, max_bytes=_SIGNATURE_BODY_BYTES, media_types={MEDIA_TYPE}) as body:
+        yield body
+
+
+@router.post(
+    "/rounds/{n}/join",
+    openapi_extra={"requestBody": {"required": False, "content": {MEDIA_TYPE: {}}}},
+    responses={
+        **answers(AuthMissing, NotFound, RoundClosed, PackMissing, Busy, DigestMissing, DigestMismatch),
+        **answers(MediaTypeRefused, ContentEncodingRefused, BodyTooLarge, SignatureRefused, MetadataRefused),
+        **answers(TooManySigned),
+    },
+)
+def join_round(
+    member: AsMember,
+    n: RoundNumber,
+    body: Annotated[ReceivedBody | None, Depends(_body)],
+    database: TheDatabase,
+    metrics: TheMetrics,
+    key: TheServerKey,
+    tell: Tell,
+) -> Joined:
+    """Take part in a round, and learn which weights to start from; a repeated request gets the same answer.
+
+    The body is a newcomer's signature, which lets it be weighed before its first update.
+    """
+    bind(round=n)
+    signature = None
+    if body is not None:
+        with database.read() as session:
+            plan = plan_of(federation(session, member.federation_id)).signature
+            pack = base_weights.pack_digest(session, member.federation_id, member.base_model)
+        with decoder():
+            sent = _signature(body, Address(member.federation_id, n, member.client_id, pack), plan)
+        signature = SentSignature(sent, body.bytes)
+    taking = join(database, member, n, signature, key)
+    if taking.is_new:
+        metrics.bytes_up.inc(body.bytes if body is not None else 0)
+    if taking.change is not None:
+        tell(taking.change)
+    return taking.joined
+
+
+def _signature(body: ReceivedBody, address: Address, plan: SignaturePlan) -> Signature:
+    with unpack(
+        cast("BinaryIO", body.file),
+        encoding=body.encoding,
+        expected={SIGNATURE: Slot((None,), frozenset({"F32"}))},
+        max_bytes=_SIGNATURE_BODY_BYTES,
+    ) as envelope:
+        vector = signature_of(envelope, plan)
+        manifest = envelope.manifest(SignatureManifest)
+        # A newcomer may not know yet which pack it will use; one that says so must say the right one.
+        said = manifest if manifest.pack is not None else manifest.model_copy(update={"pack": address.pack})
+        check_address(said, address)
+    if vector is None:
+        raise SignatureRefused
+    return Signature(vector, manifest.signature_reliability, manifest.signature_epsilon)

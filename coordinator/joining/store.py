@@ -1,0 +1,136 @@
+"""How a client stands in a round that it wants to join, in one look. Decides nothing: that is `join`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BindParameter, bindparam, exists, func, select
+from sqlalchemy.orm import Session, aliased
+
+from coordinator.auth.authentication import Member
+from coordinator.db.clock import clock
+from coordinator.db.engine import run
+from coordinator.db.tables.alignment import PackRow
+from coordinator.db.tables.federations import FederationRow, ParticipationRow, RoundRow, UpdateRow, WeightsRow
+from coordinator.db.tables.identity import ManifestRow
+from coordinator.errors import NotFound
+from coordinator.rounds.base_weights import GIVEN, Given
+from coordinator.rounds.lifecycle import PACK_ENDED
+from schemas.messages.federations import FederationPlan
+from schemas.messages.rounds import SignedDocument
+
+_CLIENT: BindParameter[str] = bindparam("client")
+_NUMBER: BindParameter[int] = bindparam("number")
+_Other = aliased(WeightsRow)
+_NEWEST_WEIGHTS = (
+    select(func.max(_Other.round_number))
+    .where(
+        _Other.federation_id == FederationRow.id, _Other.client_id == _CLIENT, _Other.round_number <= _NUMBER
+    )
+    .scalar_subquery()
+)
+_LAST_PUBLISHED = (
+    select(func.max(RoundRow.number))
+    .where(RoundRow.federation_id == bindparam("fid"), RoundRow.state == "published")
+    .scalar_subquery()
+)
+_LAST_ENDED = (
+    select(func.max(RoundRow.number))
+    .where(
+        RoundRow.federation_id == bindparam("fid"),
+        RoundRow.reason == PACK_ENDED,
+        RoundRow.number < _NUMBER,
+    )
+    .scalar_subquery()
+)
+_STANDING = (
+    select(
+        clock(),
+        FederationRow.plan,
+        PackRow.digest,
+        RoundRow.state,
+        ParticipationRow.client_id,
+        ManifestRow.document,
+        exists().where(UpdateRow.client_id == _CLIENT, UpdateRow.reject_reason.is_(None)),
+        _LAST_PUBLISHED,
+        _LAST_ENDED,
+        *GIVEN,
+    )
+    .select_from(FederationRow)
+    .join(RoundRow, (RoundRow.federation_id == FederationRow.id) & (RoundRow.number == _NUMBER))
+    .outerjoin(
+        ParticipationRow,
+        (ParticipationRow.round_id == RoundRow.id) & (ParticipationRow.client_id == _CLIENT),
+    )
+    .outerjoin(
+        ManifestRow, (ManifestRow.client_id == _CLIENT) & (ManifestRow.round_number == RoundRow.number)
+    )
+    .outerjoin(
+        PackRow, (PackRow.federation_id == FederationRow.id) & (PackRow.base_model == bindparam("base_model"))
+    )
+    .outerjoin(
+        WeightsRow,
+        (WeightsRow.federation_id == FederationRow.id)
+        & (WeightsRow.client_id == _CLIENT)
+        & (WeightsRow.round_number == _NEWEST_WEIGHTS),
+    )
+    .where(FederationRow.id == bindparam("fid"))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a client stands in a round.
+
+    Attributes:
+        moment: when that was.
+        stored_plan: the federation's.
+        pack: the digest of the alignment pack of the client's base model, if there is one.
+        state: the round's.
+        has_joined: whether the client takes part.
+        manifest: what it was told when it joined.
+        is_established: whether it has an update that counts; one of an abandoned round does not.
+        last_published: the last round that was published, 0 before the first.
+        newest: the weights that it was given last, for this round or before; None = they do not count.
+    """
+
+    moment: datetime
+    stored_plan: dict[str, Any]
+    pack: str | None
+    state: str
+    has_joined: bool
+    manifest: SignedDocument | None
+    is_established: bool
+    last_published: int
+    newest: Given | None
+
+    @property
+    def plan(self) -> FederationPlan:
+        """The federation's plan."""
+        return FederationPlan.model_validate(self.stored_plan)
+
+
+def standing(session: Session, member: Member, number: int) -> Standing:
+    """How does a client stand in the round of this number?
+
+    Raises:
+        NotFound: there is no such round.
+    """
+    which = {
+        "fid": member.federation_id,
+        "number": number,
+        "client": member.client_id,
+        "base_model": member.base_model,
+    }
+    found = run(session, _STANDING, which).first()
+    if found is None:
+        raise NotFound
+    moment, plan, pack, state, joined, manifest, is_established, last, ended, *given = found
+    newest = Given(*given) if given[0] is not None else None
+    if newest is not None and not is_established and newest.round_number <= (ended or 0):
+        newest = None  # it may be made of what was learnt under a pack that ended
+    return Standing(
+        moment, plan, pack, state, joined is not None, manifest, is_established, last or 0, newest
+    )

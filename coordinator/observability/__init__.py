@@ -1,0 +1,1 @@
+"""Logs, metrics and the places where tests inject faults."""

@@ -1,0 +1,122 @@
+"""What differences are taken to: a client's last update that counts, or the weights it was served.
+
+Both ways: of the updates that it sends, and of the weights that it asks for. Refuses to decode: it names the
+reference of a recipe, and reads it tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.db.engine import Database
+from coordinator.db.tables.federations import UpdateRow
+from coordinator.rounds import base_weights
+from coordinator.storage import payloads
+from schemas.maths.adapter import Layout
+from schemas.maths.start import from_start
+from schemas.messages import recipes
+from schemas.wire.envelope import slots
+from schemas.wire.header import read_header
+from schemas.wire.refusals import BodyRefused
+
+_VALUE_BYTES = 4
+_TRANSACTION_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Float32 values in the order of a client's layout, from byte `begin` of a payload on.
+
+    Attributes:
+        digest: what the client calls it by: the digest of its update, or of the weights.
+        seed: the plan's, of weights, whose zeros may mean the start; None of an update's state.
+    """
+
+    digest: str
+    payload_id: int
+    begin: int
+    seed: int | None
+
+
+def find(
+    session: Session, client_id: str, number: int, kind: recipes.Reference, layout: Layout, seed: int
+) -> Reference | None:
+    """Which reference of this kind has a client in a round that it has joined? None = it has none.
+
+    Without an update that counts, `own_last` means the weights. What was stored in another layout is none.
+    """
+    if kind == "none":
+        return None
+    last = _counted_before(session, client_id, number) if kind == "own_last" else None
+    if last is None:
+        return _weights(session, client_id, number, layout, seed)
+    return _own(last, layout)
+
+
+def own_last(session: Session, client_id: str, number: int, layout: Layout) -> Reference | None:
+    """Which was a client's last update that counts before a round? None = none in this layout is kept."""
+    last = _counted_before(session, client_id, number)
+    return _own(last, layout) if last is not None else None
+
+
+def _own(last: UpdateRow, layout: Layout) -> Reference | None:
+    """Refer to an update's state; None where it is not kept, or of another layout."""
+    if last.state_payload_id is None or layout_of(last) != layout:
+        return None
+    return Reference(last.digest, last.state_payload_id, last.state_begin, None)
+
+
+def layout_of(row: UpdateRow) -> Layout:
+    """Read the layout that an update's state was stored in."""
+    return {str(name): tuple(int(extent) for extent in shape) for name, shape in row.layout}
+
+
+def reader(database: Database, reference: Reference, layout: Layout) -> Callable[[str], NDArray[np.float32]]:
+    """Give what reads a tensor of the reference, in its shape, in short transactions."""
+    begins, at = dict[str, int](), reference.begin
+    for name, shape in layout.items():
+        begins[name] = at
+        at += prod(shape) * _VALUE_BYTES
+
+    def stored(name: str) -> NDArray[np.float32]:
+        raw = bytearray(prod(layout[name]) * _VALUE_BYTES)
+        view = memoryview(raw)
+        for begin in range(0, len(raw), _TRANSACTION_BYTES):
+            with database.read_past_sessions() as driver:
+                piece = view[begin : begin + _TRANSACTION_BYTES]
+                payloads.read_into(driver, reference.payload_id, begins[name] + begin, piece)
+        return np.frombuffer(raw, "<f4").astype(np.float32, copy=False).reshape(layout[name])
+
+    seed = reference.seed
+    if seed is None:
+        return stored
+    return lambda name: from_start(name, stored, seed, layout)
+
+
+def _counted_before(session: Session, client_id: str, number: int) -> UpdateRow | None:
+    return session.scalar(
+        select(UpdateRow)
+        .where(UpdateRow.client_id == client_id, UpdateRow.reject_reason.is_(None))
+        .where(UpdateRow.round_number < number)
+        .order_by(UpdateRow.round_number.desc())
+        .limit(1)
+    )
+
+
+def _weights(session: Session, client_id: str, number: int, layout: Layout, seed: int) -> Reference | None:
+    given = base_weights.newest(session, client_id, number)
+    if given is None or given.payload_id is None or given.head is None:
+        return None
+    try:
+        read_header(io.BytesIO(given.head), given.size, slots(layout))
+    except BodyRefused:
+        return None
+    return Reference(given.digest, given.payload_id, given.begin, seed)

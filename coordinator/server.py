@@ -1,0 +1,247 @@
+"""Run the service in this process: check that it can start, say where it listens, stop gracefully."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from socket import socket
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+from sqlalchemy import text
+from sqlalchemy.exc import DatabaseError, OperationalError
+
+from coordinator.app import create_app
+from coordinator.db import backup as copies
+from coordinator.db import migrate as migrations
+from coordinator.db.engine import Database, unsafe_settings
+from coordinator.db.single_process import only_replica
+from coordinator.enrolment import first_admin
+from coordinator.errors import SettingsUnusable
+from coordinator.http.limits.connections import connections
+from coordinator.observability import fault_points, logs
+from coordinator.settings import PREFIX, SECRETS_DIR, Settings, unread
+from coordinator.storage import server_key
+from schemas.private_files import close_umask, tighten
+
+_GRACE_SECONDS = 10
+# Clients give up an idle connection after five seconds: who does so first must not be us, in mid-request.
+_KEEP_ALIVE_SECONDS = 20
+_LOOK_AGAIN_SECONDS = 1
+_OTHER_FILES = 500
+_ENDINGS = ("", "-wal", "-shm", "-journal", "-serving", "-signing-key")
+_MALLOC_ARENAS = -8  # M_ARENA_MAX of malloc.h
+
+log = logs.logger(__name__)
+
+
+def serve(*, host: str | None = None, port: int | None = None) -> None:
+    """Serve until told to stop.
+
+    Raises:
+        SettingsUnusable: the settings or the database do not allow it.
+    """
+    close_umask()
+    settings = load_settings(host=host, port=port)
+    logs.configure(settings.log_level, settings.log_format)
+    fault_points.arm()
+    if misspelt := unread(os.environ):
+        log.warning("unknown-variables", names=misspelt)
+    with _database(settings) as database, only_replica(database):
+        migrations.prepare(database)
+        _close_files(database)
+        with database.read() as session:
+            unsafe = unsafe_settings(session)
+        if unsafe:
+            log.warning("database-may-lose-commits", off=unsafe)
+        server_key.load(database, settings.signing_key)
+        file = first_admin.make_token(database) if settings.admin_token is None else None
+    if file is not None:
+        print(f"The first admin's token is in {file}: keep it elsewhere and delete the file", flush=True)
+    _share_heaps()
+    _allow_files(settings.connections)
+    server = Server(create_app(settings), settings)
+    _spare_what_stays()
+    try:
+        server.run()
+    except SystemExit as error:
+        at = f"{settings.host}:{settings.port}"
+        raise SettingsUnusable(f"cannot listen on {at}; the log says more") from error
+
+
+def _spare_what_stays() -> None:
+    """Let the garbage collector pass over what was made until now: while it runs, all requests wait."""
+    gc.collect()
+    gc.freeze()
+
+
+def _share_heaps() -> None:
+    """Have all threads share two heaps: glibc gives each its own, and keeps what bodies left in them."""
+    if sys.platform == "linux":
+        set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
+        if set_option is not None:
+            set_option(_MALLOC_ARENAS, 2)
+
+
+def _allow_files(connections: int) -> None:
+    """Have the operating system allow a file for each connection, and those for the database, if it does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < wanted:
+            log.warning("few-open-files", allowed=allowed, wanted=wanted)
+
+
+def migrate() -> None:
+    """Bring the database to this version.
+
+    Raises:
+        SettingsUnusable: there is no such database.
+    """
+    close_umask()
+    settings = load_settings()
+    logs.configure(settings.log_level, settings.log_format)
+    with _database(settings) as database:
+        migrations.upgrade(database)
+        _close_files(database)
+
+
+def backup(target: Path, *, progress: Callable[[int, int], None]) -> None:
+    """Copy the database to a new file; `progress` is told pages done and pages in all.
+
+    Raises:
+        SettingsUnusable: it cannot be copied.
+    """
+    close_umask()
+    with closing(Database(load_settings().database_url)) as database:
+        copies.copy(database, target, progress=progress)
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Read the environment and the secrets' files; `overrides` come from the command line.
+
+    Raises:
+        SettingsUnusable: a variable has an unusable value; the message names it and never shows it.
+    """
+    folder = os.environ.get(SECRETS_DIR)
+    if folder and not Path(folder).is_dir():
+        raise SettingsUnusable(f"{SECRETS_DIR}: there is no folder {folder}")
+    try:
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})
+    except SettingsError as error:
+        raise SettingsUnusable(
+            f"{SECRETS_DIR}: user {os.geteuid()} cannot read it: {error.__cause__ or error}"
+        ) from error
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{PREFIX}{_variable(e['loc'])}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors()
+        )
+        raise SettingsUnusable(faults) from None
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that says where it listens, and ends event streams when it is told to stop."""
+
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=connections(settings.upload_bytes_per_second, settings.connections),
+                ws="none",
+                host=settings.host,
+                port=settings.port,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=bool(settings.trusted_proxies),
+                forwarded_allow_ips=settings.trusted_proxies,
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            )
+        )
+        self._app = app
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Start, then say so."""
+        await super().startup(sockets)
+        if self.started:
+            print(f"Tessera listens on {self.url}", flush=True)
+
+    @property
+    def url(self) -> str:
+        """Where the service is reached."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to stop: requests finish, streams end."""
+        self._app.state.stopping.set()
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+
+@contextmanager
+def _database(settings: Settings) -> Iterator[Database]:
+    database = Database(settings.database_url)
+    try:
+        if not database.is_sqlite:
+            _wait_until_it_answers(database, settings.database_wait_seconds)
+        yield database
+    except DatabaseError as error:
+        shown = database.url.render_as_string()
+        raise SettingsUnusable(
+            f"TESSERA_DATABASE_URL: {shown} does not answer: {_said(error, database)}"
+        ) from error
+    finally:
+        database.close()
+
+
+def _close_files(database: Database) -> None:
+    """Close an SQLite database's files to other users; the folder they lie in may be anybody's."""
+    if database.is_sqlite and database.url.database:
+        closed = tighten(Path(f"{database.url.database}{ending}") for ending in _ENDINGS)
+        if closed:
+            log.warning("files-were-open-to-others", closed=[str(path) for path in closed])
+
+
+def _wait_until_it_answers(database: Database, seconds: float) -> None:
+    """Be patient with a database that starts at the same time, or is short of connections for a moment.
+
+    Raises:
+        OperationalError: it did not answer in time.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            with database.read() as session:
+                session.execute(text("SELECT 1"))
+            return
+        except OperationalError as error:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("database-does-not-answer", reason=_said(error, database))
+        time.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def _said(error: DatabaseError, database: Database) -> str:
+    """What the driver said, on one line, without the password should it be in it."""
+    said = " ".join(str(error.orig).split())
+    return said.replace(database.url.password, "***") if database.url.password else said
+
+
+def _variable(location: tuple[int | str, ...]) -> str:
+    return "_".join(str(part) for part in location).upper()

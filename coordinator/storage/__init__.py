@@ -1,0 +1,1 @@
+"""Payloads, the server's key, and the logs of events and of audits."""

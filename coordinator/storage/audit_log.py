@@ -1,0 +1,75 @@
+"""Who let whom in, shut whom out or ran a federation, in a chain that only grows.
+
+Each entry has the hash of the one before. It is written in the transaction that it tells of, last of all: it
+takes a lock that all entries share.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from coordinator.db.engine import now, run
+from coordinator.db.tables.identity import AuditRow, ServerIdentityRow
+from schemas.identity.documents import hash_of
+from schemas.messages.tokens import AuditEntry, AuditHead, AuditPage
+
+Event = Literal[
+    "federation-created",
+    "federation-started",
+    "federation-paused",
+    "federation-finished",
+    "enrolment-token-made",
+    "enrolment-token-ended",
+    "enrolment-refused",
+    "client-enrolled",
+    "client-key-replaced",
+    "client-revoked",
+    "pack-deleted",
+    "person-token-made",
+    "person-token-revoked",
+    "adapter-downloaded",
+    "anchors-set",
+    "pack-stored",
+    "acceptance-set",
+]
+_LOCKED = select(ServerIdentityRow.id).where(ServerIdentityRow.id == 1).with_for_update()
+_LAST = select(AuditRow.number, AuditRow.hash).order_by(AuditRow.number.desc()).limit(1)
+_ENTRY = insert(AuditRow)
+
+
+def append(session: Session, event: Event, *, actor: str, subject: str, reason: str | None = None) -> None:
+    """Write down that `actor`, the id of a person's token or of a client, did something to `subject`."""
+    run(session, _LOCKED)
+    last = run(session, _LAST).first()
+    entry = AuditEntry(
+        number=last.number + 1 if last is not None else 1,
+        at=now(session),
+        event=event,
+        actor=actor,
+        subject=subject,
+        reason=reason,
+        previous=last.hash if last is not None else None,
+    )
+    document: dict[str, Any] = entry.model_dump(mode="json")
+    run(session, _ENTRY, {"number": entry.number, "document": document, "hash": hash_of(document)})
+
+
+def page(session: Session, *, after: int, limit: int, head: AuditHead | None) -> AuditPage:
+    """Which entries follow number `after`? The page says where the chain ends now: its signed `head`."""
+    query = select(AuditRow).where(AuditRow.number > after).order_by(AuditRow.number).limit(limit + 1)
+    rows = list(session.scalars(query))
+    return AuditPage(
+        items=[row.document for row in rows[:limit]],
+        next=str(rows[limit - 1].number) if len(rows) > limit else None,
+        head=head,
+    )
+
+
+def last(session: Session) -> tuple[int, str, datetime] | None:
+    """Return the last entry's number and hash, and what time it is; None while there is no entry."""
+    entry = run(session, _LAST).first()
+    return (entry.number, entry.hash, now(session)) if entry is not None else None

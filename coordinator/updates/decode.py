@@ -1,0 +1,109 @@
+"""Turn the streams of an update into the adapter state that they mean, float32, one tensor at a time.
+
+Refuses to judge the state: it is looked at as the values of a dense body are, and measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import sha256
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.maths.adapter import Layout
+from schemas.maths.start import start_values
+from schemas.messages.recipes import Recipe
+from schemas.wire.digests import digest_from_hash
+from schemas.wire.finite import squares_of
+from schemas.wire.streams import Streams, decode
+
+_PIECE_VALUES = 2**18
+
+
+class DecodedState:
+    """An adapter state, float32 in the order of a layout, in a file that outlives it.
+
+    Attributes:
+        norm: L2 over all of its tensors together.
+        size, digest: of its bytes.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        layout: Layout,
+        recipe: Recipe,
+        reference: Callable[[str], NDArray[np.float32]] | None,
+        file: BinaryIO,
+    ) -> None:
+        """Decode into `file`, adding each tensor to that of the reference.
+
+        Raises:
+            BodyRefused: a stream is malformed, or the state has values that are not ordinary numbers.
+        """
+        for _ in decode(streams, layout, recipe):  # reading the reference costs more than looking twice
+            pass
+        seen, squares = sha256(), 0.0
+        for name, sent in decode(streams, layout, recipe):
+            values = sent
+            if reference is not None:
+                with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused just below
+                    values = reference(name) + sent
+            pieces = np.array_split(values.reshape(-1), max(1, -(-values.size // _PIECE_VALUES)))
+            squares += squares_of(name, pieces)
+            for piece in pieces:
+                raw = piece.astype("<f4", copy=False).tobytes()
+                seen.update(raw)
+                file.write(raw)
+        self._file = file
+        self.norm = float(np.sqrt(squares))
+        self.size = file.tell()
+        self.digest = digest_from_hash(seen.hexdigest())
+
+    def pieces(self) -> Iterator[NDArray[np.float32]]:
+        """Give the state, in pieces of a mebibyte at most."""
+        self._file.seek(0)
+        while raw := self._file.read(_PIECE_VALUES * 4):
+            yield np.frombuffer(raw, "<f4")
+
+
+Pieces = Iterable[NDArray[np.float32]]
+
+
+def scale_to(limit: float | None, state: Pieces, layout: Layout, seed: int) -> float:
+    """Say by what to scale: 1, or what brings the L2 norm of what was learnt down to `limit`.
+
+    `state` is float32 in the order of the layout, in pieces of one dimension; without a limit it is not read.
+    """
+    if limit is None:
+        return 1.0
+    squares = 0.0
+    for piece, start in _with_start(state, layout, seed):
+        wide = piece.astype(np.float64)
+        if start is not None:
+            wide -= start
+        squares += float(np.einsum("i,i->", wide, wide))
+    norm = float(np.sqrt(squares))
+    return limit / norm if norm > limit else 1.0
+
+
+def scaled(state: Pieces, layout: Layout, seed: int, scale: float) -> Iterator[bytes]:
+    """Give start + scale (state - start) as bytes, piece by piece; with scale 1 the state as it is."""
+    if scale == 1.0:
+        yield from (piece.astype("<f4", copy=False).tobytes() for piece in state)
+        return
+    by = np.float32(scale)
+    for piece, start in _with_start(state, layout, seed):
+        yield (piece * by if start is None else start + (piece - start) * by).astype("<f4").tobytes()
+
+
+def _with_start(
+    state: Pieces, layout: Layout, seed: int
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32] | None]]:
+    """Give each piece with the start's values at its place; None = they are zero."""
+    at = 0
+    for piece in state:
+        yield piece, start_values(layout, seed, at, piece.size)
+        at += piece.size

@@ -1,0 +1,290 @@
+"""Adapters around a base model: which modules, what is copied, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from client_agent.adapters.base import Adapter
+from client_agent.adapters.frames import frame_of, random_frames
+from client_agent.adapters.inject import inject_lora, inject_pq
+from client_agent.adapters.layers import PQLinear
+from client_agent.errors import AdapterInPlace, LayoutMismatch
+from client_agent.model.loading import BaseModel
+from client_agent.model.tokens import answer_logits, collate, encode, pad_id
+from schemas.maths.adapter import lora_layout
+from schemas.messages.federations import AdapterPlan
+
+PLAN = AdapterPlan(rank=8, blocks=2)
+
+
+def logits_of(base: BaseModel) -> torch.Tensor:
+    batch = collate([encode(base.tokenizer, "rev abc=", "cba", max_length=64)], pad=pad_id(base.tokenizer))
+    with torch.no_grad():
+        return answer_logits(base.model, base.parts, batch)[0]
+
+
+def noise_for(adapter: Adapter) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in adapter.layout.items()}
+
+
+def test_the_last_layer_of_each_block_is_wrapped_whatever_the_depth(tiny: Callable[..., BaseModel]) -> None:
+    for layers, ends in ((4, [1, 3]), (5, [1, 4]), (7, [2, 6])):
+        base = tiny(num_hidden_layers=layers)
+        with inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=False):
+            wrapped = {
+                int(path.split(".")[2])
+                for path, module in base.model.named_modules()
+                if isinstance(module, PQLinear)
+            }
+        assert sorted(wrapped) == ends
+
+
+def test_tensors_of_models_of_different_depth_have_the_same_names(tiny: Callable[..., BaseModel]) -> None:
+    names = []
+    for layers in (4, 7):
+        base = tiny(num_hidden_layers=layers)
+        with inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=False) as adapter:
+            names.append(list(adapter.layout))
+    assert names[0] == names[1]
+    assert "b1.down.P" in names[0]
+
+
+def test_target_modules_are_the_only_ones_with_p_and_q(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    plan = PLAN.model_copy(update={"target_modules": ("b1.down", "b0.q"), "same_architecture_rank": 2})
+    frames = random_frames(base, plan, 0)
+    assert list(frames) == ["b0.q", "b1.down"]
+    everything = random_frames(base, PLAN, 0)
+    assert np.array_equal(frames["b0.q"].A, everything["b0.q"].A)
+    with inject_pq(base, plan, everything, gated=False) as adapter:
+        assert {name.rpartition(".")[0] for name in adapter.layout if name.endswith(".P")} == set(frames)
+        assert "l0.k.A" in adapter.layout  # the LoRA beside them is in every layer
+
+
+def test_only_framed_modules_are_wrapped(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    frames = random_frames(base, PLAN, 0)
+    with inject_pq(base, PLAN, {n: frames[n] for n in ("b0.v", "b1.down")}, gated=False) as adapter:
+        assert list(adapter.layout) == ["b0.v.P", "b0.v.Q", "b1.down.P", "b1.down.Q"]
+        assert sum(isinstance(module, PQLinear) for module in base.model.modules()) == 2
+
+
+def test_a_role_that_the_plan_leaves_out_is_left_alone(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    plan = AdapterPlan(rank=8, blocks=2, roles=("q",))
+    with inject_pq(base, plan, random_frames(base, PLAN, 0), gated=False) as adapter:
+        assert list(adapter.layout) == ["b0.q.P", "b0.q.Q", "b1.q.P", "b1.q.Q"]
+
+
+def make_pq(base: BaseModel) -> Adapter:
+    return inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=False)
+
+
+def make_lora(base: BaseModel) -> Adapter:
+    return inject_lora(base, PLAN)
+
+
+@pytest.mark.parametrize("make", [make_pq, make_lora])
+def test_removing_restores_the_model_exactly(
+    tiny: Callable[..., BaseModel], make: Callable[[BaseModel], Adapter]
+) -> None:
+    base = tiny()
+    before = logits_of(base)
+    modules = dict(base.model.named_modules())
+    attributes = set(vars(base.model))
+    with make(base) as adapter:
+        adapter.load(noise_for(adapter))
+        assert not torch.equal(logits_of(base), before)
+    adapter.remove()
+    assert torch.equal(logits_of(base), before)
+    after = dict(base.model.named_modules())
+    assert after.keys() == modules.keys()
+    assert all(after[path] is module for path, module in modules.items())
+    assert set(vars(base.model)) == attributes
+
+
+@pytest.mark.parametrize("make", [make_pq, make_lora])
+def test_a_model_is_bare_again_when_training_fails(
+    tiny: Callable[..., BaseModel], make: Callable[[BaseModel], Adapter]
+) -> None:
+    base = tiny()
+    before = logits_of(base)
+    with pytest.raises(LayoutMismatch), make(base) as adapter:
+        adapter.load({})
+    assert torch.equal(logits_of(base), before)
+
+
+@pytest.mark.parametrize("make", [make_pq, make_lora])
+def test_state_comes_back_as_it_was_loaded(
+    tiny: Callable[..., BaseModel], make: Callable[[BaseModel], Adapter]
+) -> None:
+    with make(tiny()) as adapter:
+        state = noise_for(adapter)
+        adapter.load(state)
+        back = adapter.state()
+        assert list(back) == list(adapter.layout)
+        for name, values in back.items():
+            assert values.dtype == np.float32
+            np.testing.assert_array_equal(values, state[name])
+        assert adapter.merged_state().keys() == state.keys()
+        assert adapter.private_state() == {}
+        adapter.load_private({})
+
+
+@pytest.mark.parametrize("make", [make_pq, make_lora])
+def test_tensors_that_do_not_fit_are_refused_and_change_nothing(
+    tiny: Callable[..., BaseModel], make: Callable[[BaseModel], Adapter]
+) -> None:
+    with make(tiny()) as adapter:
+        state = noise_for(adapter)
+        adapter.load(state)
+        first, *others = state
+        for wrong in (
+            {name: state[name] for name in others},
+            {**state, "b9.q.P": state[first]},
+            {**state, first: np.zeros((3, 3), np.float32)},
+        ):
+            with pytest.raises(LayoutMismatch):
+                adapter.load({name: values * 2 for name, values in wrong.items()})
+            np.testing.assert_array_equal(adapter.state()[others[0]], state[others[0]])
+
+
+def test_frames_of_another_model_or_none_at_all_are_refused(tiny: Callable[..., BaseModel]) -> None:
+    base, wider = tiny(), tiny(hidden_size=64)
+    for frames in (random_frames(wider, PLAN, 0), random_frames(base, AdapterPlan(rank=4), 0), {}):
+        with pytest.raises(LayoutMismatch, match="alignment pack"):
+            inject_pq(base, PLAN, frames, gated=False)
+    assert not any(isinstance(module, PQLinear) for module in base.model.modules())
+
+
+def test_a_model_with_fewer_layers_than_blocks_is_told_so(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    deep = AdapterPlan(rank=8, blocks=5)
+    with pytest.raises(LayoutMismatch, match="4 layers and the plan 5 blocks"):
+        inject_pq(base, deep, random_frames(base, deep, 0), gated=False)
+
+
+def test_two_adapters_at_once_are_refused(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    for first in (make_pq, make_lora):
+        for second in (make_pq, make_lora):
+            with first(base), pytest.raises(AdapterInPlace):
+                second(base)
+
+
+def test_gates_are_private_and_the_merged_state_is_what_acts(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    frames = random_frames(base, PLAN, 0)
+    with inject_pq(base, PLAN, frames, gated=True) as adapter:
+        local, served = noise_for(adapter), {n: -v for n, v in noise_for(adapter).items()}
+        adapter.load(local)
+        adapter.load_global(served)
+        assert not any("gate" in name.split(".")[-1] for name in adapter.state())
+        gates = {name: np.float32(0.5 * i - 3) for i, name in enumerate(adapter.private_state())}
+        assert len(gates) == len(frames)
+        adapter.load_private({name: np.array(value) for name, value in gates.items()})
+        merged, mixed = adapter.merged_state(), logits_of(base)
+        b = 1 / (1 + np.exp(-gates["b1.v.gate"]))
+        np.testing.assert_allclose(merged["b1.v.P"], (1 - 2 * b) * local["b1.v.P"], rtol=1e-4, atol=1e-5)
+    with inject_pq(base, PLAN, frames, gated=False) as adapter:
+        adapter.load(merged)
+        torch.testing.assert_close(logits_of(base), mixed)
+        with pytest.raises(AdapterInPlace):
+            adapter.load_global(served)
+
+
+def test_every_frame_has_its_own_learning_rate_and_the_gate_trains_at_its_frames(
+    tiny: Callable[..., BaseModel],
+) -> None:
+    base = tiny()
+    frames = random_frames(base, PLAN, 0)
+    frames["b0.q"] = frame_of(frames["b0.q"].A * 4, frames["b0.q"].B)
+    with inject_pq(base, PLAN, frames, gated=True) as adapter:
+        named = {id(parameter): name for name, parameter in adapter.named_parameters().items()}
+        rates = {
+            named[id(parameter)]: (group["lr"], group.get("weight_decay"))
+            for group in adapter.parameter_groups(0.01)
+            for parameter in group["params"]
+        }
+    assert rates.keys() == set(named.values())
+    assert rates["b0.q.P"][0] == rates["b0.q.gate"][0] == pytest.approx(0.01 * frames["b0.q"].rate)
+    assert rates["b0.k.P"] == (0.01, None)
+    assert rates["b0.k.gate"] == (0.01, 0.0)
+
+
+def test_ordinary_lora_is_on_every_layer_with_the_contracts_names(each_architecture: BaseModel) -> None:
+    base = each_architecture
+    plan = AdapterPlan(kind="lora", rank=4, scale=3.0, roles=("q", "v", "down"))
+    before = logits_of(base)
+    with inject_lora(base, plan) as adapter:
+        shapes = {role: base.shapes[role] for role in plan.roles}
+        assert adapter.layout == lora_layout(base.layers, shapes, 4)
+        assert torch.equal(logits_of(base), before)
+        state = adapter.state()
+        assert all(not values.any() for name, values in state.items() if name.endswith(".B"))
+        state["l0.q.B"] = np.ones_like(state["l0.q.B"])
+        adapter.load(state)
+        x = torch.randn(2, base.hidden_size)
+        layer = base.parts.linear(base.model, 0, "q")
+        a, b = torch.from_numpy(state["l0.q.A"]), torch.from_numpy(state["l0.q.B"])
+        expected = layer.base_layer(x)
+        expected[:, base.parts.rows(base.model, "q")] += 3.0 * x @ a.T @ b.T
+        torch.testing.assert_close(layer(x), expected)
+
+
+def test_two_agents_start_the_same_lora_and_another_seed_another(tiny: Callable[..., BaseModel]) -> None:
+    states = []
+    for seed in (0, 0, 1):
+        with inject_lora(tiny(), PLAN, seed=seed) as adapter:
+            states.append(adapter.state()["l2.up.A"])
+    np.testing.assert_array_equal(states[0], states[1])
+    assert not np.array_equal(states[0], states[2])
+
+
+def test_a_lora_served_as_zeros_can_still_learn(tiny: Callable[..., BaseModel]) -> None:
+    with inject_lora(tiny(), PLAN) as adapter:
+        start = adapter.state()
+        adapter.load({name: np.zeros_like(values) for name, values in start.items()})
+        for name, values in adapter.state().items():
+            np.testing.assert_array_equal(values, start[name])
+
+
+def test_memory_is_flat_and_no_hook_is_left_over_many_rounds(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+    def one_round() -> None:
+        with inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=True) as adapter:
+            adapter.load(noise_for(adapter))
+            logits_of(base)
+
+    one_round()
+    before = tensors()
+    for _ in range(20):
+        one_round()
+    assert tensors() == before
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in base.model.modules())
+
+
+def test_random_frames_follow_from_the_seed_and_have_rate_one(tiny: Callable[..., BaseModel]) -> None:
+    one, again, other = (random_frames(tiny(), PLAN, seed) for seed in (3, 3, 4))
+    for name, frame in one.items():
+        np.testing.assert_array_equal(frame.A, again[name].A)
+        np.testing.assert_array_equal(frame.B, again[name].B)
+        assert not np.array_equal(frame.A, other[name].A)
+        assert frame.rate == 1
+        assert frame_of(frame.A, frame.B).rate == pytest.approx(1, abs=1e-6)
+    assert not np.array_equal(one["b0.q"].A, one["b1.q"].A)
+    assert np.sign(one["b0.q"].A[0, :8]).tolist() == GOLDEN_SIGNS  # the same on every machine
+
+
+GOLDEN_SIGNS = [1.0, -1.0, 1.0, 1.0, -1.0, -1.0, -1.0, 1.0]

@@ -1,0 +1,72 @@
+"""What an export is worth where the base model is not float32: measured with public transformers and peft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from client_agent.adapters.peft_export import how_exact, write_checkpoint
+from client_agent.model.loading import load_base_model
+from client_agent.model.quantization import bits_and_bytes, keep_differentiable, precision_of
+from client_agent.settings import Quantization
+from tests.client_agent.adapters.test_peft_export import EVERYTHING, IDS, trained
+
+ROUNDING = 0.03  # of the logits' own size; bfloat16 keeps 8 bits of each number, layer after layer
+HELD: dict[str, tuple[Quantization, torch.dtype]] = {
+    "bfloat16": ("none", torch.bfloat16),
+    "nf4, bfloat16": ("nf4", torch.bfloat16),
+    "int8, bfloat16": ("int8", torch.bfloat16),
+}
+
+
+def size(values: np.ndarray) -> float:
+    return float(np.sqrt(np.square(values, dtype=np.float64).mean()))
+
+
+def logits(model: Any) -> np.ndarray:
+    with torch.no_grad():
+        return np.array(model(input_ids=torch.tensor(IDS)).logits.float().numpy())
+
+
+def by_peft(source: str, checkpoint: Path, quantization: Quantization, dtype: torch.dtype) -> np.ndarray:
+    """Give the logits of what public code loads."""
+    config = bits_and_bytes(quantization, dtype)
+    base: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, quantization_config=config)
+    keep_differentiable(base)  # models as narrow as these cannot be repacked
+    return logits(PeftModel.from_pretrained(base, checkpoint).eval())
+
+
+@pytest.mark.filterwarnings("ignore")  # of how public code calls other public code
+@pytest.mark.parametrize("precision", HELD)
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "phi3"])
+def test_on_the_same_base_loaded_the_same_way_only_rounding_differs(
+    saved_model: Callable[..., str], tmp_path: Path, architecture: str, precision: str
+) -> None:
+    source, (quantization, dtype) = saved_model(architecture), HELD[precision]
+    base = load_base_model(source, device=torch.device("cpu"), dtype=dtype, quantization=quantization)
+    assert precision_of(base.model) == precision
+    bare = logits(base.model)
+    with trained(base, EVERYTHING) as adapter:
+        ours = logits(base.model)
+        write_checkpoint(tmp_path, adapter.as_lora(), base.model, source)
+    same_way = size(by_peft(source, tmp_path, quantization, dtype) - ours)
+    in_float32 = size(by_peft(source, tmp_path, "none", torch.float32) - ours)
+    print(f"{same_way=:.4f} {in_float32=:.4f} effect={size(ours - bare):.4f} {size(ours)=:.4f}")
+    assert 1e-4 < same_way < ROUNDING * size(ours)
+    assert same_way < size(ours - bare) / 20
+    if quantization == "nf4":
+        assert in_float32 > 5 * same_way  # another base model, rather than the same rounded
+
+
+def test_what_is_said_of_a_precision_follows_what_was_measured() -> None:
+    assert "1e-5" in how_exact("float32")
+    for precision in HELD:
+        assert "rounding if it loads the base model in the same way" in how_exact(precision)
+        assert "float32 included" in how_exact(precision)

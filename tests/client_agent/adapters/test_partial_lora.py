@@ -1,0 +1,93 @@
+"""An adapter of which one factor travels: what is sent, what stays, what trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from client_agent.adapters.base import Adapter
+from client_agent.adapters.inject import inject, inject_lora, parts_of
+from client_agent.errors import LayoutMismatch
+from client_agent.model.examples import Example
+from client_agent.model.loading import BaseModel
+from client_agent.strategies.base import load_strategy
+from client_agent.training.loop import train
+from schemas.maths.adapter import factor_of
+from schemas.messages.federations import AdapterPlan, TrainingPlan
+
+PLAN = AdapterPlan(kind="lora", rank=4, roles=("q", "down"))
+TRAINING = TrainingPlan(steps=2, batch_size=4, max_length=64)
+SENT = {"ffa_lora": "B", "fedsa_lora": "A"}
+STAYS = {"A": "B", "B": "A"}
+
+
+def injected(base: BaseModel, name: str) -> Adapter:
+    return inject(base, PLAN, {}, gated=False, seed=3, parts=parts_of(load_strategy(name)))
+
+
+def zeros(adapter: Adapter) -> dict[str, np.ndarray]:
+    return {name: np.zeros(shape, np.float32) for name, shape in adapter.layout.items()}
+
+
+def trained(base: BaseModel, adapter: Adapter, examples: list[Example]) -> None:
+    train(base, adapter, examples, TRAINING, seed=0, round_number=1)
+
+
+@pytest.mark.parametrize("name", SENT)
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_one_factor_travels_and_the_other_is_private(
+    tiny: Callable[..., BaseModel], examples: list[Example], name: str, architecture: str
+) -> None:
+    base = tiny(architecture)
+    with inject_lora(base, PLAN, seed=3) as whole:
+        everything = whole.layout
+    with injected(base, name) as adapter:
+        adapter.load(zeros(adapter))
+        trained(base, adapter, examples)
+        assert adapter.layout == {n: s for n, s in everything.items() if factor_of(n) == SENT[name]}
+        assert list(adapter.state()) == list(adapter.layout)
+        private = adapter.private_state()
+        assert {factor_of(n) for n in private} == {STAYS[SENT[name]]}
+        assert len(private) + len(adapter.layout) == len(everything)
+        assert all(values.any() for values in adapter.state().values())
+        with pytest.raises(LayoutMismatch):
+            adapter.load(private)
+        with pytest.raises(LayoutMismatch):
+            adapter.load_private(adapter.state())
+
+
+def test_ffa_lora_never_moves_a(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
+    base = tiny()
+    with inject_lora(base, PLAN, seed=3) as whole:
+        start = whole.state()
+    with injected(base, "ffa_lora") as adapter:
+        adapter.load(zeros(adapter))
+        trained(base, adapter, examples)
+        assert {factor_of(name) for name in adapter.named_parameters()} == {"B"}
+        for name, values in adapter.private_state().items():
+            np.testing.assert_array_equal(values, start[name.removeprefix("private.")])
+
+
+def test_fedsa_lora_keeps_its_b_when_a_new_a_is_served(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny()
+    with injected(base, "fedsa_lora") as adapter:
+        adapter.load(zeros(adapter))
+        assert not any(values.any() for values in adapter.private_state().values())  # a joiner's B
+        trained(base, adapter, examples)
+        own = adapter.private_state()
+        served = {name: values + 1 for name, values in adapter.state().items()}
+    assert all(values.any() for values in own.values())
+    with injected(base, "fedsa_lora") as again:
+        again.load(served)
+        again.load_private(own)
+        for name, values in again.private_state().items():
+            np.testing.assert_array_equal(values, own[name])
+        for name, values in again.state().items():
+            np.testing.assert_array_equal(values, served[name])
+        factors = again.as_lora()[base.parts.path(0, "q")]
+        np.testing.assert_allclose(factors.B, PLAN.scale * own["private.l0.q.B"])
+        np.testing.assert_array_equal(factors.A, served["l0.q.A"])

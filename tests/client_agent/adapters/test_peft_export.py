@@ -1,0 +1,202 @@
+"""Public peft alone gives the logits that Tessera trained: in a process that never imports it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from client_agent.adapters.base import Adapter
+from client_agent.adapters.frames import random_frames
+from client_agent.adapters.inject import inject
+from client_agent.adapters.peft_export import CONFIG, TENSORS, checkpoint_in_place, write_checkpoint
+from client_agent.errors import AdapterInPlace, AdapterUnreadable
+from client_agent.model.loading import BaseModel, load_base_model
+from schemas.maths.factors import Factors
+from schemas.messages.federations import AdapterPlan
+from tests.client_agent.conftest import ARCHITECTURES
+
+EVERYTHING = "p and q, shared and private lora"
+PLANS = {
+    "p and q": AdapterPlan(rank=6, blocks=2, scale=1.5),
+    EVERYTHING: AdapterPlan(rank=6, blocks=2, same_architecture_rank=3, private_rank=2, scale=1.5),
+    "gated": AdapterPlan(rank=6, blocks=2),
+    "gated, private lora": AdapterPlan(rank=6, blocks=2, private_rank=2),
+    "lora": AdapterPlan(kind="lora", rank=3, scale=0.5),
+    "folded lora": AdapterPlan(kind="lora", rank=3, scale=0.5),
+    "deep": AdapterPlan(rank=6, blocks=3, same_architecture_rank=2),
+}
+CASES = [(architecture, EVERYTHING) for architecture in ARCHITECTURES]
+CASES += [("llama", name) for name in PLANS if name != EVERYTHING]
+CASES += [
+    (architecture, name) for architecture in ("phi3", "gpt2") for name in ("gated", "lora", "folded lora")
+]
+PEFT_ALONE = """
+import json, sys
+import numpy as np, torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+torch.set_num_threads(1)
+for case in json.load(open(sys.argv[1])):
+    base = AutoModelForCausalLM.from_pretrained(case["model"], dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, case["checkpoint"])
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor(case["ids"])).logits
+    np.save(case["logits"], logits.numpy())
+assert not {"client_agent", "schemas", "coordinator"} & {name.partition(".")[0] for name in sys.modules}
+"""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One adapter as it acted when it was exported, and what the bare model says; (1, t, V) float32."""
+
+    checkpoint: Path
+    logits: np.ndarray
+    bare: np.ndarray
+    by_peft: Path
+
+
+IDS = [[1, 5, 9, 14, 7, 22, 30, 6, 11]]
+
+
+def logits_of(base: BaseModel) -> np.ndarray:
+    with torch.no_grad():
+        return base.model(input_ids=torch.tensor(IDS)).logits.numpy()  # type: ignore[operator]
+
+
+def noise(like: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {name: np.asarray(0.2 * rng.standard_normal(v.shape), np.float32) for name, v in like.items()}
+
+
+def trained(base: BaseModel, name: str) -> Adapter:
+    plan, gated = PLANS[name], name.startswith("gated")
+    frames = random_frames(base, plan, 0) if plan.kind == "pq" else {}
+    adapter = inject(base, plan, frames, gated=gated, seed=0)
+    adapter.load(noise(adapter.state(), 0))
+    adapter.load_private(noise(adapter.private_state(), 1))
+    if name == "folded lora":
+        (d_out, d_in), rng = base.shapes["v"], np.random.default_rng(3)
+        factors = (0.5 * rng.standard_normal(shape) for shape in ((4, d_in), (d_out, 4)))
+        adapter.load_fold({"l1.v": Factors(*(values.astype(np.float32) for values in factors))})
+    if gated:
+        adapter.load_global(noise(adapter.state(), 2))
+    return adapter
+
+
+@pytest.fixture(scope="module")
+def exported(
+    saved_model: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Exported]:
+    """Export every case here, and load all of them in one process of public peft."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("exported")
+    made: dict[tuple[str, str], Exported] = {}
+    asked = []
+    for i, (architecture, name) in enumerate(CASES):
+        source = saved_model(architecture, num_hidden_layers=11 if name == "deep" else 4)
+        base = load_base_model(source, device=torch.device("cpu"))
+        bare = logits_of(base)
+        with trained(base, name) as adapter:
+            one = Exported(folder / f"{i}", logits_of(base), bare, folder / f"{i}.npy")
+            write_checkpoint(one.checkpoint, adapter.as_lora(), base.model, source)
+        made[architecture, name] = one
+        asked.append(
+            {"model": source, "checkpoint": str(one.checkpoint), "ids": IDS, "logits": str(one.by_peft)}
+        )
+    (folder / "cases.json").write_text(json.dumps(asked))
+    done = subprocess.run(
+        [sys.executable, "-c", PEFT_ALONE, str(folder / "cases.json")],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+@pytest.mark.parametrize(("architecture", "name"), CASES)
+def test_public_peft_alone_gives_the_same_logits(
+    exported: dict[tuple[str, str], Exported], architecture: str, name: str
+) -> None:
+    one = exported[architecture, name]
+    assert np.abs(one.logits - one.bare).max() > 0.05
+    np.testing.assert_allclose(np.load(one.by_peft), one.logits, rtol=1e-5, atol=1e-5)
+
+
+def test_the_configuration_says_what_peft_must_know(exported: dict[tuple[str, str], Exported]) -> None:
+    def config(architecture: str, name: str) -> dict[str, object]:
+        content = (exported[architecture, name].checkpoint / CONFIG).read_bytes()
+        return dict(json.loads(content))
+
+    both = config("llama", EVERYTHING)
+    assert (both["peft_type"], both["task_type"]) == ("LORA", "CAUSAL_LM")
+    assert both["lora_bias"] is True
+    assert both["fan_in_fan_out"] is False
+    assert both["r"] == both["lora_alpha"] == 5  # half of the layers end no block
+    assert both["rank_pattern"] == both["alpha_pattern"]
+    assert set(dict(both["rank_pattern"]).values()) == {11}  # type: ignore[call-overload]
+    assert Path(str(both["base_model_name_or_path"]), "config.json").is_file()
+    assert config("llama", "lora")["lora_bias"] is False
+    assert config("gpt2", EVERYTHING)["fan_in_fan_out"] is True
+
+
+def test_a_pattern_of_one_layer_is_not_that_of_another(exported: dict[tuple[str, str], Exported]) -> None:
+    """Layer 1 must not take the rank of layers 10 and 11."""
+    tensors = safetensors.numpy.load_file(exported["llama", "deep"].checkpoint / TENSORS)
+    ranks = {n: v.shape[0] for n, v in tensors.items() if n.endswith("q_proj.lora_A.weight")}
+    assert {int(name.split(".")[4]): rank for name, rank in ranks.items()} == {
+        layer: 8 if layer in (2, 5, 10) else 2 for layer in range(11)
+    }
+
+
+def test_a_checkpoint_comes_back_around_a_base_model_and_goes_again(
+    tiny: Callable[..., BaseModel], tmp_path: Path
+) -> None:
+    base = tiny()
+    bare, modules, attributes = logits_of(base), dict(base.model.named_modules()), set(vars(base.model))
+    with trained(base, EVERYTHING) as adapter:
+        acting = logits_of(base)
+        write_checkpoint(tmp_path, adapter.as_lora(), base.model, "somewhere")
+        with pytest.raises(AdapterInPlace), checkpoint_in_place(base, tmp_path):
+            pass
+    with checkpoint_in_place(base, tmp_path):
+        np.testing.assert_allclose(logits_of(base), acting, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(logits_of(base), bare)
+    assert dict(base.model.named_modules()) == modules
+    assert set(vars(base.model)) == attributes
+
+
+def test_what_is_no_checkpoint_or_one_of_another_model_is_refused(
+    tiny: Callable[..., BaseModel], tmp_path: Path
+) -> None:
+    base, wider = tiny(), tiny(hidden_size=64)
+    with trained(wider, "lora") as adapter:
+        write_checkpoint(tmp_path / "wider", adapter.as_lora(), wider.model, "somewhere")
+    (tmp_path / "empty").mkdir()
+    before = dict(base.model.named_modules())
+    for name, file, content in (
+        ("no type", CONFIG, b"{}"),
+        ("no object", CONFIG, b"[]"),
+        ("unknown type", CONFIG, b'{"peft_type": "X"}'),
+        ("cut off", TENSORS, (tmp_path / "wider" / TENSORS).read_bytes()[:100]),
+    ):
+        shutil.copytree(tmp_path / "wider", tmp_path / name)
+        (tmp_path / name / file).write_bytes(content)
+    for folder in ("wider", "empty", "no type", "no object", "unknown type", "cut off"):
+        placing = checkpoint_in_place(base, tmp_path / folder)
+        with pytest.raises(AdapterUnreadable, match="tessera agent export"), placing:
+            pass
+        assert dict(base.model.named_modules()) == before

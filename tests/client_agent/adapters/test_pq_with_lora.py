@@ -1,0 +1,241 @@
+"""An ordinary LoRA beside P and Q: what acts, what travels, what stays, and that nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from client_agent.adapters.base import Adapter
+from client_agent.adapters.frames import frame_of, random_frames
+from client_agent.adapters.inject import inject_lora, inject_pq
+from client_agent.errors import AdapterInPlace, LayoutMismatch
+from client_agent.model.examples import Example
+from client_agent.model.loading import BaseModel
+from client_agent.model.tokens import answer_logits, collate, encode, pad_id
+from client_agent.training.loop import train
+from schemas.maths.adapter import block_modules, lora_layout, pq_layout
+from schemas.messages.federations import ALL_ROLES, AdapterPlan, TrainingPlan
+
+BOTH = AdapterPlan(rank=8, blocks=2, scale=1.5, same_architecture_rank=3, private_rank=2)
+SHARED = BOTH.model_copy(update={"private_rank": 0})
+PRIVATE = BOTH.model_copy(update={"same_architecture_rank": 0})
+each_plan = pytest.mark.parametrize("plan", [BOTH, SHARED, PRIVATE], ids=["both", "shared", "private"])
+
+
+def injected(base: BaseModel, plan: AdapterPlan = BOTH, *, gated: bool = False) -> Adapter:
+    return inject_pq(base, plan, random_frames(base, plan, 0), gated=gated)
+
+
+def noise(like: dict[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {name: 0.2 * rng.standard_normal(v.shape).astype(np.float32) for name, v in like.items()}
+
+
+def logits_of(base: BaseModel) -> torch.Tensor:
+    batch = collate([encode(base.tokenizer, "rev abc=", "cba", max_length=64)], pad=pad_id(base.tokenizer))
+    with torch.no_grad():
+        return answer_logits(base.model, base.parts, batch)[0]
+
+
+@each_plan
+def test_shared_ranks_travel_and_private_ones_do_not(each_architecture: BaseModel, plan: AdapterPlan) -> None:
+    base = each_architecture
+    roles = [role for role in ALL_ROLES if role in base.shapes]
+    with injected(base, plan) as adapter:
+        layout = pq_layout(block_modules(2, roles), 8)
+        if plan.same_architecture_rank:
+            layout |= lora_layout(base.layers, base.shapes, 3)
+        assert adapter.layout == layout
+        assert list(adapter.layout) == sorted(layout)
+        assert {name: values.shape for name, values in adapter.state().items()} == adapter.layout
+        private = lora_layout(base.layers, base.shapes, 2) if plan.private_rank else {}
+        assert {name: values.shape for name, values in adapter.private_state().items()} == {
+            f"private.{name}": shape for name, shape in private.items()
+        }
+
+
+@each_plan
+def test_it_starts_as_the_bare_model_and_leaves_it_as_it_was(
+    each_architecture: BaseModel, plan: AdapterPlan
+) -> None:
+    base = each_architecture
+    before, modules, attributes = logits_of(base), dict(base.model.named_modules()), set(vars(base.model))
+    with injected(base, plan) as adapter:
+        torch.testing.assert_close(logits_of(base), before, rtol=0, atol=1e-6)
+        adapter.load(noise(adapter.state()))
+        adapter.load_private(noise(adapter.private_state(), 1))
+        assert not torch.allclose(logits_of(base), before, atol=1e-2)
+    adapter.remove()
+    assert torch.equal(logits_of(base), before)
+    after = dict(base.model.named_modules())
+    assert after.keys() == modules.keys()
+    assert all(after[path] is module for path, module in modules.items())
+    assert set(vars(base.model)) == attributes
+
+
+def test_what_acts_is_the_sum_of_all_three(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    frames = random_frames(base, BOTH, 0)
+    with injected(base) as adapter:
+        state, private = noise(adapter.state()), noise(adapter.private_state(), 1)
+        adapter.load(state)
+        adapter.load_private(private)
+        layer = base.parts.linear(base.model, 3, "down")
+        x = torch.randn(2, base.shapes["down"][1])
+        with torch.no_grad():
+            found = layer(x)
+    added = np.zeros(tuple(found.shape), np.float32)
+    for a, b in (
+        (state["l3.down.A"], state["l3.down.B"]),
+        (private["private.l3.down.A"], private["private.l3.down.B"]),
+        (frames["b1.down"].A, frames["b1.down"].B @ state["b1.down.P"]),
+    ):
+        added += x.numpy() @ a.T @ b.T
+    added += frames["b1.down"].B @ state["b1.down.Q"]
+    with torch.no_grad():
+        expected = base.parts.linear(base.model, 3, "down")(x) + 1.5 * torch.from_numpy(added)
+    torch.testing.assert_close(found, expected)
+
+
+@each_plan
+def test_both_states_come_back_as_they_were_loaded_in_any_order(
+    tiny: Callable[..., BaseModel], plan: AdapterPlan
+) -> None:
+    with injected(tiny(), plan) as adapter:
+        state, private = noise(adapter.state()), noise(adapter.private_state(), 1)
+        for steps in ((adapter.load, adapter.load_private), (adapter.load_private, adapter.load)):
+            for step in steps:
+                step(state if step == adapter.load else private)
+            for found, loaded in ((adapter.state(), state), (adapter.private_state(), private)):
+                assert list(found) == sorted(loaded)
+                for name, values in found.items():
+                    assert values.flags.c_contiguous
+                    np.testing.assert_array_equal(values, loaded[name])
+
+
+def test_tensors_that_do_not_fit_are_refused_and_change_nothing(tiny: Callable[..., BaseModel]) -> None:
+    with injected(tiny()) as adapter:
+        for load, read in (
+            (adapter.load, adapter.state),
+            (adapter.load_private, adapter.private_state),
+        ):
+            kept = noise(read())
+            load(kept)
+            first, *others = kept
+            for wrong in (
+                {name: kept[name] for name in others},
+                {**kept, "l9.q.A": kept[first]},
+                {**kept, first: np.zeros((3, 3, 3), np.float32)},
+            ):
+                with pytest.raises(LayoutMismatch):
+                    load({name: values * 2 for name, values in wrong.items()})
+                for name, values in read().items():
+                    np.testing.assert_array_equal(values, kept[name])
+
+
+def test_zeros_for_the_shared_ranks_can_still_learn_beside_trained_private_ones(
+    tiny: Callable[..., BaseModel],
+) -> None:
+    """A newcomer of a base model that nobody else has gets P, Q from others and zeros for its LoRA."""
+    with injected(tiny()) as adapter:
+        start = adapter.state()
+        private = noise(adapter.private_state())
+        adapter.load_private(private)
+        adapter.load({name: np.zeros(shape, np.float32) for name, shape in adapter.layout.items()})
+        for name, values in adapter.state().items():
+            np.testing.assert_array_equal(values, start[name])
+            assert values.any() == name.endswith(".A")
+        for name, values in adapter.private_state().items():
+            np.testing.assert_array_equal(values, private[name])
+
+
+def test_the_shared_ranks_start_alike_whatever_is_private(tiny: Callable[..., BaseModel]) -> None:
+    starts = []
+    for plan in (BOTH, SHARED):
+        with injected(tiny(), plan) as adapter:
+            starts.append(adapter.state()["l2.up.A"])
+    np.testing.assert_array_equal(*starts)
+
+
+def test_p_and_q_train_at_their_frames_rate_and_lora_at_a_third_of_the_plans(
+    tiny: Callable[..., BaseModel],
+) -> None:
+    base = tiny()
+    frames = random_frames(base, BOTH, 0)
+    frames["b0.q"] = frame_of(frames["b0.q"].A * 4, frames["b0.q"].B)
+    with inject_pq(base, BOTH, frames, gated=False) as adapter:
+        named = {id(parameter): name for name, parameter in adapter.named_parameters().items()}
+        rates = {
+            named[id(p)]: group["lr"] for group in adapter.parameter_groups(0.03) for p in group["params"]
+        }
+    assert rates.keys() == set(named.values())
+    assert rates["b0.q.P"] == pytest.approx(0.03 * frames["b0.q"].rate)
+    assert rates["b1.q.Q"] == pytest.approx(0.03)
+    assert rates["lora.l0.q.A"] == rates["lora.l3.down.B"] == pytest.approx(0.01)
+    lora = AdapterPlan(kind="lora", rank=4)
+    with inject_lora(base, lora) as adapter:
+        assert [group["lr"] for group in adapter.parameter_groups(0.03)] == [0.03]
+
+
+def test_everything_trains_also_where_the_pack_selects_nothing(
+    each_architecture: BaseModel, examples: list[Example]
+) -> None:
+    base = each_architecture
+    frames = random_frames(base, BOTH, 0)
+    for selected in (["b0.v", "b1.down"], []):
+        chosen = {name: frames[name] for name in selected}
+        with inject_pq(base, BOTH, chosen, gated=False) as adapter:
+            assert {n for n in adapter.layout if n.startswith("b")} == {
+                f"{m}.{t}" for m in selected for t in "PQ"
+            }
+            plan = TrainingPlan(steps=12, batch_size=4, max_length=64)
+            losses = train(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
+            assert losses[-1] < losses[0] - 0.3
+            for name, values in {**adapter.state(), **adapter.private_state()}.items():
+                assert values.any(), name
+
+
+def test_gates_work_beside_private_ranks_and_not_beside_shared_ones(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    with injected(base, PRIVATE, gated=True) as adapter:
+        served = noise(adapter.state(), 1)
+        adapter.load(noise(adapter.state()))
+        adapter.load_global(served)
+        private = adapter.private_state()
+        assert {"b0.q.gate", "private.l0.q.A"} <= private.keys()
+        private["b0.q.gate"] = np.array(30.0, np.float32)
+        adapter.load_private(private)
+        np.testing.assert_allclose(adapter.merged_state()["b0.q.P"], served["b0.q.P"], atol=1e-6)
+        assert adapter.private_state()["b0.q.gate"] == 30.0
+    with injected(base, BOTH, gated=True) as adapter, pytest.raises(AdapterInPlace, match="mix gate"):
+        adapter.load_global(adapter.state())
+
+
+def test_a_model_is_bare_again_when_its_frames_do_not_fit(tiny: Callable[..., BaseModel]) -> None:
+    base, wider = tiny(), tiny(hidden_size=64)
+    before = logits_of(base)
+    with pytest.raises(LayoutMismatch, match="alignment pack"):
+        inject_pq(base, BOTH, random_frames(wider, BOTH, 0), gated=False)
+    assert torch.equal(logits_of(base), before)
+    with injected(base), pytest.raises(AdapterInPlace):
+        injected(base)
+
+
+def test_an_adapter_as_one_lora_has_the_summed_rank(each_architecture: BaseModel) -> None:
+    base = each_architecture
+    with injected(base) as adapter:
+        adapter.load(noise(adapter.state()))
+        adapter.load_private(noise(adapter.private_state(), 1))
+        factors = adapter.as_lora()
+    for layer in range(base.layers):
+        for role in base.shapes:
+            one = factors[base.parts.path(layer, role)]
+            served = sum(
+                base.parts.path(layer, other) == base.parts.path(layer, role) for other in base.shapes
+            )
+            wrapped = layer in (1, 3)
+            assert one.A.shape[0] == one.B.shape[1] == served * (5 + 8 * wrapped)
+            assert (one.bias is not None) == wrapped

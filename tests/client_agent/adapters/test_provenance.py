@@ -1,0 +1,204 @@
+"""What was trained alone goes back only to where it was trained; else it is refused, if possible at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+
+from client_agent.adapters.peft_export import CONFIG, TENSORS
+from client_agent.alignment.fit_packs import random_pack
+from client_agent.rounds.train import Trained
+from client_agent.settings import read_settings
+from client_agent.training.silo import open_silo
+from schemas.messages.federations import AdapterPlan, AlignmentPlan
+from tests.client_agent.rounds.test_checkpoints import tessera
+from tests.client_agent.test_daemon import config
+from tests.scenarios.agents import MODELS
+
+ADAPTER: dict[str, Any] = {"rank": 4, "roles": ["v", "down"], "private_rank": 2}
+PLAN: dict[str, Any] = {
+    "name": "alone",
+    "strategy": {"name": "fedavg"},
+    "rounds": {"total": 1},
+    "adapter": ADAPTER,
+    "training": {"steps": 2, "max_length": 64},
+}
+LORA = {"adapter": {"kind": "lora", "rank": 2, "roles": ["v"]}}
+NOWHERE = "./no-model-is-here"  # an error about it would say that something was checked too late
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Write:
+    """Write a plan: `plan()`, or `plan(adapter=ADAPTER | {"scale": 1.0})`."""
+
+    def write(**changes: Any) -> Path:
+        file = tmp_path / f"plan-{len(list(tmp_path.glob('plan-*')))}.json"
+        file.write_text(json.dumps(PLAN | changes))
+        return file
+
+    return write
+
+
+@pytest.fixture
+def trained(tmp_path: Path, plan: Write) -> Callable[..., Path]:
+    """Train alone: `trained()`, or `trained("--pack", file, adapter=...)`, on the model S."""
+
+    def make(*options: object, **changes: Any) -> Path:
+        out = tmp_path / "adapter.safetensors"
+        done = tessera(
+            *("train", "--config", config(tmp_path), "--plan", plan(**changes), "--out", out, *options)
+        )
+        assert done.exit_code == 0, done.output
+        return out
+
+    return make
+
+
+def exported(tmp_path: Path, file: Path, plan: Path, *options: object, **changes: str) -> str:
+    """Export a file; give what was said, or nothing if it went well."""
+    out = tmp_path / "out"
+    arguments = ("--adapter", file, "--plan", plan, "--out", out, *options)
+    done = tessera("export", "--config", config(tmp_path, **changes), *arguments)
+    assert out.exists() == (done.exit_code == 0)
+    return done.stderr.replace("\n", " ") if done.exit_code else ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"adapter": ADAPTER | {"scale": 1.0}}, "scale 2.0, not 1.0"),
+        ({"adapter": ADAPTER | {"rank": 6}}, "rank 4, not 6"),
+        ({"adapter": ADAPTER | {"roles": ["v"]}}, "roles down, v, not v"),
+        ({"adapter": ADAPTER | {"private_rank": 0}}, "private_rank 2, not 0"),
+        ({"adapter": ADAPTER | {"blocks": 2}}, "blocks 4, not 2"),
+        (LORA, "kind pq, not lora"),
+    ],
+)
+def test_another_plans_adapter_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, trained: Callable[..., Path], plan: Write, changes: dict[str, Any], said: str
+) -> None:
+    found = exported(tmp_path, trained(), plan(**changes), model=NOWHERE)
+    assert said in found
+    assert "the plan that it was trained under" in found
+
+
+def test_another_seed_draws_other_frames_and_is_refused(
+    tmp_path: Path, trained: Callable[..., Path], plan: Write
+) -> None:
+    file = trained()
+    found = exported(tmp_path, file, plan(training=PLAN["training"] | {"seed": 7}))
+    assert "between other frames (seed 0, not 7" in found
+    roles_the_other_way = plan(adapter=ADAPTER | {"roles": ["down", "v"]}, training={"steps": 9})
+    assert exported(tmp_path, file, roles_the_other_way) == ""
+
+
+def test_a_pack_that_was_or_was_not_there_in_training_is_missed(
+    tmp_path: Path, trained: Callable[..., Path], plan: Write
+) -> None:
+    base = open_silo(read_settings(config(tmp_path))).base
+    adapter = AdapterPlan.model_validate(ADAPTER)
+    packs = []
+    for seed in (1, 2):
+        made = random_pack(base, adapter, AlignmentPlan(pivot=base.slug, seed=seed), "test")
+        packs.append(tmp_path / f"pack-{seed}")
+        packs[-1].write_bytes(made.to_body())
+    alone = trained()
+    assert "between other frames" in exported(tmp_path, alone, plan(), "--pack", packs[0])
+    packed = trained("--pack", packs[0])
+    assert "between other frames" in exported(tmp_path, packed, plan())
+    assert "between other frames" in exported(tmp_path, packed, plan(), "--pack", packs[1])
+    assert exported(tmp_path, packed, plan(), "--pack", packs[0]) == ""
+
+
+def test_another_base_model_of_the_same_shapes_is_refused(
+    tmp_path: Path, trained: Callable[..., Path], plan: Write
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(MODELS["S"], other)
+    tensors = safetensors.torch.load_file(other / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("v_proj.weight"))
+    tensors[name] = tensors[name] + 1
+    safetensors.torch.save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    assert "was trained on llama-96x4-" in exported(tmp_path, trained(), plan(), model=str(other))
+
+
+def test_a_file_that_does_not_say_what_it_was_trained_under_is_refused(
+    tmp_path: Path, trained: Callable[..., Path], plan: Write
+) -> None:
+    file = trained()
+    file.write_bytes(replace(Trained.read(file), origin=None).to_bytes())
+    assert "train it again" in exported(tmp_path, file, plan(), model=NOWHERE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "precision"),
+    [({}, "float32"), ({"dtype": "bfloat16"}, "bfloat16"), ({"quantization": "nf4"}, "nf4, bfloat16")],
+)
+def test_an_export_says_in_which_precision_of_the_base_it_was_trained(
+    tmp_path: Path, plan: Write, changes: dict[str, str], precision: str
+) -> None:
+    file, written = tmp_path / "adapter.safetensors", plan()
+    train = ("train", "--config", config(tmp_path, **changes), "--plan", written, "--out", file)
+    assert tessera(*train).exit_code == 0
+    # Not the precision of the model that happens to be loaded for the export.
+    export = ("export", "--config", config(tmp_path), "--adapter", file, "--plan", written)
+    said = tessera(*export, "--out", tmp_path / "out").stdout
+    assert f"trained on weights in {precision}" in said or f"trained on {precision} weights" in said
+    assert ("to 1e-5" in said) == (precision == "float32")
+    assert ("score it there" in said) == (precision != "float32")
+
+
+def test_options_that_contradict_each_other_are_refused(tmp_path: Path, plan: Write) -> None:
+    silo = config(tmp_path, model=NOWHERE)
+    file, folder, written = tmp_path / "file", tmp_path / "folder", plan()
+    file.write_bytes(b"")
+    folder.mkdir()
+    for name in (CONFIG, TENSORS):
+        (folder / name).write_bytes(b"")
+    export, generate = ("export", "--out", tmp_path / "out"), ("generate", "--prompt", "x")
+    for command, options, said in (
+        (generate, ("--base", "--adapter", file), "--base asks"),
+        (generate, ("--base", "--round", "1"), "--base asks"),
+        (generate, ("--base", "--plan", written), "--base asks"),
+        (generate, ("--plan", written), "belong to --adapter"),
+        (export, ("--pack", file), "belong to --adapter"),
+        (export, ("--round", "latest", "--adapter", file, "--plan", written), "two different adapters"),
+        (generate, ("--round", "1", "--adapter", folder), "two different adapters"),
+        (generate, ("--adapter", folder, "--plan", written), "is a folder"),
+        (generate, ("--adapter", folder, "--pack", file), "is a folder"),
+        (export, ("--adapter", folder, "--plan", written), "is a folder"),
+        (export, ("--adapter", file, "--plan", written, "--what", "personalised"), "is of a round"),
+        (export, ("--adapter", file, "--plan", tmp_path / "none.json"), "none.json cannot be read"),
+        (("train",), ("--plan", plan(**LORA), "--pack", file), "has no frames"),
+        (export, ("--adapter", file, "--plan", plan(**LORA), "--pack", file), "has no frames"),
+    ):
+        done = tessera(command[0], "--config", silo, *command[1:], *options)
+        assert done.exit_code == 1, done.output
+        assert said in done.stderr.replace("\n", " "), (command, options, done.stderr)
+
+
+def test_an_adapter_that_is_missing_is_never_sought_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Write
+) -> None:
+    """A relative folder reads like a hub id; without its files public peft would ask the hub for them."""
+    monkeypatch.chdir(tmp_path)
+    silo = config(tmp_path, model=NOWHERE)
+    Path("somebody/adapter").mkdir(parents=True)
+    generate = ("generate", "--config", silo, "--prompt", "x", "--adapter")
+    for name, said in (
+        ("nobody/adapter", "there is no nobody/adapter"),
+        ("somebody/adapter", f"somebody/adapter holds no PEFT checkpoint: {CONFIG} is missing"),
+    ):
+        done = tessera(*generate, name)
+        assert done.exit_code == 1
+        assert said in done.stderr.replace("\n", " ")
+    done = tessera(*generate, "nobody/adapter", "--plan", plan())
+    assert "there is no nobody/adapter" in done.stderr.replace("\n", " ")

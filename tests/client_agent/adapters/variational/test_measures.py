@@ -1,0 +1,61 @@
+"""What a round tells of importance: per module in its newest round, in six digits."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from client_agent.adapters.variational.measures import Measures, MeasuresFile, posterior_measures, with_round
+
+# Priors less 1, (2, r): with shapes and rates of 1, and of 2 and 4.
+SERVED = {
+    "l0.q.A": np.zeros((2, 3), np.float32),
+    "l0.q.prior": np.zeros((2, 2), np.float32),
+    "l10.v.A": np.zeros((2, 3), np.float32),
+    "l10.v.prior": np.array([[1, 1], [3, 3]], np.float32),
+}
+
+
+def measured(number: int) -> Measures:
+    return Measures(round=number, density=1 / 3, residual=0.5, kl=0.1, importance=(0.5, 1, 2), bytes=900)
+
+
+def test_a_module_s_importance_is_the_mean_over_its_ranks() -> None:
+    shapes, rates = [[1.0, 3.0], [2.0, 3.0]], [[1.0, 1.0], [4.0, 2.0]]
+    found = posterior_measures(torch.tensor([shapes, rates]), SERVED)
+    assert found.modules == {"l0.q": 2.0, "l10.v": 1.0}
+    assert found.importance == (0.5, 1.25, 3.0)
+
+
+def test_divergence_is_zero_at_the_prior_that_was_served_and_above_it_elsewhere() -> None:
+    prior = torch.tensor([[[1.0, 1.0], [2.0, 2.0]], [[1.0, 1.0], [4.0, 4.0]]])
+    assert posterior_measures(prior, SERVED).kl == pytest.approx(0, abs=1e-6)
+    for place in np.ndindex(2, 2, 2):
+        moved = prior.clone()
+        moved[place] *= 1.5
+        assert posterior_measures(moved, SERVED).kl > 0.001
+
+
+def test_a_file_keeps_every_round_and_the_modules_of_the_newest() -> None:
+    first = with_round(None, measured(1), {"l0.q": 1.0, "l0.v": 2.0})
+    second = with_round(first, measured(2), {"l0.q": 1.23456789, "l0.v": 0.5})
+    read = MeasuresFile.model_validate_json(second)
+    assert [one.round for one in read.rounds] == [1, 2]
+    assert read.modules == {"l0.q": 1.23457, "l0.v": 0.5}
+    assert json.loads(second)["rounds"][0] == json.loads(first)["rounds"][0]
+    assert json.loads(second)["rounds"][1]["density"] == 0.333333
+
+
+@pytest.mark.parametrize("damage", [b"{", b'{"rounds": 3}', b""])
+def test_a_file_that_cannot_be_read_is_begun_anew(damage: bytes) -> None:
+    made = MeasuresFile.model_validate_json(with_round(damage, measured(3), {"l0.q": 1.0}))
+    assert [one.round for one in made.rounds] == [3]
+
+
+def test_a_file_without_modules_is_gone_on_with() -> None:
+    earlier = json.dumps({"rounds": [measured(1).model_dump()]}).encode()
+    made = MeasuresFile.model_validate_json(with_round(earlier, measured(2), {"l0.q": 1.0}))
+    assert [one.round for one in made.rounds] == [1, 2]

@@ -1,0 +1,100 @@
+"""Importance: a Gamma posterior per module and rank, and the client's own prior from random features."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributions import Gamma, kl_divergence
+
+from client_agent.adapters.variational.modulator import Modulator, fourier, frequencies, pooled
+from client_agent.adapters.variational.posterior import Posterior, gamma_kl, importance, positive, raw_of
+
+sizes = st.floats(0.05, 60)
+
+
+@given(a=sizes, b=sizes, prior_a=sizes, prior_b=sizes)
+@settings(deadline=None)
+def test_the_divergence_is_that_of_torch(a: float, b: float, prior_a: float, prior_b: float) -> None:
+    ours = gamma_kl(*(torch.tensor(x, dtype=torch.float64) for x in (a, b, prior_a, prior_b)))
+    theirs = kl_divergence(
+        *(
+            Gamma(torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64))
+            for x, y in ((a, b), (prior_a, prior_b))
+        )
+    )
+    assert float(ours) == pytest.approx(float(theirs), rel=1e-6, abs=1e-9)
+
+
+def test_of_equal_distributions_the_divergence_is_zero() -> None:
+    same = torch.full((3, 8), 1.7)
+    assert gamma_kl(same, same, same, same).abs().max() < 1e-6
+
+
+def test_a_posterior_begins_where_it_is_told_to() -> None:
+    wanted = torch.tensor([[[0.1, 1.0, 50.0]], [[3.0, 0.7, 0.1]]])
+    posterior = Posterior(1, 3)
+    assert posterior.gamma().detach() == pytest.approx(torch.ones(2, 1, 3))
+    posterior.restart(wanted)
+    torch.testing.assert_close(posterior.gamma().detach(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_importance_is_the_mean_and_no_draw() -> None:
+    gamma = torch.tensor([[[2.0, 3.0]], [[4.0, 1.0]]])
+    torch.manual_seed(0)
+    once = importance(gamma)
+    torch.manual_seed(1)
+    assert torch.equal(importance(gamma), once)
+    assert once.tolist() == [[0.5, 3.0]]
+    drawn = Gamma(gamma[0], gamma[1]).sample(torch.Size([20_000]))
+    torch.testing.assert_close(drawn.mean(0), once, rtol=0.05, atol=0.05)
+
+
+def test_shapes_and_rates_stay_positive_wherever_their_parameters_go() -> None:
+    values = positive(torch.tensor([-1e4, -10.0, 0.0, 1e4]))
+    assert (values >= 0.01).all()
+    assert torch.isfinite(importance(torch.stack([values, values.flip(0)]))).all()
+    torch.testing.assert_close(positive(raw_of(torch.tensor([0.02, 1.0]))), torch.tensor([0.02, 1.0]))
+
+
+@pytest.mark.parametrize("features", [2, 16, 256])
+def test_random_fourier_features_have_length_one(features: int) -> None:
+    drawn = frequencies(8, features, seed=3)
+    for scale in (0.0, 1.0, 30.0):
+        z = fourier(scale * torch.arange(8.0), drawn)
+        assert z.shape == (features,)
+        assert float(z.square().sum()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_frequencies_follow_from_the_seed_and_estimate_a_gaussian_kernel() -> None:
+    drawn = frequencies(8, 16384, seed=3)
+    assert torch.equal(drawn, frequencies(8, 16384, seed=3))
+    assert not torch.equal(drawn, frequencies(8, 16384, seed=4))
+    assert float(drawn.mean()) == pytest.approx(0, abs=0.005)
+    rng = np.random.default_rng(0)
+    one, other = (torch.from_numpy(rng.standard_normal(8).astype(np.float32)) for _ in range(2))
+    kernel = float(torch.exp(-(one - other).square().sum() / 16))
+    assert float(fourier(one, drawn) @ fourier(other, drawn)) == pytest.approx(kernel, abs=0.03)
+
+
+def test_a_pooled_prior_lies_between_the_two_by_what_they_have_seen() -> None:
+    server, personal = torch.tensor([6.0, 3.0]), torch.tensor([1.0, 1.0])  # means 2 and 1
+    mean = pooled(server, personal)
+    assert float(mean[0] / mean[1]) == pytest.approx((3 * 2 + 1 * 1) / (3 + 1))
+    assert torch.equal(pooled(server, server), server)
+
+
+def test_the_modulator_starts_near_the_common_prior_and_learns_from_the_divergence_at_once() -> None:
+    modulator = Modulator(16, 3, 4, seed=0)
+    z = fourier(torch.randn(8, generator=torch.Generator().manual_seed(0)), frequencies(8, 16, seed=0))
+    common = torch.ones(2, 3, 4)
+    personal = modulator(z)
+    assert personal.shape == (2, 3, 4)
+    assert (personal - 1).abs().max() < 0.3
+    prior = pooled(common, personal)
+    gamma_kl(common[0], common[1], prior[0], prior[1]).mean().backward()  # type: ignore[no-untyped-call]
+    for name, parameter in modulator.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0, name

@@ -1,0 +1,213 @@
+"""A LoRA that learns which of its ranks matter, around a real model: what trains, travels and stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from client_agent.adapters.inject import inject_lora
+from client_agent.adapters.variational.adapter import VariationalAdapter, with_importance
+from client_agent.adapters.variational.modulator import mean_feature
+from client_agent.model.examples import Example
+from client_agent.model.loading import BaseModel
+from client_agent.strategies.base import load_strategy
+from client_agent.training.loop import TrainingOutcome, train
+from schemas.messages.federations import AdapterPlan, TrainingPlan
+from schemas.messages.importance import ImportancePlan
+
+PLAN = AdapterPlan(kind="lora", rank=3, scale=4.0, roles=("q", "v"))
+TRAINING = TrainingPlan(steps=6, batch_size=4, learning_rate=0.003, max_length=64)
+
+
+@contextmanager
+def placed(base: BaseModel, **options: Any) -> Iterator[VariationalAdapter]:
+    lora = inject_lora(base, PLAN, seed=0)
+    with VariationalAdapter(lora, base, ImportancePlan(**options), seed=0) as adapter:
+        yield adapter
+
+
+def trained(
+    base: BaseModel, adapter: VariationalAdapter, examples: list[Example], **changes: Any
+) -> TrainingOutcome:
+    plan = TRAINING.model_copy(update=changes)
+    penalty = adapter.penalty(examples, plan.max_length, 1)
+    return train(base, adapter, examples, plan, seed=0, round_number=1, penalty=penalty)
+
+
+def zeros(adapter: VariationalAdapter) -> dict[str, np.ndarray]:
+    return {name: np.zeros(shape, np.float32) for name, shape in adapter.layout.items()}
+
+
+@pytest.mark.parametrize("modulator", [True, False])
+def test_a_few_steps_move_posterior_and_modulator_away_from_where_they_began(
+    tiny: Callable[..., BaseModel], examples: list[Example], modulator: bool
+) -> None:
+    base = tiny()
+    with placed(base, modulator=modulator) as adapter:
+        adapter.load(zeros(adapter))
+        before = adapter.private_state()
+        trained(base, adapter, examples)
+        after = adapter.private_state()
+    assert ("modulator.weight" in after) is modulator
+    moved = {name: float(np.abs(after[name] - before[name]).max()) for name in after}
+    assert moved["posterior.u"] > 0.02  # six steps of 0.01; the reference's made 1e-3 in 356
+    assert min(moved.values()) > 1e-3
+
+
+def test_the_rate_of_what_is_learnt_beside_the_adapter_is_its_own(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny()
+    with placed(base) as adapter:
+        adapter.load(zeros(adapter))
+        begun = adapter.private_state()["posterior.u"]
+        trained(base, adapter, examples, learning_rate=1e-9, weight_decay=0.1)
+        assert np.abs(adapter.private_state()["posterior.u"] - begun).max() > 0.02
+
+
+def test_every_module_and_rank_has_an_importance_of_its_own(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny()
+    with placed(base) as adapter:
+        adapter.load(zeros(adapter))
+        trained(base, adapter, examples, steps=12)
+        u = adapter.private_state()["posterior.u"]
+    assert u.shape == (2, 2 * base.layers, 3)
+    assert len(np.unique(u[0])) > base.layers
+
+
+def test_what_travels_is_the_adapter_and_its_prior_and_nothing_else(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    with placed(base) as adapter:
+        assert adapter.state().keys() == adapter.layout.keys()
+        assert {name.rpartition(".")[2] for name in adapter.layout} == {"A", "B", "prior"}
+        assert adapter.layout["l0.q.prior"] == (2, 3)
+        assert not adapter.layout.keys() & adapter.private_state().keys()
+        served = zeros(adapter)
+        adapter.load(served)
+        assert not adapter.state()["l0.q.prior"].any()  # where everybody starts: a = b = 1
+
+
+def test_what_was_copied_is_put_back_as_it_was(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny()
+    with placed(base) as adapter:
+        adapter.load(zeros(adapter))
+        trained(base, adapter, examples)
+        adapter.move_prior()
+        state, private = adapter.state(), adapter.private_state()
+        assert any(state[name].any() for name in state if name.endswith(".prior"))
+    with placed(base) as adapter:
+        adapter.load(state)
+        adapter.load_private(private)
+        for wanted, found in ((state, adapter.state()), (private, adapter.private_state())):
+            assert wanted.keys() == found.keys()
+            for name, values in wanted.items():
+                np.testing.assert_allclose(found[name], values, atol=1e-6)
+
+
+def test_the_mean_of_what_clients_send_is_the_moving_average_of_their_posteriors(
+    tiny: Callable[..., BaseModel],
+) -> None:
+    base = tiny()
+    served, sent, posteriors = 0.25, [], []
+    with placed(base, modulator=False) as adapter:
+        for client in range(2):
+            adapter.load({n: v + np.float32(served) for n, v in zeros(adapter).items()})
+            rng = np.random.default_rng(client)
+            u = rng.normal(size=adapter.private_state()["posterior.u"].shape).astype(np.float32)
+            adapter.load_private({"posterior.u": u})
+            adapter.move_prior()
+            sent.append(adapter.state()["l1.v.prior"])
+            posteriors.append((0.01 + np.log1p(np.exp(u)))[:, 3])  # l0.q, l0.v, l1.q, l1.v
+    weights = (0.3, 0.7)
+    mean = sum(w * one for w, one in zip(weights, sent, strict=True)) + 1
+    expected = 0.9 * (1 + served) + 0.1 * sum(w * p for w, p in zip(weights, posteriors, strict=True))
+    np.testing.assert_allclose(mean, expected, rtol=1e-5)
+
+
+def test_a_newcomer_begins_at_the_prior_that_it_is_served(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    with placed(base, modulator=False) as adapter:
+        adapter.load({n: v + np.float32(0.5) for n, v in zeros(adapter).items()})
+        u = adapter.private_state()["posterior.u"]
+    np.testing.assert_allclose(0.01 + np.log1p(np.exp(u)), 1.5, rtol=1e-5)
+
+
+def test_clients_that_train_after_one_another_start_from_the_same_weights(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny()
+    with placed(base) as adapter:
+        served = zeros(adapter)
+        adapter.load(served)
+        first = adapter.state()
+        trained(base, adapter, examples[:12])
+        untouched = {name: values.copy() for name, values in served.items()}
+        adapter.load(served)
+        again = adapter.state()
+    assert all(np.array_equal(served[name], untouched[name]) for name in served)
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+
+
+def test_the_distance_to_what_was_served_holds_the_adapter_back(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base, lengths = tiny(), []
+    for alpha_f in (0.0, 100.0):
+        with placed(base, alpha_f=alpha_f, alpha_s=0.0) as adapter:
+            adapter.load(zeros(adapter))
+            start = adapter.state()
+            trained(base, adapter, examples, steps=12)
+            end = adapter.state()
+            lengths.append(sum(float(np.square(end[n] - start[n]).sum()) for n in end))
+    assert lengths[1] < 0.8 * lengths[0]
+
+
+def test_a_round_is_made_again_to_the_bit(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
+    base, made = tiny(), []
+    for _ in range(2):
+        with placed(base) as adapter:
+            adapter.load(zeros(adapter))
+            trained(base, adapter, examples)
+            made.append({**adapter.state(), **adapter.private_state()})
+    assert all(np.array_equal(made[0][name], made[1][name]) for name in made[0])
+
+
+def test_a_feature_is_of_the_examples_and_not_of_their_padding(
+    each_architecture: BaseModel, examples: list[Example]
+) -> None:
+    base = each_architecture
+    together = mean_feature(base, examples[:6], 64)
+    alone = torch.stack([mean_feature(base, [one], 64) for one in examples[:6]]).mean(0)
+    assert together.shape == (2 * base.layers,)
+    torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(together, mean_feature(base, examples[6:12], 64), atol=1e-3)
+    assert float(together.mean()) == pytest.approx(0, abs=1e-4)
+
+
+def test_other_strategies_get_their_adapter_as_it_is(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    with inject_lora(base, PLAN, seed=0) as lora:
+        assert with_importance(lora, base, load_strategy("fedavg"), seed=0) is lora
+        assert isinstance(with_importance(lora, base, load_strategy("ca_pfl"), seed=0), VariationalAdapter)
+
+
+def test_examples_of_another_task_give_another_prior(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny()
+    others = [replace(one, prompt=one.prompt.replace("rev", "abc 123 |")) for one in examples]
+    with placed(base, alpha_s=0.0, alpha_f=0.0) as adapter:
+        adapter.load(zeros(adapter))
+        parameters = adapter.named_parameters()
+        terms = [float(adapter.penalty(some, 64, 1)(parameters).detach()) for some in (examples, others)]
+    assert terms[0] != terms[1]

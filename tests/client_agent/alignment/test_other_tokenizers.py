@@ -1,0 +1,238 @@
+"""Tokenizers that cut text differently: matched by characters, nothing is taken for what it is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from client_agent.alignment import module_selection
+from client_agent.alignment.anchor_responses import asked, random_targets
+from client_agent.alignment.fit_packs import aligned_pack, pivot_pack
+from client_agent.alignment.token_matching import Responses, alignment_set, matched
+from client_agent.errors import AlignmentImpossible
+from client_agent.model.loading import BaseModel, load_base_model
+from client_agent.model.tokens import NO_TARGET
+from schemas.messages.alignment import Anchor, PackErrors
+from schemas.messages.federations import AdapterPlan, AlignmentPlan
+from tests.client_agent.conftest import SPECIAL, random_model
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+ADAPTER = AdapterPlan(rank=4, blocks=2, roles=("v", "down"))
+WORDS = ("river", "stone", "cloud", "amber", "the", "then", "there", "naïve", "œuvre", "été")
+RARE = "日本"  # no tokenizer has seen it: one on bytes cuts each of its characters into three
+TEXTS = [f"{a} {b} {c}" for a in WORDS for b in WORDS for c in WORDS[:3]]
+ANCHORS = [
+    Anchor(id=f"a{i}", prompt=f"say {a} {b}{end}", answer=f"{b} {a}")
+    for i, (a, b, end) in enumerate(
+        (a, b, end) for a in WORDS for b in (RARE, *WORDS[:3]) for end in ("=", " ", "")
+    )
+][:96]
+KINDS = ("characters", "words", "bytes")
+
+
+def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
+    """`characters`; `words`: pieces learnt by BPE; `bytes`: those of bytes, a space with the word after."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    if kind == "bytes":
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit() if kind == "words" else None
+        tokenizer.decoder = decoders.Fuse()
+    alphabet = sorted({letter for text in TEXTS for letter in text + "=say" + RARE})
+    if kind == "bytes":
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=len(SPECIAL) + len(alphabet) + (0 if kind == "characters" else 60),
+        special_tokens=SPECIAL,
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", SPECIAL.index("<bos>"))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def of_kind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], BaseModel]:
+    """Give a random model with a tokenizer of some kind."""
+    made: dict[str, BaseModel] = {}
+
+    def load(kind: str) -> BaseModel:
+        if kind not in made:
+            folder, tokenizer = tmp_path_factory.mktemp("models") / kind, tokenizer_of(kind)
+            random_model("llama", tokenizer, KINDS.index(kind)).save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            made[kind] = load_base_model(str(folder), device=torch.device("cpu"))
+        return made[kind]
+
+    return load
+
+
+def whole(anchor: Anchor) -> str:
+    return anchor.prompt + anchor.answer
+
+
+def targets_of(anchors: list[Anchor]) -> dict[int, str]:
+    """Ask for what an alignment asks for."""
+    return dict(enumerate(random_targets(anchors, 0)))
+
+
+def test_the_tokenizers_of_these_tests_cut_differently() -> None:
+    text = "say there été="
+    cut = {kind: tokenizer_of(kind).tokenize(text) for kind in KINDS}
+    assert len(cut["characters"]) == len(text)
+    assert "there" in cut["words"]
+    assert "Ġthere" in cut["bytes"]
+    assert len(tokenizer_of("bytes").tokenize(RARE)) == 6
+
+
+@pytest.mark.parametrize("theirs", KINDS)
+@pytest.mark.parametrize("ours", KINDS)
+def test_matched_positions_have_read_the_same_characters(
+    of_kind: Callable[[str], BaseModel], ours: str, theirs: str
+) -> None:
+    pivot, base = of_kind(theirs), of_kind(ours)
+    plan = AlignmentPlan(pivot=pivot.slug, anchors=96)
+    pack = pivot_pack(pivot, ANCHORS, ADAPTER, plan, "fed")
+    responses = Responses(pivot, pack, ANCHORS, ADAPTER.rank, torch.device("cpu"))
+    read_of_pivot, predicting_of_pivot = rows_of(pivot)
+    texts = asked(base, ANCHORS, targets_of(ANCHORS))
+    for kind, places, rows, meant in (
+        ("z", [(i, t) for i, x in enumerate(texts) for t in x.read], responses.z_row, read_of_pivot),
+        (
+            "g",
+            [(i, t) for i, x in enumerate(texts) for t in x.predicting],
+            responses.g_row,
+            predicting_of_pivot,
+        ),
+    ):
+        kept, matches = matched(texts, places, rows)
+        assert len(kept) > len(ANCHORS), kind
+        assert len(set(matches)) == len(matches), f"{kind}: one of the pivot's rows was given away twice"
+        for (i, t), row in zip(kept, matches, strict=True):
+            anchor, has_read = meant[row]
+            assert texts[i].anchor == anchor
+            assert base.tokenizer.decode(texts[i].encoded.ids[1 : t + 1]).replace(" ", "") == has_read
+        assert pack.tensors[f"b0.v.{kind}"].shape[0] == len(meant)
+
+
+def rows_of(pivot: BaseModel) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    """Say what the pivot has read at each row of z and of g: (anchor, characters without spaces)."""
+    read: list[tuple[int, str]] = []
+    predicting: list[tuple[int, str]] = []
+    for text in asked(pivot, ANCHORS, targets_of(ANCHORS)):
+        said = {
+            t: (text.anchor, pivot.tokenizer.decode(text.encoded.ids[1 : t + 1]).replace(" ", ""))
+            for t in text.read
+        }
+        read += said.values()
+        predicting += [said[t] for t in text.predicting]
+    return read, predicting
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_position_is_asked_for_the_targets_token_on_its_next_character(
+    of_kind: Callable[[str], BaseModel], kind: str
+) -> None:
+    tokenizer = of_kind(kind).tokenizer
+    checked = 0
+    for text in asked(of_kind(kind), ANCHORS, targets_of(ANCHORS)):
+        anchor = ANCHORS[text.anchor]
+        wanted = anchor.prompt + random_targets(ANCHORS, 0)[text.anchor]
+        for t, target in enumerate(text.targets):
+            if target == NO_TARGET:
+                continue
+            first = max(text.encoded.spans[t + 1][0], len(anchor.prompt))
+            letter = wanted[first]
+            said = tokenizer.decode([target])
+            assert letter in said or "\ufffd" in said, (wanted, first, said)  # or a byte of it
+            checked += letter in said
+            if kind == "characters":
+                assert said == letter
+    assert checked > 200
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_token_of_an_answer_is_asked_for_whatever_the_target(
+    of_kind: Callable[[str], BaseModel], kind: str
+) -> None:
+    """Else the pivot's rows would depend on what was drawn, and others could not find theirs."""
+    base, anchor = of_kind(kind), Anchor(id="a", prompt="say ", answer="the river")
+    asked_at = [
+        asked(base, [anchor], {0: target})[0].predicting for target in ("x y  zabc", "aaaaaaaaa", " abcdefgh")
+    ]
+    assert asked_at[0] == asked_at[1] == asked_at[2]
+    assert asked_at[0]
+
+
+def test_blanks_are_never_drawn() -> None:
+    assert not any(letter.isspace() for target in random_targets(ANCHORS, 0) for letter in target)
+    with pytest.raises(AlignmentImpossible, match="blank"):
+        random_targets([Anchor(id="a", prompt="b", answer=" ")], 0)
+
+
+def test_a_characters_first_bytes_match_nothing(of_kind: Callable[[str], BaseModel]) -> None:
+    pivot, base = of_kind("characters"), of_kind("bytes")
+    plan = AlignmentPlan(pivot=pivot.slug, anchors=96)
+    pack = pivot_pack(pivot, ANCHORS, ADAPTER, plan, "fed")
+    responses = Responses(pivot, pack, ANCHORS, ADAPTER.rank, torch.device("cpu"))
+    texts = [
+        text for text in asked(base, ANCHORS, targets_of(ANCHORS)) if RARE in whole(ANCHORS[text.anchor])
+    ]
+    assert texts
+    kept, _ = matched(texts, [(i, t) for i, x in enumerate(texts) for t in x.read], responses.z_row)
+    for i, t in kept:
+        assert "\ufffd" not in base.tokenizer.decode(texts[i].encoded.ids[1 : t + 1])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("ours", "theirs"), [("tiny-q", "tiny-s"), ("tiny-s", "tiny-q")])
+def test_models_that_cut_differently_are_aligned_far_better_than_on_shuffled_text(
+    monkeypatch: pytest.MonkeyPatch, ours: str, theirs: str
+) -> None:
+    monkeypatch.setattr(module_selection, "FITTING_TASKS", 1)
+    monkeypatch.setattr(module_selection, "HELD_OUT_TASKS", 1)
+    records = json.loads((EXAMPLES / "anchors.json").read_text())["anchors"][:512]
+    anchors = [Anchor.model_validate(record) for record in records]
+    base, pivot = (
+        load_base_model(str(EXAMPLES / "models" / name), device=torch.device("cpu"))
+        for name in (ours, theirs)
+    )
+    adapter, plan = AdapterPlan(roles=("v", "down")), AlignmentPlan(pivot=pivot.slug, anchors=512)
+    pack = pivot_pack(pivot, anchors, adapter, plan, "fed")
+    shuffled = dict(pack.tensors)
+    for kind in "zg":
+        order = np.random.default_rng(0).permutation(len(pack.tensors[f"b0.v.{kind}"]))
+        shuffled |= {name: t[order] for name, t in pack.tensors.items() if name.endswith(f".{kind}")}
+    digest = alignment_set(pivot.slug, anchors, shuffled, adapter.rank)
+    manifest = pack.manifest.model_copy(update={"alignment_set": digest})
+    elsewhere = dataclasses.replace(pack, tensors=shuffled, manifest=manifest)
+
+    def errors(of_pivot: object) -> dict[str, PackErrors]:
+        made = aligned_pack(base, pivot, of_pivot, anchors, adapter, plan, "fed")  # type: ignore[arg-type]
+        return dict(made.manifest.errors)
+
+    right, wrong = errors(pack), errors(elsewhere)
+    print({name: (e.a, wrong[name].a, e.b_token, wrong[name].b_token) for name, e in right.items()})
+    for name, error in right.items():
+        assert error.a < 0.75 * wrong[name].a, name
+    for name in ("b3.down", "b2.down"):
+        assert right[name].b_token < 0.9 * wrong[name].b_token, name

@@ -1,0 +1,29 @@
+"""An agent that delivers a pack hears what was wrong: the pack, or the agent itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from client_agent.alignment.pack_exchange import deliver_kept
+from client_agent.errors import CoordinatorRefused, PackRefused
+from client_agent.transport.client import CoordinatorApi
+from tests.served import Served
+
+
+def test_who_was_revoked_is_told_so_and_not_that_the_pack_is_at_fault(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str], tmp_path: Path
+) -> None:
+    served = serve(fresh_database("sqlite"))
+    fid = served.federation()
+    silo = served.enrol(fid, "aster")
+    (tmp_path / "pack.safetensors").write_bytes(b"no pack")
+    with CoordinatorApi(served.url, key=silo.key, deadline_seconds=5) as api:
+        with pytest.raises(PackRefused):
+            deliver_kept("model-0", "pivot-0", api, fid, tmp_path)
+        assert served.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}").status_code == 204
+        with pytest.raises(CoordinatorRefused) as refused:
+            deliver_kept("model-0", "pivot-0", api, fid, tmp_path)
+    assert refused.value.slug == "key-revoked"

@@ -1,0 +1,200 @@
+"""What alignment is for: P and Q trained in one architecture are a start in another, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from client_agent.alignment.fit_packs import aligned_pack, pivot_pack, random_pack
+from client_agent.alignment.pack import Pack
+from client_agent.alignment.transfer_test import FURTHER_STEPS, TASKS, Trial, judge, require_testable, sides
+from client_agent.errors import AlignmentImpossible, Stopped
+from client_agent.model.loading import BaseModel, load_base_model
+from schemas.maths.adapter import block_modules
+from schemas.maths.paired_test import spread
+from schemas.messages.alignment import Acceptance, Anchor
+from schemas.messages.federations import AdapterPlan, AlignmentPlan, TrainingPlan
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+RECORDS = json.loads((EXAMPLES / "anchors.json").read_text())["anchors"]
+ANCHORS = [Anchor.model_validate(record) for record in RECORDS]
+ADAPTER = AdapterPlan()
+TRAINING = TrainingPlan(max_length=64)
+DIGEST = "sha256:" + "0" * 64
+
+
+def shipped(name: str) -> BaseModel:
+    return load_base_model(str(EXAMPLES / "models" / name), device=torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def pivot() -> tuple[BaseModel, Pack]:
+    torch.set_num_threads(1)
+    base = shipped("tiny-s")
+    return base, pivot_pack(base, ANCHORS, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
+
+
+@pytest.fixture(scope="module")
+def hasty() -> tuple[BaseModel, Pack]:
+    """The pivot on few anchors, for what needs no good frames."""
+    base = shipped("tiny-s")
+    return base, pivot_pack(base, ANCHORS[:64], ADAPTER, AlignmentPlan(pivot=base.slug), "test")
+
+
+def aligned(base: BaseModel, pivot: tuple[BaseModel, Pack]) -> Pack:
+    return aligned_pack(base, *pivot, ANCHORS, ADAPTER, AlignmentPlan(pivot=pivot[0].slug), "test")
+
+
+def figures(base: BaseModel, pack: Pack, pivot: tuple[BaseModel, Pack]) -> Acceptance:
+    trial = Trial(ADAPTER, TRAINING, ANCHORS, seed=0)
+    one, other = sides(base, pack, *pivot, trial)
+    return judge(one, other, trial, pack=DIGEST)
+
+
+@pytest.fixture(scope="module")
+def shared(pivot: tuple[BaseModel, Pack]) -> set[str]:
+    """The (block, role)s that tiny-l shares with the pivot."""
+    return set(aligned(shipped("tiny-l"), pivot).manifest.selected)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_later_blocks_are_shared_and_their_queries_and_keys_are_not(shared: set[str]) -> None:
+    assert {"b3.down", "b3.o", "b3.v", "b2.down", "b2.o"} <= shared
+    assert not {"b2.q", "b2.k", "b3.q", "b3.k"} & shared
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("study", "method"),
+    [
+        ("late_cross", "shared_modules"),
+        ("six_alone_in_architecture", "all_in_shared_modules"),
+        ("six_alone_in_architecture", "alone_in_shared_modules"),
+    ],
+)
+def test_studies_name_as_shared_modules_what_the_packs_share(
+    shared: set[str], study: str, method: str
+) -> None:
+    tables = tomllib.loads((EXAMPLES / "studies" / f"{study}.toml").read_text())
+    roles = tables["plan"]["adapter"]["roles"]
+    named = tables["method"][method]["adapter"]["target_modules"]
+    assert named == [name for name in block_modules(ADAPTER.blocks, roles) if name in shared]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["tiny-l", "tiny-q"])
+def test_shipped_models_help_each_other_in_both_directions(pivot: tuple[BaseModel, Pack], name: str) -> None:
+    """`tessera agent alignment-test` on the shipped models, whose tokenizers differ in the case of tiny-q."""
+    base = shipped(name)
+    result = figures(base, aligned(base, pivot), pivot)
+    print(result.model_dump_json(indent=1))
+    assert result.steps == FURTHER_STEPS
+    assert [(d.source, d.target) for d in result.directions] == [
+        (pivot[0].slug, base.slug),
+        (base.slug, pivot[0].slug),
+    ]
+    for direction in result.directions:
+        assert spread(direction.learnt.exact_match)[0] > 0.3
+        right = direction.endings["right"]
+        for name_of_start in ("zero", "wrong_task", "random_frames"):
+            control = direction.endings[name_of_start]
+            assert direction.beats(name_of_start), (direction.source, name_of_start)
+            assert spread(right.exact_match)[0] > spread(control.exact_match)[0] + 0.1
+    assert result.verdict == "passed"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_pack_whose_frames_say_nothing_fails(pivot: tuple[BaseModel, Pack]) -> None:
+    base = shipped("tiny-l")
+    pack = aligned(base, pivot)
+    generator = torch.Generator().manual_seed(0)
+    scrambled = {
+        name: torch.tensor(values)[:, torch.randperm(values.shape[1], generator=generator)].numpy()
+        if name.endswith(".A")
+        else values
+        for name, values in pack.tensors.items()
+    }
+    assert figures(base, Pack(scrambled, pack.manifest), pivot).verdict == "failed"
+
+
+def test_the_pivot_and_packs_that_share_nothing_cannot_be_tested(hasty: tuple[BaseModel, Pack]) -> None:
+    base, of_pivot = hasty
+    trial = Trial(ADAPTER, TRAINING, ANCHORS, seed=0)
+    with pytest.raises(AlignmentImpossible, match="is the pivot"):
+        sides(base, of_pivot, base, of_pivot, trial)
+    nothing = Pack({}, of_pivot.manifest.model_copy(update={"selected": []}))
+    with pytest.raises(AlignmentImpossible, match="nothing to test"):
+        sides(shipped("tiny-l"), nothing, base, of_pivot, trial)
+
+
+def test_random_frames_are_not_tested_against_random_frames(hasty: tuple[BaseModel, Pack]) -> None:
+    plan = AlignmentPlan(pivot=hasty[0].slug, frames="random")
+    with pytest.raises(AlignmentImpossible, match="the control itself"):
+        require_testable(shipped("tiny-l"), plan)
+
+
+def test_packs_of_other_models_and_of_other_plans_are_named(hasty: tuple[BaseModel, Pack]) -> None:
+    base, of_pivot = hasty
+    other = shipped("tiny-l")
+    made = random_pack(other, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
+    manifest = made.manifest.model_copy(update={"alignment_set": of_pivot.manifest.alignment_set})
+    pack = Pack(made.tensors, manifest)
+    fewer = Trial(AdapterPlan(roles=("v",)), TRAINING, ANCHORS, seed=0)
+    with pytest.raises(AlignmentImpossible, match=rf"{other.slug} has frames of b0\.q, .* has roles v "):
+        sides(other, pack, base, of_pivot, fewer)
+    foreign = Pack(made.tensors, manifest.model_copy(update={"base_model": base.slug}))
+    with pytest.raises(
+        AlignmentImpossible, match=f"is one of {base.slug}, and the model here is {other.slug}"
+    ):
+        sides(other, foreign, base, of_pivot, Trial(ADAPTER, TRAINING, ANCHORS, seed=0))
+
+
+def test_schedules_that_were_made_for_other_steps_are_not_taken_over() -> None:
+    """A warm-up of 1,000 steps would never end, 64 batches at a time would take 64 times as long."""
+    plan = TrainingPlan(
+        steps=2000, warmup_steps=1000, schedule="cosine", accumulation=64, weight_decay=0.1, seed=7
+    ).model_copy(update={"learning_rate": 0.02, "max_length": 64, "gradient_checkpointing": True})
+    trial = Trial(ADAPTER, plan, ANCHORS, seed=3, steps=5)
+    common = {"max_length": 64, "gradient_checkpointing": True, "seed": 3}
+    assert trial.teaching == TrainingPlan(steps=60, batch_size=16, learning_rate=0.02, **common)
+    assert trial.going_on == TrainingPlan(steps=5, batch_size=8, learning_rate=0.3 * 0.02, **common)
+
+
+def test_every_pseudo_task_has_random_frames_of_its_own(hasty: tuple[BaseModel, Pack]) -> None:
+    base, of_pivot = hasty
+    other = shipped("tiny-l")
+    made = random_pack(other, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
+    manifest = made.manifest.model_copy(update={"alignment_set": of_pivot.manifest.alignment_set})
+    trial = Trial(ADAPTER, TRAINING, ANCHORS, seed=0)
+    for side in sides(other, Pack(made.tensors, manifest), base, of_pivot, trial):
+        drawn = {frames["b0.v"].A.tobytes() for frames in side.random}
+        assert len(side.random) == len(drawn) == TASKS
+        assert all(frames.keys() == side.frames.keys() for frames in side.random)
+
+
+def test_a_test_counts_its_steps_and_stops_when_it_is_told_to(hasty: tuple[BaseModel, Pack]) -> None:
+    base, of_pivot = hasty
+    seen: list[tuple[str, int, int]] = []
+    trial = Trial(ADAPTER, TRAINING, ANCHORS[:64], seed=0, steps=1)
+    other = shipped("tiny-l")
+    made = random_pack(other, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
+    manifest = made.manifest.model_copy(update={"alignment_set": of_pivot.manifest.alignment_set})
+    one, of_other = sides(other, Pack(made.tensors, manifest), base, of_pivot, trial)
+    with pytest.raises(Stopped):
+        judge(
+            one,
+            of_other,
+            trial,
+            pack=DIGEST,
+            progress=lambda *report: seen.append(report),
+            stop=lambda: len(seen) >= 2,
+        )
+    assert seen == [("acceptance test", done, 2 * TASKS * (3 * 60 + 4)) for done in (1, 2)]

@@ -1,0 +1,105 @@
+"""What an engineer in a silo sees: training alone, and messages that say what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from client_agent.rounds.train import Trained
+from tests.client_agent.test_daemon import config
+from tests.scenarios.agents import TESSERA
+
+PLAN = {
+    "name": "alone",
+    "strategy": {"name": "fedavg"},
+    "rounds": {"total": 2},
+    "adapter": {"rank": 4, "roles": ["v"]},
+    "training": {"steps": 2, "max_length": 64},
+}
+
+
+def tessera(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+    return subprocess.run(
+        [TESSERA, "agent", *arguments],
+        env={**kept, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_training_alone_gives_scores_per_round_and_keeps_the_adapter(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    out = tmp_path / "adapter.safetensors"
+    done = tessera(
+        *("train", "--config", str(config(tmp_path)), "--plan", str(tmp_path / "plan.json")),
+        *("--out", str(out), "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    scores = json.loads(done.stdout)
+    assert len(scores) == 2
+    assert scores[1]["before"]["loss"] == scores[0]["after"]["loss"]
+    kept = Trained.from_bytes(out.read_bytes())
+    assert kept.adapter["b3.v.P"].shape == (4, 4)
+    assert kept.scores.after.loss == scores[1]["after"]["loss"]
+
+
+def test_what_cannot_work_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    arguments = ("train", "--config", str(config(tmp_path)), "--plan", str(tmp_path / "plan.json"))
+    done = tessera(*arguments, "--out", str(tmp_path / "nowhere" / "x"))
+    assert done.returncode == 1
+    assert "there is no folder" in done.stderr
+    done = tessera(*arguments, "--pack", str(tmp_path / "no [red] pack"))
+    assert done.returncode == 1
+    assert "no [red] pack cannot be read" in done.stderr
+
+
+@pytest.mark.slow
+def test_training_alone_that_is_stopped_says_that_it_does_not_resume(tmp_path: Path) -> None:
+    plan = PLAN | {"rounds": {"total": 1000}}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+    with subprocess.Popen(
+        [TESSERA, "agent", "train", "--config", config(tmp_path), "--plan", tmp_path / "plan.json"],
+        env={**kept, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("round 1")
+        process.terminate()
+        said = process.stderr.read()
+        assert process.wait(timeout=20) == 130
+    assert "the next start begins anew" in said
+    assert "resumes" not in said
+
+
+def test_a_seed_beyond_63_bits_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    done = tessera("alignment-test", "--config", str(config(tmp_path)), "--seed", str(2**63))
+    assert done.returncode == 2
+    assert "--seed" in done.stderr
+
+
+def test_an_agent_without_membership_is_told_to_enrol(tmp_path: Path) -> None:
+    done = tessera("run", "--config", str(config(tmp_path)))
+    assert done.returncode == 1
+    assert "run `tessera agent enrol` first" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_check_without_any_configuration_says_what_is_missing() -> None:
+    done = tessera("check", "--json")
+    assert done.returncode == 1
+    finding = json.loads(done.stdout)[0]
+    assert not finding["good"]
+    assert "url: Field required" in finding["found"]

@@ -1,0 +1,296 @@
+"""A coordinator that was restored from an older backup, and a silo that has seen later rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import httpx
+import pytest
+
+from client_agent.daemon import run
+from client_agent.errors import (
+    CoordinatorNotTrusted,
+    ManifestRefused,
+    NothingWasRestored,
+    NotInTheBackup,
+    Stopped,
+)
+from client_agent.identity import backup_recovery
+from client_agent.identity.backup_recovery import Offer, accept, look
+from client_agent.identity.manifests import Manifests
+from client_agent.identity.membership import read_key
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.steps import take_part
+from client_agent.storage.archive import set_aside
+from client_agent.storage.round_folder import (
+    CLOSED,
+    MANIFEST,
+    RECEIPT,
+    SIGNATURE,
+    TRAINED,
+    UPDATE,
+    RoundFolders,
+)
+from client_agent.training.silo import Silo
+from client_agent.transport.client import CoordinatorApi, NothingYet
+from coordinator.db.backup import copy
+from coordinator.db.engine import Database
+from schemas.identity.documents import hash_of
+from schemas.messages.rounds import RoundBrief
+from tests.client_agent.test_daemon import alone_plan, naps, views
+from tests.served import Served
+
+Serve = Callable[..., Served]
+Enrolled = Callable[..., Participant]
+
+
+class Scene:
+    """One silo in a federation of four rounds, whose coordinator can be backed up and restored."""
+
+    def __init__(
+        self, served: Served, participant: Enrolled, serve: Serve, folder: Path, opened: ExitStack
+    ) -> None:
+        self.served, self.serve, self.backup = served, serve, folder / "backup.db"
+        self.fid = served.federation(
+            **alone_plan(rounds={"total": 4, "min_clients": 1}, privacy={"roster_policy": "tofu"})
+        )
+        self.enrol, self._opened = participant, opened
+
+    def begin(self, transport: httpx.BaseTransport | None = None) -> None:
+        self.who = self.enrol(self.fid, transport)
+        self.served.admin.post(f"/v1/federations/{self.fid}/start")
+
+    def play(self) -> int:
+        """Take part in the round that is open next; give its number."""
+        nap = naps(500)
+        while isinstance(brief := self.who.api.current_round(self.fid), NothingYet):
+            nap(0)
+        assert isinstance(brief, RoundBrief)
+        assert take_part(self.who, brief)
+        return brief.round
+
+    def back_up(self) -> None:
+        with closing(Database(self.served.database_url)) as database:
+            copy(database, self.backup, progress=lambda *_: None)
+
+    def exchange(self) -> None:
+        """Put the backup's coordinator in the place of the one that runs."""
+        self.served.stop()
+        options: dict[str, float] = {"tick_seconds": 0.05, "retry_seconds": 0.05, "polls_per_second": 100}
+        port = httpx.URL(self.served.url).port
+        self.served = self.serve(f"sqlite:///{self.backup}", port=port, **options)
+
+    def restore(self) -> None:
+        self.exchange()
+        key, server_key = read_key(self.who.folder), self.who.server_key
+        api = CoordinatorApi(
+            self.served.url, key=key, server_key=server_key, deadline_seconds=20, sleep=lambda _: None
+        )
+        self.who.api = self._opened.enter_context(api)
+
+    def look(self) -> Offer:
+        return look(self.who.manifests, {}, self.who.api)
+
+    def accept(self) -> None:
+        accept(self.look(), self.who.manifests, {}, self.who.api)
+
+    @property
+    def trained(self) -> bytes:
+        """The adapter that the next round would begin from."""
+        return next(f for f in self.who.rounds.newest_first() if f.has(TRAINED)).read(TRAINED)
+
+
+@pytest.fixture
+def scene(served: Served, participant: Enrolled, serve: Serve, tmp_path: Path) -> Iterator[Scene]:
+    with ExitStack() as opened:
+        yield Scene(served, participant, serve, tmp_path, opened)
+
+
+@pytest.mark.slow
+def test_a_silo_accepts_a_restored_coordinator_and_goes_on_with_its_own_adapter(scene: Scene) -> None:
+    scene.begin()
+    scene.play()
+    scene.back_up()
+    assert [scene.play(), scene.play()] == [2, 3]
+    mine, seen = scene.trained, scene.who.manifests.held()
+    scene.restore()
+    for _ in range(2):  # running it again changes nothing
+        with pytest.raises(ManifestRefused, match="tessera agent accept-restored"):
+            run(scene.who, naps(500))
+    offer = scene.look()
+    assert (offer.seen.manifest.round, offer.round_now) == (3, 2)
+    assert offer.offered is not None
+    assert offer.offered.manifest.round == 1
+    assert hash_of(seen or {}) in str(offer)
+    assert hash_of(offer.offered.document) in str(offer)
+    scene.accept()
+    before_it = scene.who.rounds.newest_with(TRAINED, before=2)
+    assert before_it is not None
+    assert before_it.read(TRAINED) == mine
+    assert (scene.who.home / "earlier" / f"{MANIFEST}-1").is_file()
+    run(scene.who, naps(500))
+    assert [r["state"] for r in views(scene.served, scene.fid)] == ["published"] * 4
+    assert (scene.who.home / "final_weights.safetensors").is_file()
+    with pytest.raises(NothingWasRestored, match="nothing was lost"):
+        scene.look()
+
+
+def test_a_backup_from_before_the_first_round_is_accepted_too(scene: Scene) -> None:
+    scene.begin()
+    scene.back_up()
+    scene.play()
+    scene.play()
+    mine = scene.trained
+    scene.restore()
+    offer = scene.look()
+    assert offer.offered is None
+    assert "no round at all" in str(offer)
+    scene.accept()
+    keep_nothing_of_another_client(scene)
+    assert scene.trained == mine
+    run(scene.who, naps(500))
+    assert [r["state"] for r in views(scene.served, scene.fid)] == ["published"] * 4
+
+
+def test_an_alignment_pack_that_was_stored_after_the_backup_is_stored_again(scene: Scene, silo: Silo) -> None:
+    scene.fid = scene.served.federation(
+        **alone_plan(
+            rounds={"total": 2, "min_clients": 1}, alignment={"pivot": silo.base.slug, "frames": "random"}
+        )
+    )
+    scene.begin()
+    scene.back_up()
+    scene.play()
+    (stored,) = packs(scene)
+    scene.restore()
+    assert packs(scene) == []
+    scene.accept()
+    run(scene.who, naps(500))
+    assert packs(scene) == [stored]
+    assert [r["state"] for r in views(scene.served, scene.fid)] == ["published"] * 2
+
+
+def test_a_signature_that_was_paid_for_at_the_join_is_kept_though_nothing_was_trained(
+    tmp_path: Path,
+) -> None:
+    rounds = RoundFolders(tmp_path / "rounds")
+    rounds.open(3).write(SIGNATURE, b"released")
+    backup_recovery._carry_over(rounds, Manifests(tmp_path, "fed", "cli", "key"), before=2)
+    last = rounds.newest_with(SIGNATURE, before=2)
+    assert last is not None
+    assert (last.number, last.read(SIGNATURE), last.finished) == (1, b"released", True)
+    assert rounds.newest_with(TRAINED, before=2) is None  # it is a newcomer as before
+
+
+def packs(scene: Scene) -> list[str]:
+    listed = scene.served.admin.get(f"/v1/federations/{scene.fid}/alignments").json()["items"]
+    return [pack["digest"] for pack in listed]
+
+
+def keep_nothing_of_another_client(scene: Scene) -> None:
+    who = scene.who
+    set_aside(who.home, federation=who.federation, client=who.client, server_key=who.server_key)
+
+
+def test_a_coordinator_that_went_on_without_us_is_accepted_as_it_is(scene: Scene) -> None:
+    """It has told us, in vain, of the round that we refused."""
+    scene.begin()
+    scene.play()
+    scene.back_up()
+    scene.play()
+    scene.restore()
+    joined = scene.who.api.join(scene.fid, 2, None)
+    offer = scene.look()
+    assert offer.offered is not None
+    assert offer.offered.document == joined.manifest
+    scene.accept()
+    assert [scene.play(), scene.play()] == [2, 3]
+
+
+def test_an_update_that_was_lost_with_its_receipt_here_is_sent_again_byte_for_byte(scene: Scene) -> None:
+    class BackedUp(httpx.HTTPTransport):
+        """A backup is made between the joining of a round and the update."""
+
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if request.url.path.endswith("/rounds/2/update"):
+                scene.back_up()
+            return super().handle_request(request)
+
+    scene.begin(BackedUp())
+    assert [scene.play(), scene.play()] == [1, 2]
+    folder = scene.who.rounds.open(2)
+    sent = folder.read(UPDATE)
+    scene.restore()
+    with pytest.raises(NothingWasRestored):
+        scene.look()
+    assert scene.play() == 2
+    assert folder.read(UPDATE) == sent
+    assert folder.has(RECEIPT)
+    assert not folder.has(CLOSED)
+    run(scene.who, naps(500))
+    assert [r["counts"]["arrived"] for r in views(scene.served, scene.fid)] == [1] * 4
+
+
+def test_who_is_interrupted_while_accepting_is_still_refused_and_accepts_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.begin()
+    scene.play()
+    scene.back_up()
+    scene.play()
+    scene.play()
+    mine = scene.trained
+    scene.restore()
+    steps = ("move_aside", "keep_copy", "write_durably", "_copy", "fsync_folder")
+    for interrupted in steps:
+        with monkeypatch.context() as patch:
+            patch.setattr(backup_recovery, interrupted, _stop)
+            with pytest.raises(Stopped):
+                scene.accept()
+        brief = scene.who.api.current_round(scene.fid)
+        assert isinstance(brief, RoundBrief)
+        with pytest.raises(ManifestRefused, match="round 3 was joined before"):
+            take_part(scene.who, brief)
+    scene.accept()
+    assert scene.trained == mine
+    assert scene.play() == 2
+
+
+def _stop(*_: object, **__: object) -> None:
+    raise Stopped
+
+
+def test_only_the_coordinator_of_the_pinned_key_can_be_accepted(scene: Scene) -> None:
+    scene.begin()
+    scene.play()
+    offered = scene.who.manifests
+    stranger = "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"
+    other = type(offered)(offered.folder, offered.federation, offered.client, stranger)
+    with pytest.raises((CoordinatorNotTrusted, ManifestRefused)):
+        look(other, {}, scene.who.api)
+
+
+def test_a_backup_from_before_the_enrolment_needs_a_new_one(scene: Scene) -> None:
+    scene.back_up()
+    scene.begin()
+    with pytest.raises(NothingWasRestored, match="joined no round"):
+        scene.look()
+    scene.play()
+    scene.restore()
+    with pytest.raises(NotInTheBackup, match="enrol anew"):
+        scene.look()
+
+
+def test_members_that_have_other_keys_than_before_are_named(scene: Scene) -> None:
+    scene.begin()
+    scene.back_up()
+    scene.served.enrol(scene.fid, "birch")
+    scene.play()
+    scene.restore()
+    scene.served.enrol(scene.fid, "birch")
+    scene.who.api.join(scene.fid, 1, None)
+    offer = scene.look()
+    assert offer.strangers == ["birch"]
+    assert "under other keys now:   birch" in str(offer)

@@ -1,0 +1,116 @@
+"""Enrolling anew in a folder that another client used: nothing of it is taken for ours, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from client_agent.errors import KeyRefused
+from client_agent.identity.manifests import Manifests
+from client_agent.identity.membership import Membership, enrol, keep_to, pem_of, read_key
+from client_agent.storage.round_folder import SCORES_SENT, WEIGHTS, RoundFolders
+from client_agent.transport.client import CoordinatorApi
+from schemas.messages.enrolment import Profile
+from tests.served import PROFILE, Served
+from tests.taking_part import PLAN
+
+AGENT = Profile.model_validate(PROFILE)
+
+
+class Scene:
+    """A federation, and a folder in which one client after the other enrols."""
+
+    def __init__(self, served: Served, folder: Path) -> None:
+        self.served, self.folder = served, folder
+        self.fid = served.federation(**PLAN)
+        self.home = folder / self.fid
+        served.admin.post(f"/v1/federations/{self.fid}/start")
+
+    def enrol(self, name: str, token: str | None = None) -> Membership:
+        with CoordinatorApi(self.served.url, key=None, deadline_seconds=0) as api:
+            wanted = token or self.served.enrolment_token(self.fid, name)
+            return enrol(api, self.folder, token=wanted, name=name, profile=AGENT)
+
+    def take_part(self, member: Membership) -> None:
+        """Join round 1, believe its manifest, and keep files of it."""
+        with CoordinatorApi(self.served.url, key=read_key(self.folder), deadline_seconds=0) as api:
+            joined = api.join(self.fid, 1, None)
+            held = Manifests(self.home, self.fid, member.client_id, member.server_key)
+            held.accept(joined.manifest, api, number=1, weights=joined.weights.digest)
+        round_1 = RoundFolders(self.home / "rounds").open(1)
+        for name in (WEIGHTS, SCORES_SENT):
+            round_1.write(name, member.client_id.encode())
+
+    def shut_out(self, member: Membership) -> None:
+        path = f"/v1/federations/{self.fid}/clients/{member.client_id}"
+        assert self.served.admin.delete(path).status_code == 204
+        (self.folder / "membership.json").unlink()
+
+
+@pytest.fixture
+def scene(serve: Callable[..., Served], fresh_database: Callable[[str], str], tmp_path: Path) -> Scene:
+    return Scene(serve(fresh_database("sqlite")), tmp_path)
+
+
+def test_a_key_that_is_another_clients_is_named_by_its_file(scene: Scene) -> None:
+    scene.shut_out(scene.enrol("first"))
+    token = scene.served.enrolment_token(scene.fid, "second")
+    with pytest.raises(KeyRefused, match=str(scene.folder / "client.key")) as told:
+        scene.enrol("second", token)
+    assert "move that file away" in str(told.value)
+    (scene.folder / "client.key").unlink()
+    assert scene.enrol("second", token).name == "second", "the token was not spent"
+
+
+def test_what_an_earlier_client_kept_is_moved_aside_and_kept(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, name in enumerate(("first", "second")):
+        member = scene.enrol(name)
+        scene.take_part(member)
+        evidence = (scene.home / "manifest.json").read_bytes()
+        (scene.folder / "next.key").write_bytes(pem_of(Ed25519PrivateKey.generate()))
+        scene.shut_out(member)
+        (scene.folder / "client.key").unlink()
+        with caplog.at_level(logging.WARNING):
+            again = scene.enrol(f"after-{name}")
+        kept = scene.folder / "earlier" / f"{scene.fid}-{2 * number + 1}"
+        assert f"{scene.home} is an earlier client's: it is kept as {kept}" in caplog.text
+        assert (kept / "manifest.json").read_bytes() == evidence
+        assert (kept / "rounds" / "000001" / WEIGHTS).read_bytes() == member.client_id.encode()
+        assert (scene.folder / "earlier" / f"next.key-{number + 1}").exists()
+        assert not scene.home.exists()
+        scene.take_part(again)
+        assert json.loads((scene.home / "manifest.json").read_text())["client"] == again.client_id
+        scene.shut_out(again)
+        (scene.folder / "client.key").unlink()
+
+
+def test_a_client_that_lost_its_membership_file_goes_on_with_what_it_has(scene: Scene) -> None:
+    token = scene.served.enrolment_token(scene.fid, "first")
+    member = scene.enrol("first", token)
+    scene.take_part(member)
+    (scene.folder / "membership.json").unlink()
+    assert scene.enrol("first", token) == member
+    assert (scene.home / "manifest.json").exists()
+    assert not (scene.folder / "earlier").exists()
+
+
+@pytest.mark.parametrize("left", ["not JSON", "[]", '{"federation": "FED", "client": "CLIENT"}', None])
+def test_what_nobody_signed_to_this_client_is_not_its_own(scene: Scene, left: str | None) -> None:
+    """As of a coordinator that was made anew, or a damaged disk; None: rounds from before manifests."""
+    member = scene.enrol("first")
+    scene.take_part(member)
+    file = scene.home / "manifest.json"
+    if left is None:
+        file.unlink()
+    else:
+        file.write_text(left.replace("FED", scene.fid).replace("CLIENT", member.client_id))
+    keep_to(scene.folder, member)
+    assert not scene.home.exists()
+    assert (scene.folder / "earlier" / f"{scene.fid}-1" / "rounds").is_dir()

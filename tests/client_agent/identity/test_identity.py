@@ -1,0 +1,140 @@
+"""An agent's identity: its key, and whom it believes, against real coordinators."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from client_agent.errors import CoordinatorNotTrusted, Stopped, TokenDamaged
+from client_agent.identity.membership import enrol, read_key, read_membership
+from client_agent.transport.client import CoordinatorApi
+from schemas.identity.enrolment_token import read
+from schemas.messages.enrolment import Profile
+from tests.served import PROFILE, Served
+
+Serve = Callable[..., Served]
+AGENT = Profile.model_validate(PROFILE)
+
+
+@pytest.fixture
+def served(serve: Serve, fresh_database: Callable[[str], str]) -> Served:
+    return serve(fresh_database("sqlite"))
+
+
+class Recording(httpx.HTTPTransport):
+    """Keeps what was sent, and stops everything after a path was asked for, its answer lost."""
+
+    def __init__(self, lost: str | None = None) -> None:
+        super().__init__()
+        self.sent: list[httpx.Request] = []
+        self._lost = lost
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.sent.append(request)
+        answer = super().handle_request(request)
+        if request.url.path == self._lost:
+            answer.close()
+            raise Stopped
+        return answer
+
+
+Connect = Callable[..., CoordinatorApi]
+
+
+@pytest.fixture
+def api() -> Iterator[Connect]:
+    with ExitStack() as stack:
+
+        def connect(
+            served: Served, key: Ed25519PrivateKey | None = None, transport: httpx.BaseTransport | None = None
+        ) -> CoordinatorApi:
+            connection = CoordinatorApi(served.url, key=key, deadline_seconds=0, transport=transport)
+            return stack.enter_context(connection)
+
+        yield connect
+
+
+def test_the_key_is_made_here_and_stays_here(served: Served, tmp_path: Path, api: Connect) -> None:
+    seen = Recording()
+    fid = served.federation()
+    token = served.enrolment_token(fid, "aster")
+    member = enrol(api(served, None, seen), tmp_path, token=token, name="aster", profile=AGENT)
+    assert member == read_membership(tmp_path)
+    file = tmp_path / "client.key"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    raw = read_key(tmp_path).private_bytes_raw()
+    sent = b"".join(
+        request.url.raw_path + str(request.headers).encode() + request.read() for request in seen.sent
+    )
+    assert not any(secret in sent for secret in (raw, raw.hex().encode(), file.read_bytes().split(b"\n")[1]))
+    assert api(served, read_key(tmp_path)).me().client_id == member.client_id
+
+
+def test_a_lost_answer_to_an_enrolment_heals_itself(served: Served, tmp_path: Path, api: Connect) -> None:
+    fid = served.federation()
+    token = served.enrolment_token(fid, "aster")
+    with pytest.raises(Stopped):
+        enrol(
+            api(served, None, Recording("/v1/enrolments")), tmp_path, token=token, name="aster", profile=AGENT
+        )
+    key = (tmp_path / "client.key").read_bytes()
+    member = enrol(api(served), tmp_path, token=token, name="aster", profile=AGENT)
+    assert (tmp_path / "client.key").read_bytes() == key
+    clients = served.admin.get(f"/v1/federations/{fid}/clients").json()["items"]
+    assert [client["client_id"] for client in clients] == [member.client_id]
+
+
+def test_a_damaged_token_is_not_sent_anywhere(served: Served, tmp_path: Path, api: Connect) -> None:
+    seen = Recording()
+    token = served.enrolment_token(served.federation(), "aster")
+    for damaged in (token[:-1], token + "x", token.replace("_", "-")):
+        with pytest.raises(TokenDamaged, match="copy it whole"):
+            enrol(api(served, None, seen), tmp_path, token=damaged, name="aster", profile=AGENT)
+    assert seen.sent == []
+
+
+def test_another_coordinator_is_sent_nothing_but_a_greeting(
+    served: Served, serve: Serve, fresh_database: Callable[[str], str], tmp_path: Path, api: Connect
+) -> None:
+    token = served.enrolment_token(served.federation(), "aster")
+    impostor, seen = serve(fresh_database("sqlite"), signing_key=None), Recording()
+    with pytest.raises(CoordinatorNotTrusted, match="not the coordinator"):
+        enrol(api(impostor, None, seen), tmp_path, token=token, name="aster", profile=AGENT)
+    assert [request.url.path for request in seen.sent] == ["/v1/hello"]
+    assert not (tmp_path / "client.key").exists()
+    sent = str(seen.sent[0].url) + str(seen.sent[0].headers)
+    assert read(token).id not in sent
+
+
+class Between(httpx.HTTPTransport):
+    """Changes an answer on its way."""
+
+    def __init__(self, change: Callable[[str], str]) -> None:
+        super().__init__()
+        self._change = change
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = super().handle_request(request)
+        answer.read()
+        return httpx.Response(answer.status_code, text=self._change(answer.text))
+
+
+def test_a_greeting_that_was_altered_or_is_old_is_not_believed(served: Served, api: Connect) -> None:
+    token = read(served.enrolment_token(served.federation(), "aster"))
+    old = served.http().get("/v1/hello", params={"challenge": "c" * 32}).text
+    changes: list[Callable[[str], str]] = [
+        lambda text: text.replace('"Tessera"', '"Tesserae"'),
+        lambda text: text.replace('"protocol_version":1', '"protocol_version":2'),
+        lambda text: text.replace("{", '{"further":1,', 1),
+        lambda _: old,
+    ]
+    for change in changes:
+        with pytest.raises(CoordinatorNotTrusted):
+            api(served, None, Between(change)).proved_hello(token.server)
+    assert api(served, None, Between(lambda text: text)).proved_hello(token.server).name == "Tessera"

@@ -1,0 +1,258 @@
+"""Replacing an agent's key: stopped anywhere, it goes on, and no key that may count is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from client_agent import daemon
+from client_agent.daemon import run
+from client_agent.errors import CoordinatorRefused, KeyRefused, SettingsUnusable, Stopped
+from client_agent.identity import key_rotation, membership
+from client_agent.identity.key_rotation import key_in_use, replace_key, went_over
+from client_agent.identity.membership import Membership, enrol, read_key
+from client_agent.session import participant
+from client_agent.settings import read_settings
+from client_agent.transport.client import CoordinatorApi
+from schemas.identity.keys import name_of
+from schemas.messages.enrolment import Profile
+from tests.client_agent.test_daemon import config, naps
+from tests.coordinator.enrolment.test_key_rotation import let_expire
+from tests.served import PROFILE, Served
+
+Connect = Callable[[Ed25519PrivateKey], AbstractContextManager[CoordinatorApi]]
+
+
+class Scene:
+    """One enrolled agent; `connect` signs with a key."""
+
+    def __init__(self, served: Served, folder: Path, opened: ExitStack) -> None:
+        self.served, self.folder, self._opened = served, folder, opened
+        self.fid = served.federation()
+        token = served.enrolment_token(self.fid, "aster")
+        profile = Profile.model_validate(PROFILE)
+        with CoordinatorApi(served.url, key=None, deadline_seconds=0) as api:
+            self.member: Membership = enrol(api, folder, token=token, name="aster", profile=profile)
+        self.old = read_key(folder)
+
+    def connect(self, key: Ed25519PrivateKey, transport: httpx.BaseTransport | None = None) -> Any:
+        return CoordinatorApi(self.served.url, key=key, deadline_seconds=0, transport=transport)
+
+    def is_let_in(self, key: Ed25519PrivateKey) -> bool:
+        try:
+            with self.connect(key) as api:
+                return bool(api.me().client_id == self.member.client_id)
+        except CoordinatorRefused:
+            return False
+
+
+@pytest.fixture
+def scene(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str], tmp_path: Path
+) -> Iterator[Scene]:
+    with ExitStack() as opened:
+        yield Scene(serve(fresh_database("sqlite")), tmp_path / "state", opened)
+
+
+def _before_it_is_sent(scene: Scene, _: pytest.MonkeyPatch) -> Connect:
+    def connect(key: Ed25519PrivateKey) -> Any:
+        raise Stopped
+
+    return connect
+
+
+def _when_the_answer_is_lost(scene: Scene, _: pytest.MonkeyPatch) -> Connect:
+    class Lost(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            super().handle_request(request).close()
+            raise Stopped
+
+    return lambda key: scene.connect(key, Lost())
+
+
+def _stop(*_: object) -> None:
+    raise Stopped
+
+
+def _before_the_files_are_changed(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
+    patch.setattr(key_rotation, "_take_up_next", _stop)
+    return scene.connect
+
+
+def _before_the_change_is_on_the_disk(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
+    def stop(folder: Path) -> None:
+        if not (folder / "next.key").exists():
+            raise Stopped
+
+    patch.setattr(key_rotation, "fsync_folder", stop)
+    return scene.connect
+
+
+def test_a_new_key_is_on_the_disk_before_anybody_hears_of_it(scene: Scene) -> None:
+    """Who made its file may have been killed just before; then a loss of power would take it away."""
+    synced: list[str] = []
+    sent: list[list[str]] = []
+
+    def connect(key: Ed25519PrivateKey) -> Any:
+        sent.append(list(synced))
+        return scene.connect(key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(membership, "fsync_folder", lambda folder: synced.append(folder.name))
+        with pytest.raises(Stopped):
+            replace_key(_before_it_is_sent(scene, patch), scene.folder)
+        synced.clear()
+        replace_key(connect, scene.folder)
+    assert sent[0] == [scene.folder.name], "the file was there already"
+
+
+STOPS = {
+    "before it is sent": (_before_it_is_sent, False),
+    "when the answer is lost": (_when_the_answer_is_lost, True),
+    "before the files are changed": (_before_the_files_are_changed, True),
+    "before the change is on the disk": (_before_the_change_is_on_the_disk, True),
+}
+
+
+@pytest.fixture(params=STOPS)
+def stopped(request: pytest.FixtureRequest, scene: Scene) -> tuple[Scene, Ed25519PrivateKey, bool]:
+    """Stop replacing the key after a step; gives the new key, and whether the coordinator has it."""
+    stop, is_known = STOPS[request.param]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        replace_key(stop(scene, patch), scene.folder)
+    is_moved = not (scene.folder / "next.key").exists()
+    return scene, read_key(scene.folder, "client.key" if is_moved else "next.key"), is_known
+
+
+@pytest.mark.parametrize("overlap_is_over", [False, True])
+def test_the_agent_runs_on_with_the_key_that_counts(
+    stopped: tuple[Scene, Ed25519PrivateKey, bool], overlap_is_over: bool
+) -> None:
+    scene, new, is_known = stopped
+    if overlap_is_over and is_known:
+        let_expire(scene.served.database_url, name_of(scene.old))
+    for _ in range(2):
+        key = key_in_use(scene.connect, scene.folder)
+        assert name_of(key) == name_of(new if is_known else scene.old)
+        assert scene.is_let_in(key)
+    assert (scene.folder / "next.key").exists() != is_known
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_asking_again_finishes_what_was_begun(
+    stopped: tuple[Scene, Ed25519PrivateKey, bool], at_once: bool
+) -> None:
+    scene, new, _ = stopped
+    was_finished = not (scene.folder / "next.key").exists()
+    replace_key(scene.connect, scene.folder, at_once=at_once)
+    key = read_key(scene.folder)
+    assert scene.is_let_in(key)
+    assert not (scene.folder / "next.key").exists()
+    if not was_finished:
+        assert name_of(key) == name_of(new), "the key that was made first was not thrown away"
+    assert scene.is_let_in(scene.old) != at_once
+    assert (scene.folder / "client.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_starting_the_agent_takes_up_the_new_key(scene: Scene, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        replace_key(_before_the_files_are_changed(scene, patch), scene.folder)
+    new = read_key(scene.folder, "next.key")
+    let_expire(scene.served.database_url, name_of(scene.old))
+    settings = read_settings(config(tmp_path, url=scene.served.url))
+    with participant(settings) as (who, _):
+        assert who.api.me().client_id == scene.member.client_id
+    assert name_of(read_key(scene.folder)) == name_of(new)
+
+
+class Held(httpx.HTTPTransport):
+    """Keeps requests to itself; `let_go` has the coordinator answer the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._requests: list[httpx.Request] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self._requests.append(request)
+        raise Stopped
+
+    def let_go(self) -> int:
+        with httpx.Client() as http:
+            return http.send(self._requests[0]).status_code
+
+
+def test_a_running_agent_takes_up_a_new_key_of_which_the_coordinator_hears_late(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "_WAIT_SECONDS", 0)  # there is no round to wait for
+    held = Held()
+    with pytest.raises(Stopped):
+        replace_key(lambda key: scene.connect(key, held), scene.folder, at_once=True)
+    new = read_key(scene.folder, "next.key")
+    settings = read_settings(config(tmp_path, url=scene.served.url))
+    with participant(settings) as (who, _):
+        assert who.api.me().client_id == scene.member.client_id
+        assert held.let_go() == 200
+        assert not scene.is_let_in(scene.old)
+        with pytest.raises(Stopped):
+            run(who, naps(1))
+        assert who.api.me().client_id == scene.member.client_id
+    assert name_of(read_key(scene.folder)) == name_of(new)
+    assert not (scene.folder / "next.key").exists()
+
+
+def test_a_key_is_not_lost_to_who_makes_up_that_the_next_one_counts(scene: Scene) -> None:
+    with pytest.raises(Stopped):
+        replace_key(lambda key: scene.connect(key, Held()), scene.folder)
+
+    class Liar(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            me = scene.member
+            told = {"client_id": me.client_id, "name": me.name, "federation_id": me.federation_id}
+            return httpx.Response(200, json=told | {"state": "enrolled", "organisation": None, "layout": {}})
+
+    with scene.connect(scene.old, Liar()) as api:
+        assert went_over(api, scene.folder)
+    assert not scene.is_let_in(read_key(scene.folder))
+    kept = scene.folder / "earlier" / "client.key-1"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    kept.replace(scene.folder / "client.key")
+    assert scene.is_let_in(read_key(scene.folder))
+
+
+def test_a_running_agent_ends_with_its_key_when_the_next_one_is_not_known(
+    scene: Scene, tmp_path: Path
+) -> None:
+    with pytest.raises(Stopped):
+        replace_key(lambda key: scene.connect(key, Held()), scene.folder)
+    settings = read_settings(config(tmp_path, url=scene.served.url))
+    with participant(settings) as (who, _):
+        let_expire(scene.served.database_url, name_of(scene.old))
+        with pytest.raises(CoordinatorRefused, match="key-revoked"):
+            run(who, naps(1))
+    assert name_of(read_key(scene.folder)) == name_of(scene.old)
+    assert (scene.folder / "next.key").exists()
+
+
+def test_a_new_key_that_is_there_is_never_overwritten(scene: Scene) -> None:
+    file = scene.folder / "next.key"
+    file.write_text("half a key")
+    with pytest.raises(SettingsUnusable, match=r"next\.key is no private key"):
+        replace_key(scene.connect, scene.folder)
+    assert file.read_text() == "half a key"
+
+
+def test_a_key_of_somebody_else_is_named_by_its_file(scene: Scene) -> None:
+    other = scene.served.enrol(scene.fid, "birch")
+    file = scene.folder / "next.key"
+    file.write_bytes(membership.pem_of(other.key))
+    with pytest.raises(KeyRefused, match=str(file)):
+        replace_key(scene.connect, scene.folder)
+    assert name_of(key_in_use(scene.connect, scene.folder)) == name_of(scene.old)
+    assert file.exists()

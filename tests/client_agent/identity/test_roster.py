@@ -1,0 +1,185 @@
+"""Whom an agent lets the coordinator count among the members, against a real roster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from client_agent.errors import RosterRefused, SettingsUnusable
+from client_agent.identity.key_rotation import replace_key
+from client_agent.identity.manifests import Manifests
+from client_agent.identity.membership import enrol, read_key
+from client_agent.identity.roster import Roster, read_pins
+from client_agent.transport.client import CoordinatorApi
+from schemas.identity.keys import name_of
+from schemas.messages.enrolment import Profile
+from schemas.messages.rounds import RoundManifest
+from tests.coordinator.enrolment.test_key_rotation import rotation
+from tests.served import PROFILE, Served, Silo
+from tests.taking_part import PLAN
+
+Change = Callable[[list[dict[str, Any]]], object]
+AGENT = Profile.model_validate(PROFILE)
+
+
+class Scene:
+    """A federation of two members, of which one looks at the roster."""
+
+    def __init__(self, served: Served, folder: Path, policy: str, opened: ExitStack) -> None:
+        self.served, self.folder, self._opened = served, folder, opened
+        self.fid = served.federation(**PLAN, privacy={"roster_policy": policy})
+        self.other = served.enrol(self.fid, "other")
+        token = served.enrolment_token(self.fid, "me")
+        self.member = enrol(self.connect(None), folder, token=token, name="me", profile=AGENT)
+        served.admin.post(f"/v1/federations/{self.fid}/start")
+
+    def connect(self, key: Ed25519PrivateKey | None, transport: Any = None) -> CoordinatorApi:
+        connection = CoordinatorApi(self.served.url, key=key, deadline_seconds=0, transport=transport)
+        return self._opened.enter_context(connection)
+
+    def manifest(self) -> RoundManifest:
+        api = self.connect(read_key(self.folder))
+        joined = api.join(self.fid, 1, None)
+        held = Manifests(self.folder, self.fid, self.member.client_id, self.member.server_key)
+        return held.accept(joined.manifest, api, number=1, weights=joined.weights.digest)
+
+    def follow(
+        self,
+        policy: Any,
+        pins: dict[str, str],
+        change: Change = lambda _: None,
+        folder: Path | None = None,
+    ) -> None:
+        class Between(httpx.HTTPTransport):
+            def handle_request(self, request: httpx.Request) -> httpx.Response:
+                answer = super().handle_request(request)
+                answer.read()
+                page = answer.json()
+                change(page["items"])
+                return httpx.Response(200, json=page)
+
+        api = self.connect(read_key(self.folder), Between())
+        Roster(folder or self.folder, policy, pins).follow(self.manifest(), api)
+
+    @property
+    def pins(self) -> dict[str, str]:
+        return {"other": name_of(self.other.key), "me": name_of(read_key(self.folder))}
+
+
+@pytest.fixture
+def scene(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str], tmp_path: Path
+) -> Iterator[Scene]:
+    with ExitStack() as opened:
+        yield Scene(serve(fresh_database("sqlite")), tmp_path, "pinned", opened)
+
+
+def test_members_that_are_pinned_are_let_in_and_nobody_else(scene: Scene) -> None:
+    for pins in ({}, {"other": scene.pins["other"]}, scene.pins | {"me": scene.pins["other"]}):
+        with pytest.raises(RosterRefused, match="not pinned"):
+            scene.follow("pinned", pins)
+    scene.follow("pinned", scene.pins)
+    with pytest.raises(RosterRefused, match="not pinned"):
+        scene.follow("pinned", {"me": scene.pins["me"]})  # a pin that is taken out shuts its member out
+
+
+def test_on_first_use_everybody_is_let_in_and_nobody_after_under_the_same_name(scene: Scene) -> None:
+    scene.follow("tofu", {})
+    known = json.loads((scene.folder / "roster.json").read_text())
+    assert {member["name"] for member in known["members"].values()} == {"other", "me"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda links: links.pop(), "shorter"),
+        (lambda links: links.reverse(), "does not follow"),
+        (lambda links: links[1].update(previous=None), "does not follow"),
+        (lambda links: links[1].update(public_key="A" * 43), "not the roster"),
+        (lambda links: links[1].update(name="other"), "a second client is called"),
+        (lambda links: links[1].update(event="invited"), "cannot be read"),
+    ],
+)
+def test_a_roster_that_was_changed_is_refused(scene: Scene, change: Change, said: str) -> None:
+    with pytest.raises(RosterRefused, match=said):
+        scene.follow("tofu", {}, change)
+
+
+def test_a_key_is_replaced_by_one_that_it_endorses(scene: Scene) -> None:
+    pins, before = scene.pins, (scene.folder / "client.key").read_bytes()
+    replace_key(scene.connect, scene.folder)
+    assert (scene.folder / "client.key").read_bytes() != before
+    assert not (scene.folder / "next.key").exists()
+    for change, said in (
+        (lambda links: links[2].update(endorsement="A" * 86), "not endorsed"),
+        (lambda links: links[2].update(client=links[0]["client"]), "did not have"),
+    ):
+        with pytest.raises(RosterRefused, match=said):
+            scene.follow("pinned", pins, change)
+    scene.follow("pinned", pins)
+
+
+def test_a_member_that_replaced_its_key_is_let_in_by_the_old_pin_and_the_new_one(
+    scene: Scene, tmp_path: Path
+) -> None:
+    before, renewed = scene.pins, Ed25519PrivateKey.generate()
+    for new in (Ed25519PrivateKey.generate(), renewed):
+        request = rotation(scene.other, new)
+        assert scene.other.http.put("/v1/me/key", json=request).status_code == 200
+        scene.other = Silo(scene.other.client_id, scene.fid, new, scene.served.signing(new))
+    after = before | {"other": name_of(renewed)}
+    for number, pins in enumerate((before, after)):  # each in a silo that sees the roster for the first time
+        scene.follow("pinned", pins, folder=tmp_path / str(number))
+    scene.follow("pinned", before, folder=tmp_path / "1")
+    stranger = before | {"other": name_of(Ed25519PrivateKey.generate())}
+    with pytest.raises(RosterRefused, match=r"'other' with key .* is not pinned"):
+        scene.follow("pinned", stranger, folder=tmp_path / "2")
+    for policy, pins in (("pinned", after), ("tofu", {})):
+        with pytest.raises(RosterRefused, match="not endorsed"):
+            scene.follow(policy, pins, _without_endorsement, tmp_path / "3")
+
+
+def _without_endorsement(links: list[dict[str, Any]]) -> None:
+    links[2].update(endorsement="A" * 86)
+
+
+def test_who_was_revoked_needs_no_pin_and_leaves_its_name_to_nobody(scene: Scene, tmp_path: Path) -> None:
+    path = f"/v1/federations/{scene.fid}/clients/{scene.other.client_id}"
+    assert scene.served.admin.delete(path).status_code == 204
+    scene.follow("pinned", {"me": scene.pins["me"]}, folder=tmp_path / "new")
+    for change in (
+        lambda links: links[2].update(name="freed"),
+        lambda links: links[1].update(client=links[0]["client"], name="freed"),
+    ):
+        with pytest.raises(RosterRefused, match="somebody else before"):
+            scene.follow("tofu", {}, change, tmp_path / "other")
+
+
+def test_a_roster_that_an_older_agent_followed_is_followed_anew(scene: Scene) -> None:
+    scene.follow("pinned", scene.pins)
+    file = scene.folder / "roster.json"
+    known = json.loads(file.read_text())
+    for member in known["members"].values():
+        member.update(public_key=member.pop("keys")[0])
+        del member["revoked"]
+    file.write_text(json.dumps(known))
+    scene.follow("pinned", scene.pins)
+    assert all(member["keys"] for member in json.loads(file.read_text())["members"].values())
+
+
+def test_pins_are_names_and_keys(tmp_path: Path, scene: Scene) -> None:
+    file = tmp_path / "pins.json"
+    file.write_text(json.dumps(scene.pins))
+    assert read_pins(file) == scene.pins
+    assert read_pins(None) == {}
+    for text in ("[]", '{"a": 1}', '{"a": "AAAA"}', "{"):
+        file.write_text(text)
+        with pytest.raises(SettingsUnusable, match="roster"):
+            read_pins(file)

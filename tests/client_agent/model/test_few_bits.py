@@ -1,0 +1,161 @@
+"""A silo whose base model is quantised: what `check` says of it, and what is computed on dense weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from transformers import AutoModelForCausalLM
+
+from client_agent.alignment.fit_packs import aligned_pack
+from client_agent.alignment.pack import Pack
+from client_agent.daemon import prepare
+from client_agent.errors import ModelTooLarge, SettingsUnusable
+from client_agent.identity.membership import enrol, read_key
+from client_agent.model.loading import base_model_slug, load_base_model
+from client_agent.preflight import findings
+from client_agent.rounds.participant import Participant
+from client_agent.settings import read_settings
+from client_agent.sketches.gradient import sketch_of
+from client_agent.training.silo import dtype_of, open_silo
+from client_agent.transport.client import CoordinatorApi
+from schemas.messages.alignment import Anchors
+from schemas.messages.federations import AdapterPlan, AlignmentPlan, SignaturePlan
+from tests.client_agent.test_daemon import config, naps
+from tests.scenarios.agents import EXAMPLES, MODELS
+from tests.served import Served
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def bytes_in(text: str) -> list[float]:
+    units = {"MiB": 2**20, "GiB": 2**30}
+    return [float(number) * units[unit] for number, unit in re.findall(r"([\d.]+) (MiB|GiB)", text)]
+
+
+def test_a_quantised_model_and_the_dense_one_are_one_base_model_to_the_coordinator(tmp_path: Path) -> None:
+    few, dense = (
+        open_silo(read_settings(config(tmp_path, quantization=quantization)))
+        for quantization in ("nf4", "none")
+    )
+    assert few.profile == dense.profile
+
+
+def test_a_shared_model_for_which_a_device_has_no_room_goes_to_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    few = open_silo(read_settings(config(tmp_path, quantization="nf4")))
+    few.base = replace(few.base, device=GPU)
+    load = AutoModelForCausalLM.from_pretrained
+
+    def with_a_small_gpu(*args: Any, device_map: dict[str, torch.device], **how: Any) -> Any:
+        if device_map[""] == GPU:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return load(*args, device_map=device_map, **how)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", with_a_small_gpu)
+    shared = few.model_named(few.base.slug)
+    assert shared.device == CPU
+    assert "no room for" in caplog.text
+    with pytest.raises(ModelTooLarge, match=r"cuda has no room for it in bfloat16; set quantization to nf4"):
+        load_base_model(str(MODELS["S"]), device=GPU, dtype=torch.bfloat16)
+
+
+def test_what_silos_compare_is_computed_on_dense_weights(tmp_path: Path) -> None:
+    few = open_silo(read_settings(config(tmp_path, quantization="nf4")))
+    dense = open_silo(read_settings(config(tmp_path)))
+    shared = few.model_named(few.base.slug)
+    assert shared is not few.base
+    assert few.model_named(few.base.slug) is shared
+    assert dense.model_named(dense.base.slug) is dense.base
+    plan = SignaturePlan(dim=64)
+    own, ours, theirs = (
+        sketch_of(model, few.data.train, plan).vector for model in (few.base, shared, dense.base)
+    )
+    np.testing.assert_array_equal(ours, theirs)
+    assert not np.allclose(own, theirs, rtol=0.1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
+    tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served]
+) -> None:
+    served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
+    other, pivot = str(MODELS["L"]), str(MODELS["S"])
+    file = config(tmp_path, model=other, pivot_model=pivot, quantization="nf4")
+    silo = open_silo(read_settings(file))
+    alignment = AlignmentPlan(pivot=base_model_slug(pivot), anchors=64)
+    fid = served.federation(
+        strategy={"name": "fedmosaic"}, alignment=alignment.model_dump(), training={"max_length": 64}
+    )
+    content = json.loads((EXAMPLES / "anchors.json").read_bytes())
+    served.admin.put(f"/v1/federations/{fid}/anchors", json=content)
+    served.admin.post(f"/v1/federations/{fid}/start")
+
+    def connected(key: Ed25519PrivateKey | None) -> CoordinatorApi:
+        return CoordinatorApi(served.url, key=key, deadline_seconds=60, sleep=lambda _: None)
+
+    with connected(None) as api:
+        token = served.enrolment_token(fid, "aster")
+        member = enrol(api, tmp_path, token=token, name="aster", profile=silo.profile)
+    with connected(read_key(tmp_path)) as api:
+        who = Participant(
+            silo,
+            api,
+            fid,
+            member.client_id,
+            tmp_path,
+            keep_rounds=2,
+            stop=lambda: False,
+            server_key=member.server_key,
+        )
+        prepare(who, naps(500))
+        stored = {slug: api.pack(fid, slug) for slug in (silo.base.slug, alignment.pivot)}
+    found, of_pivot = (Pack.from_body(body.body) for body in stored.values() if body is not None)
+    anchors = Anchors.model_validate(content).anchors[:64]
+    dense = [load_base_model(source, device=CPU) for source in (other, pivot)]
+    expected = aligned_pack(*dense, of_pivot, anchors, AdapterPlan(), alignment, fid)
+    for name, values in expected.tensors.items():
+        np.testing.assert_allclose(found.tensors[name], values, rtol=1e-4, atol=1e-4 * np.abs(values).max())
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+def test_check_says_how_the_model_is_held_and_what_a_step_needs(tmp_path: Path, quantization: str) -> None:
+    found = {
+        held: {finding.what: finding.found for finding in findings(config(tmp_path, quantization=held))}
+        for held in ("none", quantization)
+    }
+    assert found[quantization]["device"].endswith(f"bfloat16, linear layers in {quantization}")
+    assert found["none"]["device"].endswith("float32")
+    assert found[quantization]["model"] == found["none"]["model"]
+    few, step, recomputing = bytes_in(found[quantization]["memory"])
+    assert few < bytes_in(found["none"]["memory"])[0] / 2
+    assert recomputing < step
+
+
+def test_the_type_follows_device_and_bits_unless_it_is_set(tmp_path: Path) -> None:
+    few, dense = (read_settings(config(tmp_path, quantization=bits)) for bits in ("int8", "none"))
+    assert [dtype_of(few, CPU), dtype_of(dense, CPU)] == [torch.bfloat16, torch.float32]
+    assert dtype_of(dense, GPU) == torch.bfloat16
+    assert (
+        dtype_of(read_settings(config(tmp_path, quantization="nf4", dtype="float32")), GPU) == torch.float32
+    )
+
+
+def test_another_number_of_bits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsUnusable, match="quantization"):
+        read_settings(config(tmp_path, quantization="3bit"))
+
+
+def test_the_environment_sets_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESSERA_AGENT_QUANTIZATION", "nf4")
+    assert read_settings(config(tmp_path)).quantization == "nf4"

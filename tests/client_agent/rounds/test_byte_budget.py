@@ -1,0 +1,123 @@
+"""A plan's byte budget, kept by real agents: sparse updates give way, what cannot fit is never trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client_agent.rounds.byte_budget import BudgetTooSmall
+from client_agent.rounds.steps import take_part
+from client_agent.storage.round_folder import RECEIPT, RESIDUAL, SENT, TRAINED, WEIGHTS
+from schemas.messages.rounds import RoundBrief
+from tests.client_agent.rounds.test_encode_update import (
+    LORA,
+    SERVED,
+    Enrolled,
+    Scene,
+    against,
+    difference,
+    kept,
+    layout_of,
+    opened,
+    trained,
+)
+from tests.served import Served
+
+OWN = {"reference": "own_last", "density": 0.5, "values": "int8"}
+
+
+def octets(folder: Any) -> int:
+    with opened(folder) as body:
+        return sum(
+            body.length(name) * width for name, width in (("codes", 1), ("scales", 2), ("positions", 1))
+        )
+
+
+def with_wire(brief: RoundBrief, **changes: Any) -> RoundBrief:
+    return RoundBrief.model_validate(
+        brief.model_dump(mode="json") | {"wire": brief.wire.model_dump(mode="json") | changes}
+    )
+
+
+@pytest.mark.parametrize("recipe", [SERVED, OWN])
+def test_a_sparse_update_sends_as_much_as_fits_and_keeps_the_rest_for_later(
+    served: Served, participant: Enrolled, recipe: dict[str, Any]
+) -> None:
+    scene = Scene(served, participant, adapter=LORA, wire={"recipe": recipe, "max_bytes": 500})
+    one, two = scene.play(), scene.play()
+    for folder in (one, two):
+        assert 470 < octets(folder) <= 500
+    before = kept(two, WEIGHTS) if recipe is SERVED else kept(one, SENT)
+    lost = kept(one, RESIDUAL) if recipe is SERVED else {}
+    state, sent = scene.stored(layout_of(two)), difference(two)
+    for name, values in trained(two).items():
+        assert (state[name] == before[name] + sent[name]).all()
+        wanted = values - before[name] + lost.get(name, np.float32(0))
+        unsent = np.abs(wanted)[sent[name] == 0]
+        assert unsent.max() > 0
+        if sent[name].any():
+            assert np.abs(wanted)[sent[name] != 0].max() >= unsent.max()
+
+
+def test_a_budget_beyond_need_changes_no_byte(served: Served, participant: Enrolled) -> None:
+    scene = Scene(served, participant, adapter=LORA, wire={"recipe": SERVED, "max_bytes": 10**6})
+    for name, values in difference(scene.play()).items():
+        assert np.count_nonzero(values) == min(values.size, int(np.ceil(0.2 * values.size))), name
+
+
+@pytest.mark.parametrize(
+    ("strategy", "wire", "told"),
+    [
+        ("fedavg", {"recipe": "dense", "max_bytes": 5000}, "int8_own_last would do"),
+        ("fedavg", {"recipe": "int8_own_last", "max_bytes": 3000}, "int4_own_last would do"),
+        ("fedavg", {"recipe": "int4_own_last", "max_bytes": 900}, '"values": "int8"} would do'),
+        ("fedavg", {"recipe": SERVED, "max_bytes": 50}, "the least that does"),
+        ("flora", {"recipe": "int4_own_last", "max_bytes": 5000}, "int8 would do"),
+        ("het_lora", {"recipe": "int4_own_last", "max_bytes": 3000}, "by f16"),
+    ],
+)
+def test_an_agent_refuses_a_budget_that_its_adapter_cannot_keep_to(
+    served: Served, participant: Enrolled, strategy: str, wire: dict[str, Any], told: str
+) -> None:
+    scene = Scene(served, participant, adapter=LORA, strategy={"name": strategy})
+    brief = scene.brief()
+    scene.who.require_affordable(with_wire(brief, weights_recipe=None, **wire | {"max_bytes": 10**6}))
+    with pytest.raises(BudgetTooSmall, match="Nothing was trained") as refused:
+        scene.who.require_affordable(with_wire(brief, weights_recipe=None, **wire))
+    assert told in str(refused.value)
+
+
+def test_a_density_below_the_priors_is_refused_before_the_round_is_joined(
+    served: Served, participant: Enrolled
+) -> None:
+    options = {"density": 0.001, "warm_rounds": 0}
+    recipe = {"reference": "served", "density": 0.9, "values": "int8"}
+    scene = Scene(
+        served,
+        participant,
+        adapter=LORA,
+        strategy={"name": "ca_pfl", "options": options},
+        wire={"recipe": recipe},
+    )
+    brief = scene.brief()
+    with pytest.raises(BudgetTooSmall, match="no room beside this adapter's priors"):
+        take_part(scene.who, brief)
+    assert not scene.who.rounds.open(brief.round).has(TRAINED)
+    shown = served.admin.get(f"/v1/federations/{scene.fid}/rounds/{brief.round}").json()
+    assert shown["counts"]["joined"] == 0
+
+
+def test_an_update_that_has_to_be_sent_whole_exceeds_the_budget_and_says_so(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(served, participant, adapter=LORA, wire={"recipe": OWN, "max_bytes": 500})
+    one = scene.play()
+    assert one.has(RECEIPT)
+    one.forget(SENT)
+    two = scene.play()
+    assert against(two) is None
+    assert "round 2: sent whole:" in caplog.text
+    assert "wire.max_bytes is 500" in caplog.text
+    assert against(scene.play()) is not None

@@ -1,0 +1,288 @@
+"""CA-PFL over HTTP: real agents and a real coordinator, round by round; what is lost is sent later, once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from client_agent.identity.membership import enrol, read_key
+from client_agent.rounds.checkpoints import adapter_of_round
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.steps import take_part
+from client_agent.rounds.train import Trained
+from client_agent.storage import files as storage_files
+from client_agent.storage import round_folder
+from client_agent.storage.round_folder import (
+    BRIEF,
+    MEASURES,
+    RECEIPT,
+    RESIDUAL,
+    SCORES_SENT,
+    SIGNATURE,
+    TRAINED,
+    UPDATE,
+    WEIGHTS,
+    RoundFolder,
+)
+from client_agent.training.data import SiloData
+from client_agent.training.silo import Silo
+from client_agent.transport.client import CoordinatorApi, NothingYet
+from schemas.maths.start import from_start
+from schemas.messages.rounds import RoundBrief
+from tests.client_agent.rounds.test_encode_update import Killed, difference, kept, layout_of, trained
+from tests.client_agent.test_daemon import QUICK, naps
+from tests.served import Served
+
+Arrays = dict[str, NDArray[np.float32]]
+RECIPE = {"reference": "served", "density": 0.9, "values": "int8"}
+PLAN: dict[str, Any] = {
+    "strategy": {"name": "ca_pfl", "options": {"warm_rounds": 1, "density": 0.3}},
+    "adapter": {"kind": "lora", "rank": 2, "scale": 4.0, "roles": ["q", "v"]},
+    "wire": {"recipe": RECIPE},
+    "training": QUICK,
+}
+
+
+class Pair:
+    """Two clients of one federation, on one base model, with unequal numbers of examples of their own."""
+
+    def __init__(self, served: Served, silo: Silo, folder: Path, stack: ExitStack, **plan: Any) -> None:
+        self.served = served
+        self.fid = served.federation(**(PLAN | plan))
+        halves = {"aster": silo.data.train[:6], "birch": silo.data.train[6:10]}
+        self.members = {
+            name: self._enrolled(
+                Silo(silo.base, SiloData(train, silo.data.test[:4]), None), folder / name, name, stack
+            )
+            for name, train in halves.items()
+        }
+        served.admin.post(f"/v1/federations/{self.fid}/start")
+
+    def _enrolled(self, silo: Silo, folder: Path, name: str, stack: ExitStack) -> Participant:
+        token = self.served.enrolment_token(self.fid, name)
+        anyone = stack.enter_context(CoordinatorApi(self.served.url, key=None, deadline_seconds=20))
+        member = enrol(anyone, folder, token=token, name=name, profile=silo.profile)
+        key = read_key(folder)
+        api = stack.enter_context(
+            CoordinatorApi(self.served.url, key=key, server_key=member.server_key, deadline_seconds=20)
+        )
+        return Participant(silo, api, self.fid, member.client_id, folder, 9, lambda: False, member.server_key)
+
+    def brief(self, name: str) -> RoundBrief:
+        nap, who = naps(500), self.members[name]
+        while isinstance(brief := who.api.current_round(self.fid), NothingYet):
+            nap(0)
+        assert isinstance(brief, RoundBrief)
+        return brief
+
+    def play(self, *names: str) -> dict[str, RoundFolder]:
+        """Let these clients take part in the next round: all join before the first delivers."""
+        briefs = {name: self.brief(name) for name in names}
+        (number,) = {brief.round for brief in briefs.values()}
+        for name in names:
+            self.members[name].api.join(self.fid, number, None)
+        for name, brief in briefs.items():
+            assert take_part(self.members[name], brief)
+        return {name: self.members[name].rounds.open(number) for name in names}
+
+
+@pytest.fixture
+def pair(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable[..., Pair]]:
+    with ExitStack() as stack:
+        yield lambda **plan: Pair(served, silo, tmp_path, stack, **plan)
+
+
+def weights(folder: RoundFolder) -> Arrays:
+    return kept(folder, WEIGHTS)
+
+
+def beginning(folder: RoundFolder) -> Arrays:
+    """What a client started a round from: the weights it was served, A of the seed in the first round."""
+    served = weights(folder)
+    return {name: from_start(name, served.__getitem__, 0, layout_of(folder)) for name in served}
+
+
+def minus(one: Arrays, other: Arrays) -> Arrays:
+    return {name: one[name] - other[name] for name in one}
+
+
+def total(some: list[Arrays]) -> Arrays:
+    return {name: np.sum([one[name].astype(np.float64) for one in some], axis=0) for name in some[0]}
+
+
+def assert_close(one: Arrays, other: Arrays) -> None:
+    for name, values in one.items():
+        np.testing.assert_allclose(values, other[name], atol=2e-6, err_msg=name)
+
+
+def test_what_was_sent_and_what_is_left_is_all_that_was_learnt_and_the_mean_is_that_of_what_was_sent(
+    pair: Callable[..., Pair],
+) -> None:
+    two = pair(rounds={"total": 4, "min_clients": 2})
+    folders = [two.play("aster", "birch") for _ in range(3)]
+    for name in two.members:
+        learnt = [minus(trained(one[name]), beginning(one[name])) for one in folders]
+        sent = [difference(one[name]) for one in folders]
+        left = kept(folders[-1][name], RESIDUAL)
+        assert any(values.any() for values in left.values())
+        assert_close(total([*sent, left]), total(learnt))
+    for now, after in pairwise(folders):
+        assert_close(beginning(now["aster"]), beginning(now["birch"]))  # one theta for all
+        mean = {
+            tensor: 0.6 * values + 0.4 * difference(now["birch"])[tensor]
+            for tensor, values in difference(now["aster"]).items()
+        }
+        assert_close(weights(after["aster"]), total([beginning(now["aster"]), mean]))
+
+
+def test_the_prior_that_is_served_is_the_moving_average_of_what_the_clients_learnt(
+    pair: Callable[..., Pair],
+) -> None:
+    two = pair(rounds={"total": 2, "min_clients": 2})
+    one, after = two.play("aster", "birch"), two.play("aster", "birch")
+    learnt = {
+        name: 0.01 + np.logaddexp(0, Trained.read(folder.path / TRAINED).private["posterior.u"])
+        for name, folder in one.items()
+    }
+    mean = 0.6 * learnt["aster"] + 0.4 * learnt["birch"]  # (2, M, r)
+    for row, module in enumerate(sorted({tensor[:4] for tensor in weights(one["aster"])})):
+        served = 1 + weights(after["aster"])[f"{module}.prior"]
+        np.testing.assert_allclose(served, 0.9 + 0.1 * mean[:, row], atol=2e-4)  # a step of int8
+        assert np.abs(served - 1).max() > 5e-4
+
+
+def test_who_was_not_there_counts_for_nothing_and_what_it_had_left_is_out_of_date(
+    pair: Callable[..., Pair],
+) -> None:
+    two = pair(rounds={"total": 4, "min_clients": 1})
+    first = two.play("aster", "birch")
+    second = two.play("aster")["aster"]
+    third = two.play("aster", "birch")
+    theirs = total([beginning(second), difference(second)])
+    assert_close(weights(third["birch"]), theirs)
+    assert_close(weights(third["aster"]), theirs)
+    for name, makes_up in (("aster", True), ("birch", False)):
+        folder, last = third[name], second if name == "aster" else first[name]
+        learnt, lost = minus(trained(folder), beginning(folder)), kept(last, RESIDUAL)
+        assert any(values.any() for values in lost.values())
+        wanted = total([learnt, lost]) if makes_up else learnt
+        assert_close(total([difference(folder), kept(folder, RESIDUAL)]), wanted)
+
+
+def test_an_agent_killed_before_or_after_any_write_sends_and_keeps_the_same(
+    pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = pair(rounds={"total": 3, "min_clients": 1})
+    two.play("aster")
+    brief, who = two.brief("aster"), two.members["aster"]
+    writes, folder = storage_files.write_durably, who.rounds.open(brief.round)
+    seen: dict[str, set[bytes]] = {RESIDUAL: set(), MEASURES: set(), UPDATE: set()}
+    files = (BRIEF, WEIGHTS, TRAINED, SIGNATURE, RESIDUAL, MEASURES, UPDATE, RECEIPT, SCORES_SENT)
+    for name in files:
+        for is_written in (False, True):
+
+            def mortal(path: Path, content: bytes, name: str = name, lives: bool = is_written) -> None:
+                if path.name != name or lives:
+                    writes(path, content)
+                if path.name == name:
+                    raise Killed
+
+            with monkeypatch.context() as patched:
+                patched.setattr(round_folder, "write_durably", mortal)
+                with pytest.raises(Killed):
+                    take_part(who, brief)
+            for file, contents in seen.items():
+                contents |= {folder.read(file)} if folder.has(file) else set()
+    assert [len(contents) for contents in seen.values()] == [1, 1, 1]
+
+
+def test_each_round_tells_what_it_sent_and_the_newest_file_tells_of_all(
+    pair: Callable[..., Pair], tmp_path: Path
+) -> None:
+    two = pair(rounds={"total": 4, "min_clients": 1})
+    folders = [two.play("aster")["aster"] for _ in range(3)]
+    told = json.loads(folders[-1].read(MEASURES))["rounds"]
+    assert [one["round"] for one in told] == [1, 2, 3]
+    assert told[:2] == json.loads(folders[1].read(MEASURES))["rounds"]
+    assert [one["density"] for one in told] == pytest.approx([0.9, 0.3, 0.3], abs=0.02)
+    for one, folder in zip(told, folders, strict=True):
+        learnt = minus(trained(folder), beginning(folder))
+        left = kept(folder, RESIDUAL)
+        norms = [np.sqrt(sum(float(np.square(v).sum()) for v in some.values())) for some in (left, learnt)]
+        assert one["residual"] == pytest.approx(norms[0] / norms[1], rel=1e-3)
+        assert one["kl"] > 0
+        low, middle, high = one["importance"]
+        assert low <= middle <= high
+        assert low < high
+
+
+def test_two_clients_move_away_from_the_prior_and_rank_modules_in_orders_of_their_own(
+    pair: Callable[..., Pair],
+) -> None:
+    two = pair(rounds={"total": 2, "min_clients": 2})
+    folders = [two.play("aster", "birch") for _ in range(2)][-1]
+    told = {name: json.loads(folder.read(MEASURES)) for name, folder in folders.items()}
+    assert all(one["kl"] > 0 for client in told.values() for one in client["rounds"])
+    for name, folder in folders.items():
+        gamma = 0.01 + np.logaddexp(0, Trained.read(folder.path / TRAINED).private["posterior.u"])
+        mean = (gamma[0] / gamma[1]).mean(1)
+        modules = sorted({tensor.rpartition(".")[0] for tensor in layout_of(folder)})
+        assert told[name]["modules"] == pytest.approx(dict(zip(modules, mean, strict=True)), rel=1e-5)
+    orders = [sorted(client["modules"], key=client["modules"].__getitem__) for client in told.values()]
+    assert orders[0] != orders[1]
+
+
+def test_a_byte_budget_holds_from_the_first_round_on_and_only_what_was_learnt_travels(
+    pair: Callable[..., Pair],
+) -> None:
+    two = pair(
+        rounds={"total": 2, "min_clients": 1},
+        strategy={"name": "ca_pfl", "options": {"warm_rounds": 3}},
+        wire={"recipe": RECIPE, "max_bytes": 900},
+    )
+    folder = two.play("aster")["aster"]
+    (told,) = json.loads(folder.read(MEASURES))["rounds"]
+    assert 850 < told["bytes"] <= 900
+    assert len(folder.read(UPDATE)) < 900 + 3000  # manifest and signature
+    private = Trained.read(folder.path / TRAINED).private
+    assert sum(values.size for values in private.values()) > 900  # the modulator alone is larger
+    shown = two.members["aster"].api.me().layout
+    assert {name: tuple(shape) for name, shape in shown.items()} == layout_of(folder)
+
+
+def test_the_personal_model_of_a_client_is_kept_beside_the_common_one(pair: Callable[..., Pair]) -> None:
+    two = pair(rounds={"total": 2, "min_clients": 1})
+    folder, who = two.play("aster")["aster"], two.members["aster"]
+    with adapter_of_round(who.silo, who.home, None, "local") as (adapter, _):
+        assert_close(adapter.state(), trained(folder))
+        assert_close(adapter.private_state(), Trained.read(folder.path / TRAINED).private)
+    with adapter_of_round(who.silo, who.home, None, "personalised") as (adapter, _):
+        assert not adapter.state()["l0.q.B"].any()  # what round 1 served
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"adapter": {"kind": "pq", "rank": 2}}, "adapter.kind"),
+        ({"wire": {"recipe": "int4_own_last"}}, "wire.recipe"),
+        ({"wire": {"recipe": "int4_served"}}, "wire.recipe"),
+        ({"strategy": {"name": "ca_pfl", "options": {"alpha_p": 0}}}, "strategy.options.alpha_p"),
+        ({"strategy": {"name": "ca_pfl", "options": {"density": 1.5}}}, "strategy.options.density"),
+        ({"strategy": {"name": "ca_pfl", "options": {"base": 0.15}}}, "strategy.options.base"),
+        ({"strategy": {"name": "ca_pfl", "options": {"max_bytes": 900}}}, "strategy.options.max_bytes"),
+    ],
+)
+def test_a_plan_that_it_does_not_work_with_is_refused(
+    served: Served, changes: dict[str, Any], field: str
+) -> None:
+    refused = served.admin.post("/v1/federations", json={"name": "x"} | PLAN | changes)
+    assert refused.status_code == 422, refused.text
+    assert field in refused.text

@@ -1,0 +1,294 @@
+"""What a silo trained, exported and asked: the very model that was scored, of a round or trained alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from client_agent.adapters.peft_export import checkpoint_in_place
+from client_agent.alignment.fit_packs import random_pack
+from client_agent.alignment.pack import Pack
+from client_agent.cli import commands
+from client_agent.daemon import run
+from client_agent.identity.membership import enrol, read_key
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.train import Trained
+from client_agent.settings import read_settings
+from client_agent.training.evaluate import evaluate
+from client_agent.training.silo import Silo, open_silo
+from client_agent.transport.client import CoordinatorApi
+from schemas.maths.adapter import SIGNATURE
+from schemas.messages.federations import AdapterPlan, AlignmentPlan
+from schemas.messages.rounds import Metrics
+from schemas.wire.envelope import unpack
+from schemas.wire.header import DENSE, Slot
+from tests.client_agent.conftest import save_model
+from tests.client_agent.test_daemon import config, naps
+from tests.served import Served
+
+app = typer.Typer()
+commands(app)
+STEPS = {"steps": 3, "max_length": 64}
+RANKS = {"rank": 8, "roles": ["v", "down"]}
+ALONE = {
+    "name": "alone",
+    "strategy": {"name": "fedavg"},
+    "rounds": {"total": 1},
+    "adapter": RANKS | {"private_rank": 2, "same_architecture_rank": 2},
+    "training": STEPS,
+}
+
+
+def tessera(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["agent", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("silo")
+
+
+@pytest.fixture(scope="module")
+def silo(folder: Path) -> Silo:
+    return open_silo(read_settings(config(folder)))
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """A silo that has taken part in a federation to its end."""
+
+    config: Path
+    home: Path
+    served: Served
+
+    def trained(self, number: int) -> Trained:
+        return Trained.from_bytes((self.home / f"rounds/{number:06d}/trained.safetensors").read_bytes())
+
+
+@pytest.fixture
+def taken_part(
+    silo: Silo, tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served]
+) -> Callable[..., Rounds]:
+    """Take part in the two rounds of a federation, alone."""
+
+    def make(adapter: dict[str, Any], **options: Any) -> Rounds:
+        served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
+        fid = served.federation(
+            strategy={"name": "fedmosaic", "options": options},
+            rounds={"total": 2, "min_clients": 1},
+            training=STEPS,
+            adapter=adapter,
+            wire={"recipe": "dense"},
+        )
+        file = config(tmp_path)
+        folder = read_settings(file).folder
+        with CoordinatorApi(served.url, key=None, deadline_seconds=20, sleep=lambda _: None) as api:
+            token = served.enrolment_token(fid, "aster")
+            member = enrol(api, folder, token=token, name="aster", profile=silo.profile)
+        served.admin.post(f"/v1/federations/{fid}/start")
+        with CoordinatorApi(
+            served.url, key=read_key(folder), deadline_seconds=20, sleep=lambda _: None
+        ) as api:
+            more: dict[str, Any] = {"keep_rounds": 2, "stop": lambda: False, "server_key": member.server_key}
+            who = Participant(silo, api, fid, member.client_id, folder, **more)
+            run(who, naps(500))
+        return Rounds(file, who.home, served)
+
+    return make
+
+
+def score(silo: Silo, checkpoint: Path) -> Metrics:
+    with checkpoint_in_place(silo.base, checkpoint):
+        return evaluate(silo.base, silo.data.test, max_length=64)
+
+
+def assert_like(found: Metrics, expected: Metrics) -> None:
+    assert found.loss == pytest.approx(expected.loss, abs=1e-5)
+    assert found.exact_match == expected.exact_match
+
+
+@pytest.mark.parametrize(
+    ("adapter", "options"),
+    [
+        (RANKS, {}),
+        (RANKS | {"private_rank": 2}, {"mix": "gate"}),
+        (RANKS | {"private_rank": 2, "same_architecture_rank": 3}, {}),
+    ],
+    ids=["average", "gate and private", "shared and private"],
+)
+def test_what_was_trained_and_scored_in_a_round_is_exported(
+    silo: Silo,
+    taken_part: Callable[..., Rounds],
+    tmp_path: Path,
+    adapter: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    rounds = taken_part(adapter, **options)
+    for number, asked in ((2, "latest"), (1, "1")):
+        out = tmp_path / f"out-{number}"
+        done = tessera("export", "--config", rounds.config, "--round", asked, "--out", out)
+        assert done.exit_code == 0, done.output
+        assert_like(score(silo, out), rounds.trained(number).scores.after)
+    assert not np.isclose(rounds.trained(1).scores.after.loss, rounds.trained(2).scores.after.loss, atol=1e-3)
+
+
+def test_private_ranks_go_on_from_round_to_round_and_never_leave(
+    taken_part: Callable[..., Rounds],
+) -> None:
+    rounds = taken_part(RANKS | {"private_rank": 2, "same_architecture_rank": 3})
+    first, second = rounds.trained(1), rounds.trained(2)
+    for name in ("private.l0.v.B", "private.l3.down.B"):
+        assert first.private[name].any()
+        assert (
+            0
+            < np.abs(second.private[name] - first.private[name]).max()
+            < 3 * np.abs(first.private[name]).max()
+        )
+    body = (rounds.home / "rounds/000002/update.body").read_bytes()
+    travels = {name: Slot(values.shape, DENSE) for name, values in second.adapter.items()}
+    sent_signature = {SIGNATURE: Slot((None,), DENSE)}
+    with unpack(body, encoding="zstd", expected=travels | sent_signature, max_bytes=2**30) as sent:
+        assert set(sent.names) == {*second.adapter, SIGNATURE}
+    assert not any("private" in name for name in second.adapter)
+    assert {"l0.v.A", "l3.down.B", "b0.v.P"} <= second.adapter.keys()
+
+
+def test_what_the_coordinator_served_is_exported_on_demand(
+    silo: Silo, taken_part: Callable[..., Rounds], tmp_path: Path
+) -> None:
+    rounds = taken_part(RANKS)
+    export = ("export", "--config", rounds.config, "--what", "personalised")
+    assert tessera(*export, "--round", 2, "--out", tmp_path / "served").exit_code == 0
+    assert tessera(*export, "--out", tmp_path / "final").exit_code == 0
+    # A client alone listens to itself: what it is served is what it trained the round before.
+    assert_like(score(silo, tmp_path / "served"), rounds.trained(1).scores.after)
+    assert_like(score(silo, tmp_path / "final"), rounds.trained(2).scores.after)
+
+
+def test_a_model_trained_alone_is_exported_and_writes_what_scoring_said(
+    silo: Silo, folder: Path, tmp_path: Path
+) -> None:
+    plan, file, out = tmp_path / "plan.json", tmp_path / "adapter.safetensors", tmp_path / "out"
+    plan.write_text(json.dumps(ALONE | {"training": STEPS | {"steps": 40, "learning_rate": 0.02}}))
+    silo_file = folder / "silo.toml"
+    done = tessera("train", "--config", silo_file, "--plan", plan, "--out", file)
+    assert done.exit_code == 0, done.output
+    after = Trained.from_bytes(file.read_bytes()).scores.after
+    assert (
+        tessera("export", "--config", silo_file, "--adapter", file, "--plan", plan, "--out", out).exit_code
+        == 0
+    )
+    assert_like(score(silo, out), after)
+    asked = [*silo.data.train[:5], *silo.data.test[:5]]  # what it knows by now, and what it does not
+    answers = {}
+    for name, options in (("file", (file, "--plan", plan)), ("checkpoint", (out,))):
+        answers[name] = [
+            tessera("generate", "--config", silo_file, "--prompt", one.prompt, "--adapter", *options).stdout
+            for one in asked
+        ]
+    assert answers["file"] == answers["checkpoint"]
+    with checkpoint_in_place(silo.base, out):
+        matching = [evaluate(silo.base, [one], max_length=64).exact_match == 1 for one in asked]
+    assert any(matching)
+    assert not all(matching)
+    assert matching == [
+        answer == f"{one.completion}\n" for one, answer in zip(asked, answers["file"], strict=True)
+    ]
+    bare = tessera(
+        "generate", "--config", silo_file, "--prompt", asked[0].prompt, "--base", "--max-new-tokens", 3
+    )
+    assert len(bare.stdout.rstrip("\n")) <= 3  # a token is a character here
+    assert [bare.stdout] != answers["file"][:1]
+
+
+def test_the_last_round_answers(silo: Silo, taken_part: Callable[..., Rounds]) -> None:
+    rounds = taken_part(RANKS)
+    prompt = silo.data.test[0].prompt
+    done = tessera("generate", "--config", rounds.config, "--prompt", prompt, "--max-new-tokens", 4)
+    assert done.exit_code == 0, done.output
+    assert 1 <= len(done.stdout.rstrip("\n")) <= 4
+    for missing, said in (("7", "there is 1, 2"), ("x", "a number or latest")):
+        done = tessera("generate", "--config", rounds.config, "--prompt", prompt, "--round", missing)
+        assert done.exit_code == 1
+        assert said in done.stderr
+
+
+def test_a_damaged_round_is_said_to_be_damaged(
+    silo: Silo, taken_part: Callable[..., Rounds], tmp_path: Path
+) -> None:
+    rounds = taken_part(RANKS)
+    folder = rounds.home / "rounds/000002"
+    for file, what in (("trained.safetensors", "local"), ("weights.safetensors", "personalised")):
+        body = (folder / file).read_bytes()
+        (folder / file).write_bytes(body[: len(body) // 2])
+        done = tessera(
+            *("export", "--config", rounds.config, "--out", tmp_path / "out", "--round", 2, "--what", what)
+        )
+        assert done.exit_code == 1, done.output
+        assert "damaged" in done.stderr
+        (folder / file).write_bytes(body)
+
+
+def test_a_round_goes_back_to_its_own_base_model_only(
+    taken_part: Callable[..., Rounds], tmp_path: Path
+) -> None:
+    rounds, out = taken_part(RANKS), tmp_path / "out"
+    other = save_model(tmp_path / "other", vocab_size=512)
+    for what in ("local", "personalised"):
+        done = tessera("export", "--config", config(tmp_path, model=other), "--what", what, "--out", out)
+        assert (done.exit_code, out.exists()) == (1, False), done.output
+        assert "was trained on" in done.stderr
+    done = tessera("export", "--config", config(tmp_path), "--what", "personalised", "--out", out)
+    assert "is not known" in done.stdout
+    trained = rounds.home / "rounds/000002/trained.safetensors"
+    trained.write_bytes(replace(rounds.trained(2), origin=None).to_bytes())
+    done = tessera("export", "--config", config(tmp_path), "--out", out)
+    assert (done.exit_code, "is not known" in done.stdout) == (0, True), done.output
+
+
+def test_an_export_does_not_replace_a_file(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    for out in (tmp_path / "taken", tmp_path / "taken" / "below"):
+        done = tessera("export", "--config", folder / "silo.toml", "--out", out)
+        assert done.exit_code == 1, done.output
+        assert "taken is no folder" in done.stderr.replace("\n", " ")
+
+
+def test_another_models_pack_is_refused(silo: Silo, folder: Path, tmp_path: Path) -> None:
+    plan, pack = tmp_path / "plan.json", tmp_path / "pack.safetensors"
+    plan.write_text(json.dumps(ALONE))
+    made = random_pack(silo.base, AdapterPlan(), AlignmentPlan(pivot=silo.base.slug), "test")
+    manifest = made.manifest.model_copy(update={"base_model": "llama-96x4-000000000000"})
+    pack.write_bytes(Pack(made.tensors, manifest).to_body())
+    done = tessera("train", "--config", folder / "silo.toml", "--plan", plan, "--pack", pack)
+    assert done.exit_code == 1, done.output
+    assert "is one of llama-96x4-000000000000" in done.stderr
+
+
+def test_what_is_not_there_is_said_with_what_to_do(silo: Silo, folder: Path, tmp_path: Path) -> None:
+    silo_file = folder / "silo.toml"
+    prompt = ("--prompt", "CIPHER abcd=")
+    plan, junk = tmp_path / "plan.json", tmp_path / "junk"
+    plan.write_text(json.dumps(ALONE))
+    junk.write_bytes(b"junk")
+    for arguments, said in (
+        (("generate", *prompt), "tessera agent enrol"),
+        (("generate", *prompt, "--adapter", junk), "needs --plan"),
+        (("generate", *prompt, "--adapter", junk, "--plan", plan), "agent train --out"),
+        (("generate", *prompt, "--adapter", tmp_path), "agent export"),
+        (
+            ("export", "--out", tmp_path, "--adapter", junk, "--plan", plan, "--what", "personalised"),
+            "of a round",
+        ),
+    ):
+        done = tessera(arguments[0], "--config", silo_file, *arguments[1:])
+        assert done.exit_code == 1, done.output
+        assert said in done.stderr.replace("\n", " ")

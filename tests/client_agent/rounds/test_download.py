@@ -1,0 +1,122 @@
+"""Weights that an agent asks for in fewer bits: how close they are, and what it believes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import numpy as np
+import pytest
+
+from client_agent.identity.membership import read_key
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.steps import take_part
+from client_agent.storage.round_folder import RECEIPT, SENT, WEIGHTS
+from client_agent.transport.client import CoordinatorApi
+from schemas.wire.digests import digest_of, to_field
+from schemas.wire.envelope import slots, unpack
+from tests.client_agent.rounds.test_encode_update import LORA, PQ, SERVED, Scene
+from tests.client_agent.test_daemon import views
+from tests.served import Served
+
+Enrolled = Callable[..., Participant]
+
+
+def values(scene: Scene, body: bytes) -> dict[str, np.ndarray]:
+    with unpack(body, encoding=None, expected=slots(layout(scene)), max_bytes=2**24) as weights:
+        return {name: weights.read_float32(name) for name in weights.names}
+
+
+def layout(scene: Scene) -> dict[str, tuple[int, ...]]:
+    return dict(scene.who.api.me().layout)
+
+
+def bytes_down(scene: Scene) -> list[int]:
+    return [view["bytes"]["down"] for view in views(scene.served, scene.fid)]
+
+
+@pytest.mark.parametrize("adapter", [PQ | {"rank": 32}, LORA], ids=["pq", "lora"])
+def test_from_the_second_round_on_weights_come_in_a_fraction_of_the_bytes(
+    served: Served, participant: Enrolled, adapter: dict[str, object]
+) -> None:
+    scene = Scene(served, participant, adapter=adapter)
+    folder = scene.play(2)
+    dense = scene.who.api.weights(scene.fid, 2)
+    assert folder.base == dense.digest
+    here, there = values(scene, folder.read(WEIGHTS)), values(scene, dense.body)
+    for name, exact in there.items():
+        np.testing.assert_allclose(here[name], exact, atol=0.02 * max(1e-6, np.abs(exact).max()))
+    first, second = bytes_down(scene)[:2]
+    assert second - len(dense.body) < 0.6 * first
+    assert folder.has(RECEIPT)
+
+
+def test_an_update_against_what_was_served_is_made_from_weights_that_are_whole(
+    served: Served, participant: Enrolled
+) -> None:
+    scene = Scene(served, participant, wire={"recipe": SERVED})
+    folder = scene.play(2)
+    assert folder.read(WEIGHTS) == scene.who.api.weights(scene.fid, 2).body
+
+
+def test_a_silo_that_has_lost_its_last_update_asks_for_its_weights_whole(
+    served: Served, participant: Enrolled
+) -> None:
+    scene = Scene(served, participant)
+    scene.play(1).forget(SENT)
+    assert scene.play(1).read(WEIGHTS) == scene.who.api.weights(scene.fid, 2).body
+
+
+class Changed(httpx.HTTPTransport):
+    """Somebody between an agent and its coordinator who changes what weights come with."""
+
+    def __init__(self, change: Callable[[httpx.Response, bytes], httpx.Response]) -> None:
+        super().__init__()
+        self._change = change
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = super().handle_request(request)
+        if "recipe=" not in request.headers.get("Accept", ""):
+            return answer
+        body = b"".join(answer.stream)  # type: ignore[arg-type]
+        return self._change(answer, body)
+
+
+def other_proof(answer: httpx.Response, body: bytes) -> httpx.Response:
+    headers = dict(answer.headers) | {"tessera-weights": "e30="}
+    return httpx.Response(answer.status_code, headers=headers, stream=httpx.ByteStream(body))
+
+
+def no_proof(answer: httpx.Response, body: bytes) -> httpx.Response:
+    headers = {name: value for name, value in answer.headers.items() if name != "tessera-weights"}
+    return httpx.Response(answer.status_code, headers=headers, stream=httpx.ByteStream(body))
+
+
+def other_body(answer: httpx.Response, body: bytes) -> httpx.Response:
+    changed = body[:-9] + bytes([body[-9] ^ 1]) + body[-8:]
+    headers = dict(answer.headers) | {"repr-digest": to_field(digest_of(changed))}
+    return httpx.Response(answer.status_code, headers=headers, stream=httpx.ByteStream(changed))
+
+
+@pytest.mark.parametrize("change", [other_proof, no_proof, other_body])
+def test_coded_weights_that_the_coordinator_has_not_signed_for_are_not_used_but_asked_for_whole(
+    served: Served,
+    participant: Enrolled,
+    change: Callable[[httpx.Response, bytes], httpx.Response],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scene = Scene(served, participant)
+    scene.play()
+    who, honest = scene.who, scene.who.api
+    with CoordinatorApi(
+        served.url,
+        key=read_key(who.folder),
+        server_key=who.server_key,
+        deadline_seconds=5,
+        sleep=lambda _: None,
+        transport=Changed(change),
+    ) as who.api:
+        assert take_part(who, scene.brief())
+    who.api = honest
+    assert "asked for whole" in caplog.text
+    assert who.rounds.open(2).read(WEIGHTS) == honest.weights(scene.fid, 2).body

@@ -1,0 +1,300 @@
+"""Updates in the plan's recipe, from a real agent: what is sent, what is kept, and what a crash costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sqlalchemy import update
+
+from client_agent.rounds.encode_update import pack_update
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.steps import take_part
+from client_agent.rounds.train import Trained
+from client_agent.storage import files, round_folder
+from client_agent.storage.round_folder import (
+    BRIEF,
+    CLOSED,
+    RECEIPT,
+    RESIDUAL,
+    SCORES_SENT,
+    SENT,
+    SIGNATURE,
+    TRAINED,
+    UPDATE,
+    WEIGHTS,
+    RoundFolder,
+)
+from client_agent.transport.client import NothingYet
+from coordinator.db.engine import Database, now
+from coordinator.db.tables.federations import RoundRow
+from schemas.maths.adapter import Layout
+from schemas.messages.recipes import SentRecipe
+from schemas.messages.rounds import RoundBrief
+from schemas.messages.updates import Receipt, UpdateManifest
+from schemas.wire.compress import is_frame
+from schemas.wire.digests import digest_of
+from schemas.wire.envelope import Envelope, slots, unpack
+from schemas.wire.header import Slot
+from schemas.wire.streams import decode, stream_slots
+from tests.client_agent.test_daemon import alone_plan, naps
+from tests.served import Served
+from tests.taking_part import join, put, update_body, wait_for
+
+Enrolled = Callable[..., Participant]
+Arrays = dict[str, NDArray[np.float32]]
+PQ = {"kind": "pq", "rank": 4, "roles": ["v", "down"]}
+LORA = {"kind": "lora", "rank": 2, "roles": ["v", "down"]}
+SERVED = {"reference": "served", "density": 0.2, "values": "int8"}
+
+
+class Killed(BaseException):
+    """As if the process were gone."""
+
+
+class Scene:
+    """One silo in a federation of its own, played round by round."""
+
+    def __init__(self, served: Served, enrol: Enrolled, **plan: Any) -> None:
+        rounds = {"total": 9, "min_clients": 1}
+        plan = {"strategy": {"name": "fedavg"}} | plan
+        self.served = served
+        self.fid = served.federation(**alone_plan(**({"rounds": rounds, "adapter": PQ} | plan)))
+        self.who = enrol(self.fid)
+        served.admin.post(f"/v1/federations/{self.fid}/start")
+
+    def brief(self) -> RoundBrief:
+        nap = naps(500)
+        while isinstance(brief := self.who.api.current_round(self.fid), NothingYet):
+            nap(0)
+        assert isinstance(brief, RoundBrief)
+        return brief
+
+    def play(self, rounds: int = 1) -> RoundFolder:
+        """Take part in the next rounds; give the last one's folder."""
+        for _ in range(rounds):
+            brief = self.brief()
+            assert take_part(self.who, brief)
+        return self.who.rounds.open(brief.round)
+
+    def again(self, folder: RoundFolder, *names: str) -> None:
+        """Lose some files of a round, and run it again."""
+        folder.forget(*names, SCORES_SENT)
+        assert take_part(self.who, RoundBrief.model_validate_json(folder.read(BRIEF)))
+
+    def stored(self, layout: Layout) -> Arrays:
+        """Ask for the state that the coordinator holds."""
+        answer = self.served.admin.get(f"/v1/federations/{self.fid}/clients/{self.who.client}/adapter")
+        with unpack(answer.content, encoding=None, expected=slots(layout), max_bytes=2**24) as kept:
+            return {name: kept.read_float32(name) for name in layout}
+
+
+def trained(folder: RoundFolder) -> Arrays:
+    return Trained.read(folder.path / TRAINED).adapter
+
+
+def layout_of(folder: RoundFolder) -> Layout:
+    return {name: values.shape for name, values in sorted(trained(folder).items())}
+
+
+def opened(folder: RoundFolder) -> Envelope:
+    body, signature = folder.read(UPDATE), {"signature": Slot((None,))}
+    expected = {**slots(layout_of(folder)), **signature}
+    coded = {**stream_slots(), **signature}
+    encoding: Any = "zstd" if is_frame(body) else None
+    return unpack(body, encoding=encoding, expected=expected, coded=coded, max_bytes=2**24)
+
+
+def against(folder: RoundFolder) -> str | None:
+    """Give the digest of what an update is the difference to, None of a dense one."""
+    with opened(folder) as envelope:
+        recipe = envelope.manifest(UpdateManifest).recipe
+    return str(recipe["against"]) if recipe else None
+
+
+def difference(folder: RoundFolder) -> Arrays:
+    """Decode what an update says."""
+    with opened(folder) as envelope:
+        sent = SentRecipe.model_validate(envelope.manifest(UpdateManifest).recipe)
+        return dict(decode(envelope, layout_of(folder), sent.recipe))
+
+
+def kept(folder: RoundFolder, name: str) -> Arrays:
+    layout = layout_of(folder)
+    with unpack(folder.read(name), encoding=None, expected=slots(layout), max_bytes=2**24) as envelope:
+        return {tensor: envelope.read_float32(tensor) for tensor in layout}
+
+
+def receipt(folder: RoundFolder) -> Receipt:
+    return Receipt.model_validate_json(folder.read(RECEIPT))
+
+
+def assert_same(one: Arrays, other: Arrays) -> None:
+    assert {name: v.tobytes() for name, v in one.items()} == {name: v.tobytes() for name, v in other.items()}
+
+
+@pytest.mark.parametrize("adapter", [PQ, LORA], ids=["pq", "lora"])
+def test_by_default_an_update_is_the_difference_to_the_last_and_both_sides_hold_the_same(
+    served: Served, participant: Enrolled, adapter: dict[str, Any]
+) -> None:
+    scene = Scene(served, participant, adapter=adapter)
+    last: RoundFolder | None = None
+    for _ in range(3):
+        folder = scene.play()
+        layout = layout_of(folder)
+        assert against(folder) == (receipt(last).digest if last else digest_of(folder.read(WEIGHTS)))
+        assert_same(scene.stored(layout), kept(folder, SENT))
+        learnt = trained(folder)
+        span = max(np.abs(values).max() for values in difference(folder).values())
+        for name, values in kept(folder, SENT).items():  # a step of four bits off at most
+            assert np.abs(values - learnt[name]).max() <= span / 7 * 1.01
+        last = folder
+
+
+@pytest.mark.parametrize("recipe", ["dense", "f16", "bf16", "int8"])
+def test_a_recipe_without_reference_keeps_nothing(served: Served, participant: Enrolled, recipe: str) -> None:
+    scene = Scene(served, participant, wire={"recipe": recipe, "weights_recipe": "dense"})
+    folder = scene.play(2)
+    stored, learnt = scene.stored(layout_of(folder)), trained(folder)
+    for name, values in learnt.items():
+        assert np.abs(stored[name] - values).max() <= np.abs(values).max() / 100
+    assert not folder.has(SENT)
+    assert not folder.has(RESIDUAL)
+    if recipe == "dense":
+        assert_same(stored, learnt)
+
+
+@pytest.mark.parametrize("wire", [{}, {"recipe": SERVED}], ids=["own_last", "served"])
+def test_whatever_is_lost_of_a_round_is_made_again_to_the_byte(
+    served: Served, participant: Enrolled, wire: dict[str, Any]
+) -> None:
+    scene = Scene(served, participant, wire=wire)
+    folder = scene.play(3)
+    extra = RESIDUAL if wire else SENT
+    body, beside, said = folder.read(UPDATE), folder.read(extra), folder.read(RECEIPT)
+    for lost in ([UPDATE], [UPDATE, RECEIPT], [extra, UPDATE, RECEIPT], [RECEIPT]):
+        scene.again(folder, *lost)
+        assert (folder.read(UPDATE), folder.read(extra), folder.read(RECEIPT)) == (body, beside, said)
+
+
+@pytest.mark.parametrize("wire", [{}, {"recipe": SERVED}], ids=["own_last", "served"])
+def test_an_agent_killed_before_or_after_any_write_counts_once_with_the_same_bytes(
+    served: Served, participant: Enrolled, wire: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(served, participant, wire=wire)
+    scene.play()
+    brief = scene.brief()
+    writes, extra = files.write_durably, RESIDUAL if wire else SENT
+    folder, bodies = scene.who.rounds.open(brief.round), set[bytes]()
+    for name in (BRIEF, WEIGHTS, TRAINED, SIGNATURE, extra, UPDATE, RECEIPT, SCORES_SENT):
+        for is_written in (False, True):
+
+            def mortal(path: Path, content: bytes, name: str = name, lives: bool = is_written) -> None:
+                if path.name != name or lives:
+                    writes(path, content)
+                if path.name == name:
+                    raise Killed
+
+            with monkeypatch.context() as patched:
+                patched.setattr(round_folder, "write_durably", mortal)
+                with pytest.raises(Killed):
+                    take_part(scene.who, brief)
+            assert folder.has(name) == is_written
+            if folder.has(UPDATE):
+                bodies.add(folder.read(UPDATE))
+    assert len(bodies) == 1
+    beside = folder.read(extra)
+    scene.again(folder, extra, UPDATE)
+    assert {folder.read(UPDATE)} == bodies
+    assert folder.read(extra) == beside
+
+
+def test_a_silo_that_lost_what_it_sent_sends_all_of_it_once(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(served, participant)
+    scene.play().forget(SENT)
+    folder = scene.play()
+    assert against(folder) is None
+    assert f"no {SENT} of it here): sent whole" in caplog.text
+    assert_same(scene.stored(layout_of(folder)), trained(folder))
+    after = scene.play()
+    assert against(after) == receipt(folder).digest
+    assert_same(scene.stored(layout_of(after)), kept(after, SENT))
+
+
+def test_an_update_that_the_coordinator_holds_no_reference_of_is_sent_whole_and_nothing_is_trained_again(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(served, participant)
+    scene.play().forget(RECEIPT)  # so this silo takes the weights for the coordinator's reference
+    folder = scene.play()
+    assert "nor does this silo hold what the coordinator does: sent whole" in caplog.text
+    assert (against(folder), folder.has(CLOSED)) == (None, False)
+    assert caplog.text.count("round 2: exact match") == 1
+    assert_same(scene.stored(layout_of(folder)), trained(folder))
+    assert against(scene.play()) == receipt(folder).digest
+
+
+def test_after_a_round_came_to_nothing_an_update_is_the_difference_to_what_the_coordinator_names(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(served, participant, rounds={"total": 9, "min_clients": 2, "quorum": 2})
+    other = served.enrol(scene.fid, "other")
+    layout = other.http.get("/v1/me").json()["layout"]
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in layout.items()}
+    signature = np.eye(1, 256, dtype=np.float32)[0]
+    base = join(other, 1)
+    named = receipt(scene.play()).digest
+    assert put(other, 1, update_body(other, 1, base, zeros, signature=signature)).status_code == 201
+    wait_for(served, scene.fid, 1, "published")
+    join(other, 2)
+    nothing = scene.play()
+    with closing(Database(served.database_url)) as database, database.write() as session:
+        session.execute(update(RoundRow).where(RoundRow.number == 2).values(deadline=now(session)))
+    wait_for(served, scene.fid, 2, "abandoned")
+    join(other, 3)
+    folder = scene.play()
+    assert against(nothing) == against(folder) == named
+    assert "does not hold what this update is the difference to" in caplog.text
+    assert_same(scene.stored(layout_of(folder)), kept(folder, SENT))
+
+
+def test_after_an_update_was_clipped_all_of_it_is_sent(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(served, participant, limits={"clip_norm": 1e-3})
+    assert receipt(scene.play()).clipped
+    assert against(scene.play()) is None
+    assert "it was clipped): sent whole" in caplog.text
+
+
+def test_values_that_the_format_cannot_say_are_sent_whole(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(served, participant)
+    folder = scene.play()
+    learnt = Trained.read(folder.path / TRAINED)
+    huge = {name: values + np.float32(1e6) for name, values in learnt.adapter.items()}
+    folder.write(TRAINED, replace(learnt, adapter=huge).to_bytes())
+    folder.write(UPDATE, pack_update(scene.who, RoundBrief.model_validate_json(folder.read(BRIEF)), folder))
+    assert against(folder) is None
+    assert_same(kept(folder, SENT), huge)
+    assert "in int4: the update is sent whole" in caplog.text
+
+
+def test_the_update_of_another_body_is_never_taken_for_the_last(
+    served: Served, participant: Enrolled
+) -> None:
+    scene = Scene(served, participant)
+    one = scene.play()
+    said = json.loads(one.read(RECEIPT)) | {"digest": "sha256:" + "0" * 64}
+    one.write(RECEIPT, json.dumps(said).encode())
+    assert against(scene.play()) is None

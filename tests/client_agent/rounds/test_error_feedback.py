@@ -1,0 +1,74 @@
+"""What a lossy update loses is in the next one, if that is the next and the lossy one was accepted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from client_agent.storage.round_folder import RECEIPT, RESIDUAL, WEIGHTS
+from tests.client_agent.rounds.test_encode_update import (
+    SERVED,
+    Enrolled,
+    Scene,
+    difference,
+    kept,
+    layout_of,
+    trained,
+)
+from tests.served import Served
+from tests.taking_part import join, wait_for
+
+
+def test_what_was_lost_in_one_round_is_sent_in_the_next(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(served, participant, wire={"recipe": SERVED})
+    one, two = scene.play(), scene.play()
+    learnt, before, lost = trained(two), kept(two, WEIGHTS), kept(one, RESIDUAL)
+    assert any(values.any() for values in lost.values())
+    said, still = difference(two), kept(two, RESIDUAL)
+    for name, values in learnt.items():
+        wanted = values - before[name] + lost[name]
+        assert (still[name] == wanted - said[name]).all()
+        assert np.count_nonzero(said[name]) <= np.ceil(0.2 * values.size)
+        assert (scene.stored(layout_of(two))[name] == before[name] + said[name]).all()
+    assert "round 2: what was lost last is" in caplog.text
+
+
+@pytest.mark.parametrize("lost", [RECEIPT, RESIDUAL])
+def test_what_an_older_or_an_unaccepted_update_lost_is_not_made_up_for(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture, lost: str
+) -> None:
+    scene = Scene(served, participant, wire={"recipe": SERVED})
+    scene.play(2).forget(lost)
+    three = scene.play()
+    learnt, before, still, said = (
+        trained(three),
+        kept(three, WEIGHTS),
+        kept(three, RESIDUAL),
+        difference(three),
+    )
+    for name, values in learnt.items():
+        assert (still[name] == values - before[name] - said[name]).all()
+    older = 2 if lost == RECEIPT else 1
+    assert f"round 3: what the update of round {older} lost is not made up for" in caplog.text
+
+
+@pytest.mark.slow
+def test_what_the_update_of_an_abandoned_round_lost_is_learnt_again_and_not_added(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds = {"total": 9, "min_clients": 2, "collect_seconds": 3}
+    scene = Scene(served, participant, wire={"recipe": SERVED}, rounds=rounds)
+    other = served.enrol(scene.fid, "joins and delivers nothing")
+    join(other, 1)
+    one = scene.play()
+    assert one.has(RECEIPT)
+    wait_for(served, scene.fid, 1, "abandoned")
+    join(other, 2)
+    two = scene.play()
+    assert two.base == one.base, "the same weights again"
+    before, still, said = kept(two, WEIGHTS), kept(two, RESIDUAL), difference(two)
+    for name, values in trained(two).items():
+        assert (still[name] == values - before[name] - said[name]).all()
+    assert "round 2: what the update of round 1 lost is not made up for" in caplog.text

@@ -1,0 +1,73 @@
+"""A silo that demands more voices than a plan has: nothing that it trained leaves it, and it says why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from client_agent.cli.agent import agent
+from client_agent.preflight import findings
+from client_agent.privacy.budget import TooFewVoices
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.steps import take_part
+from client_agent.storage.round_folder import WEIGHTS
+from schemas.messages.federations import FederationPlan
+from schemas.messages.rounds import RoundBrief
+from schemas.peers import of_members
+from tests.client_agent.conftest import config
+from tests.client_agent.test_daemon import alone_plan
+from tests.served import Served
+
+
+@pytest.mark.parametrize(("plan", "ours", "joins"), [(1, 1, True), (1, 2, False), (2, 2, True), (3, 2, True)])
+def test_a_round_is_joined_only_under_a_plan_with_enough_voices(
+    served: Served, participant: Callable[..., Participant], plan: int, ours: int, joins: bool
+) -> None:
+    fid = served.federation(**alone_plan(privacy={"min_voices": plan}))
+    who = participant(fid)
+    served.admin.post(f"/v1/federations/{fid}/start")
+    who.min_voices = ours
+    brief = who.api.current_round(fid)
+    assert isinstance(brief, RoundBrief)
+    if joins:
+        assert take_part(who, brief)
+        return
+    with pytest.raises(TooFewVoices, match=r"privacy\.min_voices is 1, and this silo's min_voices is 2"):
+        take_part(who, brief)
+    assert not who.rounds.open(1).has(WEIGHTS)
+    assert served.admin.get(f"/v1/federations/{fid}/rounds/1").json()["counts"]["joined"] == 0
+
+
+def test_a_check_says_what_others_may_learn_and_holds_the_plan_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, plan = config(tmp_path), tmp_path / "plan.json"
+    monkeypatch.setenv("TESSERA_AGENT_MIN_VOICES", "2")
+    unknown = {one.what: one for one in findings(file)}["other members"]
+    assert unknown.good
+    assert "min_voices 2 is kept, whatever the federation's plan will say" in unknown.found
+    for least, good in ((1, False), (2, True)):
+        said = {"name": "x", "strategy": {"name": "fedmosaic"}, "privacy": {"min_voices": least}}
+        plan.write_text(json.dumps(said))
+        finding = {one.what: one for one in findings(file, plan)}["other members"]
+        assert finding.good is good
+        words = " ".join(of_members(FederationPlan.model_validate(said)))
+        assert (words in finding.found) is good
+
+
+@pytest.mark.parametrize(("silo", "exit_code"), [(1, 0), (2, 1)])
+def test_enrolling_prints_what_others_may_learn(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silo: int, exit_code: int
+) -> None:
+    fid = served.federation(**alone_plan())
+    monkeypatch.setenv("TESSERA_AGENT_URL", served.url)
+    monkeypatch.setenv("TESSERA_AGENT_MIN_VOICES", str(silo))
+    arguments = ["enrol", "--name", "a", "--token", served.enrolment_token(fid, "a")]
+    done = CliRunner().invoke(agent, [*arguments, "--config", str(config(tmp_path))])
+    assert done.exit_code == exit_code, done.output
+    plan = FederationPlan.model_validate(served.admin.get(f"/v1/federations/{fid}").json()["plan"])
+    assert all(sentence in done.output for sentence in of_members(plan))

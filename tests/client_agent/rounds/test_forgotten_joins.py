@@ -1,0 +1,50 @@
+"""A coordinator that was restored to before a silo joined the round that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from client_agent.daemon import run
+from client_agent.errors import ManifestRefused
+from client_agent.rounds.participant import Participant
+from client_agent.storage.round_folder import CLOSED
+from tests.client_agent.identity.test_backup_recovery import Scene
+from tests.client_agent.test_daemon import naps, views
+from tests.served import Served
+
+
+@pytest.mark.parametrize("at", ["/rounds/2/weights", "/rounds/2/update"])
+def test_a_round_whose_join_the_backup_does_not_have_is_not_left_out_but_refused_until_accepted(
+    served: Served,
+    participant: Callable[..., Participant],
+    serve: Callable[..., Served],
+    tmp_path: Path,
+    at: str,
+) -> None:
+    """Nobody else delivers here: if this silo left the round out, it would stay open for ever."""
+
+    class RestoredMeanwhile(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if request.url.path.endswith(at) and not restored_already:
+                restored_already.append(True)
+                scene.exchange()
+            return super().handle_request(request)
+
+    restored_already: list[bool] = []
+    with ExitStack() as opened:
+        scene = Scene(served, participant, serve, tmp_path, opened)
+        scene.begin(RestoredMeanwhile())
+        scene.play()
+        scene.back_up()
+        for _ in range(2):
+            with pytest.raises(ManifestRefused, match=r"round 2(.|\n)*accept-restored"):
+                run(scene.who, naps(500))
+        assert not scene.who.rounds.open(2).has(CLOSED)
+        scene.accept()
+        run(scene.who, naps(500))
+        assert [r["counts"]["arrived"] for r in views(scene.served, scene.fid)] == [1] * 4

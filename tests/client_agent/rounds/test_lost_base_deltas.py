@@ -1,0 +1,176 @@
+"""An agent that lost what was folded into its base model gets all of it, and goes on as if nothing was."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import update
+
+from client_agent.identity.backup_recovery import accept, look
+from client_agent.rounds.checkpoints import adapter_of_round
+from client_agent.rounds.download import fetch_whole
+from client_agent.rounds.steps import finish, take_part
+from client_agent.storage.base_delta import Fold, FoldMissing, after, newest, read_served
+from client_agent.storage.round_folder import FINAL_WEIGHTS, FOLD, WEIGHTS, RoundFolder
+from client_agent.training.silo import Silo
+from coordinator.db.engine import Database
+from coordinator.db.tables.federations import FoldRow
+from schemas.identity.keys import name_of
+from schemas.messages.rounds import FinishedBrief
+from schemas.wire.digests import digest_of
+from tests.client_agent.rounds.test_ca_pfl_rounds import Pair
+from tests.client_agent.rounds.test_encode_update import layout_of
+from tests.client_agent.test_daemon import naps
+from tests.served import Served
+
+PLAN: dict[str, Any] = {
+    "adapter": {"kind": "lora", "rank": 2, "scale": 4.0, "roles": ["q", "v"]},
+    "wire": {"recipe": "dense"},
+    "rounds": {"total": 9, "min_clients": 2},
+}
+BOTH = ("aster", "birch")
+methods = pytest.mark.parametrize("strategy", ["flora", "fedex_lora"])
+
+
+@pytest.fixture
+def pair(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable[..., Pair]]:
+    with ExitStack() as stack:
+        yield lambda strategy, **plan: Pair(
+            served, silo, tmp_path, stack, **(PLAN | {"strategy": {"name": strategy}} | plan)
+        )
+
+
+def acts(folder: RoundFolder) -> dict[str, np.ndarray]:
+    """Give what a round's weights, and all that was folded, add to each module, (d_out, d_in)."""
+    adapter = read_served(folder.read(WEIGHTS), layout_of(folder)).adapter
+    added = Fold.from_bytes(folder.read(FOLD)).added
+    modules = sorted({name[:-2] for name in adapter})
+    return {
+        module: adapter[f"{module}.B"] @ adapter[f"{module}.A"]
+        + (added[module].B @ added[module].A if module in added else 0)
+        for module in modules
+    }
+
+
+def assert_alike(one: RoundFolder, other: RoundFolder) -> None:
+    wanted = acts(other)
+    for module, values in acts(one).items():
+        np.testing.assert_allclose(values, wanted[module], atol=1e-5, err_msg=module)
+        assert np.abs(values).max() > 1e-4
+
+
+@pytest.mark.slow
+@methods
+@pytest.mark.parametrize("lost", ["all of it", "the last of it"])
+def test_a_client_that_lost_its_fold_goes_on_with_the_weights_of_one_that_lost_nothing(
+    pair: Callable[..., Pair], strategy: str, lost: str
+) -> None:
+    two = pair(strategy)
+    for _ in range(3):
+        folders = two.play(*BOTH)
+    assert_alike(folders["aster"], folders["birch"])
+    for folder in two.members["aster"].rounds.newest_first():
+        if lost == "all of it" or folder.number == 3:
+            folder.forget(FOLD)
+    for _ in range(2):
+        folders = two.play(*BOTH)
+        assert_alike(folders["aster"], folders["birch"])
+    assert read_served(folders["aster"].read(WEIGHTS), layout_of(folders["aster"])).manifest.fold_from == 4
+
+
+def test_a_coordinator_that_has_no_whole_any_more_leaves_the_client_its_error(
+    pair: Callable[..., Pair], served: Served
+) -> None:
+    two = pair("flora")
+    for _ in range(2):
+        two.play(*BOTH)
+    who, brief = two.members["aster"], two.brief("aster")
+    assert fetch_whole(who, 2, digest_of(who.rounds.open(2).read(WEIGHTS))) is None  # it is the whole already
+    for folder in who.rounds.newest_first():
+        folder.forget(FOLD)
+    with closing(Database(served.database_url)) as database, database.write() as session:
+        session.execute(update(FoldRow).where(FoldRow.federation_id == two.fid).values(payload_id=None))
+    with pytest.raises(FoldMissing, match="stay away until one round is published without this client"):
+        take_part(who, brief)
+
+
+def test_a_whole_that_the_coordinator_has_not_signed_for_is_not_used(
+    pair: Callable[..., Pair], caplog: pytest.LogCaptureFixture
+) -> None:
+    two = pair("flora")
+    for _ in range(3):
+        two.play(*BOTH)
+    who = two.members["aster"]
+    named = digest_of(who.rounds.open(3).read(WEIGHTS))
+    assert fetch_whole(who, 3, named) is not None
+    assert fetch_whole(who, 3, digest_of(b"of other weights")) is None
+    stranger = replace(who, server_key=name_of(Ed25519PrivateKey.generate()))
+    assert fetch_whole(stranger, 3, named) is None
+    assert "round 3: nobody has signed for the whole that came" in caplog.text
+
+
+@methods
+def test_final_weights_bring_all_that_was_folded(pair: Callable[..., Pair], strategy: str) -> None:
+    two = pair(strategy, rounds={"total": 3, "min_clients": 2})
+    for _ in range(3):
+        folders = two.play(*BOTH)
+    who, nap, layout = two.members["aster"], naps(500), layout_of(folders["aster"])
+    while not isinstance(brief := who.api.current_round(two.fid), FinishedBrief):
+        nap(0)
+    finish(who, brief)
+    final = read_served((who.home / FINAL_WEIGHTS).read_bytes(), layout)
+    assert final.manifest.fold_from == 1
+    added = read_served(who.api.weights(two.fid, 4).body, layout)
+    wanted = after(newest(who.rounds, before=4), added)
+    for module, one in after(Fold(1, {}), final).added.items():
+        other = wanted.added[module]
+        np.testing.assert_allclose(one.B @ one.A, other.B @ other.A, atol=1e-5)
+    for folder in who.rounds.newest_first():
+        folder.forget(FOLD)
+    with adapter_of_round(who.silo, who.home, None, "personalised") as (adapter, _):
+        assert adapter.state().keys() == layout.keys()
+
+
+@pytest.mark.slow
+@methods
+def test_agents_go_on_under_a_coordinator_that_was_restored_from_a_backup(
+    fresh_database: Callable[[str], str],
+    serve: Callable[..., Served],
+    silo: Silo,
+    tmp_path: Path,
+    strategy: str,
+) -> None:
+    url = fresh_database("sqlite")
+    file, backup = Path(url.removeprefix("sqlite:///")), tmp_path / "backup.db"
+    first = serve(url, tick_seconds=0.05, retry_seconds=0.2)
+    with ExitStack() as stack:
+        two = Pair(first, silo, tmp_path, stack, **(PLAN | {"strategy": {"name": strategy}}))
+        for number in range(4):
+            if number == 3:
+                with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(backup)) as copy:
+                    source.backup(copy)
+            two.play(*BOTH)
+        first.stop()
+        for beside in ("-journal", "-wal", "-shm"):
+            Path(f"{file}{beside}").unlink(missing_ok=True)
+        shutil.copy(backup, file)
+        serve(url, tick_seconds=0.05, retry_seconds=0.2, port=int(first.url.rpartition(":")[2]))
+        for who in two.members.values():
+            accept(look(who.manifests, who.pins, who.api), who.manifests, who.pins, who.api)
+            kept = newest(who.rounds, before=99)
+            assert (kept.round, bool(kept.added)) == (0, True)  # to be exported, not to be added to
+            with adapter_of_round(who.silo, who.home, None, "local") as (adapter, _):
+                assert adapter.state()
+        for _ in range(2):
+            folders = two.play(*BOTH)
+            assert_alike(folders["aster"], folders["birch"])
+        assert folders["aster"].number == 5

@@ -1,0 +1,246 @@
+"""Rounds under differential privacy of signatures: what is paid, what is sent, and what a crash costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client_agent.daemon import run
+from client_agent.errors import ManifestRefused
+from client_agent.preflight import findings
+from client_agent.privacy.budget import BudgetSpent, NotPrivateEnough, TooFewRecords
+from client_agent.privacy.ledger import Ledger
+from client_agent.rounds import sketch
+from client_agent.rounds import steps as rounds
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.sketch import join_signature, mechanism_for, sign
+from client_agent.rounds.steps import take_part
+from client_agent.sketches.gradient import Signature
+from client_agent.storage.round_folder import SIGNATURE, WEIGHTS
+from schemas.messages.federations import FederationPlan, SignatureDpPlan, SignaturePlan
+from schemas.messages.rounds import RoundBrief
+from tests.client_agent.conftest import config
+from tests.client_agent.test_daemon import alone_plan, naps, views
+from tests.served import Served
+
+Enrolled = Callable[..., Participant]
+DP = {"epsilon": 2.0, "releases": 2, "minimum_sample": 12}
+
+
+class Killed(BaseException):
+    """As if the process were gone."""
+
+
+def run_until_killed(who: Participant, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, die)
+        with pytest.raises(Killed):
+            run(who, naps(500))
+
+
+def private(served: Served, participant: Enrolled, **rounds_plan: int) -> tuple[str, Participant]:
+    plan = alone_plan(signature={"dp": DP}, rounds={"total": 3, "min_clients": 1} | rounds_plan)
+    fid = served.federation(**plan)
+    who = participant(fid)
+    served.admin.post(f"/v1/federations/{fid}/start")
+    return fid, who
+
+
+def kept(who: Participant, number: int) -> Signature:
+    return Signature.from_bytes(who.rounds.open(number).read(SIGNATURE))
+
+
+@pytest.mark.slow
+def test_a_silo_releases_once_a_round_and_then_sends_the_last_one_again(
+    served: Served, participant: Enrolled
+) -> None:
+    fid, who = private(served, participant)
+    run(who, naps(500))
+    book = Ledger(who.folder).read()
+    assert [entry.round for entry in book.releases] == [1, 2]
+    spent = [entry.epsilon for entry in book.releases]
+    assert 0 < spent[0] < spent[1] <= 2.0
+    seen = views(served, fid)
+    assert [view["state"] for view in seen] == ["published"] * 3
+    assert [view["clients"][0]["epsilon"] for view in seen] == [*spent, spent[1]]
+    assert kept(who, 2).to_bytes() == kept(who, 3).to_bytes()
+    assert kept(who, 2).vector.shape == (64,)
+    assert np.linalg.norm(kept(who, 2).vector) <= 1 + 1e-6
+
+
+def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
+    served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fid, who = private(served, participant, total=2)
+    run_until_killed(who, monkeypatch, sketch, "release")
+    assert not who.rounds.open(1).has(SIGNATURE)
+    (paid,) = Ledger(who.folder).read().releases
+    run_until_killed(who, monkeypatch, rounds, "pack_update")  # signed and kept, but not yet sent
+    first, second = Ledger(who.folder).read().releases
+    assert (first, second.round) == (paid, 1)
+    assert second.epsilon > first.epsilon
+    signed = who.rounds.open(1).read(SIGNATURE)
+    run(who, naps(500))
+    assert who.rounds.open(1).read(SIGNATURE) == signed
+    assert len(Ledger(who.folder).read().releases) == 2
+    assert [view["clients"][0]["epsilon"] for view in views(served, fid)] == [second.epsilon] * 2
+
+
+def test_a_crash_that_costs_the_only_release_is_told_with_what_to_do(
+    served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fid, who = private(served, participant)
+    brief = who.api.current_round(fid)
+    assert isinstance(brief, RoundBrief)
+    once = SignatureDpPlan(epsilon=2.0, releases=1, minimum_sample=12)
+    brief = brief.model_copy(update={"signature": brief.signature.model_copy(update={"dp": once})})
+    with monkeypatch.context() as patched:
+        patched.setattr(sketch, "release", lambda *_: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            sign(who, brief, None, None)
+    with pytest.raises(BudgetSpent, match=r"none to send again: a crash after .* releases of 2 or more"):
+        sign(who, brief, None, None)
+
+
+def test_a_newcomers_join_and_update_carry_one_release(served: Served, participant: Enrolled) -> None:
+    fid, who = private(served, participant)
+    brief = who.api.current_round(fid)
+    assert isinstance(brief, RoundBrief)
+    work = rounds._Work(who, brief, who.rounds.open(1))
+    bodies = {rounds._join_signature(work) for _ in range(2)}
+    assert len(bodies) == 1
+    assert len(Ledger(who.folder).read().releases) == 1
+    assert kept(who, 1).vector.tobytes() in bodies.pop()
+
+
+@pytest.mark.parametrize("dp", [None, SignatureDpPlan(epsilon=9.0, releases=2, minimum_sample=12)])
+def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_than_the_plan(
+    served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch, dp: SignatureDpPlan | None
+) -> None:
+    fid, who = private(served, participant)
+    brief = who.api.current_round(fid)
+    assert isinstance(brief, RoundBrief)
+    less = brief.signature.model_copy(update={"dp": dp})
+    lying = brief.model_copy(update={"round": 2, "signature": less})
+    sent: list[object] = []
+    monkeypatch.setattr(type(who.api), "join", lambda *_: sent.append(_))
+    for _ in range(2):
+        with pytest.raises(ManifestRefused, match="round 2 asks for another signature than the federation's"):
+            take_part(who, lying)
+    assert sent == []
+    assert Ledger(who.folder).read().releases == ()
+    assert not who.rounds.open(2).has(SIGNATURE)
+
+
+@pytest.mark.parametrize(
+    ("dp", "said"),
+    [
+        (None, "asks for signatures without differential privacy, and this silo's max_epsilon is 1"),
+        (SignatureDpPlan(epsilon=1.5), "lets signatures cost epsilon 1.5, and this silo's max_epsilon is 1"),
+    ],
+)
+def test_a_silo_makes_no_signature_that_is_less_private_than_it_allows(
+    served: Served, participant: Enrolled, dp: SignatureDpPlan | None, said: str
+) -> None:
+    fid, who = private(served, participant)
+    who.max_epsilon = 1.0
+    brief = who.api.current_round(fid)
+    assert isinstance(brief, RoundBrief)
+    asked = brief.model_copy(update={"signature": brief.signature.model_copy(update={"dp": dp})})
+    with pytest.raises(NotPrivateEnough, match=said):
+        sign(who, asked, None, None)
+    with pytest.raises(NotPrivateEnough, match=said):
+        join_signature(who, asked, None)
+    with pytest.raises(NotPrivateEnough, match="or raise max_epsilon here"):
+        take_part(who, brief)  # before anything is trained
+    assert not any(who.rounds.open(1).has(name) for name in (WEIGHTS, SIGNATURE))
+    assert Ledger(who.folder).read().releases == ()
+    who.max_epsilon = 2.0
+    sign(who, brief, None, None)
+    assert len(Ledger(who.folder).read().releases) == 1
+
+
+def test_a_check_holds_a_plan_to_what_the_silo_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "signature": {"dp": DP}}
+    file, said = config(tmp_path), tmp_path / "plan.json"
+    monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", "2")
+    unknown = {one.what: one for one in findings(file)}["privacy"]
+    assert unknown.good
+    assert "max_epsilon 2 is kept, whatever the federation's plan will say" in unknown.found
+    for most, good, found in (
+        ("2", True, "max_epsilon 2 is kept"),
+        ("1.9", False, "lets signatures cost epsilon 2, and this silo's max_epsilon is 1.9"),
+    ):
+        monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", most)
+        said.write_text(json.dumps(plan))
+        finding = {one.what: one for one in findings(file, said)}["privacy"]
+        assert finding.good is good
+        assert found in finding.found
+    said.write_text(json.dumps(plan | {"signature": {}}))
+    finding = {one.what: one for one in findings(file, said)}["privacy"]
+    assert not finding.good
+    assert "asks for signatures without differential privacy" in finding.found
+
+
+def test_without_any_budget_left_a_newcomer_says_what_to_do(served: Served, participant: Enrolled) -> None:
+    fid, who = private(served, participant)
+    brief = who.api.current_round(fid)
+    assert isinstance(brief, RoundBrief)
+    for number in (1, 2):
+        sign(who, brief.model_copy(update={"round": number}), None, None)
+    with pytest.raises(BudgetSpent, match=r"a larger signature\.dp\.epsilon"):
+        sign(who, brief.model_copy(update={"round": 3}), None, None)
+
+
+def test_silos_that_are_too_small_or_too_large_for_the_promise_are_told(
+    participant: Enrolled, silo: Any
+) -> None:
+    dp = SignatureDpPlan(epsilon=2.0, releases=2)
+    with pytest.raises(TooFewRecords, match=r"12 different training examples are too few.*draws 64 at least"):
+        mechanism_for(silo.data.train, SignaturePlan(dp=dp), dp)
+    loose = SignatureDpPlan(epsilon=2.0, releases=2, minimum_sample=12, delta=1e-2)
+    many = [example.__class__(f"{i}{example.prompt}", "a") for i in range(9) for example in silo.data.train]
+    with pytest.raises(TooFewRecords, match=r"delta 0\.01 is no promise to 108 records"):
+        mechanism_for(many, SignaturePlan(dp=loose), loose)
+
+
+def test_a_check_says_what_is_promised_and_what_is_spent(tmp_path: Path) -> None:
+    plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "signature": {"dp": DP}}
+    file, said = config(tmp_path), tmp_path / "plan.json"
+    said.write_text(json.dumps(plan))
+    found = {finding.what: finding for finding in findings(file, said)}["privacy"]
+    assert found.good
+    assert "record-level (2, 1e-05)-differential privacy" in found.found
+    assert "epsilon 0 of 2 spent at delta 1e-05; 2 of 2 left" in found.found
+    said.write_text(json.dumps(plan | {"signature": {"dp": {"epsilon": 2}}}))
+    refused = {finding.what: finding for finding in findings(file, said)}["privacy"]
+    assert not refused.good
+    assert "too few" in refused.found
+
+
+def test_a_plan_is_resolved_and_asks_for_no_impossible_privacy() -> None:
+    plan = FederationPlan.model_validate(
+        {
+            "name": "x",
+            "strategy": {"name": "fedmosaic"},
+            "rounds": {"total": 7},
+            "signature": {"dp": {"epsilon": 3}},
+        }
+    )
+    assert (plan.signature.dim, plan.signature.probe_examples) == (64, 256)
+    assert plan.signature.dp is not None
+    assert plan.signature.dp.releases == 7
+    assert FederationPlan.model_validate_json(plan.model_dump_json()) == plan
+    for wrong in ({"kind": "representation"}, {"probe_examples": 63}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            SignaturePlan(dp=SignatureDpPlan(epsilon=1), **wrong)

@@ -1,0 +1,68 @@
+"""The name of the code changes with what figures may follow from, not with what only shows them."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from client_agent.simulation import code_fingerprint
+from client_agent.simulation.code_fingerprint import digest_of_code
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copy the packages to where they can be changed."""
+    for package in ("client_agent", "coordinator", "schemas"):
+        spec = find_spec(package)
+        assert spec is not None
+        assert spec.submodule_search_locations
+        (place,) = spec.submodule_search_locations
+        ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+        shutil.copytree(place, tmp_path / package, ignore=ignored)
+    shadowed = ("client_agent", "coordinator", "schemas")
+    for name in [name for name in sys.modules if name.partition(".")[0] in shadowed]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+RUN = ("client_agent", "coordinator", "schemas")
+PACKS = ("client_agent.adapters", "client_agent.alignment", "client_agent.model", "schemas")
+
+
+@pytest.mark.parametrize(
+    ("file", "of_runs", "of_packs"),
+    [
+        ("client_agent/alignment/fit_packs.py", True, True),
+        ("schemas/wire/compress.py", True, True),
+        ("client_agent/simulation/partition.py", True, False),
+        ("client_agent/rounds/sketch.py", True, False),
+        ("coordinator/rounds/routes.py", True, False),
+        ("coordinator/strategies/fedmosaic.py", True, False),
+        ("client_agent/simulation/report/charts.py", False, False),
+        ("client_agent/cli/compare.py", False, False),
+    ],
+)
+def test_code_that_decides_figures_is_in_their_name(
+    shipped: Path, file: str, of_runs: bool, of_packs: bool
+) -> None:
+    before = digest_of_code(RUN), digest_of_code(PACKS)
+    with (shipped / file).open("a") as source:
+        source.write("# changed\n")
+    after = digest_of_code(RUN), digest_of_code(PACKS)
+    assert (before[0] != after[0], before[1] != after[1]) == (of_runs, of_packs)
+
+
+def test_another_torch_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digest_of_code(PACKS)
+    monkeypatch.setattr(code_fingerprint, "version", lambda library: "0.0.0")
+    assert digest_of_code(PACKS) != before
+
+
+def test_everything_that_is_left_out_is_there() -> None:
+    root = Path(code_fingerprint.__file__).parents[2]
+    assert all((root / name).exists() for name in code_fingerprint._SHOWING)

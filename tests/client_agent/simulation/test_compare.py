@@ -1,0 +1,273 @@
+"""A comparison runs what is missing and nothing else, and survives being killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from client_agent.cli.compare import compare
+from client_agent.errors import FolderInUse
+from client_agent.simulation.clients import SharedModels
+from client_agent.simulation.compare import Comparison
+from client_agent.simulation.methods import methods_of
+from client_agent.simulation.results import CellResult, cells_of, finished, keep
+from client_agent.simulation.run_cell import Workplace, run_cell
+from client_agent.simulation.study import read_study
+from client_agent.simulation.worker_pool import Pool
+from tests.client_agent.simulation.studies import result, silo_table, write_pools, write_study
+from tests.scenarios.agents import TESSERA, wait_until
+
+THREE = (silo_table("aster"), silo_table("birch", model="L"), silo_table("late", joins_after=1))
+
+
+def planned(folder: Path, **changes: object) -> Comparison:
+    read = read_study(write_study(folder)).model_copy(update=changes)
+    return Comparison.planned(read, folder / "out", ["local", "fedavg"], None)
+
+
+def finish(comparison: Comparison, method: str, seed: int) -> CellResult:
+    cell = next(c for c in comparison.cells if (c.method, c.seed) == (method, seed))
+    made = result(method, seed, {"aster": (0, 0.5), "birch": (0, 0.7)})
+    made = made.model_copy(update={"digest": cell.digest})
+    keep(cell, comparison.out, made)
+    return made
+
+
+def invoked(file: Path, *arguments: str) -> tuple[int, str]:
+    """Call the command; give its exit status, and what it says without frames and line breaks."""
+    app = typer.Typer()
+    app.add_typer(compare)
+    done = CliRunner().invoke(app, ["compare", str(file), "--out", str(file.parent / "out"), *arguments])
+    return done.exit_code, " ".join(done.stderr.replace("\u2502", " ").split())
+
+
+def missing(comparison: Comparison) -> list[str]:
+    return [cell.label for cell in comparison.missing()]
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    comparison = planned(tmp_path)
+    kept = finish(comparison, "fedavg", 0)
+    assert missing(planned(tmp_path)) == ["local, seed 0", "local, seed 1", "fedavg, seed 1"]
+    assert planned(tmp_path).results() == [kept]
+
+
+def test_a_run_of_other_examples_steps_or_data_does_not_count(tmp_path: Path) -> None:
+    finish(planned(tmp_path), "fedavg", 0)
+    assert len(planned(tmp_path).missing()) == 3
+    plan = {"training": {"steps": 3}}
+    for changed in (planned(tmp_path, plan=plan), planned(tmp_path, tests=7)):
+        assert len(changed.missing()) == 4
+    more = read_study(tmp_path / "study.toml").with_examples(5)
+    assert len(Comparison.planned(more, tmp_path / "out", ["local", "fedavg"], None).missing()) == 4
+    write_pools(tmp_path, count=19)
+    fewer = read_study(tmp_path / "study.toml")
+    assert len(Comparison.planned(fewer, tmp_path / "out", ["local", "fedavg"], None).missing()) == 4
+
+
+def test_half_a_result_is_none(tmp_path: Path) -> None:
+    comparison = planned(tmp_path)
+    finish(comparison, "fedavg", 0)
+    cell = next(cell for cell in comparison.cells if cell.label == "fedavg, seed 0")
+    file = cell.folder(comparison.out) / "result.json"
+    file.write_bytes(file.read_bytes()[:-10])
+    assert finished(cell, comparison.out) is None
+
+
+def test_fresh_forgets_what_was_run(tmp_path: Path) -> None:
+    comparison = planned(tmp_path)
+    finish(comparison, "fedavg", 0)
+    comparison.forget()
+    assert len(planned(tmp_path).missing()) == 4
+
+
+def test_a_report_of_what_is_there_names_what_is_not(tmp_path: Path) -> None:
+    comparison = planned(tmp_path)
+    finish(comparison, "fedavg", 0)
+    report = comparison.reported("tiny")
+    assert [m.method for m in report.methods] == ["fedavg"]
+    assert len(report.missing) == 3
+    assert json.loads((comparison.out / "report.json").read_text())["study"] == "tiny"
+
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start `tessera compare` on a folder's study; what still runs ends with the test."""
+    with ExitStack() as stack:
+
+        def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+            kept = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [
+                        TESSERA,
+                        "compare",
+                        str(folder / "study.toml"),
+                        "--out",
+                        str(folder / "out"),
+                        *arguments,
+                    ],
+                    env={**kept, "HF_HUB_OFFLINE": "1"},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            stack.callback(process.terminate)
+            return process
+
+        yield begin
+
+
+def test_what_is_wrong_with_a_study_is_said_before_anything_runs(tmp_path: Path) -> None:
+    file = write_study(tmp_path, silo_table("aster"), silo_table("birch", examples=17))
+    for arguments, said in (
+        ((), "has 20 different examples, and aster, birch ask for 21"),
+        (("--methods", "fedsgd"), "there is no method fedsgd, only local, local_lora"),
+        (("--seeds", "one"), "is no list of numbers like 0,1,2"),
+        (("--seeds", "0,0"), "0 is named twice in '0,0'; name it once"),
+        (("--seeds", "1,01"), "is no list of numbers like 0,1,2"),
+        (("--seeds", ""), "has an empty place; write like 0,1,2"),
+        (("--methods", ","), "has an empty place; write like local,fedmosaic"),
+        (("--methods", "local,fedavg,local"), "local is named twice"),
+    ):
+        code, told = invoked(file, *arguments)
+        assert code != 0
+        assert said in told
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/none"])
+def test_a_place_that_takes_no_results_is_said_before_anything_runs(tmp_path: Path, place: str) -> None:
+    file = write_study(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    code, told = invoked(file, "--out", str(tmp_path / place))
+    assert code == 1
+    assert "is no folder that can be written to" in told
+    assert "give another" in told
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
+    database = tmp_path / "out" / "coordinator" / "tessera.db"
+    with planned(tmp_path).claimed():
+        database.parent.mkdir()
+        database.write_text("of the one that runs")
+        code, told = invoked(tmp_path / "study.toml", "--fresh")
+        assert code == 1
+        assert f"another comparison writes to {tmp_path / 'out'}; wait until it ends" in told
+        with pytest.raises(FolderInUse), planned(tmp_path).claimed():
+            pytest.fail("claimed twice")
+    assert database.read_text() == "of the one that runs"
+    with planned(tmp_path).claimed():
+        pass
+
+
+@pytest.mark.parametrize("finished_runs", [4, 3, 0])
+def test_the_exit_status_says_whether_every_run_has_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished_runs: int
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # Ctrl-C goes on being for the tests
+    comparison = planned(tmp_path)
+    for cell in comparison.cells[:finished_runs]:
+        finish(comparison, cell.method, cell.seed)
+    monkeypatch.setattr(Pool, "run", lambda self, cells, workers: None)  # nobody fails, nobody works
+    code, told = invoked(tmp_path / "study.toml", "--methods", "local,fedavg")
+    assert code == (0 if finished_runs == 4 else 1)
+    assert (f"{4 - finished_runs} of 4 runs are missing" in told) == (finished_runs < 4)
+
+
+def test_seconds_are_those_of_training_alone(tmp_path: Path) -> None:
+    read = read_study(write_study(tmp_path))
+    (cell,) = cells_of(read, methods_of(read, ["local"]), [0])
+    began = time.monotonic()
+    done = run_cell(Workplace(read, tmp_path / "out", None, SharedModels()), cell, lambda rounds, doing: None)
+    took = time.monotonic() - began
+    (pack,) = (tmp_path / "out" / "packs").glob("*.safetensors")
+    since_pack = time.time() - pack.stat().st_mtime
+    assert 0 < done.wall_seconds < since_pack + 0.05 < took
+    assert done.cpu_seconds < since_pack + 0.05
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_a_comparison_that_was_killed_goes_on_and_ends_with_the_figures_of_an_unbroken_one(
+    tmp_path: Path, start: Start
+) -> None:
+    write_study(tmp_path, *THREE)
+    arguments = ("--seeds", "0", "--workers", "1", "--methods", "local,fedmosaic,fedavg", "--json")
+    process = start(tmp_path, *arguments)
+    out = tmp_path / "out"
+    wait_until(
+        lambda: (out / "cells" / "fedmosaic-seed-0" / "clients").exists(), seconds=400, what="a federated run"
+    )
+    others = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    wait_until(lambda: not any(other.is_running() for other in others), what="the end of its processes")
+    first = (out / "cells" / "local-seed-0" / "result.json").read_bytes()
+    process = start(tmp_path, *arguments)
+    printed, said = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+    assert "1 of 3 runs were finished before" in said
+    assert (out / "cells" / "local-seed-0" / "result.json").read_bytes() == first
+    report = json.loads(printed)
+    assert [method["method"] for method in report["methods"]] == ["local", "fedmosaic", "fedavg"]
+    fedmosaic = report["methods"][1]
+    assert fedmosaic["bytes_up"] > 1000
+    assert fedmosaic["latecomers"][0]["steps"] == [0, 2]
+    assert (out / "report.html").exists()
+    process = start(tmp_path, "--seeds", "0", "--methods", "fedmosaic", "--json", "--fresh")
+    printed, said = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+    (unbroken,) = json.loads(printed)["methods"]
+    assert unbroken["accuracy_by_step"] == fedmosaic["accuracy_by_step"]
+    assert unbroken["loss"] == fedmosaic["loss"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_a_run_that_fails_is_named_with_its_log_and_the_others_go_on(tmp_path: Path, start: Start) -> None:
+    wild = '[method.wild]\nlike = "local"\ntraining.learning_rate = 1e38\ntraining.max_grad_norm = 1e38\n'
+    write_study(tmp_path, more=wild)
+    process = start(tmp_path, "--seeds", "0", "--workers", "1", "--methods", "wild,local")
+    printed, said = process.communicate(timeout=400)
+    assert process.returncode == 1
+    log = tmp_path / "out" / "cells" / "wild-seed-0" / "log.txt"
+    assert "wild, seed 0 failed" in said
+    assert str(log) in said
+    assert "Traceback" in log.read_text()
+    assert "local" in printed
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_ctrl_c_says_how_to_go_on_and_leaves_no_process(tmp_path: Path, start: Start) -> None:
+    long = "".join(
+        f'[method.{name}]\nlike = "{like}"\ntraining.steps = 100000\n'
+        for name, like in (("long", "local"), ("long_together", "fedavg"))
+    )
+    write_study(tmp_path, more=long)
+    process = start(tmp_path, "--seeds", "0", "--workers", "2", "--methods", "long,long_together")
+    out = tmp_path / "out"
+    wait_until(lambda: list(out.glob("cells/*/log.txt")), seconds=400, what="a run")
+    others = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command again runs the others" in said
+    wait_until(lambda: not any(other.is_running() for other in others), what="the end of its processes")

@@ -1,0 +1,122 @@
+"""`tessera agent check` under a plan: whose it is, what a step needs, texts that the model cannot read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from client_agent.daemon import run
+from client_agent.identity.key_rotation import replace_key
+from client_agent.identity.membership import enrol, read_key
+from client_agent.preflight import findings
+from client_agent.rounds.participant import Participant
+from client_agent.settings import read_settings
+from client_agent.training.silo import open_silo
+from client_agent.transport.client import CoordinatorApi
+from schemas.maths.adapter import pq_layout, size
+from schemas.messages.enrolment import Profile
+from schemas.messages.federations import ALL_ROLES, AdapterPlan
+from tests.client_agent.conftest import save_model
+from tests.client_agent.model.test_few_bits import bytes_in
+from tests.client_agent.test_daemon import config, naps
+from tests.served import PROFILE, Served
+
+SMALL = {"steps": 1, "batch_size": 2, "max_length": 40, "gradient_checkpointing": True}
+
+
+def found(file: Path, plan: Path | None = None) -> dict[str, str]:
+    return {finding.what: finding.found for finding in findings(file, plan)}
+
+
+def test_a_plans_file_decides_what_a_step_needs(tmp_path: Path) -> None:
+    file, plan = config(tmp_path), tmp_path / "plan.json"
+    usual = found(file)["memory"]
+    assert "a step of 8 x 64 tokens (the default plan: not enrolled yet)" in usual
+    plan.write_text(json.dumps({"name": "x", "strategy": {"name": "fedavg"}, "training": SMALL}))
+    small = found(file, plan)["memory"]
+    assert f"a step of 2 x 40 tokens ({plan})" in small
+    assert "with checkpointing, as planned" in small
+    trained = 3 * 4 * size(pq_layout(AdapterPlan().modules(ALL_ROLES), 32))  # gradients, Adam's moments
+    for ours, theirs in zip(bytes_in(small)[1:], bytes_in(usual)[1:], strict=True):
+        assert ours - trained == pytest.approx((theirs - trained) * 80 / 512, abs=0.06 * 2**20)
+
+
+def test_a_lora_in_every_layer_needs_more_than_p_and_q(tmp_path: Path) -> None:
+    file, plan = config(tmp_path), tmp_path / "plan.json"
+    usual = bytes_in(found(file)["memory"])
+    plan.write_text(json.dumps({"name": "x", "strategy": {"name": "fedavg"}, "adapter": {"kind": "lora"}}))
+    lora = bytes_in(found(file, plan)["memory"].replace("8 x 512", "8 x 64"))
+    assert lora[1] > usual[1]
+
+
+def test_a_plan_that_is_none_is_said_and_hides_nothing_else(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text("{}")
+    said = found(config(tmp_path), plan)
+    assert "is not a federation plan" in said["memory"]
+    assert said["model"].startswith("llama-96x4-")
+
+
+def test_an_enrolled_silo_is_checked_under_its_federations_plan(
+    tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served]
+) -> None:
+    served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
+    fid = served.federation(
+        strategy={"name": "fedavg"}, rounds={"total": 1, "min_clients": 1}, training=SMALL
+    )
+    file = config(tmp_path, url=served.url)
+    silo, folder = open_silo(read_settings(file)), read_settings(file).folder
+
+    def connected(key: Ed25519PrivateKey | None) -> CoordinatorApi:
+        return CoordinatorApi(served.url, key=key, deadline_seconds=20, sleep=lambda _: None)
+
+    with connected(None) as api:
+        token = served.enrolment_token(fid, "aster")
+        member = enrol(api, folder, token=token, name="aster", profile=silo.profile)
+    assert "(the default plan: no round of the federation is known yet)" in found(file)["memory"]
+    served.admin.post(f"/v1/federations/{fid}/start")
+    assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
+    with connected(read_key(folder)) as api:
+        who = Participant(silo, api, fid, member.client_id, folder, 2, lambda: False, member.server_key)
+        run(who, naps(500))
+    # The federation is over and its coordinator gone: the rounds on disk still say it.
+    served.stop()
+    assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_an_interrupted_rotation_is_mentioned_with_what_to_do(
+    tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served], is_known: bool
+) -> None:
+    served = serve(fresh_database("sqlite"))
+    file = config(tmp_path, url=served.url)
+    folder, token = read_settings(file).folder, served.enrolment_token(served.federation(), "aster")
+
+    def connect(key: Ed25519PrivateKey | None) -> CoordinatorApi:
+        return CoordinatorApi(served.url, key=key, deadline_seconds=0)
+
+    with connect(None) as api:
+        enrol(api, folder, token=token, name="aster", profile=Profile.model_validate(PROFILE))
+    assert "rotate-key" not in found(file)["identity"]
+    old = (folder / "client.key").read_bytes()
+    replace_key(connect, folder, at_once=True)
+    (folder / "client.key").rename(folder / "next.key")
+    if is_known:
+        (folder / "client.key").write_bytes(old)
+    else:
+        (folder / "next.key").rename(folder / "client.key")
+        (folder / "next.key").write_bytes(old)
+    (said,) = (finding for finding in findings(file) if finding.what == "identity")
+    assert said.good != is_known, "the old key is over"
+    assert "next.key waits: `tessera agent rotate-key` finishes replacing the key" in said.found
+
+
+def test_texts_that_the_model_cannot_read_are_found_before_a_round(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "short", "gpt2", max_position_embeddings=8)
+    said = found(config(tmp_path, model=model))
+    assert "reads 8 at most" in said["data"]
+    assert "training.max_length set to 8 or less" in said["data"]

@@ -1,0 +1,107 @@
+"""`tessera agent status`: whether the agent runs, what its coordinator says, how its rounds went."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client_agent.daemon import run
+from client_agent.errors import Stopped
+from client_agent.identity.membership import exclusive
+from client_agent.storage.round_folder import CLOSED, UPDATE
+from tests.client_agent.conftest import config
+from tests.client_agent.rounds.test_checkpoints import tessera
+from tests.client_agent.test_daemon import Enrolled, alone_plan, naps
+from tests.served import Served
+
+
+def beside(folder: Path, **changes: str) -> Path:
+    """Write a silo.toml into the agent's folder itself."""
+    file = config(folder, **changes)
+    file.write_text(file.read_text().replace("folder = 'state'", "folder = '.'"))
+    return file
+
+
+def status(file: Path, *, exit_code: int) -> dict[str, Any]:
+    done = tessera("status", "--config", file, "--json")
+    assert done.exit_code == exit_code, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["well"] == (exit_code == 0)
+    return found
+
+
+def test_an_agents_standing_follows_it_from_enrolment_to_the_end(
+    served: Served, participant: Enrolled, tmp_path: Path
+) -> None:
+    file = beside(tmp_path, url=served.url)
+    fid = served.federation(**alone_plan())
+    who = participant(fid)
+    waiting = status(file, exit_code=1)
+    assert (waiting["name"], waiting["client"], waiting["federation"]) == ("aster", who.client, fid)
+    assert (waiting["running"], waiting["rounds"]) == (False, [])
+    assert waiting["coordinator"] == "nothing to do for this client now"
+    with exclusive(tmp_path):
+        assert status(file, exit_code=0)["running"]
+    served.admin.post(f"/v1/federations/{fid}/start")
+    with exclusive(tmp_path):
+        assert status(file, exit_code=0)["coordinator"].startswith("round 1 is ")
+        run(who, naps(500))
+    ended = status(file, exit_code=0)
+    assert (ended["running"], ended["coordinator"]) == (False, "the federation is finished")
+    assert [one["round"] for one in ended["rounds"]] == [2, 1]
+    view = served.admin.get(f"/v1/federations/{fid}/rounds/2").json()["clients"][0]
+    assert ended["rounds"][0] == {
+        "round": 2,
+        "state": "update and scores delivered",
+        "before": view["scores"]["before"]["exact_match"],
+        "after": view["scores"]["after"]["exact_match"],
+        "bytes_sent": len(who.rounds.open(2).read(UPDATE)),
+    }
+    shown = tessera("status", "--config", file).stdout
+    for part in ("aster", "does not run", "federation is finished", f"{ended['rounds'][0]['bytes_sent']:,}"):
+        assert part in shown, part
+
+
+def test_a_round_that_went_on_without_this_client_says_why(
+    served: Served, participant: Enrolled, tmp_path: Path
+) -> None:
+    rounds = {"total": 1, "min_clients": 1, "collect_seconds": 3.0}
+    fid = served.federation(**alone_plan(limits={"max_norm": 1e-9}, rounds=rounds))
+    who = participant(fid)
+    served.admin.post(f"/v1/federations/{fid}/start")
+
+    def sleep(_: float) -> None:
+        if any(folder.has(CLOSED) for folder in who.rounds.newest_first()):
+            raise Stopped
+        time.sleep(0.02)
+
+    with pytest.raises(Stopped):
+        run(who, sleep)
+    file = beside(tmp_path, url=served.url)
+    (closed,) = [one for one in status(file, exit_code=1)["rounds"] if "over" in one["state"]]
+    assert "norm-exceeded" in closed["state"]
+    assert closed["bytes_sent"] is None
+
+
+def test_a_coordinator_that_is_gone_or_has_no_place_for_a_client_is_no_good_standing(
+    served: Served, participant: Enrolled, tmp_path: Path
+) -> None:
+    fid = served.federation(**alone_plan())
+    who = participant(fid)
+    with exclusive(tmp_path):
+        gone = status(beside(tmp_path), exit_code=1)
+        assert "did not answer" in gone["coordinator"]
+        served.admin.delete(f"/v1/federations/{fid}/clients/{who.client}")
+        revoked = status(beside(tmp_path, url=served.url), exit_code=1)
+        assert "key-revoked" in revoked["coordinator"]
+        assert revoked["running"]
+
+
+def test_who_is_not_enrolled_is_told_what_to_do(tmp_path: Path) -> None:
+    done = tessera("status", "--config", config(tmp_path))
+    assert done.exit_code == 1
+    assert "tessera agent enrol" in done.stderr

@@ -1,0 +1,240 @@
+"""How the agent talks to a coordinator that fails, restarts, cuts connections and lies."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from client_agent.errors import AnswerUnreadable, CoordinatorRefused, DownloadDamaged, Stopped
+from client_agent.transport import retry
+from client_agent.transport.client import CoordinatorApi, NothingYet
+from schemas.wire.digests import digest_of, to_field
+from tests.client_agent.test_daemon import naps
+
+HELLO = {
+    "name": "test",
+    "protocol_version": 1,
+    "server_time": "2026-01-01T00:00:00Z",
+    "signing_key": "",
+    "nonce": "",
+    "challenge": None,
+    "signature": "",
+}
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextmanager
+def answering(*answers: Answer) -> Iterator[tuple[str, list[str]]]:
+    """Serve these answers one after the other, the last one for ever; give the URL and the paths asked."""
+    asked: list[str] = []
+
+    class Scripted(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            asked.append(f"{self.path} {self.headers.get('Range', '')}".strip())
+            answers[min(len(asked), len(answers)) - 1](self)
+
+        do_PUT = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def status(code: int, body: object = None, **headers: str) -> Answer:
+    def send(request: BaseHTTPRequestHandler) -> None:
+        content = b"" if body is None else json.dumps(body).encode()
+        request.rfile.read(int(request.headers.get("Content-Length", "0")))
+        request.send_response(code)
+        for name, value in headers.items():
+            request.send_header(name.replace("_", "-"), value)
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        request.wfile.write(content)
+
+    return send
+
+
+def hang_up(request: BaseHTTPRequestHandler) -> None:
+    request.close_connection = True
+
+
+def part_of(body: bytes, *, begin: int = 0, sent: int | None = None, digest: str | None = None) -> Answer:
+    """Announce the body from `begin` on, and send only up to `sent`."""
+
+    def send(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(206 if begin else 200)
+        request.send_header("ETag", '"tag"')
+        request.send_header("Repr-Digest", to_field(digest or digest_of(body)))
+        request.send_header("Content-Length", str(len(body) - begin))
+        request.end_headers()
+        request.wfile.write(body[begin:sent])
+        request.close_connection = True
+
+    return send
+
+
+def api_for(url: str, slept: list[float], *, deadline: float = 1000.0) -> CoordinatorApi:
+    return CoordinatorApi(
+        url, key=Ed25519PrivateKey.generate(), deadline_seconds=deadline, sleep=slept.append
+    )
+
+
+def test_a_coordinator_that_restarts_is_waited_for() -> None:
+    slept: list[float] = []
+    answers = (hang_up, status(503), status(502), status(200, HELLO))
+    with answering(*answers) as (url, asked), api_for(url, slept) as api:
+        assert api.hello().name == "test"
+        assert len(asked) == 4
+    assert len(slept) == 3
+    assert all(0 <= wait <= 60 for wait in slept)
+
+
+def test_retry_after_is_honoured() -> None:
+    slept: list[float] = []
+    answers = (status(429, Retry_After="17"), status(200, HELLO))
+    with answering(*answers) as (url, _), api_for(url, slept) as api:
+        api.hello()
+    assert slept
+    assert slept[0] >= 17
+
+
+@pytest.mark.parametrize(("status_code", "method"), [(429, "GET"), (503, "GET"), (503, "PUT"), (507, "PUT")])
+def test_every_kind_of_call_comes_back_when_it_is_told_to(status_code: int, method: str) -> None:
+    slept: list[float] = []
+    receipt = {
+        "digest": "sha256:" + "0" * 64,
+        "received_at": "2026-01-01T00:00:00Z",
+        "bytes": 4,
+        "round": 1,
+        "client": "c",
+        "clipped": False,
+    }
+    answers = (status(status_code, Retry_After="40"), status(200, receipt if method == "PUT" else HELLO))
+    with answering(*answers) as (url, asked), api_for(url, slept) as api:
+        if method == "PUT":
+            api.push_update("fed", 1, b"body")
+        else:
+            api.hello()
+        assert len(asked) == 2
+    assert [wait >= 40 for wait in slept] == [True]
+
+
+def test_a_refusal_is_not_tried_again_and_says_why() -> None:
+    problem = {"type": "urn:tessera:problem:round-closed", "title": "too late", "status": 409}
+    with answering(status(409, problem)) as (url, asked), api_for(url, []) as api:
+        with pytest.raises(CoordinatorRefused, match="too late") as caught:
+            api.me()
+        assert caught.value.slug == "round-closed"
+        assert len(asked) == 1
+
+
+def test_an_error_page_of_something_in_between_is_a_refusal_without_a_slug() -> None:
+    with answering(status(403, "blocked by the proxy")) as (url, _), api_for(url, []) as api:
+        with pytest.raises(CoordinatorRefused) as caught:
+            api.me()
+        assert (caught.value.status, caught.value.slug) == (403, "")
+
+
+def test_something_that_is_no_coordinator_is_noticed() -> None:
+    trouble = pytest.raises(AnswerUnreadable, match="is the URL a Tessera coordinator")
+    with answering(status(200, {"welcome": "to nginx"})) as (url, _), api_for(url, []) as api, trouble:
+        api.hello()
+
+
+def test_nothing_to_do_says_when_to_ask_again() -> None:
+    with answering(status(204, Retry_After="7")) as (url, _), api_for(url, []) as api:
+        assert api.current_round("fed") == NothingYet(7.0)
+
+
+def test_who_waits_for_a_round_may_come_back_at_once_when_told_so() -> None:
+    with answering(status(204, Retry_After="0")) as (url, _), api_for(url, []) as api:
+        assert api.current_round("fed", wait_seconds=30) == NothingYet(0.0)
+
+
+def test_a_stop_does_not_wait_for_an_answer_that_takes_long() -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def late(request: BaseHTTPRequestHandler) -> None:
+        asked.set()
+        assert request.headers["Prefer"] == "wait=30"
+        answer.wait(20)
+        status(204)(request)
+
+    def sleep(seconds: float) -> None:
+        if asked.is_set():
+            raise Stopped
+
+    with answering(late) as (url, _):
+        api = CoordinatorApi(url, key=None, deadline_seconds=60, sleep=sleep)
+        began = time.monotonic()
+        with api, pytest.raises(Stopped):
+            api.current_round("fed", wait_seconds=30)
+        assert time.monotonic() - began < 5
+        answer.set()
+
+
+def test_a_coordinator_that_restarts_while_we_wait_is_asked_again() -> None:
+    slept: list[float] = []
+    with answering(hang_up, status(503), status(204, Retry_After="3")) as (url, asked):
+        with api_for(url, slept) as api:
+            assert api.current_round("fed", wait_seconds=30) == NothingYet(3.0)
+        assert len(asked) == 3
+    assert len([seconds for seconds in slept if seconds]) == 2
+
+
+def test_a_broken_download_goes_on_where_it_broke_off() -> None:
+    body = bytes(range(256)) * 40
+    answers = (part_of(body, sent=1000), part_of(body, begin=1000))
+    with answering(*answers) as (url, asked), api_for(url, []) as api:
+        assert api.weights("fed", 1).body == body
+        assert [path.partition(" ")[2] for path in asked] == ["", "bytes=1000-"]
+
+
+def test_a_download_that_starts_over_is_not_glued_to_its_first_try() -> None:
+    body = bytes(range(256)) * 40
+    answers = (part_of(body, sent=1000), part_of(body))
+    with answering(*answers) as (url, _), api_for(url, []) as api:
+        assert api.weights("fed", 1).body == body
+
+
+def test_a_damaged_download_is_noticed() -> None:
+    damaged = part_of(b"weights", digest=digest_of(b"other"))
+    with answering(damaged) as (url, _), api_for(url, []) as api, pytest.raises(DownloadDamaged):
+        api.weights("fed", 1)
+
+
+def test_a_missing_pack_is_none_and_no_error() -> None:
+    problem = {"type": "urn:tessera:problem:not-found", "title": "no pack", "status": 404}
+    with answering(status(404, problem)) as (url, _), api_for(url, []) as api:
+        assert api.pack("fed", "tiny-s-0") is None
+
+
+def test_who_waits_for_a_coordinator_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retry, "_QUIET_SECONDS", -1.0)
+    api = CoordinatorApi("http://127.0.0.1:1", key=None, deadline_seconds=30.0, sleep=naps(1))
+    with api, pytest.raises(Stopped):
+        api.hello()
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "tessera.agent"]
+    assert warning.startswith("http://127.0.0.1:1")
+    assert "refused; trying again for up to" in warning

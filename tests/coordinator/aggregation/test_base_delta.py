@@ -1,0 +1,198 @@
+"""What is folded into base models, over HTTP: clients that were there, that were away, that are new."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sqlalchemy import select
+
+from coordinator.db.engine import Database
+from coordinator.db.tables.federations import FoldRow
+from coordinator.rounds import retention
+from schemas.messages.updates import FoldedWeightsManifest
+from schemas.wire.envelope import unpack
+from schemas.wire.header import Slot
+from tests.served import Served, Silo
+from tests.taking_part import join, put, update_body, url, wait_for
+
+Floats = NDArray[np.float64]
+SHAPES = {"q": [5, 6], "down": [4, 5]}
+MODULES = {f"l{layer}.{role}": shape for layer in range(2) for role, shape in SHAPES.items()}
+RANK = 2
+PLAN: dict[str, Any] = {
+    "adapter": {"kind": "lora", "rank": RANK, "blocks": 1, "roles": ["q", "down"]},
+    "rounds": {"total": 6, "min_clients": 2, "collect_seconds": 600},
+    "signature": {"dim": 4},
+}
+
+
+@dataclass
+class Client:
+    """A silo that keeps what its base model has become, and sends what chance says."""
+
+    silo: Silo
+    examples: int = 10
+    base: dict[str, Floats] = field(default_factory=lambda: {m: np.zeros(s) for m, s in MODULES.items()})
+    round: int = 1
+    adapter: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    fold_from: int | None = None
+    ranks: dict[str, int] = field(default_factory=dict)
+
+    def pull(self, number: int) -> None:
+        """Join, and do to the base model what the weights say."""
+        join(self.silo, number)
+        body = self.silo.http.get(url(self.silo, number, "/weights")).content
+        slots = {}
+        for module, (d_out, d_in) in MODULES.items():
+            for prefix, rank in (("", RANK), ("R", None)):
+                slots[f"{module}.{prefix}A"] = Slot((rank, d_in), optional=True)
+                slots[f"{module}.{prefix}B"] = Slot((d_out, rank), optional=True)
+        with unpack(body, encoding=None, expected=slots, max_bytes=2**20) as envelope:
+            manifest = envelope.manifest(FoldedWeightsManifest)
+            read = {name: envelope.read_float32(name) for name in envelope.names}
+        assert manifest.fold_from in (None, 1, self.round) or manifest.round == self.round
+        self.fold_from = manifest.fold_from
+        for module, before in self.base.items() if manifest.round > self.round else ():
+            wide = {name: values.astype(np.float64) for name, values in read.items()}
+            new = np.zeros_like(before)
+            if f"{module}.RA" in read:
+                new = wide[f"{module}.RB"] @ wide[f"{module}.RA"]
+                self.ranks[module] = len(read[f"{module}.RA"])
+            whole = manifest.fold_from in (None, 1)
+            self.base[module] = new if whole else before + new
+        self.round = manifest.round
+        self.adapter = {name: values for name, values in read.items() if name.rpartition(".")[2] in "AB"}
+
+    def push(self, number: int, seed: int) -> dict[str, NDArray[np.float32]]:
+        """Send an adapter; give it."""
+        rng = np.random.default_rng(seed)
+        sent = {}
+        for module, (d_out, d_in) in MODULES.items():
+            sent[f"{module}.A"] = rng.standard_normal((RANK, d_in)).astype(np.float32)
+            sent[f"{module}.B"] = rng.standard_normal((d_out, RANK)).astype(np.float32)
+        body = update_body(self.silo, number, join(self.silo, number), sent, examples=self.examples)
+        answer = put(self.silo, number, body)
+        assert answer.status_code == 201, answer.text
+        return sent
+
+    def acts(self) -> dict[str, Floats]:
+        """Give what the client adds to its base model altogether."""
+        return {module: values + product(self.adapter, module) for module, values in self.base.items()}
+
+
+def product(adapter: dict[str, NDArray[np.float32]], module: str) -> Floats:
+    if f"{module}.A" not in adapter:
+        return np.zeros(MODULES[module])
+    return adapter[f"{module}.B"].astype(np.float64) @ adapter[f"{module}.A"].astype(np.float64)
+
+
+def federation(served: Served, strategy: str) -> str:
+    fid = served.federation(strategy={"name": strategy}, **PLAN)
+    assert served.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+    return fid
+
+
+def enrol(
+    served: Served, fid: str, name: str, base_model: str = "tiny-s-aaaaaaaaaaaa", **facts: Any
+) -> Client:
+    return Client(served.enrol(fid, name, base_model=base_model, layers=2, shapes=SHAPES), **facts)
+
+
+def same(one: dict[str, Floats], other: dict[str, Floats]) -> None:
+    for module, values in one.items():
+        np.testing.assert_allclose(values, other[module], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["fedex_lora", "flora"])
+def test_everybody_ends_with_the_mean_of_what_all_have_learnt(coordinator: Served, strategy: str) -> None:
+    fid = federation(coordinator, strategy)
+    one, two = enrol(coordinator, fid, "one", examples=30), enrol(coordinator, fid, "two")
+    shares = (0.75, 0.25) if strategy == "flora" else (0.5, 0.5)
+    wanted = {module: np.zeros(shape) for module, shape in MODULES.items()}
+    for number in (1, 2, 3):
+        for client in (one, two):
+            client.pull(number)
+        before = one.base
+        sent = [client.push(number, 10 * number + i) for i, client in enumerate((one, two))]
+        wait_for(coordinator, fid, number, "published")
+        wanted = {
+            module: before[module]
+            + sum(share * product(each, module) for share, each in zip(shares, sent, strict=True))
+            for module in MODULES
+        }
+        for client in (one, two):
+            client.pull(number + 1)
+            same(client.acts(), wanted)
+            assert client.fold_from == number
+            assert bool(client.adapter) is (strategy == "fedex_lora")
+            assert set(client.ranks.values()) == {RANK if strategy == "fedex_lora" else 2 * RANK}
+
+
+@pytest.mark.parametrize("strategy", ["fedex_lora", "flora"])
+def test_whoever_was_away_or_is_new_gets_all_that_was_folded(coordinator: Served, strategy: str) -> None:
+    fid = federation(coordinator, strategy)
+    one, two, away = (enrol(coordinator, fid, name) for name in ("one", "two", "away"))
+    for number, here in ((1, (one, two, away)), (2, (one, two)), (3, (one, two))):
+        for client in here:
+            client.pull(number)
+        for i, client in enumerate(here):
+            client.push(number, 10 * number + i)
+        wait_for(coordinator, fid, number, "published")
+    new = enrol(coordinator, fid, "new")
+    for client in (one, two, away, new):
+        client.pull(4)
+        same(client.acts(), one.acts())
+    assert (one.fold_from, two.fold_from, away.fold_from, new.fold_from) == (3, 3, 1, 1)
+    assert all(rank <= min(MODULES[module]) for module, rank in away.ranks.items())
+    for i, client in enumerate((one, two, away, new)):
+        client.push(4, 40 + i)
+    wait_for(coordinator, fid, 4, "published")
+    for client in (one, two, away, new):
+        client.pull(5)
+        same(client.acts(), one.acts())
+    assert (one.fold_from, two.fold_from, away.fold_from, new.fold_from) == (4, 4, 4, 4)
+
+
+@pytest.mark.parametrize("strategy", ["fedex_lora", "flora"])
+def test_every_base_model_is_folded_into_by_its_own_clients_alone(coordinator: Served, strategy: str) -> None:
+    fid = federation(coordinator, strategy)
+    models = ["tiny-s-aaaaaaaaaaaa", "tiny-s-aaaaaaaaaaaa", "tiny-l-bbbbbbbbbbbb"]
+    clients = [enrol(coordinator, fid, f"c{i}", model) for i, model in enumerate(models)]
+    for client in clients:
+        client.pull(1)
+    sent = [client.push(1, i) for i, client in enumerate(clients)]
+    wait_for(coordinator, fid, 1, "published")
+    other = enrol(coordinator, fid, "stranger", "tiny-m-cccccccccccc")
+    for client in (*clients, other):
+        client.pull(2)
+    same(clients[2].acts(), {module: product(sent[2], module) for module in MODULES})
+    both = {module: (product(sent[0], module) + product(sent[1], module)) / 2 for module in MODULES}
+    for client in clients[:2]:
+        same(client.acts(), both)
+    assert other.fold_from is None
+    assert not any(values.any() for values in other.acts().values())
+
+
+def test_only_the_newest_fold_of_a_base_model_is_kept(coordinator: Served) -> None:
+    fid = federation(coordinator, "fedex_lora")
+    clients = [enrol(coordinator, fid, f"c{i}") for i in range(2)]
+    for number in (1, 2, 3):
+        for i, client in enumerate(clients):
+            client.pull(number)
+            client.push(number, 10 * number + i)
+        wait_for(coordinator, fid, number, "published")
+    with closing(Database(coordinator.database_url)) as database:
+        while retention.thin_out(database, 1):
+            pass
+        with database.read() as session:
+            forgotten = select(FoldRow.payload_id.is_(None)).where(FoldRow.federation_id == fid)
+            assert list(session.scalars(forgotten.order_by(FoldRow.round_number))) == [True, True, False]
+    new = enrol(coordinator, fid, "new")
+    for client in (*clients, new):
+        client.pull(4)
+        same(client.acts(), clients[0].acts())

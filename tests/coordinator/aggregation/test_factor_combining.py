@@ -1,0 +1,103 @@
+"""Weights that a strategy makes of A and B, module by module: inside each base model, in bounded memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.db.engine import Database
+from coordinator.db.tables.federations import PayloadRow, WeightsRow
+from coordinator.strategies.base import make
+from coordinator.strategies.capabilities import Combining, Source
+from schemas.maths.adapter import Layout, lora_layout
+from schemas.maths.factors import Factors
+from tests.coordinator.aggregation.closed_round import Closed, Sent, close_round, count, plan, publish, served
+
+LAYOUT: Layout = lora_layout(2, {"q": (5, 6), "down": (3, 4)}, 2)
+MODULES = ("l0.down", "l0.q", "l1.down", "l1.q")
+
+
+def update(seed: int, **facts: Any) -> Sent:
+    rng = np.random.default_rng(seed)
+    return Sent.of({name: rng.standard_normal(shape) for name, shape in LAYOUT.items()}, **facts)
+
+
+def tensors(values: np.ndarray) -> dict[str, np.ndarray]:
+    ends = np.cumsum([np.prod(shape) for shape in LAYOUT.values()])[:-1]
+    parts = np.split(values, ends)
+    return {name: part.reshape(LAYOUT[name]) for name, part in zip(LAYOUT, parts, strict=True)}
+
+
+def expected(strategy: str, sent: list[Sent], shares: list[float]) -> dict[str, np.ndarray]:
+    combining = make(strategy, {})
+    assert isinstance(combining, Combining)
+    whole = [tensors(one.values) for one in sent]
+    made = {}
+    for module in MODULES:
+        sources = [
+            Source(Factors(each[f"{module}.A"], each[f"{module}.B"]), share)
+            for each, share in zip(whole, shares, strict=True)
+        ]
+        combined = combining.combine(sources)
+        made |= {f"{module}.A": combined.A, f"{module}.B": combined.B}
+    return made
+
+
+def given(database: Database, closed: Closed, place: int) -> dict[str, np.ndarray]:
+    return tensors(served(database, closed.clients[place], LAYOUT))
+
+
+@pytest.mark.parametrize("strategy", ["lora_fair"])
+def test_a_strategy_combines_inside_each_base_model(database: Database, strategy: str) -> None:
+    sent = [
+        update(0, examples=30),
+        update(1, examples=10),
+        update(2, base_model="l"),
+        update(3, base_model="l"),
+        update(4, base_model="m"),
+    ]
+    closed = close_round(database, plan(strategy), sent)
+    publish(database)
+    for places, shares in (([0, 1], [0.75, 0.25]), ([2, 3], [0.5, 0.5]), ([4], [1.0])):
+        wanted = expected(strategy, [sent[place] for place in places], shares)
+        for place in places:
+            found = given(database, closed, place)
+            for name, values in wanted.items():
+                np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6)
+
+
+def test_clients_of_one_base_model_share_the_bytes(database: Database) -> None:
+    sent = [update(i) for i in range(3)]
+    before = count(database, PayloadRow)
+    closed = close_round(database, plan("lora_fair"), sent)
+    publish(database)
+    assert count(database, WeightsRow) == 3
+    assert count(database, PayloadRow) == before + 3 + 1
+    np.testing.assert_array_equal(*(served(database, closed.clients[i], LAYOUT) for i in (0, 2)))
+
+
+def test_what_was_staged_is_discarded_when_the_work_ends_early(database: Database) -> None:
+    close_round(database, plan("lora_fair"), [update(0), update(1)])
+    before = count(database, PayloadRow)
+
+    class Ended(Exception):
+        """Somebody said stop."""
+
+    def stop() -> None:
+        raise Ended
+
+    with pytest.raises(Ended):
+        publish(database, stop)
+    assert count(database, PayloadRow) == before
+
+
+def test_a_state_behind_a_header_is_read_as_any_other(database: Database) -> None:
+    plain, shifted = update(0), replace(update(1), shift=13)
+    closed = close_round(database, plan("lora_fair"), [plain, shifted])
+    publish(database)
+    wanted = expected("lora_fair", [plain, shifted], [0.5, 0.5])
+    for name, values in wanted.items():
+        np.testing.assert_allclose(given(database, closed, 0)[name], values, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,209 @@
+"""Acceptance tests of packs over HTTP: who may store one, what is refused, what a failed one changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, aligned, body, deliver, refused
+from tests.coordinator.cli.test_operator import Operator
+from tests.served import Served
+from tests.taking_part import join, put, update_body, values, wait_for, weights
+
+GOOD = {"loss": [0.1, 0.2, 0.1, 0.2, 0.1], "exact_match": [0.9, 0.8, 0.9, 0.8, 0.9]}
+BAD = {"loss": [0.9, 0.8, 0.9, 0.8, 0.9], "exact_match": [0.1, 0.2, 0.1, 0.2, 0.1]}
+
+
+def direction(source: str, target: str, *, zero: dict[str, Any] = BAD) -> dict[str, Any]:
+    endings = {"right": GOOD, "zero": zero, "wrong_task": BAD, "random_frames": BAD}
+    return {"source": source, "target": target, "learnt": GOOD, "endings": endings}
+
+
+def figures(pack: str, verdict: str = "passed", **said: Any) -> dict[str, Any]:
+    back = direction(OTHER, PIVOT, zero=BAD if verdict == "passed" else GOOD)
+    return {
+        "pack": pack,
+        "verdict": verdict,
+        "directions": [direction(PIVOT, OTHER), back],
+        "taught": 60,
+        "steps": 50,
+        "learning_rate": 0.003,
+        "seed": 0,
+    } | said
+
+
+def with_packs(served: Served) -> tuple[str, str]:
+    """Make a federation with both packs; give its id and the digest of the other base model's pack."""
+    fid = aligned(served)
+    for base_model in (PIVOT, OTHER):
+        stored = deliver(served.admin, fid, base_model, body(fid, base_model))
+        assert stored.status_code == 201, stored.text
+    return fid, str(stored.json()["digest"])
+
+
+def path(fid: str, base_model: str = OTHER) -> str:
+    return f"/v1/federations/{fid}/alignments/{base_model}/acceptance"
+
+
+def test_a_test_is_stored_by_a_client_of_the_base_model_and_shown(coordinator: Served) -> None:
+    fid, pack = with_packs(coordinator)
+    shown = coordinator.admin.get(f"/v1/federations/{fid}").json()["alignment"]
+    assert [(line["base_model"], line["verdict"]) for line in shown] == [
+        (OTHER, "untested"),
+        (PIVOT, "untested"),
+    ]
+    silo = coordinator.enrol(fid, "a", base_model=OTHER)
+    stored = silo.http.put(path(fid), json=figures(pack))
+    assert stored.status_code == 201, stored.text
+    assert silo.http.put(path(fid), json=figures(pack)).json() == stored.json()
+    assert silo.http.put(path(fid), json=figures(pack)).status_code == 200
+    listed = {p["base_model"]: p for p in silo.http.get(f"/v1/federations/{fid}/alignments").json()["items"]}
+    assert listed[PIVOT]["acceptance"] is None
+    assert "Nobody has tested" in listed[PIVOT]["sharing"]
+    seen = listed[OTHER]["acceptance"]
+    assert (seen["verdict"], seen["tested_by"], seen["steps"]) == ("passed", silo.client_id, 50)
+    assert (seen["learning_rate"], seen["seed"]) == (0.003, 0)
+    assert seen["directions"][0]["endings"]["right"] == GOOD
+    assert listed[OTHER] == stored.json()
+    line = coordinator.admin.get(f"/v1/federations/{fid}").json()["alignment"][0]
+    assert (line["base_model"], line["verdict"]) == (OTHER, "passed")
+
+
+def test_who_may_say_so(coordinator: Served) -> None:
+    fid, pack = with_packs(coordinator)
+    of_pivot = coordinator.enrol(fid, "a")
+    assert refused(of_pivot.http.put(path(fid), json=figures(pack))) == (403, "forbidden")
+    auditor = coordinator.person("auditor")
+    assert refused(auditor.put(path(fid), json=figures(pack))) == (403, "forbidden")
+    stranger = coordinator.enrol(aligned(coordinator), "b", base_model=OTHER)
+    assert refused(stranger.http.put(path(fid), json=figures(pack))) == (404, "not-found")
+
+
+def test_an_operators_word_outweighs_a_clients(coordinator: Served) -> None:
+    fid, pack = with_packs(coordinator)
+    first, second = (coordinator.enrol(fid, name, base_model=OTHER) for name in ("a", "b"))
+    assert first.http.put(path(fid), json=figures(pack)).status_code == 201
+    assert second.http.put(path(fid), json=figures(pack, "failed")).status_code == 201
+    operator = coordinator.person("operator")
+    assert operator.put(path(fid), json=figures(pack)).json()["acceptance"]["tested_by"] is None
+    answer = first.http.put(path(fid), json=figures(pack, "failed"))
+    assert refused(answer) == (409, "upload-conflict")
+    assert operator.put(path(fid), json=figures(pack, "failed")).status_code == 201
+
+
+def test_an_operator_who_confirms_a_verdict_makes_it_stand(coordinator: Served) -> None:
+    fid, pack = with_packs(coordinator)
+    first, second = (coordinator.enrol(fid, name, base_model=OTHER) for name in ("a", "b"))
+    assert first.http.put(path(fid), json=figures(pack)).status_code == 201
+    assert first.http.put(path(fid), json=figures(pack)).status_code == 200
+    assert coordinator.admin.put(path(fid), json=figures(pack)).json()["acceptance"]["tested_by"] is None
+    answer = first.http.put(path(fid), json=figures(pack, "failed"))
+    assert refused(answer) == (409, "upload-conflict")
+    again = second.http.put(path(fid), json=figures(pack))
+    assert (again.status_code, again.json()["acceptance"]["tested_by"]) == (200, None)
+
+
+SIX = {name: [*values, values[-1]] for name, values in BAD.items()}
+
+
+def of_tasks(count: int, source: str, target: str) -> dict[str, Any]:
+    """Give a direction with the figures of so many pseudo-tasks."""
+    good, bad = ({name: values[:count] for name, values in ending.items()} for ending in (GOOD, BAD))
+    endings = {"right": good, "zero": bad, "wrong_task": bad, "random_frames": bad}
+    return {"source": source, "target": target, "learnt": good, "endings": endings}
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "a verdict that does not follow": {"verdict": "failed"},
+    "one direction": {"directions": [direction(PIVOT, OTHER)]},
+    "one direction twice": {"directions": [direction(PIVOT, OTHER)] * 2},
+    "a third model": {"directions": [direction(PIVOT, OTHER), direction(OTHER, "tiny-q-aaaaaaaaaaaa")]},
+    "a start left out": {
+        "directions": [
+            direction(PIVOT, OTHER),
+            {"source": OTHER, "target": PIVOT, "learnt": GOOD, "endings": {"right": GOOD}},
+        ]
+    },
+    "fewer figures for one start": {
+        "directions": [
+            direction(PIVOT, OTHER),
+            direction(OTHER, PIVOT, zero=SIX),
+        ]
+    },
+    "four pseudo-tasks": {"directions": [of_tasks(4, PIVOT, OTHER), of_tasks(4, OTHER, PIVOT)]},
+    "no learning rate": {"learning_rate": None},
+    "another pack": {"pack": "sha256:" + "7" * 64},
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_figures_that_do_not_fit_are_refused(coordinator: Served, case: str) -> None:
+    fid, pack = with_packs(coordinator)
+    answer = coordinator.admin.put(path(fid), json=figures(pack) | HOSTILE[case])
+    assert refused(answer) == (422, "validation")
+    assert coordinator.admin.get(f"/v1/federations/{fid}").json()["alignment"][0]["verdict"] == "untested"
+
+
+def test_there_is_nothing_to_test_without_a_pack_or_without_alignment(coordinator: Served) -> None:
+    digest = "sha256:" + "7" * 64
+    fid = aligned(coordinator)
+    assert refused(coordinator.admin.put(path(fid), json=figures(digest))) == (404, "not-found")
+    fid = coordinator.federation()
+    assert refused(coordinator.admin.put(path(fid), json=figures(digest))) == (409, "federation-state")
+
+
+def test_a_pack_that_is_replaced_is_untested(coordinator: Served) -> None:
+    fid, pack = with_packs(coordinator)
+    assert coordinator.admin.put(path(fid), json=figures(pack)).status_code == 201
+    replaced = deliver(coordinator.admin, fid, OTHER, body(fid, OTHER, selected=["b0.v"]))
+    assert (replaced.status_code, replaced.json()["acceptance"]) == (201, None)
+
+
+@pytest.mark.parametrize("verdict", ["passed", "failed"])
+def test_after_a_failed_test_a_base_model_shares_with_its_own_kind_only(
+    coordinator: Served, verdict: str
+) -> None:
+    fid, pack = with_packs(coordinator)
+    of_pivot = deliver(coordinator.admin, fid, PIVOT, body(fid, PIVOT)).json()["digest"]
+    assert coordinator.admin.put(path(fid), json=figures(pack, verdict)).status_code == 201
+    pivots = coordinator.enrol(fid, "pivot")
+    others = [coordinator.enrol(fid, name, base_model=OTHER) for name in ("a", "b")]
+    coordinator.admin.post(f"/v1/federations/{fid}/start")
+    bases = [join(silo, 1) for silo in (pivots, *others)]
+    for silo, base, fill in zip((pivots, *others), bases, (1.0, 3.0, 5.0), strict=True):
+        digest = of_pivot if silo is pivots else pack
+        assert put(silo, 1, update_body(silo, 1, base, values(fill), pack=digest)).status_code == 201
+    wait_for(coordinator, fid, 1, "published")
+    # a newcomer of the pivot's kind sees what the rule does to those without an update, too
+    newcomer = coordinator.enrol(fid, "new", base_model=OTHER)
+    served = {}
+    for silo in (pivots, *others, newcomer):
+        join(silo, 2)
+        served[silo.client_id] = weights(silo, 2)["b0.q.P"]
+    across = verdict == "passed"
+    assert (served[pivots.client_id] == (4.0 if across else 1.0)).all()  # the others' mean, or its own
+    assert (served[others[0].client_id] == (3.0 if across else 5.0)).all()
+    assert (served[newcomer.client_id] == (3.0 if across else 4.0)).all()
+    line = coordinator.admin.get(f"/v1/federations/{fid}").json()["alignment"][0]
+    assert ("identical base model only" in line["sharing"]) == (not across)
+
+
+def test_the_command_line_shows_errors_figures_and_what_follows(coordinator: Served) -> None:
+    fid, pack = with_packs(coordinator)
+    tessera = Operator(coordinator)
+    listed = tessera("alignment", "list", fid)
+    assert "untested" in listed
+    assert "Shared by all that have not failed: b0.q" in listed.splitlines()
+    coordinator.admin.put(path(fid), json=figures(pack, "failed"))
+    listed = tessera("alignment", "list", fid)
+    assert "failed" in listed
+    assert "Shared by all" not in listed
+    assert "1 of 2" in listed
+    shown = tessera("alignment", "show", fid, OTHER)
+    figures_shown = ("0.860 ± 0.024", "0.720 ± 0.049", "6.2e-05")
+    for part in ("b0.v", "0.9", "wrong task", *figures_shown, "identical base model only"):
+        assert part in shown, part
+    assert "identical base model only" in tessera("federation", "show", fid)
+    assert tessera.json("alignment", "show", fid, OTHER)["acceptance"]["verdict"] == "failed"
+    assert "has no pack of tiny-x" in tessera("alignment", "show", fid, "tiny-x", fails=True)

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+from sqlalchemy import select, update
+
+from coordinator.auth.last_seen import Sightings
+from coordinator.db.engine import Database
+from coordinator.db.tables.federations import ClientRow
+from coordinator.settings import Settings
+from tests.served import Served, slug
+
+
+def test_without_a_credential_nothing_is_shown(coordinator: Served) -> None:
+    anyone = coordinator.http()
+    for method, path in [
+        ("GET", "/v1/federations"),
+        ("POST", "/v1/federations"),
+        ("GET", "/v1/me"),
+        ("GET", "/v1/tokens"),
+        ("GET", "/v1/federations/fed_x/events"),
+        ("GET", "/v1/federations/fed_x/rounds/current"),
+        ("GET", "/v1/federations/no%20id/rounds/current"),
+    ]:
+        refused = anyone.request(method, path)
+        assert (refused.status_code, slug(refused)) == (401, "auth-missing")
+        assert refused.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    "header", ["Bearer nobody", "Bearer tsr_cl_nobody", "Basic YTpi", "Bearer", "Bearer \xff\xfe"]
+)
+def test_an_unknown_credential_is_invalid(coordinator: Served, header: str) -> None:
+    refused = coordinator.http().get("/v1/me", headers={"Authorization": header.encode("latin-1")})
+    assert (refused.status_code, slug(refused)) == (401, "credential-invalid")
+    assert "invalid_token" in refused.headers["www-authenticate"]
+
+
+def test_a_caller_is_recognised_before_its_body_is_read(coordinator: Served) -> None:
+    refused = coordinator.http().post(
+        "/v1/federations", content=b"{not json", headers={"Content-Type": "application/json"}
+    )
+    assert slug(refused) == "auth-missing"
+
+
+def test_tokens_are_made_shown_once_listed_and_revoked(coordinator: Served) -> None:
+    made = coordinator.admin.post("/v1/tokens", json={"role": "operator", "name": "ops"})
+    assert made.status_code == 201
+    token = made.json()
+    assert token["token"].startswith("tsr_op_")
+    life = datetime.fromisoformat(token["expires_at"]) - datetime.now(UTC)
+    assert timedelta(days=89) < life <= timedelta(days=90)
+    listed = coordinator.admin.get("/v1/tokens", params={"limit": 500})
+    assert token["id"] in [item["id"] for item in listed.json()["items"]]
+    assert token["token"] not in listed.text
+    operator = coordinator.http(token["token"])
+    assert operator.get("/v1/federations").status_code == 200
+    assert coordinator.admin.delete(f"/v1/tokens/{token['id']}").status_code == 204
+    assert slug(operator.get("/v1/federations")) == "credential-invalid"
+    assert coordinator.admin.get(f"/v1/tokens/{token['id']}").json()["revoked_at"] is not None
+    assert coordinator.admin.delete(f"/v1/tokens/{token['id']}").status_code == 204
+    assert slug(coordinator.admin.delete("/v1/tokens/tok_none")) == "not-found"
+
+
+def test_a_token_that_is_revoked_while_its_request_travels_makes_nothing(coordinator: Served) -> None:
+    made = coordinator.admin.post("/v1/tokens", json={"role": "admin", "name": "to be stolen"})
+    stolen = coordinator.http(made.json()["token"])
+    (known,) = (t for t in stolen.get("/v1/tokens").json()["items"] if t["name"] == "to be stolen")
+
+    def trickling(body: bytes) -> Iterator[bytes]:
+        yield body[:5]
+        time.sleep(0.3)
+        assert coordinator.admin.delete(f"/v1/tokens/{known['id']}").status_code == 204
+        yield body[5:]
+
+    body = b'{"role": "admin", "name": "for later"}'
+    refused = stolen.post("/v1/tokens", content=trickling(body), headers={"Content-Type": "application/json"})
+    assert (refused.status_code, slug(refused)) == (401, "credential-invalid")
+    names = {token["name"] for token in coordinator.admin.get("/v1/tokens").json()["items"]}
+    assert "for later" not in names
+
+
+def test_an_expired_token_is_invalid(coordinator: Served) -> None:
+    request = {"role": "auditor", "name": "brief", "expires_in_seconds": 1}
+    auditor = coordinator.http(coordinator.admin.post("/v1/tokens", json=request).json()["token"])
+    assert auditor.get("/v1/federations").status_code == 200
+    time.sleep(1.1)
+    assert slug(auditor.get("/v1/federations")) == "credential-invalid"
+
+
+def test_each_role_may_do_what_the_roles_below_it_may(coordinator: Served) -> None:
+    fid = coordinator.federation()
+    operator, auditor = coordinator.person("operator"), coordinator.person("auditor")
+    silo = coordinator.enrol(fid, "a")
+    client = silo.http
+    calls: list[tuple[Callable[[httpx.Client], httpx.Response], list[bool]]] = [
+        (lambda c: c.get("/v1/tokens"), [False, False, False]),
+        (lambda c: c.delete(f"/v1/federations/{fid}/clients/{silo.client_id}"), [False, False, False]),
+        (lambda c: c.post(f"/v1/federations/{fid}/pause"), [True, False, False]),
+        (lambda c: c.get(f"/v1/federations/{fid}/clients"), [True, True, False]),
+        (lambda c: c.get(f"/v1/federations/{fid}"), [True, True, False]),
+        (lambda c: c.get("/v1/me"), [False, False, True]),
+    ]
+    for call, allowed in calls:
+        for caller, may in zip((operator, auditor, client), allowed, strict=True):
+            answer = call(caller)
+            assert (answer.status_code != 403) is may
+            assert may or slug(answer) == "forbidden"
+
+
+def test_a_client_cannot_tell_another_federation_from_none(coordinator: Served) -> None:
+    mine, other = coordinator.federation(), coordinator.federation()
+    silo = coordinator.enrol(mine, "a")
+    answers = [silo.http.get(f"/v1/federations/{fid}/events") for fid in (other, "fed_none")]
+    assert {answer.status_code for answer in answers} == {404}
+    assert answers[0].text == answers[1].text
+
+
+def test_revocation_is_effective_at_once_and_seen_by_people(coordinator: Served) -> None:
+    fid = coordinator.federation()
+    silo = coordinator.enrol(fid, "a")
+    path = f"/v1/federations/{fid}/clients/{silo.client_id}"
+    assert silo.http.get("/v1/me").status_code == 200
+    assert coordinator.admin.delete(path).status_code == 204
+    assert slug(silo.http.get("/v1/me")) == "key-revoked"
+    assert coordinator.admin.get(path).json()["state"] == "revoked"
+    assert coordinator.admin.get(f"/v1/federations/{fid}").json()["clients"] == {
+        "enrolled": 0,
+        "revoked": 1,
+    }
+    assert coordinator.admin.delete(path).status_code == 204
+    elsewhere = coordinator.federation()
+    assert slug(coordinator.admin.get(f"/v1/federations/{elsewhere}/clients/{silo.client_id}")) == "not-found"
+
+
+def test_a_client_is_shown_with_its_profile_and_when_it_was_seen(coordinator: Served) -> None:
+    fid = coordinator.federation()
+    silo = coordinator.enrol(fid, "a", gpu="H200")
+    shown = coordinator.admin.get(f"/v1/federations/{fid}/clients").json()["items"]
+    assert [client["client_id"] for client in shown] == [silo.client_id]
+    assert shown[0]["profile"]["base_model"] == "tiny-s-3f0c9a1b2c3d"
+    assert shown[0]["profile"]["gpu"] == "H200"
+    assert shown[0]["last_seen_at"] is not None
+    assert shown[0]["rounds"] == 0
+    assert shown[0]["bytes"] == {"up": 0, "down": 0}
+
+
+def test_being_seen_is_written_down_at_most_every_fifteen_seconds(
+    database: Database, serve: Callable[..., Served], database_url: str
+) -> None:
+    served = serve(database_url)
+    fid = served.federation()
+    silo = served.enrol(fid, "a")
+
+    def last_seen() -> datetime:
+        with database.read() as session:
+            seen = session.scalars(select(ClientRow.last_seen_at)).one()
+            assert seen is not None
+            return seen
+
+    at_enrolment = last_seen()
+    silo.http.get("/v1/me")
+    assert last_seen() == at_enrolment
+    with database.write() as session:
+        session.execute(update(ClientRow).values(last_seen_at=at_enrolment - timedelta(seconds=15)))
+    silo.http.get("/v1/me")
+    assert last_seen() > at_enrolment
+
+
+def test_who_was_seen_is_written_down_without_waiting_for_rows_that_others_hold(
+    fresh_database: Callable[[str], str], serve: Callable[..., Served]
+) -> None:
+    url = fresh_database("postgres")
+    served = serve(url)
+    fid = served.federation()
+    held, free = (served.enrol(fid, name).client_id for name in "ab")
+    sightings, later = Sightings(), datetime.now(UTC) + timedelta(minutes=1)
+    with closing(Database(url)) as database:
+        sightings.note(database, "cli_of_nobody", later)  # the two that follow are kept for one write
+        sightings.note(database, held, later)
+        with database.write() as session:
+            session.execute(select(ClientRow).where(ClientRow.id == held).with_for_update())
+            began = time.monotonic()
+            sightings.note(database, free, later + timedelta(seconds=2))
+            assert time.monotonic() - began < 5
+        with database.read() as session:
+            seen = {row.id: row.last_seen_at for row in session.scalars(select(ClientRow))}
+    assert seen[free] == later + timedelta(seconds=2)
+    assert seen[held] is not None
+    assert seen[held] < later
+
+
+@pytest.mark.parametrize("token", ["x" * 20, "tsr_cl_" + "a" * 43, "tsr_aud_" + "1" * 20, "pässwörd" * 3])
+def test_any_admin_token_that_is_set_is_an_admins(
+    fresh_database: Callable[[str], str], serve: Callable[..., Served], token: str
+) -> None:
+    served = serve(fresh_database("sqlite"), admin_token=token)
+    headers = {"Authorization": b"Bearer " + token.encode()}
+    assert served.http().get("/v1/tokens", headers=headers).status_code == 200
+    refused = served.http().get("/v1/tokens", headers={"Authorization": "Bearer " + "y" * 20})
+    assert slug(refused) == "credential-invalid"
+
+
+@pytest.mark.parametrize("token", ["", "  "])
+def test_an_empty_admin_token_is_none(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv("TESSERA_ADMIN_TOKEN", token)
+    assert Settings().admin_token is None

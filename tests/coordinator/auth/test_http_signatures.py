@@ -1,0 +1,217 @@
+"""Signed requests over real HTTP: what is let in, and the exact answer to everything else."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from coordinator.auth import nonces
+from coordinator.db.engine import Database
+from schemas.wire.digests import digest_of, to_field
+from tests.served import Served, Silo, slug
+from tests.signed import signed
+from tests.taking_part import running, url
+
+Change = Callable[[dict[str, str]], dict[str, str]]
+
+
+@pytest.fixture
+def silo(coordinator: Served) -> Silo:
+    return coordinator.enrol(coordinator.federation(), "a")
+
+
+def send(served: Served, request: httpx.Request) -> tuple[int, str]:
+    answer = served.http().send(request)
+    if answer.status_code == 401:
+        assert answer.headers["www-authenticate"].startswith("Signature")
+    return answer.status_code, slug(answer) if answer.is_error else ""
+
+
+def test_a_signed_request_is_its_clients(coordinator: Served, silo: Silo) -> None:
+    answer = coordinator.http().send(signed(coordinator, silo, "GET", "/v1/me?x=%20y"))
+    assert answer.json()["client_id"] == silo.client_id
+
+
+def _flipped(name: str, place: int) -> Change:
+    def change(headers: dict[str, str]) -> dict[str, str]:
+        value = headers[name]
+        other = "A" if value[place] != "A" else "B"
+        return headers | {name: value[:place] + other + value[place + 1 :]}
+
+    return change
+
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    "a bit of the signature": (_flipped("signature", 20), "signature-invalid"),
+    "another time": (
+        lambda h: h | {"signature-input": h["signature-input"].replace(";created=1", ";created=0")},
+        "signature-profile",
+    ),
+    "no input": (lambda h: {k: v for k, v in h.items() if k != "signature-input"}, "signature-profile"),
+    "no signature": (lambda h: {k: v for k, v in h.items() if k != "signature"}, "signature-profile"),
+    "a second label": (
+        lambda h: h | {"signature": h["signature"] + ", " + h["signature"].replace("sig1", "sig2")},
+        "signature-profile",
+    ),
+    "a bearer token beside it": (lambda h: h | {"authorization": "Bearer x"}, "signature-profile"),
+    "another label": (
+        lambda h: {k: v.replace("sig1", "sig") if k.startswith("sig") else v for k, v in h.items()},
+        "signature-profile",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_was_tampered_with_is_refused(coordinator: Served, silo: Silo, case: str) -> None:
+    change, kind = REFUSED[case]
+    request = signed(coordinator, silo, "GET", "/v1/me")
+    altered = httpx.Request("GET", request.url, headers=change(dict(request.headers)))
+    assert send(coordinator, altered) == (401, kind)
+
+
+@pytest.mark.parametrize("path", ["/v1/me?a=1", "/v1/me?", "/v1/ME", "/v1/%6de"])
+def test_another_path_or_query_is_refused(coordinator: Served, silo: Silo, path: str) -> None:
+    request = signed(coordinator, silo, "GET", "/v1/me?a=2")
+    moved = httpx.Request("GET", coordinator.url + path, headers=request.headers)
+    assert send(coordinator, moved)[1] in ("signature-invalid", "not-found")
+
+
+@pytest.mark.parametrize("seconds", [-600, 600, -151, 125])
+def test_a_clock_that_is_wrong_is_told_the_time(coordinator: Served, silo: Silo, seconds: float) -> None:
+    request = signed(coordinator, silo, "GET", "/v1/me", created=time.time() + seconds)
+    answer = coordinator.http().send(request)
+    assert (answer.status_code, slug(answer)) == (401, "clock-skew")
+    told = datetime.fromisoformat(answer.json()["server_time"])
+    assert abs((datetime.now(UTC) - told).total_seconds()) < 30
+
+
+@pytest.mark.parametrize("seconds", [-140, -100, 110])
+def test_a_clock_that_is_a_little_wrong_is_good_enough(
+    coordinator: Served, silo: Silo, seconds: float
+) -> None:
+    request = signed(coordinator, silo, "GET", "/v1/me", created=time.time() + seconds)
+    assert send(coordinator, request) == (200, "")
+
+
+def test_a_revoked_key_is_told_so_at_once_by_every_replica(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+) -> None:
+    database = fresh_database("postgres")
+    one, other = serve(database), serve(database)
+    fid = one.federation()
+    silo = one.enrol(fid, "a")
+    assert send(other, signed(other, silo, "GET", "/v1/me")) == (200, "")
+    assert one.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}").status_code == 204
+    for replica in (one, other):
+        assert send(replica, signed(replica, silo, "GET", "/v1/me")) == (401, "key-revoked")
+
+
+def test_a_post_is_taken_once_whichever_replica_it_reaches(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+) -> None:
+    database = fresh_database("postgres")
+    one, other = serve(database), serve(database)
+    _, (silo, _) = running(one)
+    request = signed(one, silo, "POST", url(silo, 1, "/join"))
+    assert send(one, request) == (200, "")
+    assert send(one, request) == (401, "replayed")
+    forwarded = httpx.Request("POST", other.url + request.url.path, headers=request.headers)
+    assert send(other, forwarded) == (401, "replayed")
+    assert send(other, signed(other, silo, "POST", url(silo, 1, "/join"))) == (200, "")
+
+
+def test_a_nonce_is_each_keys_own(coordinator: Served) -> None:
+    _, (silo, other) = running(coordinator)
+    nonce = "the-same-nonce-twice"
+    for one in (silo, other):
+        join = signed(coordinator, one, "POST", url(one, 1, "/join"), nonce=nonce)
+        assert send(coordinator, join) == (200, "")
+
+
+def test_used_nonces_are_forgotten_after_five_minutes(
+    database_url: str, serve: Callable[..., Served]
+) -> None:
+    served = serve(database_url)
+    _, (silo, _) = running(served)
+    assert send(served, signed(served, silo, "POST", url(silo, 1, "/join"))) == (200, "")
+    database = Database(database_url)
+    try:
+        with database.write() as session:
+            session.execute(text("UPDATE used_nonces SET used_at = '2020-01-01 00:00:00+00:00'"))
+        assert send(served, signed(served, silo, "POST", url(silo, 1, "/join"))) == (200, "")
+        assert nonces.forget_old(database) == 1
+        assert nonces.forget_old(database) == 0, "that of the last request"
+        with database.read() as session:
+            assert session.scalar(text("SELECT count(*) FROM used_nonces")) == 1
+    finally:
+        database.close()
+
+
+SCORES = (
+    b'{"before":{"loss":1.0,"perplexity":2.0,"exact_match":0.5},'
+    b'"after":{"loss":1.0,"perplexity":2.0,"exact_match":0.5},"examples":1}'
+)
+BODIES: dict[str, tuple[dict[str, Any], bytes, tuple[int, str]]] = {
+    "the digest of the body": ({}, SCORES, (204, "")),
+    "another body": ({"covers": to_field(digest_of(b"x"))}, SCORES, (400, "digest-mismatch")),
+    "only md5": ({"covers": "md5=:Q2hlY2sgSW50ZWdyaXR5IQ==:"}, SCORES, (400, "digest-missing")),
+    "an empty digest": ({"covers": ""}, SCORES, (400, "digest-missing")),
+    "no digest": ({}, SCORES, (400, "digest-missing")),
+}
+
+
+@pytest.mark.parametrize("case", BODIES)
+def test_a_body_comes_with_its_signed_digest(coordinator: Served, case: str) -> None:
+    _, (silo, _) = running(coordinator)
+    assert silo.http.post(url(silo, 1, "/join")).status_code == 200
+    options, body, expected = BODIES[case]
+    request = signed(
+        coordinator,
+        silo,
+        "PUT",
+        url(silo, 1, "/scores"),
+        body,
+        **{"Content-Type": "application/json"},
+        **options,
+    )
+    if case == "no digest":
+        del request.headers["Content-Digest"]
+    assert send(coordinator, request) == expected
+
+
+def test_a_body_whose_digest_is_not_signed_is_refused(coordinator: Served) -> None:
+    _, (silo, _) = running(coordinator)
+    bare = signed(coordinator, silo, "PUT", url(silo, 1, "/scores"))
+    digest = {"Content-Digest": to_field(digest_of(SCORES)), "Content-Type": "application/json"}
+    headers = {k: v for k, v in bare.headers.items() if k != "content-length"} | digest
+    request = httpx.Request("PUT", bare.url, content=SCORES, headers=headers)
+    assert send(coordinator, request) == (401, "signature-profile")
+
+
+def test_a_signature_for_another_server_is_refused(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+) -> None:
+    served = serve(fresh_database("sqlite"), public_names="tessera.example, 127.0.0.1")
+    silo = served.enrol(served.federation(), "a")
+    for host, status in (("TESSERA.example:443", 200), ("other.example", 421), ("tessera.example.org", 421)):
+        request = signed(served, silo, "GET", "/v1/me", Host=host)
+        assert served.http().send(request).status_code == status
+    assert send(served, signed(served, silo, "GET", "/v1/me", Host="x")) == (421, "authority-unknown")
+
+
+def test_a_caller_is_refused_before_its_body_arrives(coordinator: Served, silo: Silo) -> None:
+    request = signed(coordinator, silo, "PUT", url(silo, 1, "/update"), b"x" * 1000)
+    request.headers["signature"] = _flipped("signature", 20)(dict(request.headers))["signature"]
+    head = f"PUT {request.url.path} HTTP/1.1\r\n" + "".join(
+        f"{k}: {v}\r\n" for k, v in request.headers.items()
+    )
+    with socket.create_connection((request.url.host, request.url.port or 80), timeout=10) as line:
+        line.sendall(head.encode() + b"\r\n")
+        assert b"signature-invalid" in line.recv(65536)

@@ -1,0 +1,79 @@
+"""Signed requests are remembered, each once, and nobody fills the table with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import insert
+
+from coordinator.auth.nonces import MOST_OF_A_KEY
+from coordinator.db.engine import Database, now
+from coordinator.db.tables.identity import UsedNonceRow
+from schemas.identity.keys import name_of
+from tests.coordinator.auth.test_http_signatures import send, signed
+from tests.served import Served, slug
+from tests.taking_part import join, running, try_join, url
+
+Rows = Callable[[str, str], list[tuple[Any, ...]]]
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served], database_url: str) -> Served:
+    return serve(database_url)
+
+
+def remembered(served: Served, rows: Rows) -> int:
+    return int(rows(served.database_url, "SELECT count(*) FROM used_nonces")[0][0])
+
+
+def test_who_may_not_be_there_leaves_no_nonce(served: Served, rows: Rows) -> None:
+    _, (silo, _) = running(served)
+    elsewhere = served.federation()
+    paths = {
+        f"/v1/federations/{elsewhere}/rounds/1/join": (404, "not-found"),
+        f"/v1/federations/{silo.federation_id}/start": (403, "forbidden"),
+        "/v1/federations": (403, "forbidden"),
+        "/v1/tokens": (403, "forbidden"),
+    }
+    for path, expected in paths.items():
+        assert send(served, signed(served, silo, "POST", path)) == expected
+    assert remembered(served, rows) == 0
+    join(silo, 1)
+    assert remembered(served, rows) == 1
+
+
+def test_no_post_that_a_client_may_send_is_taken_twice(served: Served, rows: Rows) -> None:
+    """Whichever route it is: one that is added later must not forget to look."""
+    _, (silo, _) = running(served)
+    taken = []
+    for path, operations in served.http().get("/openapi.json").json()["paths"].items():
+        if "post" not in operations or path == "/v1/enrolments":
+            continue
+        request = signed(served, silo, "POST", path.format(fid=silo.federation_id, n=1))
+        first, second = send(served, request), send(served, request)
+        if first != (403, "forbidden"):
+            taken.append(path)
+            assert second == (401, "replayed"), path
+    assert taken == ["/v1/federations/{fid}/rounds/{n}/join"]
+    assert remembered(served, rows) == 1
+
+
+def test_a_member_cannot_fill_the_table(served: Served, rows: Rows) -> None:
+    _, (silo, other) = running(served)
+    database = Database(served.database_url)
+    try:
+        with database.write() as session:
+            key, moment = name_of(silo.key), now(session)
+            said = {"public_key": key, "used_at": moment}
+            full = [said | {"nonce": f"n{number}"} for number in range(MOST_OF_A_KEY)]
+            session.execute(insert(UsedNonceRow), full)
+    finally:
+        database.close()
+    refused = try_join(silo, 1)
+    assert (refused.status_code, slug(refused)) == (429, "rate-limited")
+    assert 290 <= int(refused.headers["retry-after"]) <= 306
+    assert remembered(served, rows) == MOST_OF_A_KEY
+    assert silo.http.get(url(silo, 1)).status_code == 200
+    join(other, 1)

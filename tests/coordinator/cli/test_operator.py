@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from coordinator.cli import commands
+from coordinator.strategies.base import names
+from tests.served import ADMIN_TOKEN, Served
+from tests.taking_part import PLAN, deliver, running, values, wait_for
+
+
+@dataclass
+class Operator:
+    """The command line, pointed at a coordinator."""
+
+    served: Served
+
+    def __call__(self, *arguments: str, fails: bool = False, token: str = ADMIN_TOKEN) -> str:
+        app = typer.Typer(pretty_exceptions_enable=False)
+        commands(app)
+        environment = {
+            "TESSERA_URL": self.served.url,
+            "TESSERA_TOKEN": token,
+            "COLUMNS": "250",
+            "TERM": "dumb",
+        }
+        done = CliRunner().invoke(app, list(arguments), env=environment, catch_exceptions=False)
+        assert done.exit_code == (1 if fails else 0), done.output
+        return done.stderr if fails else done.stdout
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self(*arguments, "--json"))
+
+
+@pytest.fixture
+def tessera(coordinator: Served) -> Operator:
+    return Operator(coordinator)
+
+
+def test_an_operator_runs_a_federation_from_the_command_line(tessera: Operator) -> None:
+    made = tessera.json(
+        *("federation", "create", "--name", "clinics", "--strategy", "fedmosaic"),
+        *("--option", "temperature=0.4", "--rounds", "3", "--min-clients", "2", "--rank", "4"),
+    )
+    fid = made["id"]
+    assert made["plan"]["rounds"]["total"] == 3
+    assert made["plan"]["adapter"]["same_architecture_rank"] == 8, "what is recommended for it"
+    assert made["plan"]["strategy"]["options"]["temperature"] == 0.4
+    token = tessera.json("enrolment", "create", fid, "hospital-a", "--organisation", "A")["token"]
+    assert token.startswith("tsr1_")
+    shapes = {role: [64, 64] for role in made["plan"]["adapter"]["roles"]}
+    silo = tessera.served.enrol(fid, "hospital-b", shapes=shapes)
+    assert fid in tessera("federation", "list")
+    assert silo.client_id in tessera("client", "list", fid)
+    assert tessera.json("federation", "start", fid)["state"] == "running"
+    assert "open" in tessera("round", "list", fid)
+    assert "round 1" in tessera("round", "show", fid, "1")
+    assert tessera.json("federation", "pause", fid)["state"] == "paused"
+    tessera("client", "revoke", fid, silo.client_id)
+    assert tessera.json("client", "list", fid)[0]["state"] == "revoked"
+    assert "finished" in tessera("federation", "finish", fid)
+    assert "finished" in tessera("federation", "show", fid)
+
+
+@pytest.mark.parametrize("strategy", names())
+def test_every_strategy_can_be_had_by_its_name_alone(tessera: Operator, strategy: str) -> None:
+    made = tessera.json("federation", "create", "--name", strategy, "--strategy", strategy)
+    assert made["plan"]["strategy"]["name"] == strategy
+
+
+@pytest.mark.parametrize("strategy", ["fedmosaic", "flora"])
+def test_what_is_recommended_admits_a_model_of_8b(tessera: Operator, strategy: str) -> None:
+    made = tessera.json("federation", "create", "--name", "x", "--strategy", strategy)
+    shapes = {"q": (4096, 4096), "k": (1024, 4096), "v": (1024, 4096), "o": (4096, 4096)}
+    shapes |= {"gate": (14336, 4096), "up": (14336, 4096), "down": (4096, 14336)}
+    silo = tessera.served.enrol(made["id"], "large", hidden_size=4096, layers=32, shapes=shapes)
+    assert silo.client_id in tessera("client", "list", made["id"])
+
+
+def test_the_lora_beside_p_and_q_can_be_left_out(tessera: Operator) -> None:
+    gate = ("--option", "mix=gate", "--same-architecture-rank", "0")
+    made = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic", *gate)
+    assert made["plan"]["adapter"]["same_architecture_rank"] == 0
+
+
+def test_target_modules_are_told_as_the_list_of_packs_names_them(tessera: Operator) -> None:
+    create = ("federation", "create", "--name", "x", "--strategy", "fedmosaic", "--target-modules")
+    assert tessera.json(*create, "b0.v,b3.down")["plan"]["adapter"]["target_modules"] == ["b0.v", "b3.down"]
+    refused = tessera(*create, "b0.q", fails=True)  # not among the recommended roles
+    assert "adapter.target_modules" in refused
+    assert "b0.q is not among the (block, role)s" in refused
+
+
+def test_a_pivot_makes_a_federation_of_several_base_models(tessera: Operator) -> None:
+    pivot = "llama-96x4-4e79db21c87f"
+    made = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic", "--pivot", pivot)
+    assert made["plan"]["alignment"]["pivot"] == pivot
+
+
+def test_a_plan_file_is_read_and_options_change_it(tessera: Operator, tmp_path: Path) -> None:
+    plan = {"name": "from a file", "strategy": {"name": "fedavg"}, "rounds": {"total": 9, "min_clients": 4}}
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(plan))
+    made = tessera.json("federation", "create", "--plan", str(file), "--rounds", "2")
+    assert made["name"] == "from a file"
+    assert made["plan"]["rounds"]["total"] == 2
+    assert made["plan"]["rounds"]["min_clients"] == 4
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "said"),
+    [
+        ('{"name": "x", "strategy": "fedmosaic"}', ("--option", "a=1"), "plan's strategy must be an object"),
+        ('{"name": "x", "strategy": {"name": "fedavg"}, "rounds": 3}', ("--rounds", "3"), "plan's rounds"),
+        ("name: x", (), "is not JSON"),
+        ('{"naem": "x", "strategy": {"name": "fedavg"}, "adapter": {"rank": 0}}', (), "adapter.rank: "),
+        ('{"naem": "x", "strategy": {"name": "fedavg"}, "adapter": {"rank": 0}}', (), "naem: "),
+    ],
+)
+def test_what_is_wrong_with_a_plan_file_is_said(
+    tessera: Operator, tmp_path: Path, plan: str, options: tuple[str, ...], said: str
+) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(plan)
+    assert said in tessera("federation", "create", "--plan", str(file), *options, fails=True)
+
+
+def test_tokens_are_made_listed_and_revoked(tessera: Operator) -> None:
+    made = tessera.json("token", "create", "--role", "operator", "--name", "ops")
+    assert tessera.json("federation", "list") == json.loads(
+        tessera("federation", "list", "--json", token=made["token"])
+    )
+    assert made["id"] in tessera("token", "list")
+    tessera("token", "revoke", made["id"])
+    assert "credential-invalid" in tessera("federation", "list", token=made["token"], fails=True)
+
+
+def test_refusals_are_one_readable_line(tessera: Operator, tmp_path: Path) -> None:
+    for arguments, expected in [
+        (["federation", "show", "fed_none"], "[not-found]"),
+        (["federation", "create", "--name", "x", "--strategy", "nope"], "strategy.name"),
+        (["federation", "create", "--name", "x", "--strategy", "fedavg", "--option", "x"], "KEY=VALUE"),
+        (["federation", "create", "--plan", str(tmp_path / "none.json")], "none.json"),
+        (["token", "create", "--role", "king", "--name", "x"], "role"),
+        (["federation", "list", "--url", "http://127.0.0.1:1"], "does not answer"),
+        (["federation", "list", "--url", "not a url"], "http://"),
+    ]:
+        said = tessera(*arguments, fails=True)
+        assert said.startswith("tessera: ")
+        assert expected in said
+        assert said.count("\n") == 1
+
+
+def test_who_was_held_back_is_shown_with_the_reason(tessera: Operator) -> None:
+    plan = {"strategy": {"name": "fedmosaic"}, "rounds": {"total": 2, "min_clients": 2}}
+    fid, silos = running(tessera.served, **PLAN | plan | {"signature": {"dim": 2}})
+    for silo, fill in zip(silos, (1.0, -30.0), strict=True):
+        deliver(silo, 1, values(fill), signature=np.ones(2, np.float32))
+    wait_for(tessera.served, fid, 1, "published")
+    told = tessera("round", "relevance", fid, "1")
+    assert "large, opposed" in told
+    assert "silo-0" in told
+    assert tessera.json("round", "relevance", fid, "1")["served"] == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_watch_follows_rounds_until_the_federation_is_finished(tessera: Operator) -> None:
+    fid = tessera.served.federation()
+    tessera.served.admin.post(f"/v1/federations/{fid}/start")
+
+    def finish() -> None:
+        time.sleep(0.5)
+        with tessera.served.http(ADMIN_TOKEN) as admin:
+            admin.post(f"/v1/federations/{fid}/finish")
+
+    ending = threading.Thread(target=finish)
+    ending.start()
+    lines = tessera("round", "watch", fid, "--interval", "0.1", "--json").splitlines()
+    ending.join()
+    states = [json.loads(line)["state"] for line in lines]
+    assert (states[0], states[-1]) == ("open", "abandoned")
+    assert "abandoned" in tessera("round", "watch", fid, "--interval", "0.1")
+
+
+def test_ready_says_nothing_of_a_coordinator_that_serves_and_why_another_does_not(tessera: Operator) -> None:
+    assert tessera("ready") == ""
+    assert "does not answer" in tessera("ready", "--url", "http://127.0.0.1:1", fails=True)
+
+
+def test_help_is_quick_and_needs_neither_service_nor_torch() -> None:
+    program = (
+        "import sys\n"
+        "sys.argv = ['tessera', '--help']\n"
+        "from schemas.command import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "heavy = {'fastapi', 'sqlalchemy', 'torch', 'transformers', 'numpy', 'uvicorn', 'httpx'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in ("serve", "migrate", "ready", "federation", "token", "enrolment", "client", "round", "agent"):
+        assert name in done.stdout
+
+
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from schemas.command import main
+
+    monkeypatch.setitem(sys.modules, "coordinator.server", None)
+    blocked = _without("sqlalchemy", "coordinator.server", "coordinator.errors")
+    monkeypatch.setattr(sys, "meta_path", [blocked, *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "coordinator.server")
+    monkeypatch.setattr(sys, "argv", ["tessera", "migrate"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert "pip install '.[coordinator]'" in capsys.readouterr().err
+
+
+def _without(missing: str, *importers: str) -> Any:
+    """Make a finder under which `importers` cannot be imported for want of `missing`."""
+
+    class Finder:
+        find: Callable[..., None]
+
+        def find_spec(self, name: str, *_: object) -> None:
+            if name in importers:
+                raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    return Finder()

@@ -1,0 +1,103 @@
+"""What one transaction sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import func, select, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from coordinator.db import sqlite
+from coordinator.db.engine import Database, now, unsafe_settings
+from coordinator.db.tables.federations import FederationRow
+from coordinator.storage import payloads
+from tests.postgres_server import PostgresServer
+
+
+def test_on_postgresql_a_reader_sees_one_state_and_changes_nothing(
+    fresh_database: Callable[[str], str], postgres: object
+) -> None:
+    database = Database(fresh_database("postgres"))
+    counted = select(func.count()).select_from(FederationRow)
+
+    def row(name: str) -> FederationRow:
+        return FederationRow(id=name, name=name, state="open", plan={}, events=0, created_at=moment)
+
+    with database.read() as session:
+        moment = now(session)
+        assert session.scalar(counted) == 0
+        with database.write() as other:
+            other.add(row("a"))
+        assert session.scalar(counted) == 0
+    with database.read() as session:
+        assert session.scalar(counted) == 1
+        session.add(row("b"))
+        with pytest.raises(DBAPIError):
+            session.flush()
+    with database.write() as session:
+        session.add(row("b"))
+    with database.read() as session:
+        assert session.scalar(counted) == 2
+    database.close()
+
+
+def test_a_look_past_sessions_ends_with_its_block_even_when_that_fails(database: Database) -> None:
+    with database.write() as session:
+        payload_id, _ = payloads.store_bytes(session, b"abc")
+    for _ in range(50):  # more than the pool has connections
+        with pytest.raises(LookupError):
+            payloads.read_alone(database, payload_id, 0, 4)
+    with database.write() as session:  # nobody reads any more, or SQLite would not commit
+        payloads.store_bytes(session, b"def")
+    assert payloads.read_alone(database, payload_id, 1, 3) == b"bc"
+
+
+def test_a_writer_of_sqlite_that_waits_too_long_is_told_so_and_takes_nobodys_turn(
+    fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_MILLISECONDS", 50)
+    database = Database(fresh_database("sqlite"))
+
+    def store(body: bytes) -> int:
+        with database.write() as session:
+            return payloads.store_bytes(session, body)[0]
+
+    with ThreadPoolExecutor(1) as other:
+        with database.write() as session:
+            first, _ = payloads.store_bytes(session, b"first")
+            with pytest.raises(OperationalError, match="locked"):
+                other.submit(store, b"second").result()
+        with pytest.raises(LookupError), database.write():
+            raise LookupError  # who fails gives the turn back too
+        second = other.submit(store, b"second").result()
+    assert payloads.read_alone(database, first, 0, 5) == b"first"
+    assert payloads.read_alone(database, second, 0, 6) == b"second"
+    database.close()
+
+
+def test_a_server_that_may_lose_commits_is_named(postgres: PostgresServer, database: Database) -> None:
+    with database.read() as session:
+        unsafe = unsafe_settings(session)
+    assert unsafe == ([] if database.is_sqlite else ["fsync", "full_page_writes"])  # the tests' own server
+
+
+def test_nothing_is_said_against_a_server_that_writes_durably() -> None:
+    with PostgresServer(durable=True) as server:
+        server.create("safe")
+        database = Database(server.url("safe"))
+        with database.read() as session:
+            assert unsafe_settings(session) == []
+        database.close()
+
+
+def test_an_error_does_not_repeat_what_was_to_be_written(database: Database) -> None:
+    secret = b"a vector of a signature"
+    with pytest.raises(DBAPIError) as failed, database.write() as session:
+        session.execute(
+            text("INSERT INTO payload_chunks (payload_id, begin, data) VALUES (-1, 0, :data)"),
+            {"data": secret},
+        )
+    assert "payload_chunks" in str(failed.value)
+    assert repr(secret)[2:-1] not in str(failed.value)

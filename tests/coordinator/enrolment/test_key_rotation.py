@@ -1,0 +1,199 @@
+"""Replacing a client's key: both keys agree, both count for a while, and then only the new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import text
+
+from coordinator.db.engine import Database
+from coordinator.db.tables.identity import ClientKeyRow
+from coordinator.enrolment.key_rotation import KEYS_A_DAY
+from schemas.identity.documents import is_signed, sign
+from schemas.identity.keys import name_of, public_key
+from schemas.messages.enrolment import rotation_statement
+from tests.served import Served, Silo, slug
+
+
+def rotation(silo: Silo, new: Ed25519PrivateKey, **changes: Any) -> dict[str, Any]:
+    said = rotation_statement(
+        federation=silo.federation_id,
+        client=silo.client_id,
+        old_key=name_of(silo.key),
+        public_key=name_of(new),
+    )
+    signed = {
+        "public_key": name_of(new),
+        "proof": sign("tessera-rotation-v1", said, new),
+        "endorsement": sign("tessera-rotation-v1", said, silo.key),
+    }
+    return signed | changes
+
+
+@pytest.fixture
+def silo(coordinator: Served) -> Silo:
+    return coordinator.enrol(coordinator.federation(privacy={"roster_policy": "tofu"}), "a")
+
+
+def test_both_keys_count_until_the_old_one_is_over(coordinator: Served, silo: Silo) -> None:
+    new = Ed25519PrivateKey.generate()
+    request = rotation(silo, new, overlap_seconds=86400)
+    done, again = (silo.http.put("/v1/me/key", json=request) for _ in range(2))
+    assert (done.status_code, again.json()) == (200, done.json())
+    renewed = coordinator.signing(new)
+    for http in (silo.http, renewed):
+        assert http.get("/v1/me").json()["client_id"] == silo.client_id
+    let_expire(coordinator.database_url, name_of(silo.key))
+    assert slug(silo.http.get("/v1/me")) == "key-revoked"
+    assert renewed.get("/v1/me").status_code == 200
+    links = renewed.get(f"/v1/federations/{silo.federation_id}/roster").json()["items"]
+    assert [link["event"] for link in links] == ["enrolled", "rotated"]
+    said = rotation_statement(
+        federation=silo.federation_id,
+        client=silo.client_id,
+        old_key=links[0]["public_key"],
+        public_key=links[1]["public_key"],
+    )
+    key = public_key(name_of(silo.key))
+    assert is_signed("tessera-rotation-v1", said, links[1]["endorsement"], key)
+
+
+def test_without_an_overlap_the_old_key_is_over_at_once(coordinator: Served, silo: Silo) -> None:
+    new = Ed25519PrivateKey.generate()
+    request = rotation(silo, new, overlap_seconds=0)
+    assert silo.http.put("/v1/me/key", json=request).status_code == 200
+    assert slug(silo.http.get("/v1/me")) == "key-revoked"
+    assert coordinator.signing(new).get("/v1/me").status_code == 200
+
+
+def test_a_key_that_is_over_at_once_stays_over_though_the_clock_be_set_back(
+    coordinator: Served, silo: Silo
+) -> None:
+    request = rotation(silo, Ed25519PrivateKey.generate(), overlap_seconds=0)
+    answer = silo.http.put("/v1/me/key", json=request)
+    assert answer.json()["old_key_expires_at"] > "2026", "people are told when it ended"
+    with closing(Database(coordinator.database_url)) as database, database.read() as session:
+        old = session.get_one(ClientKeyRow, name_of(silo.key))
+        assert old.expires_at is not None
+        assert old.expires_at < old.created_at - timedelta(days=365)
+
+
+def test_an_overlap_is_cut_short_by_asking_again_and_never_made_longer(
+    coordinator: Served, silo: Silo
+) -> None:
+    new = Ed25519PrivateKey.generate()
+    first, longer = (
+        silo.http.put("/v1/me/key", json=rotation(silo, new, overlap_seconds=seconds)).json()
+        for seconds in (3600, 86400)
+    )
+    assert longer == first
+    at_once = silo.http.put("/v1/me/key", json=rotation(silo, new, overlap_seconds=0))
+    assert at_once.json()["old_key_expires_at"] < first["old_key_expires_at"]
+    assert slug(silo.http.get("/v1/me")) == "key-revoked"
+    assert coordinator.signing(new).get("/v1/me").status_code == 200
+
+
+def test_the_keys_before_the_replaced_one_end_no_later(coordinator: Served, silo: Silo) -> None:
+    second, third = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    repeated = rotation(silo, second, overlap_seconds=86400)
+    assert silo.http.put("/v1/me/key", json=repeated).status_code == 200
+    renewed = Silo(silo.client_id, silo.federation_id, second, coordinator.signing(second))
+    assert renewed.http.put("/v1/me/key", json=rotation(renewed, third)).status_code == 200
+    assert silo.http.put("/v1/me/key", json=repeated | {"overlap_seconds": 0}).status_code == 200
+    assert slug(silo.http.get("/v1/me")) == "key-revoked"
+    assert renewed.http.get("/v1/me").status_code == 200, "a repeated request ends no newer key"
+    at_once = rotation(renewed, third, overlap_seconds=0)
+    assert renewed.http.put("/v1/me/key", json=at_once).status_code == 200
+    assert slug(renewed.http.get("/v1/me")) == "key-revoked"
+    assert coordinator.signing(third).get("/v1/me").status_code == 200
+
+
+def test_a_compromised_key_and_all_before_it_are_over_at_once(coordinator: Served, silo: Silo) -> None:
+    second, third = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    assert silo.http.put("/v1/me/key", json=rotation(silo, second)).status_code == 200
+    renewed = Silo(silo.client_id, silo.federation_id, second, coordinator.signing(second))
+    at_once = rotation(renewed, third, overlap_seconds=0)
+    assert renewed.http.put("/v1/me/key", json=at_once).status_code == 200
+    for http in (silo.http, renewed.http):
+        assert slug(http.get("/v1/me")) == "key-revoked"
+
+
+def test_a_client_gets_so_many_keys_a_day_and_then_is_told_when_to_come_again(
+    coordinator: Served, silo: Silo
+) -> None:
+    for _ in range(KEYS_A_DAY - 1):
+        new = Ed25519PrivateKey.generate()
+        assert silo.http.put("/v1/me/key", json=rotation(silo, new)).status_code == 200
+        silo = Silo(silo.client_id, silo.federation_id, new, coordinator.signing(new))
+    request = rotation(silo, Ed25519PrivateKey.generate())
+    refused = silo.http.put("/v1/me/key", json=request)
+    assert (refused.status_code, slug(refused)) == (429, "rate-limited")
+    assert 86000 < int(refused.headers["retry-after"]) <= 86410
+    assert f"{KEYS_A_DAY} keys a day" in refused.json()["detail"]
+    assert silo.http.get("/v1/me").status_code == 200
+    with closing(Database(coordinator.database_url)) as database, database.write() as session:
+        earlier = text("UPDATE client_keys SET created_at = '2020-01-01 00:00:00+00:00' WHERE client_id = :c")
+        session.execute(earlier, {"c": silo.client_id})
+    assert silo.http.put("/v1/me/key", json=request).status_code == 200
+
+
+def test_a_key_that_was_replaced_names_no_other_successor(coordinator: Served, silo: Silo) -> None:
+    first, second = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    assert silo.http.put("/v1/me/key", json=rotation(silo, first)).status_code == 200
+    refused = silo.http.put("/v1/me/key", json=rotation(silo, second))
+    assert (refused.status_code, slug(refused)) == (401, "key-revoked")
+    assert slug(coordinator.signing(second).get("/v1/me")) == "signature-invalid"
+
+
+def test_revoking_a_client_ends_all_its_keys(coordinator: Served, silo: Silo) -> None:
+    new = Ed25519PrivateKey.generate()
+    assert silo.http.put("/v1/me/key", json=rotation(silo, new)).status_code == 200
+    path = f"/v1/federations/{silo.federation_id}/clients/{silo.client_id}"
+    assert coordinator.admin.delete(path).status_code == 204
+    for http in (silo.http, coordinator.signing(new)):
+        assert slug(http.get("/v1/me")) == "key-revoked"
+
+
+WRONG: dict[str, tuple[Callable[[Silo], dict[str, Any]], int, str]] = {
+    "a stranger's endorsement": (lambda s: {"endorsement": _forged(s)}, 422, "weak-public-key"),
+    "a proof by the old key": (lambda s: {"proof": _forged(s)}, 422, "weak-public-key"),
+    "a weak key": (lambda s: {"public_key": "A" * 43}, 422, "weak-public-key"),
+    "too long an overlap": (lambda s: {"overlap_seconds": 86401}, 422, "validation"),
+}
+
+
+def _forged(silo: Silo) -> str:
+    return sign("tessera-rotation-v1", {"client": silo.client_id}, Ed25519PrivateKey.generate())
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_rotation_that_is_not_both_keys_is_refused(coordinator: Served, silo: Silo, case: str) -> None:
+    change, status, kind = WRONG[case]
+    request = rotation(silo, Ed25519PrivateKey.generate(), **change(silo))
+    refused = silo.http.put("/v1/me/key", json=request)
+    assert (refused.status_code, slug(refused)) == (status, kind)
+    assert silo.http.get("/v1/me").status_code == 200
+
+
+def test_a_key_that_somebody_has_is_not_taken(coordinator: Served, silo: Silo) -> None:
+    other = coordinator.enrol(coordinator.federation(), "b")
+    refused = silo.http.put("/v1/me/key", json=rotation(silo, other.key))
+    assert (refused.status_code, slug(refused)) == (422, "weak-public-key")
+    assert other.http.get("/v1/me").json()["client_id"] == other.client_id
+
+
+def let_expire(database_url: str, key: str) -> None:
+    database = Database(database_url)
+    try:
+        with database.write() as session:
+            past = text(
+                "UPDATE client_keys SET expires_at = '2020-01-01 00:00:00+00:00' WHERE public_key = :k"
+            )
+            session.execute(past, {"k": key})
+    finally:
+        database.close()

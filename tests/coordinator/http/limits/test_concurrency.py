@@ -1,0 +1,50 @@
+"""One at a time, in the order of who asked, and nothing is remembered of who is done."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from coordinator.errors import RateLimited
+from coordinator.http.limits import concurrency
+from coordinator.http.limits.concurrency import Turns
+
+
+def test_the_second_waits_for_the_first_and_another_does_not() -> None:
+    said: list[str] = []
+
+    async def upload(turns: Turns, name: str, say: str) -> None:
+        async with turns.one_of(name):
+            said.append(say)
+            await anyio.sleep(0.01)
+            said.append(say)
+
+    async def run() -> Turns:
+        turns = Turns()
+        async with anyio.create_task_group() as tasks:
+            for name, say in (("a", "1"), ("a", "2"), ("b", "3")):
+                tasks.start_soon(upload, turns, name, say)
+        return turns
+
+    turns = anyio.run(run)
+    assert [say for say in said if say != "3"] == ["1", "1", "2", "2"]
+    assert said[1] == "3"
+    assert not turns._turns
+
+
+def test_who_waits_too_long_is_sent_away_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(concurrency, "_PATIENCE_SECONDS", 0.01)
+
+    async def second(turns: Turns) -> None:
+        with pytest.raises(RateLimited, match="under way"):
+            await turns.one_of("a").__aenter__()
+
+    async def run() -> Turns:
+        turns = Turns()
+        async with turns.one_of("a"), anyio.create_task_group() as tasks:
+            tasks.start_soon(second, turns)
+        async with turns.one_of("a"):
+            pass
+        return turns
+
+    assert not anyio.run(run)._turns

@@ -1,0 +1,34 @@
+"""Which weights a client starts from."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+from coordinator.rounds import base_weights
+from schemas.messages.updates import WeightsManifest
+from schemas.wire.digests import digest_of
+
+LAYOUT = {f"b{block}.q.{part}": (1,) for block in range(200) for part in "PQ"}
+
+
+def manifest(client: str) -> WeightsManifest:
+    return WeightsManifest(federation="f", recipe={}, round=1, client=client, pack=None)
+
+
+def test_zeros_are_named_by_the_whole_body() -> None:
+    for _ in range(2):  # made, and remembered
+        for client in ("a", "b"):
+            named, made = base_weights.zeros(LAYOUT, manifest(client))
+            body = made.head + b"".join(made.pieces())
+            assert (named.digest, named.bytes) == (digest_of(body), len(body))
+
+
+def test_what_is_remembered_of_a_client_is_less_than_its_head() -> None:
+    tracemalloc.start()
+    try:
+        for i in range(60):
+            _, made = base_weights.zeros(LAYOUT, manifest(f"client-{i}"))
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept < 60 * len(made.head) / 4

@@ -1,0 +1,227 @@
+"""Clients that wait for their next round: told at once, sent away in time, at no cost in between."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from coordinator.db.engine import Database
+from coordinator.db.federation_lock import lock_federation
+from coordinator.rounds import queries, transitions
+from coordinator.rounds.long_poll import LONGEST_SECONDS, seconds_of
+from tests.served import Served, Silo, slug
+from tests.taking_part import deliver, plan, running, values
+
+Serve = Callable[..., Served]
+ALONE = plan(rounds={"min_clients": 1, "total": 2})
+
+
+@contextmanager
+def waiting(silo: Silo, seconds: int) -> Iterator[Future[httpx.Response]]:
+    """Ask for the current round on a connection of its own, and be sure that it waits."""
+    path = f"/v1/federations/{silo.federation_id}/rounds/current"
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(silo.http.get, path, headers={"Prefer": f"wait={seconds}"})
+        time.sleep(0.3)
+        assert not asked.done(), asked.result().text
+        yield asked
+
+
+def told(asked: Future[httpx.Response]) -> tuple[httpx.Response, float]:
+    """Give the answer, and how long it still took."""
+    began = time.monotonic()
+    return asked.result(timeout=20), time.monotonic() - began
+
+
+def test_who_waits_is_told_when_the_federation_starts(coordinator: Served) -> None:
+    fid = coordinator.federation(**ALONE)
+    silo = coordinator.enrol(fid, "a")
+    with waiting(silo, 20) as asked:
+        assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+        answer, seconds = told(asked)
+    assert (answer.status_code, answer.json()["round"]) == (200, 1)
+    assert seconds < 5
+
+
+def test_a_round_that_opens_while_a_client_is_told_that_there_is_none_is_told_all_the_same(
+    coordinator: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fid = coordinator.federation(**ALONE)
+    silo = coordinator.enrol(fid, "a")
+    look = queries.look
+
+    def look_just_before(*asked: Any) -> queries.Look:
+        seen = look(*asked)
+        monkeypatch.setattr(queries, "look", look)
+        assert coordinator.admin.post(f"/v1/federations/{fid}/start").status_code == 200
+        return seen
+
+    monkeypatch.setattr(queries, "look", look_just_before)
+    began = time.monotonic()
+    path = f"/v1/federations/{fid}/rounds/current"
+    answer = silo.http.get(path, headers={"Prefer": "wait=20"})
+    assert (answer.status_code, answer.json()["round"]) == (200, 1)
+    assert time.monotonic() - began < 10
+
+
+def test_who_has_delivered_is_told_of_the_next_round_and_of_the_end(coordinator: Served) -> None:
+    _, (one, two) = running(coordinator, **plan(rounds={"total": 2}))
+    for number in (1, 2):
+        deliver(one, number, values(1.0))
+        with waiting(one, 20) as asked:
+            deliver(two, number, values(2.0))
+            answer, seconds = told(asked)
+        assert (answer.json()["state"], answer.json()["round"]) == (
+            ("open", 2) if number == 1 else ("finished", 3)
+        )
+        assert seconds < 5
+
+
+def test_a_round_that_is_abandoned_at_its_deadline_wakes_who_delivered(coordinator: Served) -> None:
+    _, (one, two) = running(coordinator, **plan(rounds={"collect_seconds": 1, "quorum": 2}))
+    assert two.http.post(f"/v1/federations/{two.federation_id}/rounds/1/join").status_code == 200
+    deliver(one, 1, values(1.0))
+    with waiting(one, 20) as asked:
+        answer, _ = told(asked)
+    assert (answer.status_code, answer.json()["round"]) == (200, 2)
+
+
+def test_a_federation_that_is_finished_before_it_began_tells_who_waits(coordinator: Served) -> None:
+    fid = coordinator.federation(**ALONE)
+    silo = coordinator.enrol(fid, "a")
+    with waiting(silo, 20) as asked:
+        coordinator.admin.post(f"/v1/federations/{fid}/finish")
+        answer, seconds = told(asked)
+    assert answer.json()["state"] == "finished"
+    assert seconds < 5
+
+
+def test_who_waits_in_vain_is_sent_away_in_time_and_may_come_back_at_once(coordinator: Served) -> None:
+    silo = coordinator.enrol(coordinator.federation(**ALONE), "a")
+    began = time.monotonic()
+    with waiting(silo, 1) as asked:
+        answer, _ = told(asked)
+    assert 0.9 < time.monotonic() - began < 5
+    assert (answer.status_code, answer.headers["retry-after"]) == (204, "0")
+
+
+def test_who_does_not_wait_is_answered_at_once(coordinator: Served) -> None:
+    silo = coordinator.enrol(coordinator.federation(**ALONE), "a")
+    path = f"/v1/federations/{silo.federation_id}/rounds/current"
+    for prefer in ("wait=0", "respond-async", "wait=soon"):
+        began = time.monotonic()
+        answer = silo.http.get(path, headers={"Prefer": prefer})
+        assert (answer.status_code, time.monotonic() - began < 5) == (204, True)
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_a_client_that_is_revoked_while_it_waits_is_shut_out_at_once(coordinator: Served) -> None:
+    fid = coordinator.federation(**ALONE)
+    silo = coordinator.enrol(fid, "a")
+    with waiting(silo, 20) as asked:
+        coordinator.admin.delete(f"/v1/federations/{fid}/clients/{silo.client_id}")
+        answer, seconds = told(asked)
+    assert (answer.status_code, slug(answer)) == (401, "key-revoked")
+    assert seconds < 5
+
+
+def test_a_client_waits_once_its_earlier_request_is_sent_away(coordinator: Served) -> None:
+    fid = coordinator.federation(**ALONE)
+    silo = coordinator.enrol(fid, "a")
+    again = Silo(silo.client_id, fid, silo.key, coordinator.signing(silo.key))
+    with waiting(silo, 20) as earlier, waiting(again, 20) as later:
+        answer, seconds = told(earlier)
+        assert answer.status_code == 204
+        assert seconds < 5
+        assert not later.done()
+        coordinator.admin.post(f"/v1/federations/{fid}/start")
+        assert told(later)[0].status_code == 200
+
+
+@pytest.mark.slow
+def test_many_wait_without_a_thread_or_a_connection_each(
+    serve: Serve, fresh_database: Callable[[str], str]
+) -> None:
+    served = serve(fresh_database("sqlite"))
+    fid = served.federation(**plan(rounds={"min_clients": 60}))
+    silos = [served.enrol(fid, f"silo-{i}") for i in range(60)]  # more than there are threads to serve them
+    before = threading.active_count()
+    path = f"/v1/federations/{fid}/rounds/current"
+    with ThreadPoolExecutor(60) as pool:
+        asked = [pool.submit(silo.http.get, path, headers={"Prefer": "wait=20"}) for silo in silos]
+        time.sleep(1.0)
+        assert not any(one.done() for one in asked)
+        began = time.monotonic()
+        assert served.admin.get(f"/v1/federations/{fid}").json()["clients"]["enrolled"] == 60
+        assert time.monotonic() - began < 10
+        assert threading.active_count() <= before + 60 + 40  # theirs here, and the service's usual ones
+        served.admin.post(f"/v1/federations/{fid}/start")
+        assert [one.result(timeout=20).status_code for one in asked] == [200] * 60
+
+
+def test_what_another_process_changes_is_found(
+    backend: str, serve: Serve, fresh_database: Callable[[str], str]
+) -> None:
+    url = fresh_database(backend)
+    served = serve(url, tick_seconds=3600.0)
+    fid = served.federation(**ALONE)
+    silo = served.enrol(fid, "a")
+    elsewhere = Database(url)
+    with waiting(silo, 20) as asked:
+        with elsewhere.write() as session:
+            transitions.start(session, lock_federation(session, fid))
+        answer, seconds = told(asked)
+    elsewhere.close()
+    assert (answer.status_code, answer.json()["round"]) == (200, 1)
+    assert seconds < 5
+
+
+def test_a_round_that_another_replica_publishes_wakes_who_waits_here(
+    serve: Serve, fresh_database: Callable[[str], str]
+) -> None:
+    url = fresh_database("postgres")
+    here, there = (serve(url, tick_seconds=3600.0) for _ in range(2))
+    fid, (one, two) = running(here)
+    deliver(one, 1, values(1.0))
+    other = Silo(two.client_id, fid, two.key, there.signing(two.key))
+    with waiting(one, 20) as asked:
+        deliver(other, 1, values(2.0))
+        answer, seconds = told(asked)
+    assert (answer.status_code, answer.json()["round"]) == (200, 2)
+    assert seconds < 5
+
+
+def test_a_service_that_stops_sends_away_who_waits(
+    serve: Serve, fresh_database: Callable[[str], str]
+) -> None:
+    served = serve(fresh_database("sqlite"), retry_seconds=7.0)
+    silo = served.enrol(served.federation(**ALONE), "a")
+    with waiting(silo, 25) as asked:
+        served._server.handle_exit(15, None)
+        answer, seconds = told(asked)
+    assert answer.status_code == 204
+    assert 3 <= int(answer.headers["retry-after"]) <= 11  # spread: all of them come back
+    assert seconds < 5
+
+
+@pytest.mark.parametrize(
+    ("prefer", "seconds"),
+    [
+        (None, 0),
+        ("wait=5", 5),
+        ('respond-async, Wait = "7" ; x', 7),
+        ("wait=999999", LONGEST_SECONDS),
+        ("wait=-5", 0),
+        ("wait=5s", 0),
+        ("await=5", 0),
+    ],
+)
+def test_the_preference_to_wait_is_read_as_rfc_7240_writes_it(prefer: Any, seconds: int) -> None:
+    assert seconds_of(prefer) == seconds

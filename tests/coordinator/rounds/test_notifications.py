@@ -1,0 +1,248 @@
+"""What rounds count is told together: soon, seldom, once, and never instead of a change of state."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
+
+from coordinator.db.engine import Database
+from coordinator.db.federation_lock import lock_federation
+from coordinator.db.tables.federations import EventRow
+from coordinator.federations import store
+from coordinator.rounds import notifications, transitions
+from coordinator.rounds import store as rounds
+from coordinator.rounds.notifications import Change, Untold
+from schemas.messages.federations import FederationPlan
+from tests.served import Served, Silo
+from tests.taking_part import deliver, join, plan, running, url, values, wait_for
+
+Rows = Callable[[str, str], list[tuple[Any, ...]]]
+METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
+
+
+def told(rows: Rows, served: Served, fid: str) -> list[dict[str, Any]]:
+    """The events of a federation's rounds, in order."""
+    found = rows(
+        served.database_url,
+        f"SELECT data FROM events WHERE federation_id = '{fid}' AND kind = 'round' ORDER BY number",
+    )
+    return [json.loads(data) if isinstance(data, str) else data for (data,) in found]
+
+
+def until_told(rows: Rows, served: Served, fid: str, **counts: int) -> list[dict[str, Any]]:
+    """Wait, not long, until the last event shows these counts."""
+    deadline = time.monotonic() + 10
+    while True:
+        seen = told(rows, served, fid)
+        if {name: seen[-1]["counts"][name] for name in counts} == counts:
+            return seen
+        assert time.monotonic() < deadline, seen[-1]
+        time.sleep(0.02)
+
+
+def score(silo: Silo, number: int) -> None:
+    """Send scores."""
+    sent = {"before": METRICS, "after": METRICS, "examples": 9}
+    assert silo.http.put(url(silo, number, "/scores"), json=sent).status_code == 204
+
+
+def test_what_many_clients_do_at_once_is_told_in_few_events(
+    serve: Callable[..., Served], database_url: str, rows: Rows
+) -> None:
+    served = serve(database_url, tick_seconds=3600)  # nobody looks who is not woken
+    fid, silos = running(served, 8, **plan(rounds={"min_clients": 8}))
+    began = time.monotonic()
+    for silo in silos[:7]:
+        join(silo, 1)
+    seen = until_told(rows, served, fid, joined=7)
+    assert {event["state"] for event in seen} == {"open"}
+    assert len(seen) <= 3 + (time.monotonic() - began) / notifications.TOGETHER_SECONDS
+
+
+def test_late_scores_of_a_round_that_has_ended_are_told(
+    serve: Callable[..., Served], database_url: str, rows: Rows
+) -> None:
+    served = serve(database_url, tick_seconds=3600)
+    fid, silos = running(served, **plan(rounds={"total": 1}))
+    for silo in silos:
+        join(silo, 1)
+    for silo in silos:
+        deliver(silo, 1, values(1.0))
+    wait_for(served, fid, 1, "published")
+    score(silos[0], 1)
+    deadline = time.monotonic() + 10
+    while (last := told(rows, served, fid)[-1])["scores"] is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert (last["state"], last["scores"]["mean"]["loss"]) == ("published", 0.7)
+
+
+def test_a_service_that_stops_has_told_everything(
+    serve: Callable[..., Served], database_url: str, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "TOGETHER_SECONDS", 3600.0)
+    served = serve(database_url, tick_seconds=3600)
+    fid, silos = running(served, 5, **plan(rounds={"min_clients": 5}))
+    for silo in silos[:4]:
+        join(silo, 1)
+    served.stop()
+    assert told(rows, served, fid)[-1]["counts"]["joined"] == 4
+
+
+def open_one(database: Database) -> str:
+    """Make a federation, which is in its first round."""
+    with database.write() as session:
+        row = store.create(
+            session, FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}})
+        )
+        transitions.start(session, row)
+        return row.id
+
+
+@pytest.fixture
+def opened(database: Database) -> str:
+    """A federation in its first round."""
+    return open_one(database)
+
+
+def last_event(database: Database, fid: str) -> int:
+    with database.write() as session:
+        return lock_federation(session, fid).events
+
+
+def numbers(database: Database, fid: str) -> list[int]:
+    """Which rounds were told, in order?"""
+    with database.read() as session:
+        query = select(EventRow.data).where(EventRow.federation_id == fid).order_by(EventRow.number)
+        return [data["round"] for data in session.scalars(query)]
+
+
+def test_two_replicas_that_saw_changes_tell_them_once(database: Database, opened: str) -> None:
+    here, there = Untold(), Untold()
+    here.note(Change(opened, 1, 1))
+    there.note(Change(opened, 1, 1))
+    here.tell(database)
+    there.tell(database)
+    assert numbers(database, opened) == [1, 1]  # that it opened, and what changed
+    there.note(Change(opened, 1, last_event(database, opened)))
+    there.tell(database, is_due=True)
+    assert numbers(database, opened) == [1, 1, 1]
+
+
+def test_what_another_round_had_to_tell_does_not_stand_for_this_one(database: Database, opened: str) -> None:
+    untold = Untold()
+    untold.note(Change(opened, 1, last_event(database, opened)))
+    with database.write() as session:
+        federation = lock_federation(session, opened)
+        row = rounds.numbered(session, opened, 1, lock=True)
+        transitions.abandon(session, federation, row, "too-few-updates")  # round 2 opens
+        after = federation.events + 2
+    untold.tell(database)
+    assert numbers(database, opened) == [1, 1, 2], "that it was abandoned shows all that it counted"
+    untold.note(Change(opened, 1, after - 1))
+    untold.tell(database, is_due=True)
+    assert numbers(database, opened) == [1, 1, 2, 1]
+
+
+def test_nothing_is_told_again_too_soon_and_all_in_time(database: Database, opened: str) -> None:
+    untold = Untold()
+    untold.tell(database)
+    assert untold.pause() is None
+    assert untold.note(Change(opened, 1, 1))
+    assert untold.pause() == 0.0
+    untold.tell(database)
+    assert untold.pause() is None
+    assert untold.note(Change(opened, 1, last_event(database, opened)))
+    assert not untold.note(Change(opened, 1, 1)), "an older change is told with the newer"
+    untold.tell(database)
+    assert len(numbers(database, opened)) == 2, "too soon"
+    left = untold.pause()
+    assert left is not None
+    assert 0 < left <= notifications.TOGETHER_SECONDS
+    time.sleep(left)
+    untold.tell(database)
+    assert len(numbers(database, opened)) == 3
+
+
+def test_what_could_not_be_written_is_told_later(
+    database: Database, opened: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    untold = Untold()
+    untold.note(Change(opened, 1, 1))
+
+    def fails(*_: object) -> None:
+        raise OperationalError("COMMIT", {}, Exception("disk I/O error"))
+
+    with monkeypatch.context() as broken:
+        broken.setattr("sqlalchemy.orm.session.SessionTransaction.commit", fails)
+        assert not untold.tell(database)
+    assert numbers(database, opened) == [1]
+    assert untold.pause(), "not at once: it would fail again"
+    assert untold.tell(database, is_due=True)
+    assert numbers(database, opened) == [1, 1]
+
+
+def test_no_more_rounds_are_remembered_than_may_be(
+    database: Database, opened: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "MOST_ROUNDS", 1)
+    untold = Untold()
+    untold.note(Change(opened, 1, 1))
+    untold.note(Change(opened, 2, 1))  # there is no such round: to tell of it would fail
+    untold.tell(database)
+    assert numbers(database, opened) == [1, 1]
+
+
+def test_a_round_of_which_nothing_can_be_told_is_let_go(database: Database, opened: str) -> None:
+    untold = Untold()
+    for number in (9, 1):  # there is no round 9
+        untold.note(Change(opened, number, 1))
+    untold.tell(database)
+    assert numbers(database, opened) == [1, 1]
+    assert untold.pause() is None
+
+
+def test_who_holds_one_federation_does_not_hold_up_the_others(
+    fresh_database: Callable[[str], str],
+) -> None:
+    database = Database(fresh_database("postgres"))
+    held, *free = (open_one(database) for _ in range(3))
+    untold = Untold()
+    for fid in (held, *free):
+        untold.note(Change(fid, 1, 1))
+    with database.write() as session:
+        lock_federation(session, held)
+        began = time.monotonic()
+        assert not untold.tell(database)
+        first = time.monotonic() - began
+        assert [numbers(database, fid) for fid in free] == [[1, 1], [1, 1]]
+        began = time.monotonic()
+        assert not untold.tell(database, is_due=True)
+        assert first < 2 < time.monotonic() - began, "it waits longer for who was in its way before"
+    assert untold.tell(database, is_due=True)
+    assert numbers(database, held) == [1, 1]
+    database.close()
+
+
+def test_a_held_round_that_is_due_does_not_keep_others_from_being_told(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str], rows: Rows
+) -> None:
+    served = serve(fresh_database("postgres"), tick_seconds=0.05)
+    due, (late, *_) = running(served, 1, **plan(rounds={"min_clients": 1, "collect_seconds": 1}))
+    free, silos = running(served, 3, **plan(rounds={"min_clients": 3}))
+    database = Database(served.database_url)
+    join(late, 1)
+    with database.write() as session:
+        lock_federation(session, due)
+        time.sleep(1.5)  # its deadline is over, and who moves rounds waits for the lock
+        began = time.monotonic()
+        join(silos[0], 1)
+        until_told(rows, served, free, joined=1)
+        assert time.monotonic() - began < 5
+    database.close()

@@ -1,0 +1,154 @@
+"""Who let whom in or shut whom out: every such deed is in the audit log, and nothing leaves it unnoticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import text
+from typer import Typer
+from typer.testing import CliRunner
+
+from coordinator import cli
+from coordinator.db.engine import Database
+from coordinator.db.federation_lock import lock_federation
+from schemas.identity.documents import hash_of
+from schemas.identity.enrolment_token import read
+from tests.conftest import ask
+from tests.coordinator.enrolment.test_key_rotation import rotation
+from tests.scenarios.agents import wait_until
+from tests.served import ADMIN_TOKEN, Served, enrolment, slug
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served], database_url: str) -> Served:
+    return serve(database_url)
+
+
+def entries(served: Served) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = served.admin.get("/v1/audit").json()["items"]
+    return items
+
+
+def test_every_deed_is_written_down_with_who_did_it(served: Served) -> None:
+    fid = served.federation()
+    token = served.enrolment_token(fid, "a")
+    key, anyone = Ed25519PrivateKey.generate(), served.http()
+    cid = anyone.post("/v1/enrolments", json=enrolment(anyone, token, "a", key)).json()["client_id"]
+    anyone.post("/v1/enrolments", json=enrolment(anyone, token, "a", key))
+    other = enrolment(anyone, token, "a", Ed25519PrivateKey.generate())
+    assert anyone.post("/v1/enrolments", json=other).status_code == 401
+    silo = served.enrol(fid, "b")
+    request = rotation(silo, Ed25519PrivateKey.generate())
+    assert [silo.http.put("/v1/me/key", json=request).status_code for _ in range(2)] == [200, 200]
+    for _ in range(2):
+        assert served.admin.delete(f"/v1/federations/{fid}/clients/{cid}").status_code == 204
+    made = served.admin.post("/v1/tokens", json={"role": "auditor", "name": "x"}).json()
+    for _ in range(2):
+        assert served.admin.delete(f"/v1/tokens/{made['id']}").status_code == 204
+    for order in ("start", "start", "pause", "start", "finish", "finish"):
+        assert served.admin.post(f"/v1/federations/{fid}/{order}").status_code == 200
+    enr = "enr_" + read(token).id
+    found = [(e["event"], e["actor"], e["subject"]) for e in entries(served)]
+    second = found[4][2]
+    assert found == [
+        ("federation-created", "settings", fid),
+        ("enrolment-token-made", "settings", enr),
+        ("client-enrolled", enr, cid),
+        ("enrolment-refused", enr, "a"),
+        ("enrolment-token-made", "settings", second),
+        ("client-enrolled", second, silo.client_id),
+        ("client-key-replaced", silo.client_id, silo.client_id),
+        ("client-revoked", "settings", cid),
+        ("person-token-made", "settings", made["id"]),
+        ("person-token-revoked", "settings", made["id"]),
+        ("federation-started", "settings", fid),
+        ("federation-paused", "settings", fid),
+        ("federation-started", "settings", fid),
+        ("federation-finished", "settings", fid),
+    ]
+    assert _is_chain(entries(served))
+    assert entries(served)[3]["reason"] == "used before"
+
+
+def _is_chain(found: list[dict[str, Any]]) -> bool:
+    hashes = [None, *(hash_of(entry) for entry in found)]
+    return [entry["previous"] for entry in found] == hashes[:-1]
+
+
+@pytest.mark.parametrize("order", ["start", "pause", "finish", "revoke"])
+def test_who_is_shut_out_while_the_order_waits_orders_nothing(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str], order: str
+) -> None:
+    served = serve(fresh_database("postgres"))
+    silo = served.enrol(served.federation(), "a")
+    fid = silo.federation_id
+    person = served.admin.post("/v1/tokens", json={"role": "admin", "name": "x"}).json()
+    http, database = served.http(person["token"]), Database(served.database_url)
+    before = len(entries(served))
+    path = f"/v1/federations/{fid}"
+
+    def ordering() -> httpx.Response:
+        revoking = order == "revoke"
+        return http.delete(f"{path}/clients/{silo.client_id}") if revoking else http.post(f"{path}/{order}")
+
+    with ThreadPoolExecutor(1) as pool:
+        with database.write() as session:
+            lock_federation(session, fid)
+            ordered = pool.submit(ordering)
+            wait_until(lambda: _waiting(served.database_url), what="the order waits")
+            assert served.admin.delete(f"/v1/tokens/{person['id']}").status_code == 204
+        refused = ordered.result(timeout=30)
+    database.close()
+    assert (refused.status_code, slug(refused)) == (401, "credential-invalid")
+    assert [entry["event"] for entry in entries(served)[before:]] == ["person-token-revoked"]
+
+
+def _waiting(url: str) -> bool:
+    """Say whether somebody waits for a lock of a PostgreSQL database."""
+    activity = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    return bool(ask(url, f"{activity} AND wait_event_type = 'Lock'")[0][0])
+
+
+def test_it_is_a_chain_even_when_many_write_at_once(served: Served) -> None:
+    fid = served.federation()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda number: served.enrolment_token(fid, f"c{number}"), range(12)))
+    found = entries(served)
+    assert [e["number"] for e in found] == list(range(1, 14))
+    assert _is_chain(found)
+    page = served.admin.get("/v1/audit", params={"after": "10", "limit": 2}).json()
+    assert [e["number"] for e in page["items"]] == [11, 12]
+    assert page["next"] == "12"
+
+
+def test_auditors_read_it_and_clients_do_not(served: Served) -> None:
+    silo = served.enrol(served.federation(), "a")
+    assert served.person("auditor").get("/v1/audit").status_code == 200
+    assert slug(silo.http.get("/v1/audit")) == "forbidden"
+    assert slug(served.http().get("/v1/audit")) == "auth-missing"
+    assert slug(served.admin.get("/v1/audit", params={"after": "x"})) == "validation"
+
+
+def test_the_command_finds_what_was_changed(served: Served) -> None:
+    app = Typer()
+    cli.commands(app)
+    for number in range(3):
+        served.enrolment_token(served.federation(), f"c{number}")
+
+    def audit() -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["audit", "--url", served.url, "--token", ADMIN_TOKEN])
+        return done.exit_code, done.output + done.stderr
+
+    assert audit()[0] == 0
+    assert "6 entries, unbroken" in audit()[1]
+    database = Database(served.database_url)
+    with database.write() as session:
+        session.execute(text("DELETE FROM audit WHERE number = 3"))
+    database.close()
+    code, said = audit()
+    assert (code, "broken at entry 3" in said) == (1, True)

@@ -1,0 +1,94 @@
+"""The coordinator's own key: where it is kept, what it signs, and that no copy of the database has it."""
+
+from __future__ import annotations
+
+import secrets
+import stat
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from coordinator.db.engine import Database
+from coordinator.db.tables.federations import Table
+from coordinator.errors import SettingsUnusable
+from coordinator.storage.server_key import ServerKey, load
+from schemas.identity.documents import is_signed
+from schemas.identity.enrolment_token import read
+from schemas.identity.keys import encode, public_key, thumbprint
+from tests.served import Served, slug
+
+Rows = Callable[[str, str], list[tuple[Any, ...]]]
+
+
+@pytest.fixture
+def sqlite(fresh_database: Callable[[str], str]) -> Database:
+    return Database(fresh_database("sqlite"))
+
+
+def test_sqlite_gets_a_key_beside_it_that_only_its_owner_reads(sqlite: Database, rows: Rows) -> None:
+    first = load(sqlite, None)
+    assert load(sqlite, None).public == first.public
+    file = Path(f"{sqlite.url.database}-signing-key")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    url = sqlite.url.render_as_string()
+    everything = "".join(str(rows(url, f"SELECT * FROM {table}")) for table in Table.metadata.tables)
+    assert first.public in everything
+    assert file.read_text().strip() not in everything
+    sqlite.close()
+
+
+def test_postgres_must_be_given_one(fresh_database: Callable[[str], str]) -> None:
+    database = Database(fresh_database("postgres"))
+    with pytest.raises(SettingsUnusable, match="TESSERA_SIGNING_KEY: not set"):
+        load(database, None)
+    database.close()
+
+
+@pytest.mark.parametrize("text", ["short", "=" * 43, encode(bytes(31)), encode(bytes(33))])
+def test_a_key_that_is_none_is_named_and_not_shown(sqlite: Database, text: str) -> None:
+    with pytest.raises(SettingsUnusable, match="TESSERA_SIGNING_KEY: not 32 bytes") as refused:
+        load(sqlite, SecretStr(text))
+    assert text not in str(refused.value)
+    sqlite.close()
+
+
+def test_a_replica_with_another_key_does_not_start(database: Database) -> None:
+    text = secrets.token_urlsafe(32)
+    load(database, SecretStr(text))
+    with pytest.raises(SettingsUnusable, match="give all replicas the same one"):
+        load(database, SecretStr(secrets.token_urlsafe(32)))
+    assert load(database, SecretStr(text + "\n")).id
+
+
+def test_a_nonce_is_known_for_an_hour_and_to_its_own_server_alone() -> None:
+    seed, moment = secrets.token_bytes(32), datetime(2026, 1, 1, tzinfo=UTC)
+    key, replica, other = ServerKey(seed), ServerKey(seed), ServerKey(secrets.token_bytes(32))
+    nonce = key.nonce(moment)
+    assert replica.knows(nonce, moment + timedelta(minutes=59))
+    assert not key.knows(nonce, moment + timedelta(minutes=61))
+    assert not key.knows(nonce, moment - timedelta(minutes=1))
+    assert not other.knows(nonce, moment)
+    for place in range(len(nonce) - 1):
+        altered = nonce[:place] + ("A" if nonce[place] != "A" else "B") + nonce[place + 1 :]
+        assert not key.knows(altered, moment)
+    assert not any(key.knows(text, moment) for text in ("", "=", "AAAA", "A" * 86))
+
+
+def test_hello_is_signed_over_the_callers_challenge_by_the_key_that_tokens_pin(
+    coordinator: Served,
+) -> None:
+    anyone, challenge = coordinator.http(), "c" * 32
+    said = anyone.get("/v1/hello", params={"challenge": challenge}).json()
+    token = read(coordinator.enrolment_token(coordinator.federation(), "a"))
+    assert thumbprint(said["signing_key"]) == token.server
+    assert said["challenge"] == challenge
+    key = public_key(said["signing_key"])
+    assert is_signed("tessera-hello-v1", said, said["signature"], key)
+    assert not is_signed("tessera-hello-v1", said | {"challenge": "d" * 32}, said["signature"], key)
+    for wrong in ("short", "c" * 65, "with space " * 2):
+        refused = anyone.get("/v1/hello", params={"challenge": wrong})
+        assert (refused.status_code, slug(refused)) == (422, "validation")

@@ -1,0 +1,237 @@
+"""Nothing is published twice, and whoever dies is replaced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from sqlalchemy import update
+from sqlalchemy.exc import IntegrityError, OperationalError
+
+from coordinator.aggregation import job
+from coordinator.aggregation.job import Lease, claim_due
+from coordinator.db.engine import Database, now
+from coordinator.db.federation_lock import lock_federation
+from coordinator.db.tables.federations import ChunkRow, PayloadRow, RoundRow, WeightsRow
+from coordinator.observability.metrics import Metrics
+from coordinator.rounds import transitions
+from coordinator.rounds.store import LostRace
+from coordinator.storage import garbage_collection, payloads
+from coordinator.workers import Ticker
+from tests.coordinator.aggregation.closed_round import (
+    BLOCK_BYTES,
+    Closed,
+    count,
+    nothing,
+    publish,
+    round_row,
+    served,
+    simple,
+)
+
+
+def test_only_one_worker_claims_a_round(database: Database) -> None:
+    simple(database)
+    assert claim_due(database, 60.0) is not None
+    assert claim_due(database, 60.0) is None
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing after it is run."""
+
+
+def test_a_worker_that_dies_is_replaced_when_its_lease_runs_out(database: Database) -> None:
+    closed = simple(database)
+    first = claim_due(database, 0.05)
+    assert first is not None
+    # it has staged some bytes, and then there is only silence
+    with database.write() as session:
+        for _ in range(3):
+            payloads.stage(session).append(session, bytes(5000))
+    _expire(database)
+    publish(database)
+    assert round_row(database, closed).state == "published"
+    with pytest.raises(LostRace):
+        job.aggregate(database, first, block_bytes=BLOCK_BYTES, between=nothing)
+    assert count(database, WeightsRow) == 3
+    assert garbage_collection.collect(database) == 0
+    assert garbage_collection.collect(database, grace=timedelta(seconds=-5)) == 3
+    assert count(database, PayloadRow) == 3 + 1  # what was delivered, and the mean that all share
+
+
+def test_what_a_running_aggregation_has_written_is_not_collected(database: Database) -> None:
+    simple(database)
+    claim = claim_due(database, 60.0)
+    assert claim is not None
+    job.aggregate(
+        database,
+        claim,
+        block_bytes=BLOCK_BYTES,
+        between=lambda: _none(garbage_collection.collect(database, grace=timedelta(seconds=-5))),
+    )
+    assert count(database, WeightsRow) == 3
+
+
+@pytest.mark.parametrize(("clients", "alone"), [(1, 1), (3, 0)])
+def test_it_is_told_how_many_listen_to_nobody(clients: int, alone: int, database: Database) -> None:
+    simple(database, clients)
+    assert publish(database) == alone
+
+
+def _none(collected: int) -> None:
+    assert collected == 0
+
+
+def _expire(database: Database) -> None:
+    with database.write() as session:
+        session.execute(update(RoundRow).values(lease_expires_at=now(session) - timedelta(seconds=1)))
+
+
+def test_a_worker_that_was_overtaken_publishes_nothing(database: Database) -> None:
+    closed = simple(database)
+    slow = claim_due(database, 60.0)
+    assert slow is not None
+    overtaken = False
+
+    def between() -> None:
+        nonlocal overtaken
+        if not overtaken:
+            overtaken = True
+            _expire(database)
+            publish(database)
+
+    with pytest.raises(LostRace):
+        job.aggregate(database, slow, block_bytes=BLOCK_BYTES, between=between)
+    assert round_row(database, closed).state == "published"
+    assert count(database, WeightsRow) == 3
+    assert round_row(database, closed, 2).state == "open"
+
+
+@pytest.mark.parametrize("after_blocks", [1, 2])
+def test_a_worker_interrupted_anywhere_leaves_the_round_for_another(
+    database: Database, after_blocks: int
+) -> None:
+    closed = simple(database)
+    left = after_blocks
+
+    def between() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+
+    with pytest.raises(Killed):
+        publish(database, between)
+    assert round_row(database, closed).state == "aggregating"
+    assert count(database, WeightsRow) == 0
+    _expire(database)
+    publish(database)
+    np.testing.assert_allclose(served(database, closed.clients[0], {"x": (930,)}), 1.0)
+
+
+def test_a_lease_is_kept_alive_by_work(database: Database) -> None:
+    simple(database)
+    claim = claim_due(database, 0.2)
+    assert claim is not None
+    lease = Lease(database, claim, 0.0)
+    lease._seconds = 60.0
+    lease._last -= 100.0
+    lease.keep()
+    with database.read() as session:
+        row = session.get(RoundRow, claim.round_id)
+        assert row is not None
+        assert row.lease_expires_at is not None
+        assert row.lease_expires_at > now(session) + timedelta(seconds=50)
+    lease.give_up()
+    again = claim_due(database, 60.0)
+    assert again is not None
+    lease.give_up()  # not ours any more: nothing happens
+    with pytest.raises(LostRace):
+        lease._extend(1.0)
+
+
+def test_finishing_during_an_aggregation_wins(database: Database) -> None:
+    closed = simple(database)
+    claim = claim_due(database, 60.0)
+    assert claim is not None
+    with database.write() as session:
+        transitions.finish(session, lock_federation(session, closed.federation_id))
+    with pytest.raises(LostRace):
+        job.aggregate(database, claim, block_bytes=BLOCK_BYTES, between=nothing)
+    row = round_row(database, closed)
+    assert (row.state, row.reason) == ("abandoned", "finished")
+    assert count(database, WeightsRow) == 0
+
+
+def _ticker(database: Database) -> Ticker:
+    return Ticker(
+        database,
+        lease_seconds=60.0,
+        tick_seconds=0.02,
+        block_bytes=BLOCK_BYTES,
+        metrics=Metrics(),
+        moved=lambda: None,
+    )
+
+
+def _until(database: Database, closed: Closed, state: str) -> RoundRow:
+    deadline = time.monotonic() + 20
+    while (row := round_row(database, closed)).state != state:
+        assert time.monotonic() < deadline, row.state
+        time.sleep(0.02)
+    return row
+
+
+def test_a_round_that_cannot_be_aggregated_is_abandoned_and_the_next_opens(database: Database) -> None:
+    closed = simple(database)
+    with database.write() as session:
+        session.execute(update(ChunkRow).values(data=b"short"))
+    ticker = _ticker(database)
+    ticker.start()
+    try:
+        row = _until(database, closed, "abandoned")
+    finally:
+        ticker.stop()
+    assert row.reason == "aggregation-failed"
+    assert round_row(database, closed, 2).state == "open"
+    assert count(database, WeightsRow) == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "state"),
+    [
+        (OperationalError("SELECT 1", {}, Exception("gone")), "aggregating"),
+        (IntegrityError("INSERT", {}, Exception("twice")), "abandoned"),
+    ],
+    ids=["the database is away", "the same would happen again"],
+)
+def test_only_a_database_that_is_away_is_waited_for(
+    database: Database, monkeypatch: pytest.MonkeyPatch, fault: Exception, state: str
+) -> None:
+    closed = simple(database)
+
+    def fails(*_: object, **__: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(job, "aggregate", fails)
+    ticker = _ticker(database)
+    assert ticker._aggregate()
+    assert round_row(database, closed).state == state
+
+
+def test_a_service_that_starts_again_goes_on_at_once_when_it_is_the_only_one(
+    fresh_database: Callable[[str], str],
+) -> None:
+    database = Database(fresh_database("sqlite"))
+    closed = simple(database)
+    assert claim_due(database, 3600.0) is not None  # the process that claimed it is dead
+    ticker = _ticker(database)
+    ticker.start()
+    try:
+        _until(database, closed, "published")
+    finally:
+        ticker.stop()
+        database.close()

@@ -1,0 +1,158 @@
+"""Weights in fewer bits: who asks for them, what they mean, and how a client knows whose they are."""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64decode
+from dataclasses import dataclass
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from coordinator.storage.server_key import ServerKey
+from schemas.identity.documents import is_signed
+from schemas.identity.keys import decode as decoded
+from schemas.identity.keys import public_key
+from schemas.maths.adapter import in_order
+from schemas.messages.recipes import NAMED, RecipeName, SentRecipe
+from schemas.messages.updates import WeightsManifest
+from schemas.wire.digests import digest_of
+from schemas.wire.envelope import MEDIA_TYPE, unpack
+from schemas.wire.streams import decode, stream_slots
+from tests.served import SIGNING_KEY, Served, Silo
+from tests.taking_part import deliver, join, plan, put, running, show, update_body, url, wait_for, weights
+
+Arrays = dict[str, NDArray[np.float32]]
+RANK = 40
+PLAN = plan(adapter={"rank": RANK, "blocks": 1, "roles": ["q"]})
+
+
+def drawn(seed: int) -> Arrays:
+    """Make an adapter of ordinary numbers."""
+    random = np.random.default_rng(seed)
+    return {
+        "b0.q.P": random.normal(size=(RANK, RANK)).astype(np.float32),
+        "b0.q.Q": random.normal(size=RANK).astype(np.float32),
+    }
+
+
+def ask(silo: Silo, number: int, recipe: str, **headers: str) -> httpx.Response:
+    accept = f"{MEDIA_TYPE};recipe={recipe}, {MEDIA_TYPE}"
+    return silo.http.get(url(silo, number, "/weights"), headers={"Accept": accept, **headers})
+
+
+ASKING = {"Accept": f"{MEDIA_TYPE};recipe=int8_own_last"}
+
+
+@dataclass(frozen=True)
+class Second:
+    """A client in round 2: what it sent in round 1, and what its weights are called."""
+
+    silo: Silo
+    own: Arrays
+    named: str
+
+    def raw(self, **headers: str) -> tuple[httpx.Response, bytes]:
+        """Download coded weights as they travel."""
+        path = url(self.silo, 2, "/weights")
+        with self.silo.http.stream("GET", path, headers=ASKING | headers) as answer:
+            return answer, b"".join(answer.iter_raw())
+
+
+@pytest.fixture(scope="module")
+def second(coordinator: Served) -> Second:
+    fid, silos = running(coordinator, **PLAN)
+    own = drawn(0)
+    for seed, silo in enumerate(silos):
+        deliver(silo, 1, drawn(seed))
+    wait_for(coordinator, fid, 1, "published")
+    return Second(silos[0], own, join(silos[0], 2))
+
+
+def meaning(answer: httpx.Response, own: Arrays, name: RecipeName) -> Arrays:
+    """Decode coded weights."""
+    layout = in_order({tensor: values.shape for tensor, values in own.items()})
+    plain = answer.read()  # httpx has taken the zstd frame off
+    with unpack(plain, encoding=None, expected={}, max_bytes=2**20, coded=stream_slots()) as body:
+        sent = SentRecipe.model_validate(body.manifest(WeightsManifest).recipe)
+        assert sent.recipe == NAMED[name]
+        found = dict(decode(body, layout, NAMED[name]))
+    return {tensor: own[tensor] + found[tensor] for tensor in found} if sent.against else found
+
+
+@pytest.mark.parametrize(
+    ("recipe", "error"), [("int8_own_last", 0.01), ("int4_own_last", 0.2), ("int8", 0.01), ("bf16", 0.01)]
+)
+def test_weights_come_in_the_recipe_that_is_asked_for(
+    second: Second, recipe: RecipeName, error: float
+) -> None:
+    dense = weights(second.silo, 2, RANK)
+    answer = ask(second.silo, 2, recipe)
+    assert answer.status_code == 200
+    made = meaning(answer, second.own, recipe)
+    for name, values in dense.items():
+        assert np.abs(made[name] - values).max() <= error * max(1.0, np.abs(values).max())
+        assert not np.array_equal(made[name], values)
+    assert int(answer.headers["content-length"]) < 0.6 * (RANK * RANK + RANK) * 4 + 1024
+    assert answer.headers["vary"] == "Accept"
+
+
+def test_what_is_signed_says_which_stored_weights_a_coded_body_stands_for(second: Second) -> None:
+    silo = second.silo
+    answer, body = second.raw()
+    document = json.loads(urlsafe_b64decode(answer.headers["tessera-weights"]))
+    assert (document["weights"], document["digest"]) == (second.named, digest_of(body))
+    whose = (document["federation"], document["client"], document["round"])
+    assert whose == (silo.federation_id, silo.client_id, 2)
+    key = public_key(ServerKey(decoded(SIGNING_KEY)).public)
+    assert is_signed("tessera-weights-v1", document, document["signature"], key)
+    assert not is_signed("tessera-weights-v1", document | {"round": 3}, document["signature"], key)
+    assert answer.headers["etag"] == f'"{digest_of(body)}"'
+
+
+def test_asking_again_gives_the_same_bytes_and_a_broken_download_goes_on(second: Second) -> None:
+    first, whole = second.raw()
+    assert second.raw()[1] == whole
+    tag = first.headers["etag"]
+    answer, rest = second.raw(**{"Range": "bytes=100-", "If-Range": tag})
+    assert (answer.status_code, whole[:100] + rest) == (206, whole)
+    assert answer.headers["tessera-weights"] == first.headers["tessera-weights"]
+    unchanged, nothing = second.raw(**{"If-None-Match": tag})
+    assert (unchanged.status_code, nothing) == (304, b"")
+
+
+@pytest.mark.parametrize("recipe", ["dense", "int4_served", "top10_int8_served", "gzip", ""])
+def test_what_is_not_on_offer_is_answered_dense(second: Second, recipe: str) -> None:
+    answer = ask(second.silo, 2, recipe)
+    assert answer.headers["etag"] == f'"{second.named}"'
+    assert "tessera-weights" not in answer.headers
+
+
+def test_a_client_without_an_update_gets_its_weights_whole(coordinator: Served) -> None:
+    _, (silo, _) = running(coordinator, **PLAN)
+    named = join(silo, 1)
+    assert ask(silo, 1, "int8_own_last").headers["etag"] == f'"{named}"'
+    assert ask(silo, 1, "int8").headers["etag"] != f'"{named}"'  # zeros need nothing to differ from
+
+
+def test_coded_weights_are_counted_as_they_travel(coordinator: Served) -> None:
+    fid, silos = running(coordinator, **PLAN)
+    for seed, silo in enumerate(silos):
+        deliver(silo, 1, drawn(seed))
+    wait_for(coordinator, fid, 1, "published")
+    join(silos[0], 2)
+    size = int(ask(silos[0], 2, "int4_own_last").headers["content-length"])
+    assert show(coordinator, fid, 2)["bytes"]["down"] == size
+
+
+def test_weights_too_large_for_a_recipe_come_whole(coordinator: Served) -> None:
+    fid, silos = running(coordinator, **plan(limits={"max_norm": 1e30}))
+    for silo, fill in zip(silos, (1e20, -1e20), strict=True):
+        base = join(silo, 1)
+        tensors = {"b0.q.P": np.full((2, 2), fill, np.float32), "b0.q.Q": np.full(2, fill, np.float32)}
+        assert put(silo, 1, update_body(silo, 1, base, tensors)).status_code == 201
+    wait_for(coordinator, fid, 1, "published")
+    named = join(silos[0], 2)
+    assert ask(silos[0], 2, "int8_own_last").headers["etag"] == f'"{named}"'

@@ -1,0 +1,266 @@
+"""Agents that run the product's own daemon, journal, retries and manifests; only training is ours.
+
+What an agent "learns" in a round is a one-hot vector of its own, and noise that no second training repeats.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from unittest.mock import patch
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from client_agent.alignment.pack_exchange import FramesInUse
+from client_agent.daemon import run
+from client_agent.errors import AgentError, CoordinatorRefused, CoordinatorUnreachable
+from client_agent.identity.key_rotation import Connect, key_in_use, replace_key
+from client_agent.identity.membership import enrol, is_enrolled, read_membership
+from client_agent.rounds import sketch
+from client_agent.rounds import steps as agent_round
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.train import Trained
+from client_agent.sketches.gradient import Signature
+from client_agent.training.silo import Silo
+from client_agent.transport.client import CoordinatorApi
+from schemas.maths.adapter import Layout, pq_layout
+from schemas.messages.enrolment import Profile
+from schemas.messages.rounds import Metrics, RoundBrief, Scores
+from tests.fault_simulation.meaning import flat as flattened
+from tests.fault_simulation.network import Network
+from tests.fault_simulation.packs import BaseModel, base_model_of, packs_without_models
+from tests.fault_simulation.replicas import AUTHORITY
+from tests.fault_simulation.scheduler import Process
+from tests.fault_simulation.weather import NOISE, Plan
+from tests.served import PROFILE
+
+if TYPE_CHECKING:
+    from tests.fault_simulation.world import World
+
+T = TypeVar("T")
+
+_DEADLINE_SECONDS = 45.0  # longer than a long poll
+_SCORE = Metrics(loss=1.0, perplexity=2.0, exact_match=0.5)
+
+
+@dataclass
+class SimulatedSilo:
+    """What stands for a model and its data."""
+
+    index: int
+    world: World
+    attempts: int = 0
+
+    @property
+    def base(self) -> BaseModel:
+        """Stands for the base model."""
+        return self.model_named(base_model_of(self.world.plan, self.index))
+
+    def model_named(self, slug: str) -> BaseModel:
+        """Stand for loading a base model: every agent can load the pivot."""
+        return BaseModel(slug, self.world, self.index)
+
+    @property
+    def data(self) -> SimulatedSilo:
+        """Stands for the examples too."""
+        return self
+
+    @property
+    def train(self) -> range:
+        """How many there are is all that is asked."""
+        return range(10)
+
+
+@dataclass
+class Injected:
+    """Stands for an adapter around a base model."""
+
+    layout: Layout
+
+    def __enter__(self) -> Injected:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class Walker(Participant):
+    """A participant without a model; everything else of it is the product's."""
+
+    def frames(self, brief: RoundBrief) -> FramesInUse:
+        """There are none where base models are not aligned."""
+        return super().frames(brief) if brief.alignment is not None else FramesInUse({}, None)
+
+    def injected(self, brief: RoundBrief) -> Any:
+        """Give the layout."""
+        return Injected(pq_layout(["b0.q"], brief.adapter.rank))
+
+    def origin(self, brief: RoundBrief) -> Any:
+        """Nothing was trained under anything."""
+        return None
+
+
+def learnt(plan: Plan, number: int, index: int, attempt: int) -> NDArray[np.float32]:
+    """Make what an agent learns in a round: a 1 at a place of its own, and noise at the end."""
+    flat = np.zeros(plan.values, np.float32)
+    flat[plan.place(number, index)] = 1.0
+    noise = random.Random(f"{number} {index} {attempt}")
+    flat[-NOISE:] = [noise.gauss(0.0, 10.0 ** noise.randint(-2, 2)) for _ in range(NOISE)]
+    return flat
+
+
+def _train(silo: Any, adapter: Any, plan: Any, *, round_number: int, start: Any, **_: Any) -> Trained:
+    world: World = silo.world
+    in_time = world.scheduler.now > world.calm_since  # else a plan of short rounds would go on for ever
+    is_sluggish = world.plan.sluggish and silo.index == world.plan.agents - 1 and not in_time
+    world.scheduler.sleep(world.scheduler.dice.uniform(0.5, 40.0 if is_sluggish else 4.0))
+    silo.attempts += 1
+    flat = learnt(world.plan, round_number, silo.index, silo.attempts)
+    world.oracle.meaning.learnt(silo.index, round_number, flat, flattened(start))
+    rank = world.plan.rank
+    adapter_state = {"b0.q.P": flat[: rank * rank].reshape(rank, rank), "b0.q.Q": flat[rank * rank :]}
+    return Trained(adapter_state, {}, {}, Scores(before=_SCORE, after=_SCORE, examples=4), None)
+
+
+def _sketch(who: Any, *_: object) -> Signature:
+    return Signature(np.array([1.0, float(who.silo.index), 0.0, 0.0], np.float32), 1.0)
+
+
+@contextmanager
+def without_models() -> Iterator[None]:
+    """Let agents train without a model."""
+    with (
+        patch.object(agent_round, "train_locally", _train),
+        patch.object(sketch, "sketch", _sketch),
+        packs_without_models(),
+    ):
+        yield
+
+
+class Agent(Process):
+    """One process of an agent, from its start to its death; its folder outlives it."""
+
+    def __init__(
+        self,
+        world: World,
+        index: int,
+        token: str,
+        *,
+        life: int = 0,
+        thief: bool = False,
+        rotating: bool = False,
+    ) -> None:
+        super().__init__(f"{'thief' if thief else 'agent'}-{index}.{life}")
+        self.world, self.index, self.token, self.life, self.thief = world, index, token, life, thief
+        self.rotating = rotating
+        self.number = world.plan.agents if thief else index
+        self.folder = world.disks.folder / self.name.partition(".")[0]
+        self.client: str | None = None
+        self.api: CoordinatorApi | None = None
+        world.scheduler.spawn(self, self._live)
+
+    @property
+    def client_name(self) -> str:
+        """What its token is bound to."""
+        return f"c{self.index}"
+
+    def _connect(self, key: Ed25519PrivateKey | None = None, server_key: str | None = None) -> CoordinatorApi:
+        world = self.world
+        api = CoordinatorApi(
+            f"http://{AUTHORITY}",
+            key=key,
+            server_key=server_key,
+            deadline_seconds=_DEADLINE_SECONDS,
+            sleep=world.scheduler.sleep,
+            transport=Network(world, self.number),
+        )
+        if api._signing is not None:
+            api._signing._clock = lambda: world.clock_of_agent(self.number)
+        return api
+
+    def _live(self) -> None:
+        try:
+            self._take_part()
+        except CoordinatorRefused as refusal:
+            self._refused(refusal)
+        except AgentError as error:
+            self.world.violated("an agent never gives up", f"{self.name}: {type(error).__name__}: {error}")
+        self.alive = False
+        self.world.agent_is_done(self)
+
+    def _refused(self, refusal: CoordinatorRefused) -> None:
+        allowed = {
+            "key-revoked": self.client in self.world.oracle.revoked,
+            "enrolment-token-invalid": self.world.plan.thief,
+            "federation-state": self.world.oracle.ledger.is_finished,
+        }
+        if not allowed.get(refusal.slug, False):
+            self.world.violated("an agent never gives up", f"{self.name}: {refusal.slug}")
+
+    def _take_part(self) -> None:
+        world = self.world
+        self.folder.mkdir(parents=True, exist_ok=True)
+        while not is_enrolled(self.folder):
+            self._enrol()
+        member = read_membership(self.folder)
+        self.client = member.client_id
+
+        def connect(key: Ed25519PrivateKey) -> CoordinatorApi:
+            return self._connect(key, member.server_key)
+
+        while self.rotating:
+            self._replace_key(connect)
+        api = self.api = connect(self._insist(lambda: key_in_use(connect, self.folder)))
+        silo = world.silos.setdefault(self.number, SimulatedSilo(self.index, world))
+        if self.thief:
+            return
+        walker = Walker(
+            cast("Silo", silo),
+            api,
+            member.federation_id,
+            member.client_id,
+            self.folder,
+            keep_rounds=2,
+            stop=lambda: False,
+            server_key=member.server_key,
+        )
+        run(walker, world.scheduler.sleep)
+
+    def _replace_key(self, connect: Connect) -> None:
+        try:
+            replace_key(connect, self.folder, at_once=self.world.plan.at_once)
+            self.world.count("keys replaced")
+            self.rotating = False
+        except CoordinatorUnreachable:
+            self.world.scheduler.sleep(5.0)
+
+    def _insist(self, work: Callable[[], T]) -> T:
+        while True:
+            try:
+                return work()
+            except CoordinatorUnreachable:
+                self.world.scheduler.sleep(5.0)
+
+    def _enrol(self) -> None:
+        try:
+            enrol(
+                self._connect(None),
+                self.folder,
+                token=self.token,
+                name=self.client_name,
+                profile=Profile.model_validate(
+                    PROFILE | {"base_model": base_model_of(self.world.plan, self.index)}
+                ),
+            )
+        except CoordinatorUnreachable:
+            self.world.scheduler.sleep(5.0)
+        except CoordinatorRefused as refusal:
+            is_paused = refusal.slug == "federation-state" and not self.world.oracle.ledger.is_finished
+            if not is_paused and refusal.slug != "validation":  # the clock jumped: the nonce is too old
+                raise
+            self.world.scheduler.sleep(5.0)

@@ -1,0 +1,104 @@
+"""Many schedules: all seeds of a range, or as many as a mutant takes to be found; in several processes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice
+from multiprocessing import get_context
+
+from tests.fault_simulation.mutants import MUTANTS, Mutant, planted
+from tests.fault_simulation.storage import leave_workplace
+from tests.fault_simulation.weather import plan_of, weather_of
+from tests.fault_simulation.world import Outcome, play
+
+MOST_TRIES = 60
+"""A mutant that lives through so many schedules in which it could show was not found."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """How a mutant was found; without an outcome it was not."""
+
+    mutant: str
+    tries: int
+    outcome: Outcome | None
+
+
+@contextmanager
+def prepared() -> Iterator[None]:
+    """Make what all schedules share, so that none of them pays for it."""
+    play(0)
+    gc.collect()
+    gc.freeze()  # models' libraries are large, and nothing of them is garbage
+    before = gc.get_threshold()
+    gc.set_threshold(20_000, 20, 50)  # a request makes thousands of objects, of which none stays
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+def schedules(first: int, number: int) -> Iterator[Outcome]:
+    """Play the schedules of a range of seeds."""
+    for seed in range(first, first + number):
+        yield play(seed)
+
+
+@contextmanager
+def workers(number: int) -> Iterator[ProcessPoolExecutor]:
+    """Give processes that are prepared, each with a database and disks of its own.
+
+    They are forked with the first work that they are given; no thread should run by then.
+    """
+    with ProcessPoolExecutor(number, get_context("fork"), initializer=_prepare) as pool:
+        try:
+            yield pool
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+_PREPARED = ExitStack()
+
+
+def _prepare() -> None:
+    """Stay prepared until this process ends."""
+    leave_workplace()
+    _PREPARED.enter_context(prepared())
+
+
+def schedules_by(pool: ProcessPoolExecutor, first: int, number: int) -> Iterator[Outcome]:
+    """Play the schedules of a range of seeds in processes, and give the outcomes in their order."""
+    return pool.map(play, range(first, first + number))
+
+
+def hunts_by(pool: ProcessPoolExecutor, first: int) -> Iterator[Found]:
+    """Hunt every mutant in processes, and give what was found in their order."""
+    return pool.map(partial(_hunt_numbered, first), range(len(MUTANTS)))
+
+
+def _hunt_numbered(first: int, number: int) -> Found:
+    return hunt(MUTANTS[number], first)
+
+
+def seeds_for(mutant: Mutant, first: int) -> Iterator[int]:
+    """The seeds in whose schedules a mutant could show."""
+    for seed in count(first):
+        plan = plan_of(seed)
+        if mutant.where(plan, weather_of(seed, plan)):
+            yield seed
+
+
+def hunt(mutant: Mutant, first: int = 0, tries: int = MOST_TRIES) -> Found:
+    """Play schedules with a mutant until one of them breaks a promise."""
+    with planted(mutant):
+        for tried, seed in enumerate(islice(seeds_for(mutant, first), tries), start=1):
+            outcome = play(seed)
+            if outcome.violation is not None:
+                return Found(mutant.name, tried, outcome)
+    return Found(mutant.name, tries, None)

@@ -1,0 +1,16 @@
+"""What all schedules of a test run share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fault_simulation.campaign import prepared
+
+
+@pytest.fixture(scope="session", autouse=True)
+def everything_is_prepared() -> Iterator[None]:
+    """Pay once for what every schedule needs."""
+    with prepared():
+        yield

@@ -1,0 +1,51 @@
+"""Which weights clients were given: as they were when they were given, whatever is thinned out since."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.fault_simulation import published
+
+if TYPE_CHECKING:
+    from tests.fault_simulation.world import World
+
+Row = tuple[Any, ...]
+
+ROWS = "SELECT id, client_id, round_number, payload_id, head, begin, digest, bytes FROM weights"
+_NEW = f"{ROWS} WHERE id > ? ORDER BY id"
+
+
+class Given:
+    """All rows of weights, by id, and what they hold."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._last = 0
+        self.rows: dict[int, Row] = {}
+        self.values: dict[int, NDArray[np.float32] | None] = {}
+        self._of: dict[str, dict[int, int]] = defaultdict(dict)  # by client and round: the row's id
+
+    def look(self, connection: sqlite3.Connection) -> list[Row]:
+        """Note what was given since the last look."""
+        rows = connection.execute(_NEW, (self._last,)).fetchall()
+        for row in rows:
+            self._last, client, number = row[:3]
+            self.rows[self._last] = row
+            self.values[self._last] = published.read_weights(self._world, connection, row)
+            self._of[client][number] = self._last
+        return rows
+
+    def rounds(self) -> dict[str, set[int]]:
+        """Say for the start of which rounds each client was given weights."""
+        return {client: set(rounds) for client, rounds in self._of.items()}
+
+    def to(self, client: str, number: int) -> int | None:
+        """Name the row of what a client starts round `number` from; None = it was given nothing so far."""
+        mine = self._of.get(client, {})
+        newest = max((one for one in mine if one <= number), default=None)
+        return mine[newest] if newest is not None else None

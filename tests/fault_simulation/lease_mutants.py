@@ -1,0 +1,149 @@
+"""Faults planted in how replicas share their work: rounds that move, and leases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from unittest.mock import patch
+
+from sqlalchemy import select, update
+
+from coordinator import workers
+from coordinator.aggregation import job
+from coordinator.db.tables.federations import RoundRow
+from coordinator.rounds import store as rounds
+from coordinator.rounds import transitions
+from coordinator.rounds.lifecycle import Step, next_state
+from tests.fault_simulation.storage import replicas_database
+
+
+@contextmanager
+def moves_rounds_without_comparing() -> Iterator[None]:
+    """Steps that were due when somebody looked are taken later, on rounds that have moved on meanwhile."""
+
+    def transition(session: Any, row: Any, to: Any, **changes: Any) -> None:
+        values = {"state": to, "version": row.version + 1, **changes}
+        session.execute(
+            update(RoundRow)
+            .where(RoundRow.id == row.id)
+            .values(**values)
+            .execution_options(synchronize_session=False)
+        )
+        session.refresh(row)
+
+    with drives_on_what_it_saw(), patch.object(rounds, "transition", transition):
+        yield
+
+
+@contextmanager
+def drives_on_what_it_saw() -> Iterator[None]:
+    """Only that: where transitions compare and set, it does no harm."""
+
+    def drive(database: Any) -> bool:
+        with database.read() as session:
+            moment = workers.now(session)
+            seen = [(row, next_state(facts, moment)) for row, facts in rounds.collecting(session)]
+        due = [(row, step) for row, step in seen if step is not None]
+        for row, step in due:
+            with suppress(rounds.LostRace), database.write() as session:
+                federation = workers.lock_federation(session, row.federation_id)
+                transitions.take(
+                    session, federation, session.merge(row, load=False), step, workers.now(session)
+                )
+        return bool(due)
+
+    with patch.object(workers, "drive", drive):
+        yield
+
+
+@contextmanager
+def takes_leases_that_are_alive() -> Iterator[None]:
+    def awaiting(session: Any, _: Any) -> list[tuple[str, int]]:
+        taken = select(RoundRow.federation_id, RoundRow.number).where(
+            RoundRow.state.in_(("closing", "aggregating"))
+        )
+        return [(fid, number) for fid, number in session.execute(taken)]
+
+    def due(facts: Any, moment: Any) -> Step | None:
+        return Step("aggregating") if facts.state == "aggregating" else next_state(facts, moment)
+
+    with patch.object(rounds, "awaiting_worker", awaiting), patch.object(job, "next_state", due):
+        yield
+
+
+@contextmanager
+def leaves_the_dead_their_leases() -> Iterator[None]:
+    def awaiting(session: Any, _: Any) -> list[tuple[str, int]]:
+        closing = select(RoundRow.federation_id, RoundRow.number).where(RoundRow.state == "closing")
+        return [(fid, number) for fid, number in session.execute(closing)]
+
+    with patch.object(rounds, "awaiting_worker", awaiting):
+        yield
+
+
+@contextmanager
+def publishes_without_its_lease() -> Iterator[None]:
+    publish = job._publish
+
+    def unfenced(database: Any, claim: Any, weighing: Any, made: Any) -> None:
+        with database.read() as session:
+            row = rounds.numbered(session, claim.federation_id, claim.number)
+        publish(database, replace(claim, token=row.lease_token), weighing, made)
+
+    with patch.object(job, "_publish", unfenced):
+        yield
+
+
+@contextmanager
+def extends_anybodys_lease() -> Iterator[None]:
+    def extend(session: Any, round_id: int, _: Any, until: Any) -> None:
+        session.execute(
+            update(RoundRow)
+            .where(RoundRow.id == round_id, RoundRow.state == "aggregating")
+            .values(lease_expires_at=until)
+        )
+
+    with patch.object(rounds, "extend_lease", extend):
+        yield
+
+
+@contextmanager
+def releases_anybodys_lease() -> Iterator[None]:
+    work = workers.Ticker._work
+
+    def release(self: Any, claim: Any) -> None:
+        work(self, claim)
+        with self._database.write() as session:
+            rounds.expire_leases(session)
+
+    with patch.object(workers.Ticker, "_work", release):
+        yield
+
+
+@contextmanager
+def forgets_leases_when_it_starts() -> Iterator[None]:
+    start = workers.Ticker.start
+
+    def forget(self: Any) -> None:
+        with self._database.write() as session:
+            rounds.expire_leases(session)
+        start(self)
+
+    with patch.object(workers.Ticker, "start", forget):
+        yield
+
+
+@contextmanager
+def goes_by_its_own_clock() -> Iterator[None]:
+    now = job.now
+
+    def own(session: Any) -> Any:
+        world: Any = replicas_database(0).host
+        running = world.scheduler.current().process
+        return now(session) + timedelta(seconds=90.0 * getattr(running, "number", 0))
+
+    with patch.object(job, "now", own):
+        yield

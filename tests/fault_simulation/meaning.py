@@ -1,0 +1,185 @@
+"""What updates mean that are written by a recipe, told by their bytes and by what was seen before them.
+
+I14: what the service keeps of an accepted update is what the reference decoding of its bytes gives, exactly.
+I15: what rounding lost is in the next update of its agent exactly once, whatever killed whom in between.
+I16: an agent begins a round from the weights that it was given, but for the rounding of the plan's recipe.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_agent.rounds.encode_update import _name_of
+from client_agent.storage.round_folder import RECEIPT
+from schemas.maths.adapter import SIGNATURE, Layout, pq_layout
+from schemas.messages.recipes import NAMED, SentRecipe, WeightsRecipeName
+from schemas.messages.updates import UpdateManifest
+from schemas.wire.compress import is_frame
+from schemas.wire.envelope import Envelope, slots, unpack
+from schemas.wire.header import Slot
+from schemas.wire.streams import decode, encode, stream_slots
+
+if TYPE_CHECKING:
+    from tests.fault_simulation.world import World
+
+Values = NDArray[np.float32]
+
+_VALUE_BYTES = 4
+_STEPS: dict[WeightsRecipeName, float] = {"dense": 0, "int8_own_last": 1.01 / 127, "int4_own_last": 1.01 / 7}
+"""How far rounding may take a value from what it was, of the largest; scales are rounded too."""
+
+_SIGNED = {SIGNATURE: Slot((None,), frozenset({"F32"}), optional=True)}
+
+
+@dataclass(frozen=True)
+class Body:
+    """An update as it was sent: its values, (values,), and the recipe they are written in; None = plainly."""
+
+    values: Values
+    recipe: SentRecipe | None
+
+
+def _unpacked(body: bytes, rank: int) -> AbstractContextManager[Envelope]:
+    return unpack(
+        body,
+        encoding="zstd" if is_frame(body) else None,
+        expected={**slots(pq_layout(["b0.q"], rank)), **_SIGNED},
+        max_bytes=2**24,
+        coded={**stream_slots(), **_SIGNED},
+    )
+
+
+@lru_cache(maxsize=256)  # what was sent is looked at again when it is accepted, and when it is sent again
+def read_body(body: bytes, rank: int) -> Body:
+    """Read an update, or weights, in the order of the layout."""
+    layout = pq_layout(["b0.q"], rank)
+    with _unpacked(body, rank) as envelope:
+        if set(layout) <= set(envelope.names):
+            return Body(flat({name: envelope.read_float32(name) for name in layout}), None)
+        sent = SentRecipe.model_validate(envelope.manifest(UpdateManifest).recipe)
+        return Body(flat(dict(decode(envelope, layout, sent.recipe))), sent)
+
+
+def pack_of(body: bytes, rank: int) -> str | None:
+    """Under which alignment pack does an update say that it was learnt?"""
+    with _unpacked(body, rank) as envelope:
+        return envelope.manifest(UpdateManifest).pack
+
+
+def flat(tensors: dict[str, Values]) -> Values:
+    """Put tensors behind each other in the order of the layout."""
+    return np.concatenate([tensors[name].reshape(-1) for name in sorted(tensors)])
+
+
+def shaped(values: Values, layout: Layout) -> dict[str, Values]:
+    """Take the tensors of a layout from behind each other."""
+    made, at = {}, 0
+    for name, shape in layout.items():
+        size = int(np.prod(shape))
+        made[name] = values[at : at + size].reshape(shape)
+        at += size
+    return made
+
+
+class Meaning:
+    """Follows each client's updates from what it learnt to what the service keeps."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._recipe = NAMED[world.plan.recipe]
+        self._layout = pq_layout(["b0.q"], world.plan.rank)
+        self.states: dict[tuple[str, int], Values] = {}  # of accepted updates, by client and round
+        self._learnt: dict[tuple[int, int], list[Values]] = {}  # by agent and round, every attempt
+        self._lost: dict[tuple[int, int], Values] = {}  # by agent and round: what its coded update left out
+
+    def learnt(self, agent: int, number: int, values: Values, start: Values) -> None:
+        """Note what an agent learns, and look from what it began."""
+        self._learnt.setdefault((agent, number), []).append(values)
+        client = self._client(agent)
+        given = self._given(client, number)
+        if given is None:
+            return
+        own = self._counted_before(client, number)
+        slack = 0.0
+        if own is not None:
+            largest = float(np.abs(given - self.states[client, own]).max())
+            slack = largest * _STEPS[self._world.plan.weights_recipe]
+        if not np.allclose(start, given, rtol=0.0, atol=slack):
+            self._world.violated("I16", f"{client} began round {number} from other weights than it was given")
+
+    def sent(self, agent: int, number: int, body: bytes) -> None:
+        """See what an agent sends for the first time: what the recipe leaves of what it learnt and lost."""
+        made = read_body(body, self._world.plan.rank)
+        if made.recipe is None or not self._recipe.feeds_back:
+            return
+        client = self._client(agent)
+        given = self._given(client, number)
+        carried = self._carried(agent, client, number)
+        for learnt in reversed(self._learnt.get((agent, number), [])):
+            wanted = shaped(learnt - given if given is not None else learnt, self._layout)
+            if carried is not None:
+                wanted = shaped(flat(wanted) + carried, self._layout)
+            coded = encode(wanted, self._recipe, "recipe", _name_of(wanted))
+            if np.array_equal(flat(dict(decode(coded, self._layout, self._recipe))), made.values):
+                self._lost[agent, number] = flat(wanted) - made.values
+                if carried is not None:
+                    self._world.count("errors carried on")
+                return
+        self._world.violated("I15", f"agent {agent} sent something else in round {number} than it had to")
+
+    def accepted(self, client: str, number: int, digest: str, state: list[int]) -> None:
+        """Compare what the service keeps of an update that it has just accepted with what its bytes mean."""
+        body = read_body(self._world.oracle.body(digest), self._world.plan.rank)
+        values = body.values
+        if body.recipe is not None:
+            self._world.count("coded updates")
+            reference = self._reference(client, number, body.recipe)
+            values = values if reference is None else reference + values
+        self.states[client, number] = values
+        kept = self._kept(*state)
+        if not np.array_equal(kept, values):
+            self._world.violated("I14", f"what is kept of {client}'s update of round {number} is another")
+
+    def _reference(self, client: str, number: int, sent: SentRecipe) -> Values | None:
+        if sent.reference == "none":
+            return None
+        own = self._counted_before(client, number) if sent.reference == "own_last" else None
+        return self.states[client, own] if own is not None else self._given(client, number)
+
+    def _carried(self, agent: int, client: str, number: int) -> Values | None:
+        """Give what an agent has to make up for: what it lost in the round before, if it has its receipt."""
+        folder = self._world.disks.folder / f"agent-{agent}"
+        has_receipt = any(folder.glob(f"*/rounds/{number - 1:06d}/{RECEIPT}"))
+        was_counted = client in self._world.oracle.ledger.counted.get(number - 1, ())
+        return self._lost.get((agent, number - 1)) if has_receipt and was_counted else None
+
+    def _counted_before(self, client: str, number: int) -> int | None:
+        counted = self._world.oracle.ledger.counted
+        return max((one for one in counted if one < number and client in counted[one]), default=None)
+
+    def _given(self, client: str, number: int) -> Values | None:
+        given = self._world.oracle.ledger.given
+        row = given.to(client, number)
+        return given.values[row] if row is not None else None
+
+    def _kept(self, payload: int, begin: int) -> Values:
+        chunks = self._connection.execute(
+            "SELECT data FROM payload_chunks WHERE payload_id = ? ORDER BY begin", (payload,)
+        )
+        raw = b"".join(data for (data,) in chunks)[begin:]
+        return np.frombuffer(raw[: self._world.plan.values * _VALUE_BYTES], "<f4")
+
+    def _client(self, agent: int) -> str:
+        found = {index: client for client, index in self._world.index_of_clients().items()}
+        return found[agent]
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        return self._world.oracle.ledger.connection

@@ -1,0 +1,136 @@
+"""What a published round must have counted: its bytes say whom, as every update is a vector of its own."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Iterator
+from hashlib import sha256
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.fault_simulation import meaning
+from tests.fault_simulation.weather import NOISE
+
+if TYPE_CHECKING:
+    from tests.fault_simulation.world import World
+
+_CLOSE = 1e-5
+
+
+def check_round(world: World, connection: sqlite3.Connection, round_id: int, number: int) -> frozenset[str]:
+    """Say which clients' updates a round has to count, after checking who was weighed in which order."""
+    accepted = connection.execute(
+        "SELECT client_id FROM updates WHERE round_id = ? AND reject_reason IS NULL", (round_id,)
+    ).fetchall()
+    weighed = [
+        client
+        for (client,) in connection.execute(
+            "SELECT client_id FROM relevance WHERE round_id = ? ORDER BY ordinal", (round_id,)
+        )
+    ]
+    if weighed != sorted(weighed):
+        world.violated("inputs are sorted", f"round {number} was aggregated in the order {weighed}")
+    return frozenset(client for (client,) in accepted)
+
+
+def check_receivers(
+    world: World, connection: sqlite3.Connection, number: int, given: list[tuple[Any, ...]]
+) -> None:
+    """Check what a round gave to whom: the mean of its updates, and nothing else."""
+    counted = world.oracle.ledger.counted[number]
+    expected = _mean(world, number, counted)
+    receivers = {row[1] for row in given if row[2] == number + 1}
+    delivered = {
+        client: state
+        for client, state in connection.execute(
+            "SELECT u.client_id, c.state FROM updates u JOIN clients c ON c.id = u.client_id"
+            " WHERE u.reject_reason IS NULL"
+        )
+    }
+    enrolled = {client for client, state in delivered.items() if state == "enrolled"}
+    if not enrolled <= receivers <= delivered.keys():  # who is shut out meanwhile may have been given some
+        world.violated("I1", f"round {number} gave weights to {sorted(receivers)}, not to {sorted(enrolled)}")
+    for row in given:
+        values = world.oracle.ledger.given.values[row[0]]
+        if values is None:
+            continue
+        wrong = _who_is_wrong(world, number, counted, values) if world.plan.is_exact else []
+        if wrong:
+            world.violated("I2", f"round {number} counted {wrong}")
+        elif not np.allclose(values, expected, rtol=_CLOSE, atol=_CLOSE):
+            world.violated("I2", f"round {number} counted other bytes than were accepted")
+
+
+def check_joined(world: World, given: list[tuple[Any, ...]]) -> None:
+    """Check what clients got when they joined: zeros, or the mean of the last published round's updates."""
+    last = max(world.oracle.ledger.counted, default=0)
+    counted = world.oracle.ledger.counted.get(last, frozenset())
+    for row in given:
+        values = world.oracle.ledger.given.values[row[0]]
+        if values is None or not values.any():
+            continue
+        if not world.plan.is_exact:
+            means = _means(world, last, counted)
+            if not any(np.allclose(values, one, rtol=_CLOSE, atol=_CLOSE) for one in means):
+                world.violated("I2", f"{row[1]} was given something else than what round {last} counted")
+            continue
+        places = _places(world, last)
+        found = {client for client, place in places.items() if values[place] != 0}
+        share = 1 / len(found) if found else 0.0
+        other = np.delete(values[:-NOISE], [places[client] for client in found])
+        if not found <= counted or other.any():
+            world.violated("I2", f"{row[1]} was given something else than what round {last} counted")
+        elif any(abs(values[places[client]] - share) > _CLOSE for client in found):
+            world.violated("I2", f"{row[1]} was given unequal shares")
+
+
+def read_weights(
+    world: World, connection: sqlite3.Connection, row: tuple[Any, ...]
+) -> NDArray[np.float32] | None:
+    """Read weights as they would be served, (values,); None when they are not what their digest says."""
+    _, client, number, payload, head, begin, digest, size = row
+    chunks = connection.execute(
+        "SELECT data FROM payload_chunks WHERE payload_id = ? ORDER BY begin", (payload,)
+    ).fetchall()
+    body = (head or b"") + b"".join(data for (data,) in chunks)[begin:]
+    if f"sha256:{sha256(body).hexdigest()}" != digest or len(body) != size:
+        world.violated("I7", f"the weights of {client} for round {number} are not what their digest says")
+        return None
+    return meaning.read_body(body, world.plan.rank).values
+
+
+def _means(world: World, number: int, counted: frozenset[str]) -> Iterator[NDArray[np.float32]]:
+    """Give the mean of all whom a round counted, and of all but one or two, who were shut out meanwhile."""
+    for size in range(len(counted), max(0, len(counted) - 3), -1):
+        for some in combinations(sorted(counted), size):
+            yield _mean(world, number, some)
+
+
+def _places(world: World, number: int) -> dict[str, int]:
+    return {client: world.plan.place(number, index) for client, index in world.index_of_clients().items()}
+
+
+def _mean(world: World, number: int, counted: Collection[str]) -> NDArray[np.float32]:
+    states = world.oracle.meaning.states
+    sent = [states[client, number].astype(np.float64) for client in counted]
+    mean: NDArray[np.float32] = (
+        np.mean(sent, axis=0).astype(np.float32) if sent else np.zeros(world.plan.values, np.float32)
+    )
+    return mean
+
+
+def _who_is_wrong(
+    world: World, number: int, counted: frozenset[str], values: NDArray[np.float32]
+) -> list[str]:
+    """Say who was counted and should not have been, or not, or not once."""
+    told = []
+    share = 1 / len(counted) if counted else 0.0
+    for one in range(1, world.oracle.newest_round + 1):
+        for client, place in _places(world, one).items():
+            wanted = share if one == number and client in counted else 0.0
+            if abs(values[place] - wanted) > _CLOSE:
+                told.append(f"{client} of round {one} {values[place]:.3f} times, not {wanted:.3f}")
+    return told

@@ -1,0 +1,21 @@
+"""A simulation that finds nothing may be blind: every planted fault must be found."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fault_simulation.campaign import MOST_TRIES, hunt
+from tests.fault_simulation.mutants import MUTANTS, Mutant
+
+
+def test_there_are_twenty_different_mutants_at_least() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    assert len(MUTANTS) >= 20
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_planted_fault_is_found(mutant: Mutant) -> None:
+    found = hunt(mutant)
+    assert found.outcome is not None, f"{mutant.name} lived through {MOST_TRIES} schedules"

@@ -1,0 +1,179 @@
+"""What a seed draws: how large the federation is, who misbehaves, and which faults happen how often."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from schemas.messages.recipes import NAMED, RecipeName, WeightsRecipeName
+from tests.fault_simulation.replicas import LEASE_SECONDS
+
+LAST_ROUND = 15
+"""A schedule with more rounds than this does not get anywhere."""
+
+NOISE = 8
+"""Values of an update that say nothing, and whose sum depends on its order."""
+
+_RECIPES: tuple[tuple[RecipeName, int], ...] = (
+    ("dense", 40),
+    ("int8", 5),
+    ("int8_own_last", 5),
+    ("int4_own_last", 20),
+    ("int4_served", 20),
+    ("top10_int8_served", 10),
+)
+_WEIGHTS: tuple[WeightsRecipeName, ...] = ("dense", "int8_own_last", "int4_own_last")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a schedule is about."""
+
+    replicas: int
+    agents: int
+    rounds: int
+    min_clients: int
+    quorum: int
+    collect_seconds: float
+    rank: int
+    thief: bool
+    two_mouthed: bool
+    curious: bool
+    sluggish: bool
+    revoked: int
+    revoked_while: str
+    pause: bool
+    finish_early: bool
+    rotations: int
+    at_once: bool
+    recipe: RecipeName
+    weights_recipe: WeightsRecipeName
+    compression: Literal["none", "zstd"]
+    aligned: bool
+    packs_before: int
+    replaces_pack: bool
+    keep_rounds: int | None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether updates arrive as they were made."""
+        return self.recipe == "dense"
+
+    @property
+    def values(self) -> int:
+        """How many values an update has."""
+        return self.rank * self.rank + self.rank
+
+    def place(self, number: int, agent: int) -> int:
+        """Where an agent's update of a round has its 1."""
+        return (number - 1) * self.agents + agent
+
+
+@dataclass(frozen=True)
+class Weather:
+    """How often what goes wrong, as chances per occasion, until `until`."""
+
+    until: float
+    replica_crash: float
+    replica_stall: float
+    slow: float
+    agent_crash: float
+    power: float
+    disk_full: float
+    lost_request: float
+    lost_reply: float
+    cut: float
+    twice: float
+    late: float
+    partitions: tuple[tuple[float, float, int, int], ...]
+    jumps: tuple[tuple[float, float], ...]
+    skews: tuple[float, ...]
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether replicas that live are never late."""
+        return self.replica_stall == 0 and self.slow == 0
+
+
+def plan_of(seed: int) -> Plan:
+    """Draw what a schedule is about."""
+    dice, wires, packs, past = (random.Random(f"{what} {seed}") for what in ("plan", "wire", "packs", "past"))
+    recipe = wires.choices([name for name, _ in _RECIPES], [often for _, often in _RECIPES])[0]
+    agents = dice.choices([3, 4, 5, 8, 20], [45, 35, 15, 4, 1])[0]
+    thief = dice.random() < 0.2
+    revoked = dice.choices([0, 1], [60, 40])[0] if agents > 3 else 0
+    min_clients = max(2, dice.choice([agents, agents - 1, agents // 2]) - revoked - thief)
+    keep_rounds = past.choice([1, 1, 1, 2, 2, 3]) if past.random() < 0.25 else None
+    more = past.choice([1, 2, 3])  # rounds that are published when the first is old
+    rank = 1
+    while rank * rank + rank < agents * LAST_ROUND + NOISE:
+        rank += 1
+    return Plan(
+        replicas=dice.choices([1, 2, 3], [25, 40, 35])[0],
+        agents=agents,
+        rounds=max(dice.choice([1, 2, 2, 3]), keep_rounds + more if keep_rounds is not None else 0),
+        min_clients=min_clients,
+        quorum=dice.randint(1, min_clients),
+        collect_seconds=dice.choice([8.0, 15.0, 40.0]),
+        rank=rank,
+        thief=thief,
+        two_mouthed=dice.random() < 0.3,
+        curious=dice.random() < 0.2,
+        sluggish=dice.random() < 0.5,
+        revoked=revoked,
+        revoked_while=dice.choice(["update", "join"]),
+        pause=dice.random() < 0.1,
+        finish_early=dice.random() < 0.05,
+        rotations=dice.choice([0, 0, 1, 2]),
+        at_once=dice.random() < 0.5,
+        recipe=recipe,
+        weights_recipe=_asked_for(recipe, wires),
+        compression=wires.choice(["none", "zstd"]),
+        aligned=packs.random() < 0.2,
+        packs_before=packs.choice([0, 0, 1, 2]),
+        replaces_pack=packs.random() < 0.5,
+        keep_rounds=keep_rounds,
+    )
+
+
+def _asked_for(recipe: RecipeName, dice: random.Random) -> WeightsRecipeName:
+    """Draw how agents ask for their weights; what is the difference to them needs them whole."""
+    if NAMED[recipe].reference == "served":
+        return "dense"
+    return dice.choices(_WEIGHTS, [40, 40, 20])[0]
+
+
+def weather_of(seed: int, plan: Plan) -> Weather:
+    """Draw what goes wrong: in every schedule some things often, and some never."""
+    dice = random.Random(f"weather {seed}")
+    until = dice.uniform(20.0, 80.0)
+
+    def chance(*often: float) -> float:
+        return dice.choice([0.0, *often])
+
+    return Weather(
+        until=until,
+        replica_crash=chance(0.002, 0.006, 0.015),
+        replica_stall=chance(0.002, 0.006),
+        slow=chance(0.01, 0.05),
+        agent_crash=chance(0.005, 0.02),
+        power=dice.choice([0.0, 0.5, 1.0]),
+        disk_full=chance(0.01, 0.05),
+        lost_request=chance(0.03, 0.15),
+        lost_reply=chance(0.05, 0.2),
+        cut=chance(0.1),
+        twice=chance(0.1, 0.3),
+        late=chance(0.05, 0.15),
+        partitions=tuple(
+            (begin, begin + dice.uniform(3.0, 40.0), dice.randrange(plan.agents), dice.randrange(3))
+            for begin in [dice.uniform(0.0, until) for _ in range(dice.choice([0, 0, 2, 5]))]
+        ),
+        jumps=tuple((dice.uniform(0.0, until), _jump(dice)) for _ in range(dice.choice([0, 0, 1, 2]))),
+        skews=tuple(dice.choice([0.0, dice.uniform(-60.0, 60.0), 4000.0]) for _ in range(plan.agents + 1)),
+    )
+
+
+def _jump(dice: random.Random) -> float:
+    forward = dice.choice([dice.uniform(1.0, 2 * LEASE_SECONDS), 130.0, 3700.0, 9000.0])
+    return dice.choice([forward, forward, -dice.uniform(1.0, LEASE_SECONDS)])

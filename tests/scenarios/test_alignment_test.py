@@ -1,0 +1,105 @@
+"""`tessera agent alignment-test` as an engineer types it: in a federation, and without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from client_agent.model.loading import base_model_slug
+from tests.scenarios.agents import EXAMPLES, MODELS, TESSERA, prepare_agent
+from tests.served import ADMIN_TOKEN, Served
+
+PIVOT, OTHER = (base_model_slug(str(MODELS[name])) for name in "SL")
+ANCHORS = EXAMPLES / "anchors.json"
+
+
+def tessera(*arguments: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+    return subprocess.run(
+        [TESSERA, "agent", *arguments],
+        env={**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NO_PROXY": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_an_enrolled_silo_tests_its_pack_and_the_verdict_is_stored_with_it(
+    serve: Callable[..., Served], tmp_path: Path
+) -> None:
+    served = serve(f"sqlite:///{tmp_path / 'tessera.db'}", retry_seconds=0.2)
+    fid = served.federation(
+        strategy={"name": "fedmosaic"},
+        training={"max_length": 64},
+        alignment={"pivot": PIVOT, "anchors": 256},
+    )
+    served.admin.put(f"/v1/federations/{fid}/anchors", json=json.loads(ANCHORS.read_bytes()))
+    served.admin.post(f"/v1/federations/{fid}/start")
+    token = served.enrolment_token(fid, "cedar")
+    agent = prepare_agent(tmp_path, "cedar", served.url, token, model="L")
+    config = ("--config", str(agent.folder / "silo.toml"))
+    assert tessera("enrol", *config, "--name", "cedar", "--token", token).returncode == 0
+    by_operator = ("--url", served.url, "--token", ADMIN_TOKEN)
+    made = tessera("make-pivot-pack", fid, str(MODELS["S"]), *by_operator)
+    assert made.returncode == 0, made.stderr
+    done = tessera("alignment-test", *config, "--json")
+    tested = json.loads(done.stdout)
+    assert done.returncode == (0 if tested["verdict"] == "passed" else 1), done.stderr
+    packs = {
+        p["base_model"]: p for p in served.admin.get(f"/v1/federations/{fid}/alignments").json()["items"]
+    }
+    stored = packs[OTHER]["acceptance"]
+    assert packs[OTHER]["digest"] == tested["pack"]
+    assert packs[PIVOT]["acceptance"] is None
+    assert stored["directions"] == tested["directions"]
+    assert (stored["verdict"], stored["steps"], stored["seed"]) == (tested["verdict"], 50, 0)
+    assert stored["learning_rate"] == 0.3 * 0.01
+    assert len(stored["directions"][0]["endings"]["right"]["loss"]) >= 5
+    (client,) = served.admin.get(f"/v1/federations/{fid}/clients").json()["items"]
+    assert stored["tested_by"] == client["client_id"]
+    assert [d["source"] for d in tested["directions"]] == [PIVOT, OTHER]
+
+
+def offline(tmp_path: Path, model: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    agent = prepare_agent(tmp_path, "cedar", "http://127.0.0.1:1", "", model=model)
+    plan = tmp_path / "plan.json"
+    alignment = {"pivot": PIVOT, "anchors": 64}
+    plan.write_text(json.dumps({"name": "x", "strategy": {"name": "fedmosaic"}, "alignment": alignment}))
+    return tessera(
+        "alignment-test", "--config", str(agent.folder / "silo.toml"), "--plan", str(plan), *arguments
+    )
+
+
+def test_options_that_cannot_all_be_meant_are_refused(tmp_path: Path) -> None:
+    done = offline(tmp_path, "L", "--anchors", str(ANCHORS), "--store")
+    assert done.returncode == 1
+    assert "--store is for a federation's coordinator" in done.stderr
+
+
+def test_a_plan_without_anchors_is_half_an_order(tmp_path: Path) -> None:
+    done = offline(tmp_path, "L")
+    assert done.returncode == 1
+    assert "--plan and --anchors go together" in done.stderr
+
+
+@pytest.mark.long
+def test_the_pivots_own_pack_is_not_tested(tmp_path: Path) -> None:
+    done = offline(tmp_path, "S", "--anchors", str(ANCHORS))
+    assert done.returncode == 1
+    assert "is the pivot" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.long
+def test_a_file_that_holds_no_anchors_is_named(tmp_path: Path) -> None:
+    (tmp_path / "none.json").write_text('{"anchors": [{"id": "a"}]}')
+    done = offline(tmp_path, "L", "--anchors", str(tmp_path / "none.json"))
+    assert done.returncode == 1
+    assert "holds no anchor texts: anchors.0.prompt" in done.stderr.replace("\n", " ")

@@ -1,0 +1,82 @@
+"""CA-PFL end to end: two agents in processes of their own, one of which is killed while it works."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client_agent.rounds.checkpoints import read_weights
+from client_agent.rounds.train import Trained
+from tests.scenarios.agents import AgentProcess, prepare_agent, wait_until
+from tests.served import Served
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+PLAN = {
+    "strategy": {"name": "ca_pfl", "options": {"warm_rounds": 1}},
+    "rounds": {"total": 3, "min_clients": 2, "collect_seconds": 300},
+    "training": {"steps": 4, "max_length": 64},
+    "signature": {"probe_examples": 4},
+    "adapter": {"kind": "lora", "rank": 4, "scale": 4.0, "roles": ["q", "v"]},
+    "wire": {"recipe": {"reference": "served", "density": 0.9, "values": "int8"}},
+}
+
+
+def measured(agent: AgentProcess, number: int) -> list[dict[str, Any]]:
+    file = agent.file(number, "ca_pfl.json")
+    assert file is not None, agent.log
+    rounds: list[dict[str, Any]] = json.loads(file.read_bytes())["rounds"]
+    return rounds
+
+
+def trained(agent: AgentProcess, number: int) -> Trained:
+    file = agent.file(number, "trained.safetensors")
+    assert file is not None, agent.log
+    return Trained.read(file)
+
+
+def weights(agent: AgentProcess, number: int) -> dict[str, np.ndarray]:
+    file = agent.file(number, "weights.safetensors")
+    assert file is not None, agent.log
+    layout = {name: values.shape for name, values in trained(agent, number).adapter.items()}
+    return read_weights(file.read_bytes(), layout)
+
+
+def test_agents_finish_one_killed_on_the_way_and_learn_importances_of_their_own(
+    fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_path: Path
+) -> None:
+    served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.2)
+    fid = served.federation(**PLAN)
+    assert served.admin.post(f"/v1/federations/{fid}/start").is_success
+    agents = [
+        prepare_agent(tmp_path, name, served.url, served.enrolment_token(fid, name))
+        for name in ("aster", "birch")
+    ]
+    aster = agents[0]
+    for agent in agents:
+        agent.start()
+    wait_until(lambda: aster.file(1, "trained.safetensors"), what="aster's training")
+    aster.kill()
+    aster.start()
+    for agent in agents:
+        agent.wait(250)
+    for agent in agents:
+        rounds = measured(agent, 3)
+        assert [one["round"] for one in rounds] == [1, 2, 3]
+        assert rounds[0]["density"] > 0.85
+        assert all(0.2 < one["density"] < 0.28 for one in rounds[1:])
+        assert all(one["residual"] > 0 for one in rounds)
+        assert rounds[2]["importance"][0] < rounds[2]["importance"][2]
+    one, other = (trained(agent, 3) for agent in agents)
+    assert (one.private["posterior.u"] != other.private["posterior.u"]).any()
+    served_to = [weights(agent, 3) for agent in agents]
+    assert all((served_to[0][name] == served_to[1][name]).all() for name in one.adapter)
+    assert served_to[0]["l0.q.B"].any()
+    for number in (1, 2, 3):
+        shown = served.admin.get(f"/v1/federations/{fid}/rounds/{number}").json()
+        assert [one["state"] for one in shown["clients"]] == ["arrived", "arrived"]

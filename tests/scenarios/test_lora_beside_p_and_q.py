@@ -1,0 +1,91 @@
+"""Agents on two base models share P and Q with everybody, LoRA among their own kind, and keep the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from client_agent.model.loading import base_model_slug
+from client_agent.rounds.checkpoints import read_weights
+from client_agent.rounds.train import Trained
+from tests.scenarios.agents import EXAMPLES, MODELS, AgentProcess, prepare_agent
+from tests.served import Served
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+PLAN = {
+    "strategy": {
+        "name": "fedmosaic",
+        "options": {"sources": "all", "min_relevance": None, "guard": "off"},
+    },
+    "rounds": {"total": 2, "min_clients": 3, "collect_seconds": 300},
+    "wire": {"weights_recipe": "dense"},  # what is served is what was made, to the bit
+    "training": {"steps": 3, "max_length": 64},
+    "signature": {"probe_examples": 12},
+    "adapter": {"rank": 8, "roles": ["v", "down"], "same_architecture_rank": 4, "private_rank": 2},
+    "alignment": {"pivot": base_model_slug(str(MODELS["S"])), "frames": "random"},
+}
+
+
+def trained(agent: AgentProcess) -> Trained:
+    file = agent.file(1, "trained.safetensors")
+    assert file is not None, agent.log
+    return Trained.from_bytes(file.read_bytes())
+
+
+def sent(agent: AgentProcess) -> dict[str, np.ndarray]:
+    """What the coordinator holds of an agent after round 1: what was trained, in the recipe's few bits."""
+    file = agent.file(1, "sent.safetensors")
+    assert file is not None, agent.log
+    return safetensors.numpy.load(file.read_bytes())
+
+
+def served_after(agent: AgentProcess) -> dict[str, np.ndarray]:
+    file = agent.file(2, "weights.safetensors")
+    assert file is not None, agent.log
+    return read_weights(file.read_bytes(), {n: v.shape for n, v in trained(agent).adapter.items()})
+
+
+def test_two_base_models_share_what_means_the_same_in_both(
+    fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_path: Path
+) -> None:
+    served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.2)
+    fid = served.federation(**PLAN)
+    anchors = json.loads((EXAMPLES / "anchors.json").read_bytes())
+    assert served.admin.put(f"/v1/federations/{fid}/anchors", json=anchors).is_success
+    assert served.admin.post(f"/v1/federations/{fid}/start").is_success
+    aster, birch, cedar = agents = [
+        prepare_agent(tmp_path, name, served.url, served.enrolment_token(fid, name), model=model)
+        for name, model in (("aster", "S"), ("birch", "S"), ("cedar", "L"))
+    ]
+    for agent in agents:
+        agent.start()
+    for agent in agents:
+        agent.wait(400)
+    names = {
+        c["client_id"]: c["name"] for c in served.admin.get(f"/v1/federations/{fid}/clients").json()["items"]
+    }
+    shown = served.admin.get(f"/v1/federations/{fid}/rounds/1/relevance").json()
+    order = [names[client] for client in shown["clients"]]
+    weights = {
+        name: dict(zip(order, row, strict=True)) for name, row in zip(order, shown["relevance"], strict=True)
+    }
+    own = {"aster": birch, "birch": aster, "cedar": cedar}  # whose LoRA one gets
+    for agent in agents:
+        assert not any(name.startswith("private") for name in trained(agent).adapter)
+        assert trained(agent).private["private.l0.v.B"].shape == (
+            trained(agent).adapter["l0.v.B"].shape[0],
+            2,
+        )
+        for name, values in served_after(agent).items():
+            if name.startswith("l"):
+                expected = sent(own[agent.name])[name]
+            else:
+                expected = sum(weights[agent.name][peer.name] * sent(peer)[name] for peer in agents)
+            np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-7, err_msg=f"{agent.name} {name}")
+    assert 0 < weights["cedar"]["aster"] < 1

@@ -1,0 +1,71 @@
+"""Where adapters start: the same numbers on both sides, in whatever pieces they are asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from schemas.maths.adapter import in_order, lora_layout, pq_layout, size
+from schemas.maths.seeded_random import uniform, words
+from schemas.maths.start import first_a, from_start, start_values
+
+LAYOUT = in_order({**pq_layout(["b0.q"], 3), **lora_layout(2, {"q": (5, 7)}, 3)})
+
+
+@pytest.mark.parametrize("begin", range(12))
+def test_words_from_the_middle_of_a_stream_are_those_of_the_whole(begin: int) -> None:
+    np.testing.assert_array_equal(words(6, "key", 1, begin=begin), words(20, "key", 1)[begin : begin + 6])
+
+
+def test_the_start_is_zero_but_for_a() -> None:
+    whole = start_values(LAYOUT, 9, 0, size(LAYOUT))
+    assert whole is not None
+    at = 0
+    for name, shape in LAYOUT.items():
+        count = int(np.prod(shape))
+        drawn = uniform(shape, 1 / np.sqrt(7), "lora", 9, name).ravel() if name.endswith("q.A") else 0.0
+        np.testing.assert_array_equal(whole[at : at + count], drawn)
+        at += count
+
+
+def test_pieces_of_the_start_are_pieces_of_the_whole() -> None:
+    whole = start_values(LAYOUT, 9, 0, size(LAYOUT))
+    assert whole is not None
+    for begin in range(size(LAYOUT)):
+        for count in (1, 5, 30):
+            piece = start_values(LAYOUT, 9, begin, min(count, size(LAYOUT) - begin))
+            wanted = whole[begin : begin + count]
+            np.testing.assert_array_equal(np.zeros_like(wanted) if piece is None else piece, wanted)
+
+
+def test_the_first_rows_of_a_larger_rank_are_those_of_a_smaller_one() -> None:
+    small, large = (first_a("l0.q.A", (rank, 7), 9).reshape(rank, 7) for rank in (2, 5))
+    np.testing.assert_array_equal(large[:2], small)
+
+
+def test_served_zeros_of_a_pair_mean_its_start_and_nothing_else_does() -> None:
+    served = {
+        "b0.q.P": np.zeros((2, 2), np.float32),
+        "l0.q.A": np.zeros((2, 5), np.float32),
+        "l0.q.B": np.zeros((3, 2), np.float32),
+    }
+    layout = {name: values.shape for name, values in served.items()}
+    start = first_a("l0.q.A", (2, 5), 7).reshape(2, 5)
+    seen = {name: from_start(name, served.__getitem__, 7, layout) for name in served}
+    assert (seen["l0.q.A"] == start).all()
+    assert not seen["b0.q.P"].any()
+    assert not seen["l0.q.B"].any()
+    served["l0.q.B"][0, 0] = 1
+    assert not from_start(
+        "l0.q.A", served.__getitem__, 7, {name: values.shape for name, values in served.items()}
+    ).any()
+    served["l0.q.A"][0, 0] = 2
+    assert from_start(
+        "l0.q.A", served.__getitem__, 7, {name: values.shape for name, values in served.items()}
+    )[0].tolist() == [2, 0, 0, 0, 0]
+
+
+def test_zeros_of_a_whose_b_does_not_travel_mean_the_start_too() -> None:
+    served = {"l0.q.A": np.zeros((2, 5), np.float32)}
+    seen = from_start("l0.q.A", served.__getitem__, 7, {"l0.q.A": (2, 5)})
+    assert (seen == first_a("l0.q.A", (2, 5), 7).reshape(2, 5)).all()

@@ -1,0 +1,140 @@
+"""A byte budget: what fits it is known beforehand, and what is marked within it is never a byte more."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.maths.adapter import Layout, in_order, lora_layout, prior_layout
+from schemas.messages.recipes import NAMED, Recipe
+from schemas.wire.budget import ANY, PLAIN, WITHOUT_REFERENCE, Marks, cost, least, shortfall, within
+from schemas.wire.sparse import kept_count, largest, longest, write_places
+from schemas.wire.streams import encode
+
+LORA: Layout = lora_layout(2, {"q": (40, 40), "v": (24, 40)}, 4)
+SPARSE = Recipe(reference="served", density=0.5, values="int8")
+
+
+def update(layout: Layout, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in layout.items()}
+
+
+def largest_of(values: dict[str, np.ndarray], density: float) -> Marks:
+    return {
+        name: largest(np.abs(one).reshape(-1), kept_count(one.size, density)).reshape(one.shape)
+        for name, one in values.items()
+    }
+
+
+def bytes_of(values: dict[str, np.ndarray], recipe: Recipe, marks: Marks | None = None) -> int:
+    return sum(stream.nbytes for stream in encode(values, recipe, "test", keep=marks).tensors.values())
+
+
+@given(size=st.integers(1, 5000), share=st.floats(0, 1), seed=st.integers(0, 999), even=st.booleans())
+@settings(deadline=None)
+def test_places_are_never_longer_than_their_number_allows(
+    size: int, share: float, seed: int, even: bool
+) -> None:
+    kept = round(share * size)
+    mask = np.zeros(size, bool)
+    drawn = np.random.default_rng(seed).permutation(size)[:kept]
+    mask[np.linspace(0, size - 1, kept).astype(int) if even else drawn] = True
+    assert write_places(mask).size <= longest(size, int(mask.sum())) <= longest(size)
+
+
+def test_the_bound_of_few_places_is_reached() -> None:
+    mask = np.zeros(127 * 129, bool)
+    mask[128::129] = True  # every gap takes two bytes
+    assert mask.sum() == 127
+    assert write_places(mask).size == longest(mask.size, 127) == 1 + 1 + 2 * 127
+
+
+@given(
+    budget=st.integers(60, 1200),
+    values=st.sampled_from(["int4", "int8", "bf16"]),
+    zeros=st.floats(0, 1),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, max_examples=60)
+def test_what_is_marked_within_a_budget_costs_what_is_sent_and_no_more(
+    budget: int, values: str, zeros: float, seed: int
+) -> None:
+    recipe = Recipe.model_validate(SPARSE.model_dump() | {"values": values})
+    if shortfall(LORA, recipe, budget, ANY) is not None:
+        assert budget < least(LORA, recipe)
+        return
+    wanted = update(LORA, seed)
+    for one in wanted.values():
+        one[np.random.default_rng(seed).random(one.shape) < zeros] = 0
+    marks = within(lambda density: largest_of(wanted, density), 0.5, wanted, recipe, budget)
+    assert cost(wanted, marks, recipe) == bytes_of(wanted, recipe, marks) <= budget
+    if zeros == 0:
+        assert bytes_of(wanted, recipe, marks) > 0.9 * min(budget, bytes_of(wanted, recipe)) - 30
+
+
+def test_a_budget_is_used_up_and_one_beyond_need_changes_nothing() -> None:
+    wanted = update({"l0.q.A": (8, 4000), "l0.q.B": (4000, 8)})
+    for budget in (600, 2000, 6000, 20000):
+        marks = within(lambda density: largest_of(wanted, density), 0.5, wanted, SPARSE, budget)
+        assert 0.985 * budget < bytes_of(wanted, SPARSE, marks) <= budget
+    free = within(lambda density: largest_of(wanted, density), 0.5, wanted, SPARSE, None)
+    roomy = within(lambda density: largest_of(wanted, density), 0.5, wanted, SPARSE, 10**6)
+    for name, mask in largest_of(wanted, 0.5).items():
+        assert (free[name] == mask).all()
+        assert (roomy[name] == mask).all()
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in NAMED.items() if recipe.density == 1])
+def test_what_a_whole_update_has_is_known_to_the_byte(name: str) -> None:
+    recipe = NAMED[name]  # type: ignore[index]
+    assert least(LORA, recipe) == bytes_of(update(LORA), recipe)
+
+
+def test_the_least_of_a_sparse_recipe_lets_one_value_of_each_tensor_travel_and_priors_whole() -> None:
+    layout = in_order(LORA | prior_layout(LORA))
+    wanted = update(layout)
+    marks = {name: np.zeros(shape, bool) for name, shape in layout.items()}
+    for name, mask in marks.items():
+        mask.reshape(-1)[slice(None) if name.endswith(".prior") else -1] = True
+    assert cost(wanted, marks, SPARSE) <= least(layout, SPARSE) <= cost(wanted, marks, SPARSE) + len(layout)
+
+
+def test_a_refusal_names_a_recipe_that_would_do_or_the_least_that_does() -> None:
+    dense, int4 = NAMED["dense"], NAMED["int4_own_last"]
+    values = sum(np.prod(shape) for shape in LORA.values())
+    assert shortfall(LORA, dense, 4 * values, ANY) is None
+    assert shortfall(LORA, dense, None, ANY) is None
+    for budget, offers, wanted in (
+        (4 * values - 1, ANY, "f16 would do"),
+        (2 * values - 1, ANY, "int8_own_last would do"),
+        (2 * values - 1, WITHOUT_REFERENCE, "int8 would do"),
+        (values, ANY, "int4_own_last would do"),
+        (values, WITHOUT_REFERENCE, f"the least that does is {least(LORA, NAMED['int8'])}, by int8"),
+        (values, PLAIN, f"the least that does is {2 * values}, by f16"),
+        (least(LORA, int4) - 1, ANY, '"values": "int8"} would do'),
+        (10, ANY, "the least that does is"),
+    ):
+        told = shortfall(LORA, dense, int(budget), offers)
+        assert told is not None
+        assert wanted in told
+        assert f"wire.max_bytes is {budget}" in told
+    assert shortfall(LORA, SPARSE, least(LORA, SPARSE), ANY) is None
+    told = shortfall(LORA, SPARSE, least(LORA, SPARSE) - 1, ANY)
+    assert told is not None
+    assert told.endswith(f"is {least(LORA, SPARSE)}")
+
+
+def test_the_density_that_a_refusal_offers_fits_whatever_is_learnt() -> None:
+    budget = 400
+    told = shortfall(LORA, NAMED["dense"], budget, ANY)
+    assert told is not None
+    found = re.search(r'"density": ([\d.]+), "values": "int8"} would do, with (\d+) at most', told)
+    assert found is not None
+    recipe = Recipe(reference="own_last", density=float(found[1]), values="int8")
+    for seed in range(5):
+        assert bytes_of(update(LORA, seed), recipe) <= int(found[2]) <= budget

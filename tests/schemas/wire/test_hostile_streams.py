@@ -1,0 +1,147 @@
+"""Streams that no encoder writes: each is refused for what is wrong, and none costs more than its layout."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.messages.recipes import Recipe, ValueFormat
+from schemas.wire import refusals
+from schemas.wire.streams import CODES, POSITIONS, SCALES, Coded, Stream, decode
+
+LAYOUT = {"b0.q.P": (1000,), "b0.q.Q": (3,)}
+SPARSE = Recipe(reference="served", density=0.02, values="int8")
+
+
+def places(*octets: int) -> dict[str, Stream]:
+    """Twenty places at most in the first tensor, one of three marked in the second."""
+    return {POSITIONS: np.array([*octets, 0, 0b001], np.uint8)}
+
+
+def codes(*items: int, scales: tuple[float, ...] = (1, 1)) -> dict[str, Stream]:
+    return {CODES: np.array(items, np.uint8), SCALES: np.array(scales, np.float16)}
+
+
+def refusal(streams: dict[str, Stream], recipe: Recipe = SPARSE) -> type[Exception]:
+    with pytest.raises(refusals.BodyRefused) as caught:
+        list(decode(Coded(streams), LAYOUT, recipe))
+    return caught.type
+
+
+def test_places_as_an_encoder_writes_them_are_read() -> None:
+    far = [1, 2, 5, 0x80 | 993 & 0x7F, 993 >> 7]  # 5, and 999 after leaving out 993
+    first, second = dict(decode(Coded(places(*far) | codes(1, 0xFF, 2)), LAYOUT, SPARSE)).values()
+    assert np.flatnonzero(first).tolist() == [5, 999]
+    assert (first[999], second.tolist()) == (-1, [2, 0, 0])
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        [],
+        [2],
+        [1],
+        [1, 3, 5, 6],  # fewer gaps than their count: the next tensor's bytes are gaps then, and it has none
+        [1, 1, 0x80, 0x00],  # 0, written longer than it is
+        [1, 0x81, 0x00, 5],  # a count that is
+        [1, 1, 0x80 | 1000 & 0x7F, 1000 >> 7],  # behind the tensor
+        [1, 2, 0x80 | 999 & 0x7F, 999 >> 7, 0],
+        [1, 1, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01],  # longer than any tensor
+        [1, 1, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F],
+        [1, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F],
+        [1, 124, *[0] * 124],  # a bitmap is no longer
+        [1, 22, *[0] * 22],  # more than the density
+        [0, *[0] * 124, 1 << 7],  # gaps would be shorter
+        [0, *[0x11] * 124],  # a bitmap that is cut off
+    ],
+)
+def test_places_that_are_not_written_in_their_one_way_are_refused(octets: list[int]) -> None:
+    assert refusal(places(*octets) | codes(*[1] * 3)) is refusals.SparseIndex
+
+
+def test_a_bitmap_that_goes_on_behind_its_tensor_is_refused() -> None:
+    half = Recipe(reference="served", density=0.5, values="int8")
+    streams: dict[str, Stream] = {POSITIONS: np.array([0, *[0x11] * 125, 0, 0b1001], np.uint8)}
+    assert refusal(streams | codes(*[1] * 252, scales=(1,) * 5), half) is refusals.SparseIndex
+
+
+@pytest.mark.parametrize("form", ["f32", "f16", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("change", [-1, 1])
+def test_codes_of_another_length_are_refused(form: ValueFormat, change: int) -> None:
+    size = {"f32": 4012, "f16": 2006, "bf16": 2006, "int8": 1003, "int4": 502}[form] + change
+    streams: dict[str, Stream] = {CODES: np.zeros(size, np.uint8)}
+    if form in ("int8", "int4"):
+        streams[SCALES] = np.zeros(17, np.float16)
+    assert refusal(streams, Recipe(values=form)) is refusals.StreamLength
+
+
+def test_places_that_are_not_as_many_as_the_codes_are_refused_as_places() -> None:
+    for some in (1, 3):
+        assert refusal(places(1, 1, 5) | codes(*[1] * some)) is refusals.SparseIndex
+    assert refusal({POSITIONS: np.zeros(1, np.uint8)}, Recipe(values="int8")) is refusals.SparseIndex
+    assert refusal({POSITIONS: np.zeros(1, np.uint8)}, Recipe(values="f16")) is refusals.SparseIndex
+
+
+def test_scales_that_are_not_one_a_block_are_refused_as_scales() -> None:
+    for count in (0, 1, 3):
+        assert refusal(places(1, 1, 5) | codes(1, 1, scales=(1,) * count)) is refusals.QuantScale
+    for count in (0, 16, 18):
+        streams = codes(*[1] * 1003, scales=(1,) * count)
+        assert refusal(streams, Recipe(values="int8")) is refusals.QuantScale
+    assert refusal(codes(*[0] * 2006), Recipe(values="f16")) is refusals.QuantScale
+
+
+def test_a_scale_beyond_float16_is_infinite_there_and_refused() -> None:
+    with np.errstate(over="ignore"):
+        beyond = np.array([1, 1e38], np.float32).astype(np.float16)
+    streams: dict[str, Stream] = {**places(1, 1, 5), **codes(1, 1), SCALES: beyond}
+    assert refusal(streams) is refusals.QuantScale
+
+
+def test_the_most_negative_code_is_refused() -> None:
+    for form, size, worst in (("int8", 1003, 0x80), ("int4", 502, 0x08)):
+        coded = np.zeros(size, np.uint8)
+        coded[300] = worst
+        streams: dict[str, Stream] = {CODES: coded, SCALES: np.ones(17, np.float16)}
+        assert refusal(streams, Recipe.model_validate({"values": form})) is refusals.QuantCode
+
+
+def test_a_scale_of_zero_is_one_only_where_all_codes_are() -> None:
+    coded, scales = np.zeros(1003, np.uint8), np.zeros(17, np.float16)
+    found = dict(decode(Coded({CODES: coded, SCALES: scales}), LAYOUT, Recipe(values="int8")))
+    assert not found["b0.q.P"].any()
+    coded[63] = 1
+    scales[1:] = 1
+    assert refusal({CODES: coded, SCALES: scales}, Recipe(values="int8")) is refusals.QuantScale
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.binary(max_size=60),
+    st.binary(max_size=60),
+    st.binary(max_size=30).map(lambda raw: raw[: len(raw) // 2 * 2]),
+    st.sampled_from(["f32", "f16", "bf16", "int8", "int4"]),
+    st.sampled_from([0.01, 0.3, 1.0]),
+)
+def test_arbitrary_streams_raise_only_refusals_and_take_no_more_than_the_layout(
+    positions: bytes, coded: bytes, scales: bytes, form: ValueFormat, density: float
+) -> None:
+    streams: dict[str, Stream] = {
+        POSITIONS: np.frombuffer(b"\x01" + positions, np.uint8),
+        CODES: np.frombuffer(coded, np.uint8),
+        SCALES: np.frombuffer(scales, np.float16),
+    }
+    recipe = Recipe(reference="served", density=density, values=form)
+    tracemalloc.start()
+    try:
+        list(decode(Coded(streams), LAYOUT, recipe))
+    except refusals.BodyRefused:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 2**18

@@ -1,1 +1,0 @@
-"""The whole system in one thread, on a clock and dice of its own: `python -m tests.simulation --help`."""

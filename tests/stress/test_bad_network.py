@@ -1,0 +1,31 @@
+"""Requests cut, doubled or trickled, and answers that never arrive: rounds are what they would be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.stress.one_hot import Trial, check, taking_part, wait_for_the_end
+from tests.stress.processes import Coordinator
+from tests.stress.proxy import FAULTS, bad_network
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_bad_network_loses_and_doubles_nothing(database_url: str, tmp_path: Path) -> None:
+    trial = Trial(clients=4, rounds=6)
+    coordinator = Coordinator(database_url, tmp_path / "log")
+    coordinator.start()
+    try:
+        with (
+            bad_network(coordinator.port, seed=7) as network,
+            taking_part(trial, [network.url]) as (fid, agents),
+        ):
+            wait_for_the_end(agents)
+            check(trial, database_url, fid, agents)
+            assert set(network.done) == set(FAULTS)
+            assert sum(network.done.values()) > 4 * trial.clients * trial.rounds
+    finally:
+        coordinator.kill()
+    assert coordinator.errors == []

@@ -1,0 +1,35 @@
+"""A coordinator killed with SIGKILL, at every place where it matters and at random: nothing is lost."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.observability.fault_points import PLACES
+from tests.stress import kills
+from tests.stress.one_hot import Trial
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+
+def test_killed_at_every_place_where_it_matters(database_url: str, tmp_path: Path) -> None:
+    found = kills.at_every_place(database_url, tmp_path, Trial(clients=4, rounds=8))
+    assert sorted(found.died_at) == sorted(PLACES)
+
+
+def test_killed_at_random_moments(database_url: str, tmp_path: Path) -> None:
+    found = kills.at_random(database_url, tmp_path, Trial(clients=8, rounds=12), seed=7, every=1.5)
+    assert len(found.died_at) >= 3
+
+
+def test_killed_while_collecting_what_nobody_refers_to(
+    database_url: str, rows: Callable[[str, str], list[tuple[Any, ...]]]
+) -> None:
+    kills.leave_over(database_url)
+    assert kills.while_collecting(database_url) == -signal.SIGKILL
+    assert rows(database_url, "SELECT count(*) FROM payloads") == [(3,)]
+    assert rows(database_url, "SELECT count(DISTINCT payload_id) FROM payload_chunks") == [(3,)]

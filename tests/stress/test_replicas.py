@@ -1,0 +1,27 @@
+"""Two replicas on PostgreSQL, one frozen beyond its lease, one killed: rounds are what one makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.stress import replicas
+from tests.stress.one_hot import Trial
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_replicas_that_freeze_and_die_lose_and_double_nothing(
+    fresh_database: Callable[[str], str], tmp_path: Path
+) -> None:
+    trial = Trial(clients=4, rounds=30)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    published = replicas.undisturbed(fresh_database("postgres"), alone, trial)
+    havoc = replicas.frozen_and_killed(fresh_database("postgres"), tmp_path, trial)
+    assert havoc.published == published
+    assert havoc.frozen_at == ["claim-committed", "block-staged", "update-written"]
+    assert havoc.killed_at == ["publication-written", "update-committed"]
+    assert havoc.overtaken >= 2, "who is frozen while it aggregates must find that another did its work"
