@@ -19,8 +19,8 @@ from pathlib import Path
 HERE = Path(__file__).parent.parent
 PACKAGES = ("coordinator", "client_agent", "schemas")
 PRONOUNS = frozenset(
-    """one ones said told found made kept given seen wanted known who whom whose asked held taken gone meant own
-    other others theirs ours mine some each rest which what here there those these them""".split()  # noqa: SIM905
+    """one ones said told found made kept given seen wanted known who whom whose asked held taken gone meant
+    own other others theirs ours mine some each rest which what here there those these them""".split()  # noqa: SIM905
 )
 """Names that do not say what they hold."""
 VAGUE_OPENINGS = frozenset({"Give", "Say", "Tell", "Let", "Have"})
