@@ -1,0 +1,29 @@
+"""GSM8K (Cobbe et al. 2021): a word problem; the reasoning is learnt, the number after `####` is scored."""
+
+from __future__ import annotations
+
+import re
+
+from client_agent.data.formats import per_row
+from client_agent.data.row import Row
+from client_agent.model.examples import Example
+
+_CALCULATION = re.compile(r"<<[^<>]*>>")
+MARK = "####"
+
+
+def example(row: Row) -> Example:
+    """Columns `question` and `answer`, whose last line is `#### <number>`; calculator marks are removed."""
+    answer = _CALCULATION.sub("", row.text("answer"))
+    reasoning, mark, number = answer.rpartition(MARK)
+    if not mark or not number.strip() or not reasoning.strip():
+        raise row.invalid("answer", f"does not end with {MARK} and a number")
+    return Example(
+        f"Question: {row.text('question')}\nAnswer:",
+        f" {answer}",
+        references=(number.strip(),),
+        metrics=("number",),
+    )
+
+
+examples = per_row(example)

@@ -1,0 +1,23 @@
+"""WinoGrande (Sakaguchi et al. 2020): two ways to fill a blank; the rest of the sentence is scored."""
+
+from __future__ import annotations
+
+from client_agent.data.formats import per_row
+from client_agent.data.multiple_choice import option_example
+from client_agent.data.row import Row
+from client_agent.model.examples import Example
+
+_BLANK = "_"
+
+
+def example(row: Row) -> Example:
+    """Columns `sentence` with one blank `_`, `option1`, `option2` and `answer` ("1" or "2")."""
+    sentence = row.text("sentence")
+    if sentence.count(_BLANK) != 1:
+        raise row.invalid("sentence", f"has {sentence.count(_BLANK)} blanks instead of one")
+    before, _, after = sentence.partition(_BLANK)
+    options = tuple(row.text(column) + after for column in ("option1", "option2"))
+    return option_example(f"Complete the sentence.\n{before}", options, row.choice("answer", ("1", "2")))
+
+
+examples = per_row(example)
