@@ -92,14 +92,15 @@ class Row:
         return tuple(rows)
 
     def choice(self, column: str, allowed: Sequence[object]) -> int:
-        """Return the index of a value among those that are allowed.
+        """Return the index of a value among those that are allowed; a CSV file has them as text.
 
         Raises:
             DataInvalid: it is missing or another one.
         """
         value = self.value(column)
+        text = str(value).strip().lower()
         for index, candidate in enumerate(allowed):
-            if type(value) is type(candidate) and value == candidate:
+            if isinstance(value, str | type(candidate)) and text == str(candidate).lower():
                 return index
         listed = ", ".join(_shown(candidate) for candidate in allowed)
         raise self.invalid(column, f"is {_shown(value)}, and only these are labels: {listed}")

@@ -1,9 +1,13 @@
-"""Read rows from where data are: JSONL, JSON, CSV and Parquet files, saved folders, the hub."""
+"""Read rows from where data are: JSONL, JSON, CSV and Parquet files, saved folders, the hub.
+
+Text files are read with the standard library, which guesses no types; the rest with `datasets`.
+"""
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,14 +15,12 @@ from client_agent.data.row import Row
 from client_agent.errors import DataInvalid
 
 HUB = "hub:"
-_READERS = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
-_JSON_LINES = {".jsonl", ".ndjson"}
 
 
 def rows(source: str) -> Iterator[Row]:
     """Yield the rows of a file, a folder saved by `datasets`, or `hub:<id>[:<configuration>][:<split>]`.
 
-    A folder may hold several splits: `<folder>:<split>`. JSONL is read line by line, without `datasets`.
+    A folder may hold several splits: `<folder>:<split>`.
 
     Raises:
         DataInvalid: it cannot be read; the message says why and what to do.
@@ -28,12 +30,10 @@ def rows(source: str) -> Iterator[Row]:
     path, split = _split_of(source)
     if path.is_dir():
         return _numbered(_saved(path, split), source)
-    if path.suffix.lower() in _JSON_LINES:
-        return _json_lines(path)
-    if path.suffix.lower() not in _READERS:
-        known = ", ".join(sorted({*_JSON_LINES, *_READERS}))
-        raise DataInvalid(f"{source}: unknown kind of file; name a file that ends with one of {known}")
-    return _numbered(_loaded(path), path.name)
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataInvalid(f"{source}: unknown kind of file; name one that ends with {', '.join(_READERS)}")
+    return _readable(path, reader)
 
 
 def _split_of(source: str) -> tuple[Path, str | None]:
@@ -43,16 +43,66 @@ def _split_of(source: str) -> tuple[Path, str | None]:
     return Path(source).expanduser(), None
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
+def _readable(path: Path, reader: Callable[[Path], Iterator[Row]]) -> Iterator[Row]:
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield Row(f"{path} line {number}", _object(line, f"{path} line {number}"))
+        yield from reader(path)
     except OSError as error:
         raise DataInvalid(
             f"{path}: cannot be read ({error.strerror}); check the path in the settings"
         ) from error
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                place = f"{path} line {number}"
+                yield Row(place, _object(line, place))
+
+
+def _json(path: Path) -> Iterator[Row]:
+    try:
+        records = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataInvalid(f"{path}: not JSON ({error}); name JSON lines .jsonl") from error
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise DataInvalid(
+            f"{path}: not a list of objects; write [{{...}}, ...], or JSON lines in a .jsonl file"
+        )
+    return _numbered(records, str(path))
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        table = csv.DictReader(lines, strict=True)
+        try:
+            for columns in table:
+                place = f"{path} row {table.line_num}"
+                if None in columns or None in columns.values():
+                    raise DataInvalid(f"{place}: has another number of cells than the first line has names")
+                yield Row(place, columns)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataInvalid(f"{path} row {table.line_num}: not CSV in UTF-8 ({error})") from error
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    if not path.is_file():
+        raise FileNotFoundError(2, "No such file or directory")
+    datasets = _datasets()
+    try:
+        table = datasets.Dataset.from_parquet(str(path), keep_in_memory=True)
+    except Exception as error:  # whatever pyarrow makes of somebody's file
+        raise _unreadable(str(path), error) from error
+    return _numbered(table, str(path))
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}
 
 
 def _object(line: bytes, place: str) -> dict[str, object]:
@@ -78,22 +128,11 @@ def _datasets() -> Any:
         import datasets
     except ImportError as error:
         raise DataInvalid(
-            f"reading anything but JSONL needs the package datasets ({error}); install the extra `data`, or "
-            "convert the file to JSONL"
+            f"reading Parquet, saved folders and the hub needs the package datasets ({error}); install the "
+            "extra `data`, or convert the data to JSONL or CSV"
         ) from error
     datasets.disable_progress_bars()
     return datasets
-
-
-def _loaded(path: Path) -> Any:
-    datasets = _datasets()
-    if not path.is_file():
-        raise DataInvalid(f"{path}: no such file; check the path in the settings")
-    kind = _READERS[path.suffix.lower()]
-    try:
-        return datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True)
-    except Exception as error:  # whatever pandas or pyarrow make of somebody's file
-        raise _unreadable(str(path), error) from error
 
 
 def _saved(folder: Path, split: str | None) -> Any:

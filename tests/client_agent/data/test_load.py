@@ -1,0 +1,155 @@
+"""Examples from files of every kind, with columns mapped and bad rows refused or counted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client_agent.data.load import load_examples
+from client_agent.errors import DataInvalid
+from client_agent.model.examples import Example, Turn
+
+ROWS = [{"prompt": f"{number}+1=", "completion": str(number + 1)} for number in range(4)]
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def write_json(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text(json.dumps(rows))
+    return str(path)
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> str:
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+    return str(path)
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> str:
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
+    return str(path)
+
+
+WRITERS = {
+    "rows.jsonl": write_jsonl,
+    "rows.json": write_json,
+    "rows.csv": write_csv,
+    "rows.parquet": write_parquet,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_kind_of_file_gives_the_same_examples(tmp_path: Path, name: str) -> None:
+    loaded = load_examples(WRITERS[name](tmp_path / name, ROWS))
+    assert (loaded.format, loaded.rows) == ("prompt_completion", 4)
+    assert loaded.examples == tuple(Example(row["prompt"], row["completion"]) for row in ROWS)
+
+
+def test_a_folder_saved_by_datasets_is_read_by_its_split(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # dill cannot name one of pyarrow's classes
+        table = datasets.Dataset.from_list(ROWS)
+        datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(
+            str(tmp_path / "saved")
+        )
+    assert load_examples(f"{tmp_path / 'saved'}:test").rows == 1
+    with pytest.raises(DataInvalid, match=r"choose a split, such as .*saved:test; it has train, test"):
+        load_examples(str(tmp_path / "saved"))
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+            Example("", "b", (Turn("user", "a"),)),
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+            Example("", "b", (Turn("user", "a"),)),
+        ),
+        ({"instruction": "Add.", "input": "1 1", "output": "2"}, Example("Add.\n\n1 1\n\n", "2")),
+        ({"instruction": "Add.", "input": "", "output": "2"}, Example("Add.\n\n", "2")),
+        ({"text": "once"}, Example("", "once")),
+    ],
+)
+def test_the_format_is_found_from_the_columns(tmp_path: Path, row: dict[str, Any], expected: Example) -> None:
+    assert load_examples(write_jsonl(tmp_path / "rows.jsonl", [row])).examples == (expected,)
+
+
+def test_columns_are_mapped(tmp_path: Path) -> None:
+    rows = [{"question": "a", "reply": "b", "prompt": "not this"}]
+    source = write_jsonl(tmp_path / "rows.jsonl", rows)
+    columns = {"prompt": "question", "completion": "reply"}
+    loaded = load_examples(source, row_format="prompt_completion", columns=columns)
+    assert loaded.examples == (Example("a", "b"),)
+    with pytest.raises(DataInvalid, match=r"column answer is missing, and columns\.completion names it"):
+        load_examples(source, columns={"completion": "answer"})
+
+
+def test_bad_rows_are_refused_by_their_place_or_counted(tmp_path: Path) -> None:
+    rows = [ROWS[0], {"prompt": "x", "completion": 5}, ROWS[1]]
+    source = write_jsonl(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(DataInvalid, match=r"rows.jsonl line 2: column completion is no text but 5"):
+        load_examples(source)
+    loaded = load_examples(source, skip_bad_rows=True)
+    assert (len(loaded.examples), loaded.rows, len(loaded.skipped)) == (2, 3, 1)
+    assert "line 2: column completion" in loaded.skipped[0]
+
+
+def test_a_source_of_bad_rows_alone_is_refused_though_they_may_be_skipped(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "", "completion": "b"}])
+    with pytest.raises(
+        DataInvalid, match=r"none of its 1 rows is an example of prompt_completion:\n .*line 1"
+    ):
+        load_examples(source, skip_bad_rows=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("", "holds no example"),
+        ('{"prompt": "a"}\n', "those of no format"),
+        ("[1]\n", "line 1: not a JSON object"),
+        ("{\n", "line 1: not JSON"),
+        ('{"prompt": "\\ud800", "completion": "b"}\n', "line 1: not JSON"),
+    ],
+)
+def test_a_file_without_examples_is_refused(tmp_path: Path, content: str, complaint: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(content)
+    with pytest.raises(DataInvalid, match=complaint):
+        load_examples(str(file))
+
+
+@pytest.mark.parametrize("content", ["prompt,completion\na\n", "prompt,completion\na,b,c\n", 'prompt\n"a\n'])
+def test_a_row_of_a_csv_file_with_missing_cells_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text(content)
+    with pytest.raises(DataInvalid, match=r"rows\.csv row \d+: "):
+        load_examples(str(file))
+
+
+def test_labels_in_a_csv_file_are_text(tmp_path: Path) -> None:
+    rows = [{"premise": "It rains.", "hypothesis": "The sun shines.", "label": "2"}]
+    loaded = load_examples(write_csv(tmp_path / "rows.csv", rows), row_format="mnli")
+    assert loaded.examples[0].completion == " contradiction"
+
+
+@pytest.mark.parametrize("source", ["nothing.jsonl", "nothing.csv", "rows.xlsx", "hub:a:b:c:d"])
+def test_a_source_that_cannot_be_read_is_refused(tmp_path: Path, source: str) -> None:
+    place = source if source.startswith("hub:") else str(tmp_path / source)
+    with pytest.raises(DataInvalid):
+        load_examples(place)

@@ -1,0 +1,148 @@
+"""Task templates on rows of our own writing, in the schema that each data set has on the hub."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from client_agent.data.row import Row
+from client_agent.data.templates import template, template_names
+from client_agent.errors import DataInvalid
+from client_agent.model.examples import Example
+
+CHOICES = {"text": ["a kettle", "a ladder", "a lamp"], "label": ["A", "B", "C"]}
+ROWS: dict[str, dict[str, Any]] = {
+    "arc_easy": {"id": "x1", "question": "What boils water?", "choices": CHOICES, "answerKey": "A"},
+    "arc_challenge": {
+        "id": "x2",
+        "question": "What gives light?",
+        "choices": {"text": CHOICES["text"], "label": ["1", "2", "3"]},
+        "answerKey": "3",
+    },
+    "openbookqa": {
+        "id": "7-1",
+        "question_stem": "To reach a shelf use",
+        "choices": CHOICES,
+        "answerKey": "B",
+    },
+    "commonsense_qa": {
+        "id": "c1",
+        "question": "Where does tea start?",
+        "question_concept": "tea",
+        "choices": {"label": ["A", "B", "C"], "text": CHOICES["text"]},
+        "answerKey": "A",
+    },
+    "mnli": {"premise": "It rains.", "hypothesis": "The sun shines.", "label": 2, "idx": 5},
+    "boolq": {"question": "is tea hot", "answer": True, "passage": "Tea is brewed with hot water."},
+    "winogrande": {
+        "sentence": "The cup fits on the tray because the _ is small.",
+        "option1": "cup",
+        "option2": "tray",
+        "answer": "1",
+    },
+    "squad": {
+        "id": "s1",
+        "title": "Tea",
+        "context": "Tea came to the town in 1702.",
+        "question": "When did tea come?",
+        "answers": {"text": ["1702", "in 1702"], "answer_start": [24, 21]},
+    },
+    "gsm8k": {
+        "question": "Ann has 3 cups and buys 1,000 more. How many has she?",
+        "answer": "She has 3+1000=<<3+1000=1003>>1003 cups.\n#### 1003",
+    },
+    "natural_instructions": {
+        "task_name": "task1_tea",
+        "id": "task1-a",
+        "definition": "Name the drink.",
+        "inputs": "leaves in hot water",
+        "targets": "tea",
+    },
+}
+
+
+def example(name: str, **changes: Any) -> Example:
+    (made,) = template(name)([Row("rows.jsonl line 1", ROWS[name] | changes)])
+    return made
+
+
+def test_every_template_has_a_row_here() -> None:
+    assert set(template_names()) == set(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "completion"),
+    [
+        ("arc_easy", " a kettle"),
+        ("arc_challenge", " a lamp"),
+        ("openbookqa", " a ladder"),
+        ("commonsense_qa", " a kettle"),
+        ("mnli", " contradiction"),
+        ("boolq", " yes"),
+        ("winogrande", "cup is small."),
+    ],
+)
+def test_the_completion_is_the_right_option(name: str, completion: str) -> None:
+    row = example(name)
+    assert row.completion == completion
+    assert row.completion in row.options
+    assert len(set(row.options)) == len(row.options)
+    assert row.metrics == ("option_accuracy",)
+
+
+def test_prompt_and_completion_of_a_multiple_choice_question_are_as_a_person_writes_them() -> None:
+    row = example("arc_easy")
+    assert (
+        row.prompt + row.completion
+        == "Question: What boils water?\nA. a kettle\nB. a ladder\nC. a lamp\nAnswer: a kettle"
+    )
+
+
+def test_all_answers_of_squad_are_references() -> None:
+    row = example("squad")
+    assert (row.completion, row.references) == (" 1702", ("1702", "in 1702"))
+    assert row.metrics == ("f1", "exact_match")
+
+
+def test_gsm8k_is_learnt_without_calculator_marks_and_scored_by_its_number() -> None:
+    row = example("gsm8k")
+    assert row.completion == " She has 3+1000=1003 cups.\n#### 1003"
+    assert (row.references, row.metrics) == (("1003",), ("number",))
+
+
+def test_rows_of_one_id_are_references_of_one_example() -> None:
+    first = ROWS["natural_instructions"]
+    records = [first, first | {"targets": "a cup of tea"}, first | {"id": "task1-b", "inputs": "beans"}]
+    made = list(
+        template("natural_instructions")(Row(f"line {i}", record) for i, record in enumerate(records))
+    )
+    assert [row.references for row in made] == [("tea", "a cup of tea"), ("tea",)]
+    assert made[0].completion == " tea"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "column"),
+    [
+        ("arc_easy", {"answerKey": "D"}, "answerKey"),
+        ("arc_easy", {"choices": {"text": ["a"], "label": ["A", "B"]}}, "choices"),
+        ("mnli", {"label": -1}, "label"),
+        ("mnli", {"label": True}, "label"),
+        ("mnli", {"premise": ""}, "premise"),
+        ("boolq", {"answer": "yes"}, "answer"),
+        ("winogrande", {"sentence": "No blank."}, "sentence"),
+        ("squad", {"answers": {"text": [], "answer_start": []}}, "answers.text"),
+        ("gsm8k", {"answer": "It is 4."}, "answer"),
+        ("natural_instructions", {"targets": None}, "targets"),
+    ],
+)
+def test_a_bad_row_is_refused_with_its_place_and_column(
+    name: str, changes: dict[str, Any], column: str
+) -> None:
+    with pytest.raises(DataInvalid, match=rf"^rows\.jsonl line 1: column {column} "):
+        example(name, **changes)
+
+
+def test_an_unknown_template_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(DataInvalid, match=r"no task template 'nli'.*mnli"):
+        template("nli")
