@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.guard import guarded
-from coordinator.strategies.base import ClientFacts, Cohort, Floats, Signature, make
+from coordinator.strategies.base import ClientFacts, Cohort, Floats, Signature
+from coordinator.strategies.opening import make
 
 TASKS, HONEST, ATTACKERS = 3, 4, 6
 VALUES = 4096

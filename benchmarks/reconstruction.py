@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.guard import guarded
 from coordinator.aggregation.voices import voiced
-from coordinator.strategies.base import ClientFacts, Cohort, Signature, make, modules_of
-from coordinator.strategies.capabilities import Folding, Source
+from coordinator.strategies.base import ClientFacts, Cohort, Signature, modules_of
+from coordinator.strategies.capabilities import Source
+from coordinator.strategies.opening import make
 from schemas.maths.adapter import Layout
 from schemas.maths.factors import Factors
 
@@ -69,7 +70,7 @@ def weights(strategy_name: str, cohort: Cohort, updates: Floats, least: int) -> 
     weighing = strategy.weigh(cohort)
     products = {kind: updates @ updates.T for kind in cohort.kinds()}
     settled = weighing if strategy.caps is None else guarded(weighing, products, strategy.caps)
-    return voiced(settled, least, common=isinstance(strategy, Folding)).of_module(_MODULE)
+    return voiced(settled, least, common=strategy.traits.base_delta).of_module(_MODULE)
 
 
 def best_guess(equations: Floats, served: Floats, updates: Floats) -> float:
@@ -115,7 +116,6 @@ def of_fold(strategy_name: str, count: int, least: int, seed: int = 0) -> float:
     """
     rng = np.random.default_rng(seed)
     strategy = make(strategy_name, {})
-    assert isinstance(strategy, Folding)
     factors = [
         Factors(*(rng.standard_normal(shape).astype(np.float32) for shape in _SHAPES.values()))
         for _ in range(count)
@@ -125,7 +125,9 @@ def of_fold(strategy_name: str, count: int, least: int, seed: int = 0) -> float:
     row = weights(strategy_name, cohort, products, least)[0]
     if not row[1:].any():
         return best_guess(row[None, 1:], np.zeros((1, products.shape[1])), products[1:])
-    folded = strategy.fold([Source(pair, float(share)) for pair, share in zip(factors, row, strict=True)])
+    folded = strategy.base_delta(
+        [Source(pair, float(share)) for pair, share in zip(factors, row, strict=True)]
+    )
     whole = _product(folded.residual).ravel()
     if folded.served is not None:
         whole = whole + _product(folded.served).ravel()

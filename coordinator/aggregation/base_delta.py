@@ -21,8 +21,8 @@ from coordinator.aggregation.state_reader import StoredState
 from coordinator.db.engine import Database
 from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
-from coordinator.strategies.base import Module, modules_of
-from coordinator.strategies.capabilities import BaseDelta, Folding
+from coordinator.strategies.base import Module, Strategy, modules_of
+from coordinator.strategies.capabilities import BaseDelta
 from coordinator.weights.base_delta import BaseModelGroup, increment, kin_of, whole
 from schemas.maths.adapter import Layout, Shape
 from schemas.maths.factors import Factors, recompressed, side_by_side
@@ -74,7 +74,7 @@ class _Growing:
 
 def fold(
     database: Database,
-    strategy: Folding,
+    strategy: Strategy,
     weights: Weights,
     states: Mapping[str, StoredState],
     members: Sequence[GroupMember],
@@ -130,7 +130,7 @@ class _Work:
     """A round's folding, whichever kin it is for."""
 
     database: Database
-    strategy: Folding
+    strategy: Strategy
     weights: Weights
     stored: StoredFactors
     between: Callable[[], None]
@@ -160,7 +160,7 @@ class _Work:
             if one.alone or absent:
                 folded, together = BaseDelta(served, _nothing(dict(form), module)), so_far
             else:
-                folded = self.strategy.fold(self.stored.sources(self.weights, module, row))
+                folded = self.strategy.base_delta(self.stored.sources(self.weights, module, row))
                 together = recompressed(side_by_side([so_far, folded.residual]))
             new.append(self.database, module, folded.served, folded.residual)
             everything.append(self.database, module, folded.served, together)

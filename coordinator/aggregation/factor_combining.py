@@ -17,16 +17,15 @@ from coordinator.aggregation.output_writer import Receiver, StagedOutput, append
 from coordinator.aggregation.state_reader import StoredState, Values
 from coordinator.aggregation.voices import kept_own, rows_with_voices
 from coordinator.db.engine import Database
-from coordinator.strategies.base import Cohort, Floats, Module, make, modules_of
-from coordinator.strategies.capabilities import Combining, Rescaling
+from coordinator.strategies.base import Cohort, Floats, Module, Strategy, modules_of
+from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.adapter import Shape, factor_of
 from schemas.maths.factors import Factors
-from schemas.messages.federations import FederationPlan
 
 
 def weights_of(
     database: Database,
-    plan: FederationPlan,
+    opened: OpenedPlan,
     weights: Weights,
     states: Mapping[str, StoredState],
     receivers: Sequence[Receiver],
@@ -38,16 +37,15 @@ def weights_of(
 
     `between` is called again and again; what it raises ends the work and what was staged is discarded.
     """
-    strategy = make(plan.strategy.name, plan.strategy.options)
-    if isinstance(strategy, Combining):
-        least = plan.privacy.min_voices
-        return combine(database, strategy, weights, states, receivers, least=least, between=between)
+    if opened.traits.combines:
+        least = opened.plan.privacy.min_voices
+        return combine(database, opened.strategy, weights, states, receivers, least=least, between=between)
     return mix(database, weights, states, receivers, block_bytes=block_bytes, between=between)
 
 
 def combine(
     database: Database,
-    strategy: Combining,
+    strategy: Strategy,
     weights: Weights,
     states: Mapping[str, StoredState],
     receivers: Sequence[Receiver],
@@ -57,7 +55,7 @@ def combine(
 ) -> dict[str, StagedOutput]:
     """Write what a strategy combines for each receiver, of `least` voices beside its own; by client."""
     stored = StoredFactors(database, states)
-    if least > 1 and isinstance(strategy, Rescaling):
+    if least > 1 and strategy.traits.rescales:
         weights = _with_voices(strategy, stored, weights, receivers, least)
     rows = {facts.client: row for row, facts in enumerate(weights.cohort.clients)}
     bodies = begin(database, alike(weights, receivers))
@@ -96,7 +94,7 @@ class _PerModule:
 
 
 def _with_voices(
-    strategy: Rescaling, stored: StoredFactors, weights: Weights, receivers: Sequence[Receiver], least: int
+    strategy: Strategy, stored: StoredFactors, weights: Weights, receivers: Sequence[Receiver], least: int
 ) -> Weights:
     """Hold each module to its voices by the shares that it is combined with: weights times strengths."""
     cohort, held = weights.cohort, dict[Module, Floats]()

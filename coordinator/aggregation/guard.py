@@ -25,7 +25,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.strategies.base import Caps, Cohort, Floats, Held, Kind, Module, Weighing
+from coordinator.strategies.base import Cohort, Floats, Held, Kind, Module, Weighing
+from coordinator.strategies.capabilities import Caps
 
 _COPIES = 0.95
 """The cosine from which two updates, as seen from the receiver, are one."""

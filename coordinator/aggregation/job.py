@@ -26,8 +26,8 @@ from coordinator.rounds import base_weights, transitions
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import AGGREGATION_FAILED, next_state
 from coordinator.storage import payloads
-from coordinator.strategies.base import Cohort, make
-from coordinator.strategies.capabilities import Folding
+from coordinator.strategies.base import Cohort
+from coordinator.strategies.opening import open_plan
 from coordinator.weights.base_delta import BaseModelGroup
 from coordinator.weights.store import give
 from schemas.messages.federations import FederationPlan
@@ -106,10 +106,10 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
     Raises:
         LostRace: the round became another worker's, or ended; nothing was published.
     """
-    plan = claim.plan
+    opened = open_plan(claim.plan)
     with database.read() as session:
-        everyone = store.established(session, claim.federation_id, plan, claim.number)
-    cohort = Cohort([one.facts for one in everyone], plan.rounds.staleness_decay)
+        everyone = store.established(session, claim.federation_id, opened, claim.number)
+    cohort = Cohort([one.facts for one in everyone], opened.plan.rounds.staleness_decay)
     receivers = [
         Receiver(one.facts.client, one.state.layout, head(one.state.layout, _manifest(claim, one)))
         for one in everyone
@@ -118,23 +118,22 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
     states = {one.facts.client: one.state for one in everyone}
     settled = weighed(
         database,
-        plan,
+        opened,
         cohort,
         states,
         {one.client for one in receivers},
         block_bytes=block_bytes,
         between=between,
     )
-    strategy = make(plan.strategy.name, plan.strategy.options)
-    if isinstance(strategy, Folding):
+    if opened.traits.base_delta:
         members, earlier = _folded(database, claim, everyone, settled.alone)
-        done = fold(database, strategy, settled.weights, states, members, earlier, between=between)
+        done = fold(database, opened.strategy, settled.weights, states, members, earlier, between=between)
     else:
         with database.read() as session:
             states |= store.last_served(session, settled.asked.absent, claim.number)
         done = Folds(
             weights_of(
-                database, plan, settled.weights, states, receivers, block_bytes=block_bytes, between=between
+                database, opened, settled.weights, states, receivers, block_bytes=block_bytes, between=between
             )
         )
     try:

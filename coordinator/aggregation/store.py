@@ -14,8 +14,8 @@ from coordinator.aggregation.weighting import Weighed
 from coordinator.db.tables.alignment import PackRow
 from coordinator.db.tables.federations import ClientRow, RelevanceRow, SignatureRow, UpdateRow
 from coordinator.rounds import base_weights
-from coordinator.strategies.base import ClientFacts, Signature, make, modules_of
-from coordinator.strategies.capabilities import RanksDiffer
+from coordinator.strategies.base import ClientFacts, Signature, modules_of
+from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.adapter import Layout, at_rank
 from schemas.messages.federations import FederationPlan
 from schemas.wire.header import read_own_head
@@ -32,7 +32,7 @@ class Established:
 
 
 def established(
-    session: Session, federation_id: str, plan: FederationPlan, round_number: int
+    session: Session, federation_id: str, opened: OpenedPlan, round_number: int
 ) -> list[Established]:
     """Return each client's last accepted update before this round, with its sketch."""
     last = (
@@ -62,7 +62,7 @@ def established(
         .order_by(UpdateRow.client_id)
     )
     return [
-        _established(plan, round_number, update, client, signature, _set_in_use(pack))
+        _established(opened, round_number, update, client, signature, _set_in_use(pack))
         for update, client, signature, pack in rows
     ]
 
@@ -145,10 +145,9 @@ def _set_in_use(pack: PackRow | None) -> str | None:
     return pack.alignment_set
 
 
-def _compared(layout: Layout, plan: FederationPlan) -> Layout:
-    """Say which shapes decide who shares a module: with ranks that differ, those of the largest rank."""
-    strategy = make(plan.strategy.name, plan.strategy.options)
-    return at_rank(layout, plan.adapter.rank) if isinstance(strategy, RanksDiffer) else layout
+def _compared(layout: Layout, opened: OpenedPlan) -> Layout:
+    """Return the shapes that clients must share: with mixed ranks, those of the largest rank."""
+    return at_rank(layout, opened.plan.adapter.rank) if opened.traits.mixed_ranks else layout
 
 
 def _signature(row: SignatureRow | None) -> Signature | None:
@@ -158,13 +157,14 @@ def _signature(row: SignatureRow | None) -> Signature | None:
 
 
 def _established(
-    plan: FederationPlan,
+    opened: OpenedPlan,
     round_number: int,
     update: UpdateRow,
     client: ClientRow,
     signature: SignatureRow | None,
     aligned: str | None,
 ) -> Established:
+    plan = opened.plan
     layout = {str(name): tuple(int(extent) for extent in shape) for name, shape in update.layout}
     age = round_number - update.round_number
     if update.state_payload_id is None:
@@ -174,7 +174,7 @@ def _established(
             client=client.id,
             base_model=client.base_model,
             alignment_set=aligned if plan.alignment is not None else None,
-            modules=modules_of(_compared(layout, plan)),
+            modules=modules_of(_compared(layout, opened)),
             age=age,
             examples=min(update.examples, plan.limits.max_examples),
             signature=_signature(signature),

@@ -16,10 +16,9 @@ from coordinator.aggregation.mixing import Weights
 from coordinator.aggregation.state_reader import StoredState, read_columns
 from coordinator.aggregation.voices import voiced
 from coordinator.db.engine import Database
-from coordinator.strategies.base import Caps, Cohort, Floats, Kind, Weighing, make
-from coordinator.strategies.capabilities import Folding
+from coordinator.strategies.base import Cohort, Floats, Kind, Weighing
+from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.start import start_values
-from schemas.messages.federations import FederationPlan
 
 _COPIES = 4
 """What a value costs: float32 as it is read, float64 as it is multiplied, and the copy that BLAS makes."""
@@ -84,7 +83,7 @@ class Weighed:
 
 def weighed(
     database: Database,
-    plan: FederationPlan,
+    opened: OpenedPlan,
     cohort: Cohort,
     states: Mapping[str, StoredState],
     receivers: Collection[str],
@@ -96,29 +95,28 @@ def weighed(
 
     `between` is called after every block that is read and every client that is guarded.
     """
-    strategy = make(plan.strategy.name, plan.strategy.options)
-    asked = strategy.weigh(cohort)
+    asked = opened.strategy.weigh(cohort)
     weights, told = _guarded(
-        database, plan, asked, strategy.caps, states, receivers, block_bytes=block_bytes, between=between
+        database, opened, asked, states, receivers, block_bytes=block_bytes, between=between
     )
-    least = plan.privacy.min_voices
+    least = opened.plan.privacy.min_voices
     if least == 1:
         return Weighed(asked, weights, told)
-    served = voiced(weights, least, common=isinstance(strategy, Folding))
+    served = voiced(weights, least, common=opened.traits.base_delta)
     return Weighed(asked, served, served.told(told, weights), served.alone)
 
 
 def _guarded(
     database: Database,
-    plan: FederationPlan,
+    opened: OpenedPlan,
     asked: Weighing,
-    caps: Caps | None,
     states: Mapping[str, StoredState],
     receivers: Collection[str],
     *,
     block_bytes: int,
     between: Callable[[], None],
 ) -> tuple[Weights, GuardReport | None]:
+    caps = opened.strategy.caps
     if caps is None:
         return asked, None
     found = products(
@@ -126,7 +124,7 @@ def _guarded(
         asked,
         states,
         receivers,
-        seed=plan.training.seed,
+        seed=opened.plan.training.seed,
         block_bytes=block_bytes,
         between=between,
     )

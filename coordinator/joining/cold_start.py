@@ -18,11 +18,10 @@ from coordinator.db.engine import Database
 from coordinator.errors import Busy
 from coordinator.http.downloads import Stored
 from coordinator.rounds import base_weights
-from coordinator.strategies.base import ClientFacts, Cohort, Signature, make, modules_of
-from coordinator.strategies.capabilities import Folding
+from coordinator.strategies.base import ClientFacts, Cohort, Signature, modules_of
+from coordinator.strategies.opening import OpenedPlan
 from coordinator.weights.base_delta import kin_of
 from schemas.maths.adapter import Layout
-from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.envelope import head
 
@@ -39,7 +38,7 @@ class Newcomer:
 
     member: Member
     number: int
-    plan: FederationPlan
+    opened: OpenedPlan
     layout: Layout
     pack: str | None
     signature: Signature | None
@@ -60,7 +59,7 @@ def newcomer(
     database: Database,
     member: Member,
     round_number: int,
-    plan: FederationPlan,
+    opened: OpenedPlan,
     pack: str | None,
     signature: Signature | None,
 ) -> Newcomer:
@@ -70,8 +69,8 @@ def newcomer(
         return Newcomer(
             member=member,
             number=round_number,
-            plan=plan,
-            layout=base_weights.layout(session, federation_id, plan, member.base_model, member.profile),
+            opened=opened,
+            layout=base_weights.layout(session, federation_id, opened, member.base_model, member.profile),
             pack=pack,
             signature=signature or store.signature_of_join(session, federation_id, member.client_id),
         )
@@ -87,7 +86,7 @@ def begin(database: Database, one: Newcomer, last_published: int | None) -> Stag
     """
     if last_published is None:
         return None
-    if isinstance(make(one.plan.strategy.name, one.plan.strategy.options), Folding):
+    if one.opened.traits.base_delta:
         kin = kin_of(one.member.base_model, one.layout)
         return base_delta_store.start(database, one.member.federation_id, last_published, kin, one.manifest)
     return weigh(database, one, last_published)
@@ -102,20 +101,20 @@ def weigh(database: Database, one: Newcomer, last_published: int) -> StagedOutpu
     with _weigher():
         with database.read() as session:
             federation_id = one.member.federation_id
-            everyone = store.established(session, federation_id, one.plan, last_published)
+            everyone = store.established(session, federation_id, one.opened, last_published)
             others = [other for other in everyone if other.is_enrolled]
             facts = _facts(session, one)
-        cohort = Cohort([*(other.facts for other in others), facts], one.plan.rounds.staleness_decay)
+        cohort = Cohort([*(other.facts for other in others), facts], one.opened.plan.rounds.staleness_decay)
         client = one.member.client_id
         states = {other.facts.client: other.state for other in others}
         settled = weighed(
-            database, one.plan, cohort, states, {client}, block_bytes=_BLOCK_BYTES, between=lambda: None
+            database, one.opened, cohort, states, {client}, block_bytes=_BLOCK_BYTES, between=lambda: None
         )
         with database.read() as session:
             states |= store.last_served(session, settled.asked.absent, last_published + 1)
         made = weights_of(
             database,
-            one.plan,
+            one.opened,
             settled.weights,
             states,
             [Receiver(client, one.layout, head(one.layout, one.manifest))],
@@ -140,12 +139,12 @@ def _facts(session: Session, one: Newcomer) -> ClientFacts:
     return ClientFacts(
         client=one.member.client_id,
         base_model=one.member.base_model,
-        alignment_set=aligned if one.plan.alignment is not None else None,
+        alignment_set=aligned if one.opened.plan.alignment is not None else None,
         modules=modules_of(one.layout),
         age=None,
         examples=0,
         signature=one.signature,
-        signature_model=store.signature_model(one.plan, one.member.base_model),
+        signature_model=store.signature_model(one.opened.plan, one.member.base_model),
         is_source=False,
         organisation=store.organisation(session, one.member.client_id),
     )

@@ -24,6 +24,7 @@ from coordinator.rounds.notifications import Change
 from coordinator.storage import payloads
 from coordinator.storage.server_key import ServerKey
 from coordinator.strategies.base import Signature
+from coordinator.strategies.opening import open_plan
 from coordinator.weights.store import give
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import Joined, WeightsReference
@@ -74,7 +75,7 @@ def join(
     zeros: tuple[WeightsReference, Zeros] | None = None
     if last_published is not None or seen.newest is None:
         sent = signature.signature if signature is not None else None
-        one = cold_start.newcomer(database, member, round_number, plan, seen.pack, sent)
+        one = cold_start.newcomer(database, member, round_number, open_plan(plan), seen.pack, sent)
         made = cold_start.begin(database, one, last_published)
         if made is None:
             zeros = base_weights.zeros(one.layout, one.manifest)

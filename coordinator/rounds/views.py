@@ -19,6 +19,7 @@ from coordinator.rounds import queries
 from coordinator.rounds.lifecycle import Part, shown_state
 from coordinator.rounds.store import state_of
 from coordinator.strategies.base import Held
+from coordinator.strategies.opening import open_plan
 from schemas.messages.enrolment import Traffic
 from schemas.messages.rounds import (
     HeldFor,
@@ -100,7 +101,7 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
     return RoundView(
         **{name: getattr(shown, name) for name in RoundSummary.model_fields},
         clients=clients,
-        claims=claims.of_round(plan, queries.counted(session, row.id)),
+        claims=claims.of_round(open_plan(plan), queries.counted(session, row.id)),
     )
 
 

@@ -1,36 +1,24 @@
-"""Say what a strategy is, and find it by its file's name. Pure: no database, no network, no clock.
-
-To add one, add `coordinator/strategies/<name>.py` with `Options` (a pydantic model that forbids extra
-members) and `Strategy` (a class made from Options), and its other half in `client_agent/strategies`. A
-strategy says whom each client listens to and never sees an adapter, unless it combines or folds factors of
-ordinary LoRA (`coordinator/strategies/capabilities.py`).
-"""
+"""What every strategy is given and returns: clients, their relevance to each other, the interface. Pure."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
-from functools import cache
-from pathlib import Path
-from typing import ClassVar, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, JsonValue
 
+from coordinator.strategies.capabilities import BaseDelta, Caps, Source, Traits, Unfit, weighted_mean
 from schemas.maths.adapter import Layout, Shape, is_of_one_base_model, module_of
+from schemas.maths.factors import Factors
+from schemas.messages.federations import FederationPlan
 
 Module = str
 Form = tuple[tuple[str, Shape], ...]
 Kind = tuple[bool, tuple[int, ...]]
 Floats = NDArray[np.float64]
-
-
-class UnknownStrategy(Exception):
-    """There is no strategy of this name; the message lists those there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,24 +165,6 @@ class Weighing:
         return weights
 
 
-@dataclass(frozen=True, slots=True)
-class Caps:
-    """How far a client is moved by others at most (`aggregation/guard`), as shares of what it is served.
-
-    Attributes:
-        other: the weight of one other client, and of the clients of one other organisation together.
-        others: the weight of all others together.
-        length: how long another's update may be, in lengths of the client's own; longer ones are cut.
-        strict: whether `other` holds even if so few are heard that an equal share of `others` is more, and
-            what some lose because they disagree goes to nobody else.
-    """
-
-    other: float
-    others: float
-    length: float
-    strict: bool
-
-
 class Held(IntFlag):
     """Why a client counts for less than its relevance: the guard, or too few voices beside it."""
 
@@ -205,63 +175,49 @@ class Held(IntFlag):
     FEW = 16
 
 
-class Strategy(Protocol):
-    """A federated method: a class made from its Options."""
+class Strategy(ABC):
+    """A federated method, made from its options. The engine calls a method only if the traits announce it."""
 
-    needs_signature: ClassVar[bool]
-    """Whether every update must carry a signature."""
+    __slots__ = ()
 
     @property
-    def gated(self) -> bool:
-        """Whether clients let what they are served act as a frozen global branch beside their own P and Q."""
+    @abstractmethod
+    def traits(self) -> Traits:
+        """What this strategy needs from the engine."""
+
+    @abstractmethod
+    def weigh(self, cohort: Cohort) -> Weighing:
+        """Compute the relevance of all clients to each other; equal cohorts give equal results."""
 
     @property
     def caps(self) -> Caps | None:
-        """What guards a client against the others' updates; None = it is given what relevance says."""
+        """Limits on the influence of peers; None = clients are served what relevance says."""
+        return None
 
-    def weigh(self, cohort: Cohort) -> Weighing:
-        """Decide whom each client listens to; the same cohort gives the same answer."""
+    def unfit(self, plan: FederationPlan) -> Unfit | None:
+        """Return the field of a plan that this strategy cannot work with; None = it can."""
+        return None
 
+    def travels(self, tensor: str) -> bool:
+        """Whether clients send a tensor; the agent's file of the same name agrees."""
+        return True
 
-class StrategyFile(Protocol):
-    """What a file in this folder exports."""
+    def beside(self, layout: Layout) -> Layout:
+        """Return the tensors that travel in addition to an adapter's; the agent's adapter has the same."""
+        return {}
 
-    Options: type[BaseModel]
+    def strength(self, factors: Factors) -> float:
+        """Return the factor by which the weight of a source is multiplied, before normalisation."""
+        return 1.0
 
-    def Strategy(self, options: BaseModel) -> Strategy:
-        """Make the strategy."""
+    def combine(self, sources: Sequence[Source]) -> Factors:
+        """Return A and B of one module from one source or more."""
+        return weighted_mean(sources)
 
-
-@cache  # requests ask, and nobody adds a file to a service that runs
-def names() -> tuple[str, ...]:
-    """List the strategies there are: the files beside this one."""
-    found = pkgutil.iter_modules([str(Path(__file__).parent)])
-    return tuple(
-        sorted(module.name for module in found if module.name not in ("base", "averaging", "capabilities"))
-    )
-
-
-@cache
-def load(name: str) -> StrategyFile:
-    """Find a strategy's file by its name.
-
-    Raises:
-        UnknownStrategy: there is none.
-    """
-    if name not in names():
-        raise UnknownStrategy(f"there is no strategy {name!r}; there are {', '.join(names())}")
-    return cast("StrategyFile", importlib.import_module(f"coordinator.strategies.{name}"))
-
-
-def make(name: str, options: Mapping[str, JsonValue]) -> Strategy:
-    """Make a strategy with a plan's options.
-
-    Raises:
-        UnknownStrategy: there is none of this name.
-        pydantic.ValidationError: it has no such options.
-    """
-    file = load(name)
-    return file.Strategy(file.Options.model_validate(dict(options)))
+    def base_delta(self, sources: Sequence[Source]) -> BaseDelta:
+        """Return what clients continue from and what joins the base model, for one module."""
+        served = self.combine(sources)
+        return BaseDelta(served, served.first(0))
 
 
 def modules_of(layout: Layout) -> dict[Module, Form]:

@@ -8,15 +8,16 @@ knows no adapter and no byte.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from coordinator.strategies.averaging import fading, keep_own, log_examples, normalised
-from coordinator.strategies.base import Caps, Cohort, Floats, Signature, Weighing, same
-from coordinator.strategies.capabilities import Unfit
+from coordinator.strategies import base
+from coordinator.strategies.averaging import log_decay, log_examples, normalised, with_own_state
+from coordinator.strategies.base import Cohort, Floats, Signature, Weighing, same
+from coordinator.strategies.capabilities import Caps, Traits, Unfit
 from schemas.messages.federations import FederationPlan
 
 _SMALLEST_CENTRED = 3
@@ -61,17 +62,14 @@ class Options(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
+class Strategy(base.Strategy):
     """Relevance-guided aggregation."""
-
-    needs_signature: ClassVar[bool] = True
 
     options: Options
 
     @property
-    def gated(self) -> bool:
-        """Whether the served P and Q act beside the client's own, mixed by a gate per layer."""
-        return self.options.mix == "gate"
+    def traits(self) -> Traits:
+        return Traits(needs_sketch=True, gated=self.options.mix == "gate")
 
     @property
     def caps(self) -> Caps | None:
@@ -105,7 +103,7 @@ class Strategy:
         """
         options = self.options
         similarity = _similarity(cohort, centre=options.centre)
-        scores = np.nan_to_num(similarity) / options.temperature + fading(cohort)
+        scores = np.nan_to_num(similarity) / options.temperature + log_decay(cohort)
         if options.weight_by_examples:
             scores = scores + log_examples(cohort)
         reachable = self._reachable(cohort)
@@ -113,7 +111,7 @@ class Strategy:
         for i, facts in enumerate(cohort.clients):
             if facts.age is None and facts.signature is None:
                 relevance[i] = reachable[i] / max(1, np.count_nonzero(reachable[i]))
-        return Weighing(cohort=cohort, relevance=keep_own(relevance, cohort), similarity=similarity)
+        return Weighing(cohort=cohort, relevance=with_own_state(relevance, cohort), similarity=similarity)
 
     def _reachable(self, cohort: Cohort) -> NDArray[np.bool_]:
         """Say whose update i may be given at all, before looking at relevance."""

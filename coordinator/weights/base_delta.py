@@ -21,6 +21,7 @@ from coordinator.http.downloads import Stored
 from coordinator.rounds import base_weights
 from coordinator.rounds.base_weights import ServedWeights
 from coordinator.storage import payloads
+from coordinator.strategies.opening import open_plan
 from schemas.maths.adapter import Layout, size
 from schemas.messages.updates import FoldedWeightsManifest, WeightsManifest
 from schemas.wire.digests import digest_from_hash
@@ -97,10 +98,10 @@ def instead_of(database: Database, member: Member, given: ServedWeights) -> Stor
 def _fold(session: Session, member: Member, round_number: int) -> FoldRow | None:
     """What was folded for a client's kin up to the round `round_number`, in which its weights were made?"""
     federation_id = member.federation_id
-    plan = plan_of(federation(session, federation_id))
+    opened = open_plan(plan_of(federation(session, federation_id)))
     kin = kin_of(
         member.base_model,
-        base_weights.layout(session, federation_id, plan, member.base_model, member.profile),
+        base_weights.layout(session, federation_id, opened, member.base_model, member.profile),
     )
     return session.scalar(
         select(FoldRow).where(

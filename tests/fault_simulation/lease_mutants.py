@@ -138,12 +138,12 @@ def forgets_leases_when_it_starts() -> Iterator[None]:
 
 @contextmanager
 def goes_by_its_own_clock() -> Iterator[None]:
-    now = job.now
+    now = job.database_time
 
     def own(session: Any) -> Any:
         world: Any = replicas_database(0).host
         running = world.scheduler.current().process
         return now(session) + timedelta(seconds=90.0 * getattr(running, "number", 0))
 
-    with patch.object(job, "now", own):
+    with patch.object(job, "database_time", own):
         yield

@@ -18,6 +18,7 @@ from coordinator import workers
 from coordinator.aggregation import job
 from coordinator.aggregation import store as aggregation_store
 from coordinator.auth import nonces
+from coordinator.db.engine import database_time
 from coordinator.db.tables.federations import ChunkRow, PayloadRow, UpdateRow, WeightsRow
 from coordinator.enrolment import routes as enrolment
 from coordinator.enrolment import store
@@ -112,7 +113,9 @@ def publishes_in_two_transactions() -> Iterator[None]:
         with database.write() as session:
             for client, body in sorted(done.made.items()):
                 stored = body.adopted(body.staged.adopt(session))
-                weights.give(session, claim.federation_id, client, claim.number + 1, stored, job.now(session))
+                weights.give(
+                    session, claim.federation_id, client, claim.number + 1, stored, database_time(session)
+                )
         publish(database, claim, weighing, replace(done, made={}))
 
     with patch.object(job, "_publish", twice):

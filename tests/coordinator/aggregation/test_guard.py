@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.aggregation.guard import Guarded, guarded
-from coordinator.strategies.base import Caps, ClientFacts, Cohort, Floats, Held, Weighing
+from coordinator.strategies.base import ClientFacts, Cohort, Floats, Held, Weighing
+from coordinator.strategies.capabilities import Caps
 
 PQ, LORA = "b0.q", "l0.q"
 FORMS = {PQ: (("b0.q.P", (3, 3)),), LORA: (("l0.q.A", (2, 3)), ("l0.q.B", (3, 2)))}

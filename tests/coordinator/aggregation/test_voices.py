@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from coordinator.aggregation.voices import has_voices, voiced
-from coordinator.strategies.base import ClientFacts, Cohort, Held, Signature, make, modules_of
-from coordinator.strategies.capabilities import Folding
+from coordinator.strategies.base import ClientFacts, Cohort, Held, Signature, modules_of
+from coordinator.strategies.opening import make
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -66,7 +66,7 @@ def cohort(count: int, examples: list[int] | None = None, newcomer: bool = False
 
 def served(name: str, members: Cohort, least: int) -> np.ndarray[Any, Any]:
     strategy = make(name, STRATEGIES[name])
-    weights = voiced(strategy.weigh(members), least, common=isinstance(strategy, Folding))
+    weights = voiced(strategy.weigh(members), least, common=strategy.traits.base_delta)
     return weights.of_module("l0.q")
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from coordinator.strategies.base import ClientFacts, Cohort, Signature, Weighing, make
+from coordinator.strategies.base import ClientFacts, Cohort, Signature, Weighing
+from coordinator.strategies.opening import make
 
 FORM = (("P", (2, 2)),)
 EAST, NORTH = (1.0, 0.0), (0.0, 1.0)
