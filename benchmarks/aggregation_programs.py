@@ -18,7 +18,7 @@ from sqlalchemy import func, select
 from benchmarks.closed_round import close_round, layout_of, states
 from benchmarks.memory import MIB, peak_rss_mib
 from coordinator.aggregation import job, store
-from coordinator.aggregation.guard import guarded
+from coordinator.aggregation.guard import guard_weights
 from coordinator.aggregation.mixing import in_blocks
 from coordinator.aggregation.output_writer import Receiver
 from coordinator.aggregation.weighting import products
@@ -121,7 +121,7 @@ def _agreement(place: Place) -> dict[str, Any]:
             block_bytes=place.block_mib * MIB,
             between=lambda: None,
         )
-        guarded(asked, found, Caps(other=0.2, others=0.7, length=1.0, strict=False))
+        guard_weights(asked, found, Caps(peer=0.2, peers=0.7, length=1.0, strict=False))
     return cost
 
 

@@ -48,15 +48,15 @@ class Caps:
     """How far a client is moved by its peers at most (`aggregation/guard`), as shares of what it is served.
 
     Attributes:
-        other: the weight of one peer, and of the clients of one organisation together.
-        others: the weight of all peers together.
+        peer: the weight of one peer, and of the clients of one organisation together.
+        peers: the weight of all peers together.
         length: how long a peer's update may be, in lengths of the client's own; longer ones are cut.
-        strict: whether `other` holds even if so few peers have weight that an equal share of `others` is
+        strict: whether `peer` holds even if so few peers have weight that an equal share of `peers` is
             larger, and the weight that a disagreeing peer loses goes to no peer.
     """
 
-    other: float
-    others: float
+    peer: float
+    peers: float
     length: float
     strict: bool
 
