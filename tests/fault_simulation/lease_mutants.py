@@ -44,14 +44,14 @@ def drives_on_what_it_saw() -> Iterator[None]:
 
     def drive(database: Any) -> bool:
         with database.read() as session:
-            moment = workers.now(session)
+            moment = workers.database_time(session)
             seen = [(row, next_state(facts, moment)) for row, facts in rounds.collecting(session)]
         due = [(row, step) for row, step in seen if step is not None]
         for row, step in due:
             with suppress(rounds.LostRace), database.write() as session:
                 federation = workers.lock_federation(session, row.federation_id)
                 transitions.take(
-                    session, federation, session.merge(row, load=False), step, workers.now(session)
+                    session, federation, session.merge(row, load=False), step, workers.database_time(session)
                 )
         return bool(due)
 

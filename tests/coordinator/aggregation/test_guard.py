@@ -47,12 +47,9 @@ def guard(cohort: Cohort, relevance: Floats, updates: Updates, caps: Caps) -> Gu
 def of_lora(
     values: Floats, caps: Caps = GATE, relevance: Floats | None = None, **facts: Any
 ) -> GuardedWeights:
-    """Guard clients that have LoRA alone, and listen to all others alike."""
     n = len(values)
-    clients = [
-        client(i, modules={LORA: FORMS[LORA]}, **{name: of[i] for name, of in facts.items()})
-        for i in range(n)
-    ]
+    of_client = [{name: values[i] for name, values in facts.items()} for i in range(n)]
+    clients = [client(i, modules={LORA: FORMS[LORA]}, **of_client[i]) for i in range(n)]
     if relevance is None:
         relevance = (1 - np.eye(n)) / (n - 1)
     return guard(Cohort(clients, 1.0), relevance, {LORA: values}, caps)

@@ -278,26 +278,6 @@ def test_lora_is_shared_by_clients_of_the_identical_base_model_alone(
     assert weighing.of_module("b0.q")[6, :4].sum() > 0.5
 
 
-@every_strategy
-def test_a_strategy_overrides_what_its_traits_announce(name: str, options: dict[str, Any]) -> None:
-    strategy = make(name, options)
-    traits = strategy.traits
-    announced = {
-        "travels": traits.part_travels,
-        "beside": traits.extra_tensors,
-        "combine": traits.combines,
-        "strength": traits.rescales,
-        "base_delta": traits.base_delta,
-    }
-    overridden = {
-        method: getattr(type(strategy), method) is not getattr(Strategy, method) for method in announced
-    }
-    assert overridden == announced
-    knows_factors = traits.part_travels or traits.combines or traits.base_delta or traits.mixed_ranks
-    assert traits.lora_only == knows_factors
-    assert traits.combines or not traits.rescales
-
-
 @pytest.mark.parametrize("name", names())
 def test_options_have_defaults_and_forbid_strangers(name: str) -> None:
     options = load(name).Options

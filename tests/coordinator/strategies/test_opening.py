@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import coordinator
-from coordinator.strategies.opening import names, open_plan
+from coordinator.strategies.base import Strategy
+from coordinator.strategies.opening import make, names, open_plan
 from schemas.messages.federations import FederationPlan
 
 FILES = sorted(Path(coordinator.__file__).parent.rglob("*.py"))
@@ -52,3 +55,23 @@ def test_nobody_asks_for_the_class_or_compares_the_name_of_a_strategy() -> None:
     ]
     assert not asked
     assert not compared
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_strategy_overrides_what_its_traits_announce(name: str) -> None:
+    strategy = make(name, {})
+    traits = strategy.traits
+    announced = {
+        "travels": traits.part_travels,
+        "beside": traits.extra_tensors,
+        "combine": traits.combines,
+        "strength": traits.rescales,
+        "base_delta": traits.base_delta,
+    }
+    overridden = {
+        method: getattr(type(strategy), method) is not getattr(Strategy, method) for method in announced
+    }
+    assert overridden == announced
+    knows_factors = traits.part_travels or traits.combines or traits.base_delta or traits.mixed_ranks
+    assert traits.lora_only == knows_factors
+    assert traits.combines or not traits.rescales
