@@ -112,7 +112,7 @@ def publishes_in_two_transactions() -> Iterator[None]:
         with database.write() as session:
             for client, body in sorted(done.made.items()):
                 stored = body.adopted(body.staged.adopt(session))
-                weights.give(session, claim.federation_id, client, claim.number + 1, stored, job.now(session))
+                weights.give(session, claim.federation_id, client, claim.number + 1, stored, job.database_time(session))
         publish(database, claim, weighing, replace(done, made={}))
 
     with patch.object(job, "_publish", twice):
