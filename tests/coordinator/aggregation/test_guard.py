@@ -222,7 +222,7 @@ def test_the_clients_of_another_organisation_have_one_cap_together() -> None:
     values = 1.0 + 0.5 * rng.standard_normal((8, 12))
     organisations = ["own", "own", None, None, "acme", "acme", "acme", "acme"]
     row = of_lora(values, STRICT, organisation=organisations).of_module(LORA)[0]
-    assert row[4:].sum() <= STRICT.other + 1e-12
+    assert row[4:].sum() <= STRICT.peer + 1e-12
     free = of_lora(values, STRICT).of_module(LORA)[0]
     assert free[4:].sum() > row[4:].sum()
     assert row[1] >= free[1]
