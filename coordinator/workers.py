@@ -58,11 +58,11 @@ class Ticker:
         self._keep_rounds = keep_rounds
         self._metrics = metrics
         self._moved = moved
-        self._untold = PendingNotifications()
+        self._pending = PendingNotifications()
         self._stopping = threading.Event()
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
         self._tick_seconds = tick_seconds
-        self._telling = _Loop("telling", self._tell, self._untold.pause, self._stopping)
+        self._telling = _Loop("telling", self._tell, self._pending.seconds_until_due, self._stopping)
         self._loops = [
             _Loop("rounds", self._drive, self._tick, self._stopping),
             _Loop("aggregation", self._aggregate, self._tick, self._stopping),
@@ -85,7 +85,7 @@ class Ticker:
 
     def note(self, change: Change) -> None:
         """See to it that a change is told soon."""
-        if self._untold.note(change):
+        if self._pending.add(change):
             self._telling.wake()
 
     def stop(self) -> None:
@@ -95,9 +95,9 @@ class Ticker:
         for loop in self._loops:
             loop.join()
         try:
-            self._untold.tell(self._database, is_due=True)
+            self._pending.publish(self._database, is_due=True)
         except Exception:
-            log.exception("counts-not-told")
+            log.exception("notification-dropped")
 
     def _tick(self) -> float:
         return self._tick_seconds
@@ -110,7 +110,7 @@ class Ticker:
         return False
 
     def _tell(self) -> bool:
-        self._untold.tell(self._database)
+        self._pending.publish(self._database)
         return False
 
     def _tidy(self) -> bool:
@@ -123,7 +123,7 @@ class Ticker:
         signed = 0
         while not self._stopping.is_set() and (gone := nonces.forget_old(self._database)):
             signed += gone
-        forgotten = retention.thin_out(self._database, self._keep_rounds) if self._keep_rounds else 0
+        forgotten = retention.prune_rounds(self._database, self._keep_rounds) if self._keep_rounds else 0
         collected = garbage_collection.collect(self._database)
         forgotten += event_log.forget_old(self._database)
         if signed or forgotten or collected:
@@ -182,7 +182,7 @@ def drive(database: Database) -> bool:
     for federation_id, round_number in due:
         with database.write() as session:
             lock_federation(session, federation_id)
-            row = rounds.numbered(session, federation_id, round_number, lock=True)
+            row = rounds.get_round(session, federation_id, round_number, lock=True)
             transitions.advance(session, row, database_time(session))
     return bool(due)
 

@@ -149,7 +149,7 @@ def abandon(database: Database, claim: Claim) -> None:
     """End a round that cannot be aggregated: the same inputs would fail again."""
     with database.write() as session:
         locked = lock_federation(session, claim.federation_id)
-        row = rounds.numbered(session, claim.federation_id, claim.number, lock=True)
+        row = rounds.get_round(session, claim.federation_id, claim.number, lock=True)
         if row.lease_token == claim.token:
             transitions.abandon(session, locked, row, AGGREGATION_FAILED)
 
@@ -187,7 +187,7 @@ def _publish(database: Database, claim: Claim, settled: Weighed, done: Folds) ->
         # before the federation is locked, as whoever delivers does it
         adopted = payloads.adopt_all(session, (one.staged for one in written))
         locked = lock_federation(session, claim.federation_id)
-        row = rounds.numbered(session, claim.federation_id, claim.number, lock=True)
+        row = rounds.get_round(session, claim.federation_id, claim.number, lock=True)
         if row.lease_token != claim.token:
             raise rounds.LostRace
         now = database_time(session)

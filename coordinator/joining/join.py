@@ -19,7 +19,7 @@ from coordinator.observability.fault_points import may_crash
 from coordinator.rounds import base_weights, lifecycle, manifests, participations, transitions
 from coordinator.rounds import store as rounds
 from coordinator.rounds.base_weights import Zeros
-from coordinator.rounds.lifecycle import TAKING_PART
+from coordinator.rounds.lifecycle import ACCEPTING
 from coordinator.rounds.notifications import Change
 from coordinator.storage import payloads
 from coordinator.storage.server_key import ServerKey
@@ -84,7 +84,7 @@ def join(
             stored = _stored(session, made, zeros)
             last_event = hold_federation(session, member.federation_id)
             still_member(session, member)
-            row = rounds.numbered(session, member.federation_id, round_number, lock=True)
+            row = rounds.get_round(session, member.federation_id, round_number, lock=True)
             seen = standing(session, member, round_number)
             known = _known(seen)
             if known is not None:
@@ -112,7 +112,7 @@ def _known(seen: JoinContext) -> Joined | None:
 
 
 def _check(seen: JoinContext, plan: FederationPlan, member: Member) -> None:
-    if seen.state not in TAKING_PART:
+    if seen.state not in ACCEPTING:
         raise RoundClosed(state=seen.state)
     if plan.alignment is not None and seen.pack is None:
         raise PackMissing(base_model=member.base_model)
@@ -161,12 +161,12 @@ def _join(
         weights = base_weights.reference(seen.newest)
     else:
         raise LookupError("a client without weights was given none")
-    is_waited_for = lifecycle.is_waited_for(participations.before(session, row, member.client_id))
+    is_waited_for = lifecycle.is_waited_for(participations.earlier_states(session, row, member.client_id))
     participations.join(
         session, row.id, member.client_id, weights.digest, seen.moment, is_waited_for=is_waited_for
     )
     if signature is not None:
-        participations.keep_signature(session, row, member.client_id, "join", signature.signature)
+        participations.store_sketch(session, row, member.client_id, "join", signature.signature)
         participations.count_bytes(session, row.id, member.client_id, up=signature.body_bytes)
     is_told = transitions.advance(session, row, seen.moment)
     manifest = manifests.issue(

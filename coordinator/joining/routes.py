@@ -32,9 +32,9 @@ from coordinator.http.uploads import ReceivedBody, receive
 from coordinator.joining.join import SentSignature, join
 from coordinator.observability.logs import bind
 from coordinator.rounds import base_weights
-from coordinator.rounds.notifications import Tell
+from coordinator.rounds.notifications import Notify
 from coordinator.strategies.base import Signature
-from coordinator.updates.validation import Address, check_address, signature_of
+from coordinator.updates.validation import Address, check_address, read_sketch
 from schemas.maths.adapter import SIGNATURE
 from schemas.messages.federations import SignaturePlan
 from schemas.messages.rounds import Joined
@@ -72,7 +72,7 @@ def join_round(
     database: TheDatabase,
     metrics: TheMetrics,
     key: TheServerKey,
-    tell: Tell,
+    tell: Notify,
 ) -> Joined:
     """Take part in a round, and learn which weights to start from; a repeated request gets the same answer.
 
@@ -102,7 +102,7 @@ def _signature(body: ReceivedBody, address: Address, plan: SignaturePlan) -> Sig
         expected={SIGNATURE: Slot((None,), frozenset({"F32"}))},
         max_bytes=_SIGNATURE_BODY_BYTES,
     ) as envelope:
-        vector = signature_of(envelope, plan)
+        vector = read_sketch(envelope, plan)
         manifest = envelope.manifest(SignatureManifest)
         # A newcomer may not know yet which pack it will use; one that says so must say the right one.
         said = manifest if manifest.pack is not None else manifest.model_copy(update={"pack": address.pack})

@@ -17,7 +17,7 @@ from coordinator.http.downloads import Stored, reply, wanted
 from coordinator.http.limits.concurrency import decoder, turns_of
 from coordinator.http.params import RoundNumber
 from coordinator.http.problems import answers
-from coordinator.rounds.participations import sent_to
+from coordinator.rounds.participations import count_download
 from coordinator.weights import store
 from coordinator.weights.base_delta import instead_of
 from coordinator.weights.compressed import Asked, asked_for, coded, signed
@@ -91,7 +91,7 @@ def get_weights(
         stored = made
         headers["Tessera-Weights"] = signed(member, n, weights, made.digest, server_key_of(request))
     part = wanted(request.headers, stored)
-    sent_to(database, metrics_of(request), member.client_id, part.size, round_id=served.round_id)
+    count_download(database, metrics_of(request), member.client_id, part.size, round_id=served.round_id)
     answer = reply(database, stored, part, partial(still_counts, caller=member))
     answer.headers.update(headers)
     return answer

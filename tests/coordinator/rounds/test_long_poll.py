@@ -15,7 +15,7 @@ import pytest
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import lock_federation
 from coordinator.rounds import queries, transitions
-from coordinator.rounds.long_poll import LONGEST_SECONDS, seconds_of
+from coordinator.rounds.long_poll import MAX_WAIT_SECONDS, seconds_of
 from tests.served import Served, Silo, slug
 from tests.taking_part import deliver, plan, running, values
 
@@ -55,15 +55,15 @@ def test_a_round_that_opens_while_a_client_is_told_that_there_is_none_is_told_al
 ) -> None:
     federation_id = coordinator.federation(**ALONE)
     silo = coordinator.enrol(federation_id, "a")
-    look = queries.look
+    look = queries.fetch_status
 
     def look_just_before(*asked: Any) -> queries.ClientRoundStatus:
         seen = look(*asked)
-        monkeypatch.setattr(queries, "look", look)
+        monkeypatch.setattr(queries, "fetch_status", look)
         assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
         return seen
 
-    monkeypatch.setattr(queries, "look", look_just_before)
+    monkeypatch.setattr(queries, "fetch_status", look_just_before)
     began = time.monotonic()
     path = f"/v1/federations/{federation_id}/rounds/current"
     answer = silo.http.get(path, headers={"Prefer": "wait=20"})
@@ -219,7 +219,7 @@ def test_a_service_that_stops_sends_away_who_waits(
         (None, 0),
         ("wait=5", 5),
         ('respond-async, Wait = "7" ; x', 7),
-        ("wait=999999", LONGEST_SECONDS),
+        ("wait=999999", MAX_WAIT_SECONDS),
         ("wait=-5", 0),
         ("wait=5s", 0),
         ("await=5", 0),

@@ -57,7 +57,7 @@ def _five_rounds(served: Served) -> tuple[str, list[Silo]]:
 def _thin_out(served: Served) -> int:
     database = Database(served.database_url)
     try:
-        forgotten = retention.thin_out(database, KEPT)
+        forgotten = retention.prune_rounds(database, KEPT)
         garbage_collection.collect(database, grace=timedelta(0))
         return forgotten
     finally:

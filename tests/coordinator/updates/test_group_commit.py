@@ -1,4 +1,4 @@
-"""Updates that are ready at the same time are kept together, and nobody gets another's answer."""
+"""Updates that are ready at the same time are kept group_commit, and nobody gets another's answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coordinator.db.engine import Database
 from coordinator.db.federation_lock import hold_federation
 from coordinator.db.tables.federations import ClientRow, UpdateRow
 from coordinator.errors import Busy
-from coordinator.updates import group_commit as together_module
+from coordinator.updates import group_commit as group_commit_module
 from coordinator.updates import store
 from coordinator.updates.group_commit import GroupCommit
 from schemas.wire.digests import digest_of
@@ -60,34 +60,34 @@ def _until(is_so: Callable[[], bool]) -> None:
 
 
 def _in_line(
-    together: GroupCommit, counter: Counter, pool: ThreadPoolExecutor, numbers: Sequence[int]
+    group_commit: GroupCommit, counter: Counter, pool: ThreadPoolExecutor, numbers: Sequence[int]
 ) -> list[Future[int]]:
     """Have numbers doubled, one thread each; the first is begun before the others come."""
-    first = pool.submit(together.done, "line", numbers[0], counter.double)
+    first = pool.submit(group_commit.run, "line", numbers[0], counter.double)
     _until(lambda: bool(counter.given))
-    others = [pool.submit(together.done, "line", number, counter.double) for number in numbers[1:]]
-    _until(lambda: len(together._lines["line"].waiting) == len(others))
+    others = [pool.submit(group_commit.run, "line", number, counter.double) for number in numbers[1:]]
+    _until(lambda: len(group_commit._queues["line"].waiting) == len(others))
     counter.may_go_on.set()
     return [first, *others]
 
 
 def test_who_comes_while_another_is_served_is_served_with_all_who_wait(pool: ThreadPoolExecutor) -> None:
     counter = Counter()
-    answers = _in_line(GroupCommit(servers=1, most=16), counter, pool, range(8))
+    answers = _in_line(GroupCommit(max_leaders=1, max_batch=16), counter, pool, range(8))
     assert [answer.result(20) for answer in answers] == [2 * number for number in range(8)]
     assert [sorted(given) for given in counter.given] == [[0], [*range(1, 8)]]
 
 
 def test_no_more_are_served_together_than_may_be(pool: ThreadPoolExecutor) -> None:
     counter = Counter()
-    answers = _in_line(GroupCommit(servers=1, most=3), counter, pool, range(8))
+    answers = _in_line(GroupCommit(max_leaders=1, max_batch=3), counter, pool, range(8))
     assert [answer.result(20) for answer in answers] == [2 * number for number in range(8)]
     assert [len(given) for given in counter.given] == [1, 3, 3, 1]
 
 
 def test_what_fails_for_several_is_done_for_each_alone(pool: ThreadPoolExecutor) -> None:
     counter = Counter()
-    first, *others = _in_line(GroupCommit(servers=1, most=16), counter, pool, [0, 11, 12, 13, 14])
+    first, *others = _in_line(GroupCommit(max_leaders=1, max_batch=16), counter, pool, [0, 11, 12, 13, 14])
     assert first.result(20) == 0
     assert [answer.result(20) for answer in (*others[:2], others[3])] == [22, 24, 28]
     with pytest.raises(ArithmeticError, match="one of 1"):
@@ -96,64 +96,64 @@ def test_what_fails_for_several_is_done_for_each_alone(pool: ThreadPoolExecutor)
 
 
 def test_who_is_alone_and_fails_leaves_the_line_to_the_next(pool: ThreadPoolExecutor) -> None:
-    counter, together = Counter(), GroupCommit(servers=1, most=16)
-    answers = _in_line(together, counter, pool, [13, 1])
+    counter, group_commit = Counter(), GroupCommit(max_leaders=1, max_batch=16)
+    answers = _in_line(group_commit, counter, pool, [13, 1])
     with pytest.raises(ArithmeticError):
         answers[0].result(20)
     assert answers[1].result(20) == 2
-    assert together._lines == {}
+    assert group_commit._queues == {}
 
 
 def test_several_serve_at_the_same_time_but_no_more_than_may(pool: ThreadPoolExecutor) -> None:
-    counter, together = Counter(), GroupCommit(servers=3, most=2)
-    answers = [pool.submit(together.done, "line", number, counter.double) for number in range(20, 40)]
-    _until(lambda: counter.at_once == 3 and len(together._lines["line"].waiting) == 17)
+    counter, group_commit = Counter(), GroupCommit(max_leaders=3, max_batch=2)
+    answers = [pool.submit(group_commit.run, "line", number, counter.double) for number in range(20, 40)]
+    _until(lambda: counter.at_once == 3 and len(group_commit._queues["line"].waiting) == 17)
     counter.may_go_on.set()
     assert [answer.result(20) for answer in answers] == [2 * number for number in range(20, 40)]
     assert counter.most_at_once == 3
-    assert together._lines == {}
+    assert group_commit._queues == {}
 
 
 def test_whose_turn_does_not_come_is_sent_away_and_the_others_are_served(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(together_module, "_PATIENCE_SECONDS", 0.2)
-    counter, together = Counter(), GroupCommit(servers=1, most=2)
-    first = pool.submit(together.done, "line", 1, counter.double)
+    monkeypatch.setattr(group_commit_module, "_MAX_WAIT_SECONDS", 0.2)
+    counter, group_commit = Counter(), GroupCommit(max_leaders=1, max_batch=2)
+    first = pool.submit(group_commit.run, "line", 1, counter.double)
     _until(lambda: bool(counter.given))
     with pytest.raises(Busy):
-        together.done("line", 2, counter.double)
+        group_commit.run("line", 2, counter.double)
     counter.may_go_on.set()
     assert first.result(20) == 2
-    assert together.done("line", 3, counter.double) == 6
+    assert group_commit.run("line", 3, counter.double) == 6
     assert counter.given == [[1], [3]]
 
 
 def test_who_is_being_served_is_not_sent_away(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(together_module, "_PATIENCE_SECONDS", 0.2)
-    together, numbers = GroupCommit(servers=1, most=2), Counter()
+    monkeypatch.setattr(group_commit_module, "_MAX_WAIT_SECONDS", 0.2)
+    group_commit, numbers = GroupCommit(max_leaders=1, max_batch=2), Counter()
 
     def slowly(some: Sequence[int]) -> list[int]:
         numbers.given.append([*some])
         time.sleep(0.1 if len(some) == 1 else 0.6)
         return [2 * number for number in some]
 
-    first = pool.submit(together.done, "line", 1, slowly)
+    first = pool.submit(group_commit.run, "line", 1, slowly)
     _until(lambda: bool(numbers.given))
-    others = [pool.submit(together.done, "line", number, slowly) for number in (2, 3)]
+    others = [pool.submit(group_commit.run, "line", number, slowly) for number in (2, 3)]
     assert first.result(20) == 2
     assert sorted(other.result(20) for other in others) == [4, 6]
     assert [len(given) for given in numbers.given] == [1, 2]
 
 
-def test_lines_do_not_wait_for_each_other(pool: ThreadPoolExecutor) -> None:
-    together, slow, quick = GroupCommit(servers=1, most=2), Counter(), Counter()
+def test_queues_do_not_wait_for_each_other(pool: ThreadPoolExecutor) -> None:
+    group_commit, slow, quick = GroupCommit(max_leaders=1, max_batch=2), Counter(), Counter()
     quick.may_go_on.set()
-    waiting = pool.submit(together.done, "slow", 1, slow.double)
+    waiting = pool.submit(group_commit.run, "slow", 1, slow.double)
     _until(lambda: bool(slow.given))
-    assert together.done("quick", 2, quick.double) == 4
+    assert group_commit.run("quick", 2, quick.double) == 4
     slow.may_go_on.set()
     assert waiting.result(20) == 2
 
@@ -203,7 +203,7 @@ def test_two_who_keep_the_same_bytes_in_another_order_do_not_wait_for_each_other
 
     def kept(order: Sequence[bytes]) -> dict[str, int]:
         with database.write() as session:
-            return store.keep_payloads(session, map(content, order))
+            return store.store_payloads(session, map(content, order))
 
     one, other = (pool.submit(kept, order) for order in ([b"x", b"y"], [b"y", b"x"]))
     assert one.result(30) == other.result(30)

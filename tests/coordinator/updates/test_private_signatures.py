@@ -24,7 +24,7 @@ def test_a_signature_that_nobody_clipped_is_refused_where_the_plan_is_private(co
         if status == 422:
             assert answer.json()["type"] == "urn:tessera:problem:signature-vector"
             assert answer.json()["clip"] == 1.0
-            assert "no longer than 1" in answer.text
+            assert "longer than 1;" in answer.text
         assert put(silos[0], 1, update_body(silos[0], 1, base, values(1.0), signature=SHORT)).status_code in (
             201,
             409,
