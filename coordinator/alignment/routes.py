@@ -252,7 +252,6 @@ def _insert(
     payload_id: int,
     body: ReceivedBody,
 ) -> PackView:
-    """Insert a pack, unless the pivot's was deleted or replaced since its validation."""
     _, alignment = store.require_alignment(row)
     required_set = store.required_set(session, row, alignment, base_model)
     if required_set not in (None, manifest.alignment_set):

@@ -49,7 +49,6 @@ def anchors(session: Session, federation_id: str) -> AnchorsRow | None:
 def store_anchors(
     session: Session, federation_id: str, *, payload_id: int, digest: str, size: int, count: int
 ) -> AnchorsRow:
-    """Store a federation's anchor texts, replacing earlier ones."""
     replaced = anchors(session, federation_id)
     if replaced is not None and replaced.payload_id != payload_id:
         payloads.let_go(session, replaced.payload_id)
@@ -75,7 +74,6 @@ def packs(session: Session, federation_id: str) -> list[PackRow]:
 
 
 def voided(session: Session, federation_id: str) -> list[VoidedPack]:
-    """Return the packs that were replaced, deleted or revoked."""
     rows = session.scalars(
         select(VoidedPackRow)
         .where(VoidedPackRow.federation_id == federation_id)
@@ -180,7 +178,6 @@ def view(row: PackRow) -> PackView:
 
 
 def require_row(row: Row | None) -> Row:
-    """Return a row, or raise NotFound for None."""
     if row is None:
         raise NotFound
     return row

@@ -93,7 +93,6 @@ def layout(
 
 
 def zeros(tensors: Layout, manifest: WeightsManifest) -> tuple[WeightsReference, Zeros]:
-    """Return weights of zeros in a client's layout, with their reference."""
     body = Zeros(head(tensors, manifest), size(tensors) * _FLOAT32_BYTES)
     named = WeightsReference(digest=_digest(body.head, body.size), bytes=len(body.head) + body.size)
     return named, body
@@ -108,7 +107,6 @@ class Zeros:
 
     @property
     def digest(self) -> str:
-        """The digest of the zeros without the head."""
         return _digest(b"", self.size)
 
     def pieces(self) -> Iterator[bytes]:

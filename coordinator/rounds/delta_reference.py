@@ -71,7 +71,6 @@ def _state_reference(last: UpdateRow, layout: Layout) -> Reference | None:
 
 
 def layout_of(row: UpdateRow) -> Layout:
-    """Return the layout of an update's stored state."""
     return {str(name): tuple(int(extent) for extent in shape) for name, shape in row.layout}
 
 

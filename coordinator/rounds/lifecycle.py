@@ -111,7 +111,6 @@ def is_waited_for(earlier_states: Sequence[str]) -> bool:
 
 
 def _collecting(facts: RoundFacts, now: datetime) -> Step | None:
-    """Close once no expected update is missing, or at the deadline with a quorum."""
     if facts.waiting == 0 and facts.delivered >= facts.needed:
         return Step("closing")
     if facts.deadline is None or now < facts.deadline:

@@ -39,7 +39,6 @@ _TRAFFIC = select(ParticipationRow.bytes_up, ParticipationRow.bytes_down).where(
 
 
 def summary(session: Session, row: RoundRow, now: datetime, client_id: str) -> RoundSummary:
-    """Return a round's summary at `now`, as one client may see it."""
     shown = views.summary(session, row, now)
     up, down = _traffic(session, row.id, client_id)
     return shown.model_copy(
@@ -51,7 +50,6 @@ def summary(session: Session, row: RoundRow, now: datetime, client_id: str) -> R
 
 
 def view(session: Session, row: RoundRow, client_id: str) -> RoundView:
-    """Return a round with this client's own entry only."""
     return views.view_of(
         session, row, summary(session, row, database_time(session), client_id), only=client_id
     )
@@ -101,6 +99,5 @@ def _scores_of_arrived(session: Session, round_id: int) -> list[dict[str, Any]]:
 
 
 def _traffic(session: Session, round_id: int, client_id: str) -> tuple[int, int]:
-    """Return the bytes that a client sent and received in a round; zeros without a participation."""
     row = run(session, _TRAFFIC, {"round": round_id, "client": client_id}).first()
     return (row.bytes_up, row.bytes_down) if row is not None else (0, 0)

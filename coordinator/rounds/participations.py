@@ -57,7 +57,6 @@ class Participation:
 
 
 def get(session: Session, round_id: int, client_id: str) -> Participation | None:
-    """Return a client's participation in a round; None = it has not joined."""
     row = run(session, _PARTICIPATION, {"round": round_id, "client": client_id}).first()
     return Participation(*row) if row is not None else None
 
@@ -77,7 +76,6 @@ def join(
     *,
     is_waited_for: bool = True,
 ) -> None:
-    """Insert a client's participation in a round, unless it exists."""
     insert_new(
         session,
         ParticipationRow,
@@ -96,7 +94,6 @@ def join(
 
 
 def store_sketch(session: Session, row: RoundRow, client_id: str, origin: str, sketch: Sketch) -> None:
-    """Store a client's sketch; `origin` is `join` or `update`."""
     run(
         session,
         _INSERT_SKETCH,
@@ -124,7 +121,6 @@ def count_bytes(
 
 
 def mark_arrived(session: Session, round_id: int, sizes: Mapping[str, int]) -> None:
-    """Mark clients whose updates were accepted, and count the encoded bytes of each."""
     traffic = [{"client": client_id, "up": sizes[client_id], "down": 0} for client_id in sorted(sizes)]
     run(session, _ARRIVE, [{"round": round_id, **values} for values in traffic])
     run(session, _COUNT_TOTAL, traffic)

@@ -173,13 +173,11 @@ def fetch_progress(
 
 
 def tallies(session: Session, round_id: int) -> dict[str, Tally]:
-    """Return the tallies of a round's participations by state."""
     rows = run(session, _TALLIES, {"round": round_id})
     return {state: Tally(count, int(up), int(down), scores) for state, count, up, down, scores in rows}
 
 
 def scores(session: Session, round_id: int) -> list[dict[str, Any]]:
-    """Return the stored scores of a round in the order of client ids."""
     return list(run(session, _SCORES, {"round": round_id}).scalars())
 
 
@@ -199,7 +197,6 @@ def has_event(session: Session, federation_id: str, subject: int | str, after: i
 
 
 def participations(session: Session, round_id: int, client_id: str | None) -> list[ParticipationDetails]:
-    """Return a round's participations in the order of client ids, or one client's only."""
     epsilon = (
         select(func.max(SignatureRow.epsilon))
         .where(SignatureRow.round_id == round_id, SignatureRow.client_id == ParticipationRow.client_id)
@@ -239,7 +236,7 @@ def participations(session: Session, round_id: int, client_id: str | None) -> li
     return [ParticipationDetails(*row) for row in rows]
 
 
-def update_counts(session: Session, round_id: int) -> Counted:
+def count_updates(session: Session, round_id: int) -> Counted:
     """Count a round's accepted updates: all, those of bearer credentials, and those with a privacy cost."""
     rows = session.execute(
         select(ClientRow.credential_hash, SignatureRow.epsilon)
@@ -292,7 +289,6 @@ def relevance(session: Session, round_id: int, client_id: str | None) -> list[Re
 
 
 def relevance_columns(session: Session, round_id: int) -> Iterable[str]:
-    """Return the client ids of the columns of a round's relevance matrix."""
     return session.scalars(
         select(RelevanceRow.client_id).where(RelevanceRow.round_id == round_id).order_by(RelevanceRow.ordinal)
     )

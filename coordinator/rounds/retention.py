@@ -60,7 +60,6 @@ def _prune_federation(session: Session, federation_id: str, keep_rounds: int, li
 
 
 def _published(federation_id: str) -> Select[int]:
-    """Select the numbers of published rounds, newest first; abandoned rounds may lie between them."""
     published = RoundRow.federation_id == federation_id, RoundRow.state == "published"
     return select(RoundRow.number).where(*published).order_by(RoundRow.number.desc())
 

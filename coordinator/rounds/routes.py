@@ -175,7 +175,6 @@ def _authenticate_and_fetch(
 
 
 def _fetch_again(request: Request, member: Member) -> RoundBrief | FinishedBrief | FederationProgress:
-    """Return the brief of a client that waited, or the progress to compare if it has to wait longer."""
     federation_id = member.federation_id
     with database_of(request).read() as session:
         still_member(session, member)

@@ -57,7 +57,6 @@ _UPSERT = {
 
 
 def are_accepted(session: Session, federation_id: str, round_number: int) -> bool:
-    """Whether a round still accepts scores."""
     oldest = run(session, _OLDEST_OPEN, {"federation_id": federation_id}).scalar()
     return oldest is None or round_number >= oldest
 

@@ -90,7 +90,6 @@ class LostRace(Exception):
 
 
 def latest(session: Session, federation_id: str) -> RoundRow | None:
-    """Return the federation's newest round; None before its first."""
     return session.scalar(_LATEST, {"federation_id": federation_id})
 
 
@@ -225,12 +224,10 @@ def extend_lease(session: Session, round_id: int, token: LeaseToken, until: date
 
 
 def claimable(session: Session, federation_id: str, round_number: int) -> RoundRow | None:
-    """Return a round, locked, to be claimed; None = another transaction holds its lock."""
     return session.scalar(_CLAIMABLE, {"federation_id": federation_id, "number": round_number})
 
 
 def reject_updates(session: Session, round_id: int, reason: str) -> None:
-    """Mark all updates of a round as rejected."""
     session.execute(
         update(UpdateRow)
         .where(UpdateRow.round_id == round_id)

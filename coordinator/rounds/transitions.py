@@ -67,7 +67,6 @@ def pause(session: Session, federation: FederationRow) -> None:
 
 
 def finish(session: Session, federation: FederationRow) -> None:
-    """Finish a federation and abandon its current round."""
     if federation.state == "finished":
         return
     _end(session, federation)
@@ -101,7 +100,6 @@ def apply_step(session: Session, federation: FederationRow, row: RoundRow, step:
 
 
 def claim(session: Session, row: RoundRow, token: store.LeaseToken, lease: timedelta) -> None:
-    """Claim a round for aggregation, until the lease expires."""
     now = database_time(session)
     changes: dict[str, Any] = {"lease_token": token, "lease_expires_at": now + lease}
     if row.aggregating_at is None:
@@ -119,7 +117,6 @@ def publish(session: Session, federation: FederationRow, row: RoundRow) -> None:
 
 
 def abandon(session: Session, federation: FederationRow, row: RoundRow, reason: str) -> None:
-    """End a round without a result, and reject its updates."""
     now = database_time(session)
     store.transition(
         session, row, "abandoned", reason=reason, ended_at=now, lease_token=None, lease_expires_at=None
@@ -147,7 +144,6 @@ def open_next(session: Session, federation: FederationRow) -> None:
 
 
 def announce(session: Session, row: RoundRow, now: datetime) -> None:
-    """Append the round's summary to the federation's events."""
     data = summary(session, row, now).model_dump(mode="json")
     event_log.append(session, row.federation_id, "round", data, at=now)
 

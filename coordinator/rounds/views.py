@@ -46,7 +46,6 @@ _STATES: tuple[ParticipationState, ...] = ("joined", "arrived", "late", "rejecte
 
 
 def summary(session: Session, row: RoundRow, now: datetime) -> RoundSummary:
-    """Return a round's summary at `now`, without its clients."""
     tallies = queries.tallies(session, row.id)
     none = queries.Tally(0, 0, 0, 0)
     scores = queries.scores(session, row.id) if any(tally.scores for tally in tallies.values()) else []
@@ -99,7 +98,7 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
     return RoundView(
         **{name: getattr(shown, name) for name in RoundSummary.model_fields},
         clients=clients,
-        claims=claims.of_round(plan, queries.update_counts(session, row.id)),
+        claims=claims.of_round(plan, queries.count_updates(session, row.id)),
     )
 
 
@@ -126,7 +125,6 @@ def relevance(session: Session, row: RoundRow, *, only: str | None = None) -> Re
 
 
 def summarise(scores: Sequence[Scores]) -> ScoreSummary | None:
-    """Return mean and worst of the scores after training; None without scores."""
     after = [client_scores.after for client_scores in scores]
     if not after:
         return None
@@ -169,7 +167,6 @@ def _reasons(stored: bytes) -> list[list[HeldFor]]:
 
 
 def _seconds(row: RoundRow, now: datetime) -> dict[str, float]:
-    """Return the seconds of each phase, until now for the current one."""
     begins = {
         "open": row.opened_at,
         "collecting": row.collecting_at,

@@ -40,7 +40,6 @@ class ValidatedUpdate:
 
     @property
     def contents(self) -> tuple[Content, ...]:
-        """The payloads to store."""
         return (self.received,) if isinstance(self.state, int) else (self.received, self.state)
 
     @property
@@ -48,7 +47,6 @@ class ValidatedUpdate:
         return sum(content.size for content in self.contents)
 
     def stored_payload(self, payload_ids: Mapping[str, int]) -> store.StoredPayload:
-        """Return the location of the update's bytes, from payload ids by digest."""
         payload_id = payload_ids[self.received.digest]
         if isinstance(self.state, int):
             return store.StoredPayload(payload_id, payload_id, self.state)

@@ -60,7 +60,6 @@ class DecodedState:
         self.digest = digest_from_hash(hasher.hexdigest())
 
     def pieces(self) -> Iterator[NDArray[np.float32]]:
-        """Yield the state in pieces of at most 1 MiB."""
         self._file.seek(0)
         while raw := self._file.read(_PIECE_VALUES * 4):
             yield np.frombuffer(raw, "<f4")

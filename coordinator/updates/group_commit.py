@@ -46,7 +46,6 @@ class GroupCommit:
     """
 
     def __init__(self, *, max_leaders: int, max_batch: int) -> None:
-        """Limit the batches that run at the same time for one key, and the items of one batch."""
         self._max_leaders = max_leaders
         self._max_batch = max_batch
         self._queues: dict[Hashable, _Queue] = {}
@@ -72,7 +71,6 @@ class GroupCommit:
         return cast("Result", entry.result)
 
     def _enter(self, key: Hashable, entry: _Entry) -> bool:
-        """Join the queue of a key; return whether to lead a batch at once."""
         with self._lock:
             queue = self._queues.setdefault(key, _Queue())
             if queue.leaders < self._max_leaders:
@@ -92,7 +90,6 @@ class GroupCommit:
         entry.turn.wait()  # a batch took it meanwhile
 
     def _serve(self, key: Hashable, first: _Entry, call: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-        """Run a batch: the caller's entry and those that wait."""
         with self._lock:
             waiting = self._queues[key].waiting
             batch = [first, *(waiting.popleft() for _ in range(min(len(waiting), self._max_batch - 1)))]

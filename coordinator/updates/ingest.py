@@ -182,7 +182,6 @@ def _decoded(database: Database, body: ReceivedBody, spec: UpdateSpec) -> Iterat
 
 @contextmanager
 def _from_streams(database: Database, envelope: Envelope, spec: UpdateSpec) -> Iterator[_Decoded]:
-    """Decode and validate an update that is written in the plan's recipe."""
     address, kind = spec.address, spec.recipe.reference
     with database.read() as session:
         reference = delta_reference.find(session, address.client, address.round, kind, spec.layout, spec.seed)

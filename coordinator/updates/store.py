@@ -136,7 +136,6 @@ def receipts(session: Session, round_id: int, clients: Sequence[str]) -> tuple[d
 
 
 def newest(session: Session, client_id: str, round_number: int | None) -> UpdateRow | None:
-    """Return a client's last update that was not rejected, or its update of round `round_number`."""
     query = select(UpdateRow).where(UpdateRow.client_id == client_id)
     if round_number is None:
         query = query.where(UpdateRow.reject_reason.is_(None))

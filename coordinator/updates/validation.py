@@ -97,7 +97,6 @@ def _sketch_slot(needed: bool) -> Expected:
 
 
 def is_dense(envelope: Envelope, layout: Layout) -> bool:
-    """Whether the body has the tensors of the layout, not the streams of a recipe."""
     return all(name in layout or name == SIGNATURE for name in envelope.names)
 
 
@@ -191,7 +190,6 @@ def check_address(
 
 
 def state_pieces(envelope: Envelope, layout: Layout) -> Iterator[NDArray[np.float32]]:
-    """Yield the adapter state, float32 in the order of the layout, in pieces of at most 1 MiB."""
     for name in layout:
         values = envelope.read_float32(name).reshape(-1)
         for at in range(0, values.size, _PIECE_VALUES):

@@ -27,7 +27,7 @@ STATES: list[RoundState] = ["open", "collecting", "closing", "aggregating", "pub
 
 
 def facts(state: RoundState, **changes: object) -> RoundFacts:
-    known = {
+    defaults = {
         "joined": 3,
         "expected": 3,
         "waiting": 1,
@@ -38,7 +38,7 @@ def facts(state: RoundState, **changes: object) -> RoundFacts:
         "deadline": NOW + timedelta(seconds=60),
         "lease_expires_at": NOW + timedelta(seconds=60),
     }
-    return RoundFacts(state=state, **(known | changes))  # type: ignore[arg-type]
+    return RoundFacts(state=state, **(defaults | changes))  # type: ignore[arg-type]
 
 
 any_facts = st.builds(

@@ -49,7 +49,7 @@ PLACES = list(
 def test_a_round_that_waits_has_no_step_to_take_and_one_that_does_not_wait_is_looked_at(
     database: Database, federation: FederationRow
 ) -> None:
-    told = set()
+    statuses = set()
     for number, parts in enumerate(PLACES, 1):
         with database.write() as session:
             moment = database_time(session)
@@ -73,9 +73,9 @@ def test_a_round_that_waits_has_no_step_to_take_and_one_that_does_not_wait_is_lo
             assert waits == (facts.waiting > 0), parts
             assert not (waits and next_state(facts, moment)), parts
             assert not rounds.is_waiting(session, row, row.deadline), "at its deadline all facts are asked"
-            told.add((waits, next_state(facts, moment) is not None))
+            statuses.add((waits, next_state(facts, moment) is not None))
             row.state = "abandoned"
-    assert told == {(True, False), (False, False), (False, True)}
+    assert statuses == {(True, False), (False, False), (False, True)}
 
 
 @pytest.mark.parametrize("state", ["open", "closing", "aggregating", "published", "abandoned"])

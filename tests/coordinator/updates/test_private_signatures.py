@@ -16,8 +16,8 @@ PRIVATE = plan(
 
 
 def test_a_signature_that_nobody_clipped_is_refused_where_the_plan_is_private(coordinator: Served) -> None:
-    for wanted, status in ((PRIVATE, 422), (plan(), 201)):
-        _, silos = running(coordinator, **wanted)
+    for settings, status in ((PRIVATE, 422), (plan(), 201)):
+        _, silos = running(coordinator, **settings)
         base = join(silos[0], 1)
         answer = put(silos[0], 1, update_body(silos[0], 1, base, values(1.0), signature=SHORT * 1.01))
         assert answer.status_code == status, answer.text
