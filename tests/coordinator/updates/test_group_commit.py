@@ -1,4 +1,4 @@
-"""Updates that are ready at the same time are kept group_commit, and nobody gets another's answer."""
+"""Updates that are ready at the same time share a commit, and each thread gets its own result."""
 
 from __future__ import annotations
 
