@@ -49,6 +49,7 @@ def void_packs_of(session: Session, federation: FederationRow, client_id: str) -
 
 
 def adopt_packs_of(session: Session, federation: FederationRow, client_id: str) -> None:
+    """Treat the packs that a client stored as an operator's, so that they outlive its revocation."""
     session.execute(
         update(PackRow)
         .where(PackRow.federation_id == federation.id, PackRow.stored_by == client_id)
