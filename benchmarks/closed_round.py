@@ -127,5 +127,5 @@ def _deliver(
         )
     )
     participations.join(session, row.id, client_id, "sha256:" + "0" * 64, moment)
-    participations.mark(session, row.id, client_id, "arrived")
-    participations.keep_signature(session, row, client_id, "update", signature)
+    participations.set_state(session, row.id, client_id, "arrived")
+    participations.store_sketch(session, row, client_id, "update", signature)

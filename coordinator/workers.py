@@ -61,7 +61,7 @@ class Ticker:
         self._stopping = threading.Event()
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
         self._tick_seconds = tick_seconds
-        self._publisher = _Loop("events", self._publish, self._pending.pause, self._stopping)
+        self._publisher = _Loop("events", self._publish, self._pending.seconds_until_due, self._stopping)
         self._loops = [
             _Loop("rounds", self._advance, self._tick, self._stopping),
             _Loop("aggregation", self._aggregate, self._tick, self._stopping),
@@ -84,7 +84,7 @@ class Ticker:
 
     def note(self, change: Change) -> None:
         """Publish a change soon."""
-        if self._pending.note(change):
+        if self._pending.add(change):
             self._publisher.wake()
 
     def stop(self) -> None:
@@ -94,7 +94,7 @@ class Ticker:
         for loop in self._loops:
             loop.join()
         try:
-            self._pending.tell(self._database, is_due=True)
+            self._pending.publish(self._database, is_due=True)
         except Exception:
             log.exception("event-publication-failed")
 
@@ -109,7 +109,7 @@ class Ticker:
         return False
 
     def _publish(self) -> bool:
-        self._pending.tell(self._database)
+        self._pending.publish(self._database)
         return False
 
     def _clean_up(self) -> bool:
@@ -122,7 +122,7 @@ class Ticker:
         signed = 0
         while not self._stopping.is_set() and (deleted := nonces.forget_old(self._database)):
             signed += deleted
-        forgotten = retention.thin_out(self._database, self._keep_rounds) if self._keep_rounds else 0
+        forgotten = retention.prune_rounds(self._database, self._keep_rounds) if self._keep_rounds else 0
         collected = garbage_collection.collect(self._database)
         forgotten += event_log.forget_old(self._database)
         if signed or forgotten or collected:
@@ -181,7 +181,7 @@ def drive(database: Database) -> bool:
     for federation_id, round_number in due:
         with database.write() as session:
             lock_federation(session, federation_id)
-            row = rounds.numbered(session, federation_id, round_number, lock=True)
+            row = rounds.get_round(session, federation_id, round_number, lock=True)
             transitions.advance(session, row, database_time(session))
     return bool(due)
 

@@ -155,7 +155,7 @@ def abandon(database: Database, claim: Claim) -> None:
     """Abandon a round whose aggregation failed: the same inputs would fail again."""
     with database.write() as session:
         locked = lock_federation(session, claim.federation_id)
-        row = rounds.numbered(session, claim.federation_id, claim.number, lock=True)
+        row = rounds.get_round(session, claim.federation_id, claim.number, lock=True)
         if row.lease_token == claim.token:
             transitions.abandon(session, locked, row, AGGREGATION_FAILED)
 
@@ -166,7 +166,7 @@ def _publish(database: Database, claim: Claim, settled: SettledWeights, output: 
         # Payloads before the federation's lock, in the same order as a delivery.
         adopted = payloads.adopt_all(session, (item.staged for item in written))
         locked = lock_federation(session, claim.federation_id)
-        row = rounds.numbered(session, claim.federation_id, claim.number, lock=True)
+        row = rounds.get_round(session, claim.federation_id, claim.number, lock=True)
         if row.lease_token != claim.token:
             raise rounds.LostRace
         now = database_time(session)

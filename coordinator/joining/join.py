@@ -19,7 +19,7 @@ from coordinator.observability.fault_points import may_crash
 from coordinator.rounds import base_weights, lifecycle, manifests, participations, transitions
 from coordinator.rounds import store as rounds
 from coordinator.rounds.base_weights import Zeros
-from coordinator.rounds.lifecycle import TAKING_PART
+from coordinator.rounds.lifecycle import ACCEPTING
 from coordinator.rounds.notifications import Change
 from coordinator.storage import payloads
 from coordinator.storage.server_key import ServerKey
@@ -85,7 +85,7 @@ def join(
             stored = _stored(session, weights, zeros)
             last_event = hold_federation(session, member.federation_id)
             still_member(session, member)
-            row = rounds.numbered(session, member.federation_id, round_number, lock=True)
+            row = rounds.get_round(session, member.federation_id, round_number, lock=True)
             context = join_context(session, member, round_number)
             earlier = _earlier_answer(context)
             if earlier is not None:
@@ -110,7 +110,7 @@ def _earlier_answer(context: JoinContext) -> Joined | None:
 
 
 def _check(context: JoinContext, plan: FederationPlan, member: Member) -> None:
-    if context.state not in TAKING_PART:
+    if context.state not in ACCEPTING:
         raise RoundClosed(state=context.state)
     if plan.alignment is not None and context.pack is None:
         raise PackMissing(base_model=member.base_model)
@@ -160,12 +160,12 @@ def _join(
         weights = base_weights.reference(context.newest)
     else:
         raise LookupError("a client without weights was assigned none")
-    is_waited_for = lifecycle.is_waited_for(participations.before(session, row, member.client_id))
+    is_waited_for = lifecycle.is_waited_for(participations.earlier_states(session, row, member.client_id))
     participations.join(
         session, row.id, member.client_id, weights.digest, context.read_at, is_waited_for=is_waited_for
     )
     if sent is not None:
-        participations.keep_signature(session, row, member.client_id, "join", sent.sketch)
+        participations.store_sketch(session, row, member.client_id, "join", sent.sketch)
         participations.count_bytes(session, row.id, member.client_id, up=sent.body_bytes)
     is_published = transitions.advance(session, row, context.read_at)
     manifest = manifests.issue(

@@ -32,9 +32,9 @@ from coordinator.http.uploads import ReceivedBody, receive
 from coordinator.joining.join import SentSketch, join
 from coordinator.observability.logs import bind
 from coordinator.rounds import base_weights
-from coordinator.rounds.notifications import Tell
+from coordinator.rounds.notifications import Notify
 from coordinator.strategies.base import Sketch
-from coordinator.updates.validation import Address, check_address, signature_of
+from coordinator.updates.validation import Address, check_address, read_sketch
 from schemas.maths.adapter import SIGNATURE
 from schemas.messages.federations import SignaturePlan
 from schemas.messages.rounds import Joined
@@ -72,7 +72,7 @@ def join_round(
     database: TheDatabase,
     metrics: TheMetrics,
     key: TheServerKey,
-    tell: Tell,
+    tell: Notify,
 ) -> Joined:
     """Join a round, and return the weights to start from; a repeated request gets the same answer.
 
@@ -102,7 +102,7 @@ def _sketch(body: ReceivedBody, address: Address, plan: SignaturePlan) -> Sketch
         expected={SIGNATURE: Slot((None,), frozenset({"F32"}))},
         max_bytes=_SIGNATURE_BODY_BYTES,
     ) as envelope:
-        vector = signature_of(envelope, plan)
+        vector = read_sketch(envelope, plan)
         manifest = envelope.manifest(SignatureManifest)
         # A newcomer may not know its pack yet; if it names one, it must be the right one.
         if manifest.pack is None:

@@ -16,7 +16,7 @@ from coordinator.db.tables.alignment import PackRow
 from coordinator.db.tables.federations import FederationRow, ParticipationRow, RoundRow, UpdateRow, WeightsRow
 from coordinator.db.tables.identity import ManifestRow
 from coordinator.errors import NotFound
-from coordinator.rounds.base_weights import GIVEN, ServedWeights
+from coordinator.rounds.base_weights import SERVED_COLUMNS, ServedWeights
 from coordinator.rounds.lifecycle import PACK_ENDED
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import SignedDocument
@@ -58,7 +58,7 @@ _CONTEXT = (
         exists().where(UpdateRow.client_id == _CLIENT, UpdateRow.reject_reason.is_(None)),
         _LAST_PUBLISHED,
         _LAST_ENDED,
-        *GIVEN,
+        *SERVED_COLUMNS,
     )
     .select_from(FederationRow)
     .join(RoundRow, (RoundRow.federation_id == FederationRow.id) & (RoundRow.number == _NUMBER))

@@ -17,7 +17,7 @@ from coordinator.http.downloads import Stored, reply, wanted
 from coordinator.http.limits.concurrency import decoder, turns_of
 from coordinator.http.params import RoundNumber
 from coordinator.http.problems import answers
-from coordinator.rounds.participations import sent_to
+from coordinator.rounds.participations import count_download
 from coordinator.weights import store
 from coordinator.weights.base_delta import whole_delta
 from coordinator.weights.compressed import EncodingRequest, encoded_weights, requested_form, sign_encoded
@@ -95,7 +95,7 @@ def get_weights(
         stored = encoded
         headers["Tessera-Weights"] = sign_encoded(member, n, weights, encoded.digest, server_key_of(request))
     part = wanted(request.headers, stored)
-    sent_to(database, metrics_of(request), member.client_id, part.size, round_id=served.round_id)
+    count_download(database, metrics_of(request), member.client_id, part.size, round_id=served.round_id)
     answer = reply(database, stored, part, partial(still_counts, caller=member))
     answer.headers.update(headers)
     return answer

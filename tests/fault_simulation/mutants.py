@@ -182,7 +182,7 @@ def counts_who_has_only_joined() -> Iterator[None]:
     def joined(row: Any, plan: Any, expected: int, waiting: int, delivered: int) -> Any:
         return facts(row, plan, expected, 0, expected)
 
-    with patch.object(rounds, "_facts", joined), patch.object(rounds, "waits", lambda *_: False):
+    with patch.object(rounds, "_facts", joined), patch.object(rounds, "is_waiting", lambda *_: False):
         yield
 
 
