@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from coordinator.db.tables.alignment import AnchorsRow, PackRow, VoidedPackRow
 from coordinator.db.tables.federations import FederationRow
 from coordinator.errors import FederationStateConflict, NotFound, PivotPackMissing
-from coordinator.federations.store import plan_of, standing
+from coordinator.federations.store import pack_status, plan_of
 from coordinator.rounds.pack_voiding import settle_verdict
 from coordinator.storage import payloads
 from schemas.messages.alignment import (
@@ -178,7 +178,7 @@ def view(row: PackRow) -> PackView:
             "stored_at": row.stored_at,
             "acceptance": row.acceptance,
             "verdicts": Counter(test["verdict"] for test in (row.verdicts or {}).values()),
-            "sharing": standing(row).sharing,
+            "sharing": pack_status(row).sharing,
         }
     )
 
