@@ -15,7 +15,7 @@ from coordinator import health
 from coordinator.alignment import anchors, transfer_test
 from coordinator.alignment import routes as alignment
 from coordinator.auth.last_seen import LastSeenWriter
-from coordinator.auth.nonces import Reads
+from coordinator.auth.nonces import ReadNonces
 from coordinator.auth.reserved_connections import ReservedForPeople
 from coordinator.dashboard import api_docs
 from coordinator.dashboard import routes as dashboard
@@ -24,7 +24,7 @@ from coordinator.db.engine import Database
 from coordinator.db.single_process import only_replica
 from coordinator.enrolment import key_rotation, person_tokens
 from coordinator.enrolment import routes as enrolment
-from coordinator.enrolment.failure_delay import Stumbles
+from coordinator.enrolment.failure_delay import FailureDelays
 from coordinator.federations import clients, event_stream
 from coordinator.federations import routes as federations
 from coordinator.federations.event_fanout import Streams
@@ -95,12 +95,12 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.metrics = Metrics()
     app.state.stopping = threading.Event()
     app.state.polls = Polls(settings.polls_per_second)
-    app.state.reads = Reads()
+    app.state.reads = ReadNonces()
     app.state.turns = KeyedLock()
     app.state.together = GroupCommit(servers=KEEPERS, most=KEPT_TOGETHER)
     app.state.deliverers = anyio.CapacityLimiter(_DELIVERERS)
-    app.state.sightings = LastSeenWriter()
-    app.state.stumbles = Stumbles()
+    app.state.last_seen = LastSeenWriter()
+    app.state.failure_delays = FailureDelays()
     problems.install(app)
     for router in _ROUTERS:
         app.include_router(router)

@@ -118,10 +118,10 @@ class Ticker:
         if time.monotonic() < self._next_collection:
             return False
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
-        while not self._stopping.is_set() and failure_limit.forget_old(self._database):
+        while not self._stopping.is_set() and failure_limit.delete_expired(self._database):
             pass
         signed = 0
-        while not self._stopping.is_set() and (gone := nonces.forget_old(self._database)):
+        while not self._stopping.is_set() and (gone := nonces.delete_expired(self._database)):
             signed += gone
         forgotten = retention.thin_out(self._database, self._keep_rounds) if self._keep_rounds else 0
         collected = garbage_collection.collect(self._database)

@@ -23,7 +23,7 @@ def insert_new(session: Session, table: type[Table], values: dict[str, Any]) -> 
     return run(session, statement, values).first() is not None
 
 
-def forget(session: Session, column: InstrumentedAttribute[datetime], until: datetime) -> int:
+def delete_before(session: Session, column: InstrumentedAttribute[datetime], until: datetime) -> int:
     """Delete rows of which this column is not after a moment, more at once than a request ever adds.
 
     So a table cannot grow for ever. Gives their number.

@@ -29,7 +29,7 @@ LATE_SECONDS = 1.0
 _MOST_ORIGINS = 10_000
 
 
-class Stumbles:
+class FailureDelays:
     """Which addresses failed too often, as this process knows; the oldest are forgotten first."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -71,14 +71,14 @@ async def _count(request: Request) -> None:
     Raises:
         RateLimited: as many failed from there within the last minute; it is raised late.
     """
-    stumbles: Stumbles = request.app.state.stumbles
+    stumbles: FailureDelays = request.app.state.failure_delays
     address = request.client.host if request.client is not None else ""
     origin = failure_limit.origin_of(address)
     wait = stumbles.seconds(origin)
     if not wait:
         try:
             await to_thread.run_sync(
-                failure_limit.note,
+                failure_limit.count_failure,
                 database_of(request),
                 address,
                 settings_of(request).failed_enrolments_per_minute,

@@ -128,7 +128,9 @@ def enrol(
         made, is_new = _enrol(request, caller, database, key)
     except EnrolmentTokenInvalid as refused:
         address = caller.client.host if caller.client is not None else ""
-        failure_limit.note(database, address, settings.failed_enrolments_per_minute, refused, request.name)
+        failure_limit.count_failure(
+            database, address, settings.failed_enrolments_per_minute, refused, request.name
+        )
         raise
     response.status_code = 201 if is_new else 200
     response.headers["Cache-Control"] = "no-store"

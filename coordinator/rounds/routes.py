@@ -12,7 +12,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Depends, Header, Request, Response
 from sqlalchemy.orm import Session
 
-from coordinator.auth.authentication import Member, looking, note_seen, recognise, still_member
+from coordinator.auth.authentication import Member, auth_connection, identify, record_seen, still_member
 from coordinator.auth.permissions import IDENTIFIED, AsMember, AsReader, member_of, read_once
 from coordinator.db.engine import database_time
 from coordinator.db.federation_lock import hold_federation
@@ -157,8 +157,8 @@ def _first_look(
     request: Request, federation_id: str, waits: bool
 ) -> tuple[Member, RoundBrief | FinishedBrief | Situation | None]:
     """Recognise a client, and look what it has to do: a Situation if that is nothing and it waits."""
-    with looking(request) as asked:
-        member = member_of(federation_id, recognise(request, asked))
+    with auth_connection(request) as asked:
+        member = member_of(federation_id, identify(request, asked))
         read_once(request, member)  # before its bucket: a copied poll must not use that up
         polls_of(request).take(member.client_id)
         # First what a change is waited for of: each look sees its own state, and a round that opens between
@@ -166,7 +166,7 @@ def _first_look(
         situation = queries.situations(asked, [federation_id])[federation_id] if waits else None
         seen = queries.look(asked, federation_id, member.client_id)
         is_idle = _advice(seen) == "wait"
-    note_seen(request, member)
+    record_seen(request, member)
     if is_idle:
         return member, situation
     with database_of(request).read() as session:

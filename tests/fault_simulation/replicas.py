@@ -17,8 +17,8 @@ from sqlalchemy.exc import OperationalError
 
 from coordinator.app import KEPT_TOGETHER, create_app
 from coordinator.auth.last_seen import LastSeenWriter
-from coordinator.auth.nonces import Reads
-from coordinator.enrolment.failure_delay import Stumbles
+from coordinator.auth.nonces import ReadNonces
+from coordinator.enrolment.failure_delay import FailureDelays
 from coordinator.http.limits.body_deadline import PacedBodies
 from coordinator.observability.metrics import Metrics
 from coordinator.rounds.long_poll import Waiting
@@ -142,9 +142,9 @@ class Replica(Process):
         state.database = self.database
         state.waiting = waiting
         state.ticker = ticker
-        state.sightings = LastSeenWriter()
-        state.reads = Reads(lambda: world.scheduler.now)
-        state.stumbles = Stumbles(lambda: world.scheduler.now)
+        state.last_seen = LastSeenWriter()
+        state.reads = ReadNonces(lambda: world.scheduler.now)
+        state.failure_delays = FailureDelays(lambda: world.scheduler.now)
         state.together = _Crowded(world)
         state.server_key = server_key.ServerKey(_seed())
         # The only replica of a database forgets the leases of its earlier life; one of several must not.

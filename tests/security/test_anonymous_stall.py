@@ -73,13 +73,13 @@ def test_malformed_enrolments_count_by_address_and_then_cost_no_look(
     token = served.enrolment_token(served.federation(), "a")
     good = enrolment(served.http(), token, "a", Ed25519PrivateKey.generate())
     noted: list[str] = []
-    note = failure_limit.note
+    note = failure_limit.count_failure
 
     def noting(*arguments: Any) -> None:
         noted.append(arguments[1])
         note(*arguments)
 
-    monkeypatch.setattr(failure_limit, "note", noting)
+    monkeypatch.setattr(failure_limit, "count_failure", noting)
     monkeypatch.setattr(failure_delay, "LATE_SECONDS", 0.0)
     bodies = [b"{", json.dumps(MANY_ROLES).encode()] * LIMIT
     answers = [served.http().post("/v1/enrolments", content=body, headers=JSON) for body in bodies]
@@ -104,7 +104,7 @@ def test_addresses_that_failed_are_forgotten_by_the_tidying(
     monkeypatch.setattr(workers, "_COLLECT_EVERY_SECONDS", 600.0)
     ticking._next_collection = 0.0
     ticking._tidy()
-    assert failure_limit.forget_old(database) == 0
+    assert failure_limit.delete_expired(database) == 0
     assert rows(served.database_url, "SELECT count(*) FROM failed_enrolments") == [(0,)]
 
 
