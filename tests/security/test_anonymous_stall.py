@@ -80,7 +80,7 @@ def test_malformed_enrolments_count_by_address_and_then_cost_no_look(
         note(*arguments)
 
     monkeypatch.setattr(failure_limit, "count_failure", noting)
-    monkeypatch.setattr(failure_delay, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(failure_delay, "DELAY_SECONDS", 0.0)
     bodies = [b"{", json.dumps(MANY_ROLES).encode()] * LIMIT
     answers = [served.http().post("/v1/enrolments", content=body, headers=JSON) for body in bodies]
     assert {answer.status_code for answer in answers[:LIMIT]} == {400, 422}
