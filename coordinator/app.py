@@ -29,11 +29,11 @@ from coordinator.federations import clients, event_stream
 from coordinator.federations import routes as federations
 from coordinator.federations.event_fanout import Streams
 from coordinator.http import openapi, problems
-from coordinator.http.limits.body_deadline import PacedBodies
+from coordinator.http.limits.body_deadline import BodyDeadline
 from coordinator.http.limits.concurrency import KeyedLock
-from coordinator.http.limits.poll_rate import Polls
-from coordinator.http.limits.request_target import Targets
-from coordinator.http.request_log import Observed
+from coordinator.http.limits.poll_rate import PollRate
+from coordinator.http.limits.request_target import TargetCheck
+from coordinator.http.request_log import RequestLog
 from coordinator.joining import routes as aggregation
 from coordinator.observability.metrics import Metrics
 from coordinator.rounds import admin_routes, reader_routes
@@ -94,9 +94,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.metrics = Metrics()
     app.state.stopping = threading.Event()
-    app.state.polls = Polls(settings.polls_per_second)
+    app.state.poll_rate = PollRate(settings.polls_per_second)
     app.state.reads = ReadNonces()
-    app.state.turns = KeyedLock()
+    app.state.locks = KeyedLock()
     app.state.together = GroupCommit(servers=KEEPERS, most=KEPT_TOGETHER)
     app.state.deliverers = anyio.CapacityLimiter(_DELIVERERS)
     app.state.last_seen = LastSeenWriter()
@@ -105,10 +105,10 @@ def create_app(settings: Settings) -> FastAPI:
     for router in _ROUTERS:
         app.include_router(router)
     openapi.install(app)
-    app.add_middleware(PacedBodies, bytes_per_second=settings.upload_bytes_per_second)
+    app.add_middleware(BodyDeadline, bytes_per_second=settings.upload_bytes_per_second)
     app.add_middleware(ReservedForPeople)
-    app.add_middleware(Targets, goes_by=settings.goes_by)
-    app.add_middleware(Observed, metrics=app.state.metrics, trusts=settings.trusts)
+    app.add_middleware(TargetCheck, goes_by=settings.goes_by)
+    app.add_middleware(RequestLog, metrics=app.state.metrics, trusts=settings.trusts)
     return app
 
 

@@ -32,7 +32,7 @@ from coordinator.federations import store as federations
 from coordinator.http.dependencies import TheDatabase, database_of, server_key_of, settings_of
 from coordinator.http.json_body import json_body, takes
 from coordinator.http.limits.concurrency import HasSpace
-from coordinator.http.limits.poll_rate import polls_of
+from coordinator.http.limits.poll_rate import poll_rate_of
 from coordinator.http.params import FederationId, RoundNumber, UncheckedFederationId
 from coordinator.http.problems import answers
 from coordinator.rounds import base_weights, manifests, queries, store, transitions
@@ -160,7 +160,7 @@ def _first_look(
     with auth_connection(request) as asked:
         member = member_of(federation_id, identify(request, asked))
         read_once(request, member)  # before its bucket: a copied poll must not use that up
-        polls_of(request).take(member.client_id)
+        poll_rate_of(request).take(member.client_id)
         # First what a change is waited for of: each look sees its own state, and a round that opens between
         # the two must differ from it.
         situation = queries.situations(asked, [federation_id])[federation_id] if waits else None

@@ -14,7 +14,7 @@ from coordinator.auth.authentication import Member
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import hold_federation
 from coordinator.errors import NotJoined, RoundClosed
-from coordinator.http.limits.concurrency import decoder
+from coordinator.http.limits.concurrency import codec_slot
 from coordinator.http.uploads import ReceivedBody
 from coordinator.observability.fault_points import may_crash
 from coordinator.rounds import base_weights, delta_reference, participations
@@ -134,7 +134,7 @@ def deliver(
         if terms is None:
             raise NotJoined
         with ExitStack() as slot:
-            slot.enter_context(decoder())
+            slot.enter_context(codec_slot())
             with _decoded(database, body, terms) as decoded:
                 may_crash("update-decoded")
                 ready = _ready(member, terms, body, decoded)

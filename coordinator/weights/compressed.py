@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from coordinator.auth.authentication import Member
 from coordinator.db.engine import Database
 from coordinator.http.downloads import Stored
-from coordinator.http.limits.concurrency import decoder, has_space
+from coordinator.http.limits.concurrency import codec_slot, has_space
 from coordinator.rounds import delta_reference
 from coordinator.rounds.base_weights import ServedWeights
 from coordinator.rounds.delta_reference import Reference
@@ -94,7 +94,7 @@ def coded(database: Database, settings: Settings, wanted: Asked) -> Stored | Non
         made = store.coded(session, wanted.key)
         terms = _terms(session, wanted) if made is None else None
     if terms is not None and has_space(database, settings):
-        with decoder():
+        with codec_slot():
             body = _written(database, wanted, terms)
             with database.write() as session:
                 made = store.keep_coded(session, wanted.key, body)

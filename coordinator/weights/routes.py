@@ -13,8 +13,8 @@ from coordinator.auth.authentication import Member, still_counts
 from coordinator.auth.permissions import DownloadingMember
 from coordinator.errors import AuthMissing, Busy, NotFound, NotJoined, RangeUnsatisfiable, RateLimited
 from coordinator.http.dependencies import database_of, metrics_of, server_key_of, settings_of
-from coordinator.http.downloads import Stored, reply, wanted
-from coordinator.http.limits.concurrency import decoder, turns_of
+from coordinator.http.downloads import Stored, reply, requested_range
+from coordinator.http.limits.concurrency import codec_slot, locks_of
 from coordinator.http.params import RoundNumber
 from coordinator.http.problems import answers
 from coordinator.rounds.participations import sent_to
@@ -42,7 +42,7 @@ async def _wish(request: Request, member: DownloadingMember) -> AsyncIterator[_W
     if wish.form is None:
         yield wish
         return
-    async with turns_of(request).one_of(("weights", member.client_id)):
+    async with locks_of(request).hold(("weights", member.client_id)):
         yield wish
 
 
@@ -82,7 +82,7 @@ def get_weights(
     )
     made: Stored | None = None
     if form == "whole":
-        with decoder():
+        with codec_slot():
             made = instead_of(database, member, weights)
     elif form is not None:
         made = coded(database, settings_of(request), Asked(member, n, weights, weights.payload_id, form))
@@ -90,7 +90,7 @@ def get_weights(
     if made is not None:
         stored = made
         headers["Tessera-Weights"] = signed(member, n, weights, made.digest, server_key_of(request))
-    part = wanted(request.headers, stored)
+    part = requested_range(request.headers, stored)
     sent_to(database, metrics_of(request), member.client_id, part.size, round_id=served.round_id)
     answer = reply(database, stored, part, partial(still_counts, caller=member))
     answer.headers.update(headers)

@@ -19,7 +19,7 @@ from coordinator.app import KEPT_TOGETHER, create_app
 from coordinator.auth.last_seen import LastSeenWriter
 from coordinator.auth.nonces import ReadNonces
 from coordinator.enrolment.failure_delay import FailureDelays
-from coordinator.http.limits.body_deadline import PacedBodies
+from coordinator.http.limits.body_deadline import BodyDeadline
 from coordinator.observability.metrics import Metrics
 from coordinator.rounds.long_poll import Waiting
 from coordinator.settings import Settings
@@ -75,8 +75,8 @@ def _application(number: int) -> FastAPI:
     )
     app = create_app(settings)
     # Bodies come whole here, and wait for no event loop: how slow they may be is tested elsewhere.
-    app.user_middleware = [layer for layer in app.user_middleware if layer.cls is not PacedBodies]
-    app.state.turns = _EverybodysTurn()
+    app.user_middleware = [layer for layer in app.user_middleware if layer.cls is not BodyDeadline]
+    app.state.locks = _EverybodysTurn()
     return app
 
 
@@ -84,7 +84,7 @@ class _EverybodysTurn:
     """Stands where one upload of a client waits for another: the database alone must cope."""
 
     @asynccontextmanager
-    async def one_of(self, _: object) -> AsyncIterator[None]:
+    async def hold(self, _: object) -> AsyncIterator[None]:
         """Let everybody go on at once."""
         yield
 

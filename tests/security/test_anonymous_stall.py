@@ -16,7 +16,7 @@ from coordinator import workers
 from coordinator.auth import failure_limit
 from coordinator.enrolment import failure_delay
 from coordinator.http import json_body
-from coordinator.http.json_body import MOST_FAULTS
+from coordinator.http.json_body import MAX_FAULTS
 from schemas.messages.enrolment import EnrolmentRequest
 from tests.served import PROFILE, Served, enrolment, slug
 
@@ -48,7 +48,7 @@ def test_many_faults_are_not_listed(coordinator: Served) -> None:
     refused = coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=anchors)
     assert (refused.status_code, slug(refused)) == (422, "validation")
     assert "errors" not in refused.json()
-    assert str(MOST_FAULTS) in refused.json()["detail"]
+    assert str(MAX_FAULTS) in refused.json()["detail"]
 
 
 def test_a_body_of_some_length_is_not_parsed_by_the_thread_that_serves_everybody(

@@ -14,7 +14,7 @@ def test_the_second_waits_for_the_first_and_another_does_not() -> None:
     said: list[str] = []
 
     async def upload(turns: KeyedLock, name: str, say: str) -> None:
-        async with turns.one_of(name):
+        async with turns.hold(name):
             said.append(say)
             await anyio.sleep(0.01)
             said.append(say)
@@ -37,13 +37,13 @@ def test_who_waits_too_long_is_sent_away_and_leaves_nothing(monkeypatch: pytest.
 
     async def second(turns: KeyedLock) -> None:
         with pytest.raises(RateLimited, match="under way"):
-            await turns.one_of("a").__aenter__()
+            await turns.hold("a").__aenter__()
 
     async def run() -> KeyedLock:
         turns = KeyedLock()
-        async with turns.one_of("a"), anyio.create_task_group() as tasks:
+        async with turns.hold("a"), anyio.create_task_group() as tasks:
             tasks.start_soon(second, turns)
-        async with turns.one_of("a"):
+        async with turns.hold("a"):
             pass
         return turns
 
