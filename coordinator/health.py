@@ -46,7 +46,7 @@ def hello(
     ] = None,
 ) -> Hello:
     """Introduce this coordinator, signed with the key whose thumbprint every enrolment token has."""
-    with database.look() as asked:
+    with database.autocommit() as asked:
         now = database_time(asked)
     said = Hello(
         name=settings.name,

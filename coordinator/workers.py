@@ -125,7 +125,7 @@ class Ticker:
             signed += gone
         forgotten = retention.thin_out(self._database, self._keep_rounds) if self._keep_rounds else 0
         collected = garbage_collection.collect(self._database)
-        forgotten += event_log.forget_old(self._database)
+        forgotten += event_log.delete_old(self._database)
         if signed or forgotten or collected:
             log.info("tidied", signed=signed, forgotten=forgotten, collected=collected)
         if not forgotten and not collected:

@@ -147,7 +147,7 @@ class _Work:
             served, so_far = None, _nothing(dict(form), module)
             if earlier is not None:
                 found = before.get(module, {})
-                with self.database.read_past_sessions() as driver:
+                with self.database.driver_connection() as driver:
                     read = [
                         read_factors(driver, earlier.payload_id, earlier.begin, found[a], found[b])
                         if a in found

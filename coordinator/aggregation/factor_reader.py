@@ -35,7 +35,7 @@ class StoredFactors:
         most = max((self._bytes(facts.client, module) for facts, _ in heard), default=0)
         read: list[Source] = []
         for some in portions(heard, most):
-            with self._database.read_past_sessions() as driver:
+            with self._database.driver_connection() as driver:
                 read += [
                     Source(self._factors(driver, facts.client, module), weight, facts.age or 0)
                     for facts, weight in some
@@ -44,7 +44,7 @@ class StoredFactors:
 
     def own(self, client_id: str, module: Module) -> Factors:
         """Read a module of one client."""
-        with self._database.read_past_sessions() as driver:
+        with self._database.driver_connection() as driver:
             return self._factors(driver, client_id, module)
 
     def _factors(self, driver: Any, client_id: str, module: Module) -> Factors:

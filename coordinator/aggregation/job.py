@@ -80,7 +80,7 @@ class Lease:
 
 def claim_due(database: Database, lease_seconds: float) -> Claim | None:
     """Claim a round whose updates wait for aggregation, or whose worker has died; None when there is none."""
-    with database.look() as asked:
+    with database.autocommit() as asked:
         due = rounds.awaiting_worker(asked, database_time(asked))
     for federation_id, round_number in due:
         with database.write() as session:

@@ -83,7 +83,7 @@ class Body:
 
     def look_at(self, values: memoryview) -> None:
         """Hash values, for each receiver behind its own head."""
-        self._staged.look_at(values)
+        self._staged.update_digest(values)
         for seen in self._seen:
             seen.update(values)
 

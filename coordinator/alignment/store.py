@@ -51,7 +51,7 @@ def keep_anchors(
     """Keep a federation's anchor texts, in place of those before."""
     known = anchors(session, federation_id)
     if known is not None and known.payload_id != payload_id:
-        payloads.let_go(session, known.payload_id)
+        payloads.start_grace(session, known.payload_id)
     row = session.merge(
         AnchorsRow(federation_id=federation_id, payload_id=payload_id, digest=digest, bytes=size, count=count)
     )

@@ -85,7 +85,7 @@ def auth_connection(request: Request) -> Iterator[Connection]:
         RateLimited: too many invalid tokens from this address within the last minute.
     """
     try:
-        with database_of(request).look() as connection:
+        with database_of(request).autocommit() as connection:
             yield connection
     except CredentialInvalid:
         address = request.client.host if request.client is not None else ""

@@ -32,5 +32,5 @@ def check(request: EnrolmentRequest, token: EnrolmentTokenText, server: ServerKe
         raise WeakPublicKey(
             "the proof is not this key's signature over this enrolment; sign the statement with it"
         )
-    if not server.knows(request.nonce, now):
+    if not server.issued(request.nonce, now):
         raise Invalid("nonce: not from this server or too old; get a new one from /v1/hello", field="nonce")

@@ -177,7 +177,7 @@ def _page(database: Database, follower: Follower) -> tuple[list[Event], int]:
     with database.read() as session:
         number = event_log.last(session, follower.federation_id)
         page = event_log.since(
-            session, follower.federation_id, follower.number, seen_by=follower.client_id, limit=PAGE
+            session, follower.federation_id, follower.number, client_id=follower.client_id, limit=PAGE
         )
         is_last = len(page) < PAGE
         return page, max(number, follower.number) if is_last else page[-1].number

@@ -125,5 +125,5 @@ def waiting_of(request: Request) -> Waiting:
 
 
 def _situations(database: Database, federation_ids: set[str]) -> dict[str, Situation]:
-    with database.look() as asked:
+    with database.autocommit() as asked:
         return situations(asked, federation_ids)

@@ -20,7 +20,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from coordinator.db.engine import Database, database_time
-from coordinator.db.federation_lock import hold_federation, wait_at_most
+from coordinator.db.federation_lock import hold_federation, set_lock_timeout
 from coordinator.observability.logs import logger
 from coordinator.rounds import queries, store, transitions
 from coordinator.rounds.long_poll import waiting_of
@@ -119,7 +119,7 @@ class PendingNotifications:
 
 def _tell(database: Database, change: Change, patience: float) -> None:
     with database.write() as session:
-        wait_at_most(session, patience)
+        set_lock_timeout(session, patience)
         hold_federation(session, change.federation_id)
         if queries.is_told(session, change.federation_id, change.subject, change.last_event):
             return

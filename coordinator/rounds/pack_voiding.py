@@ -30,7 +30,7 @@ def void(session: Session, federation: FederationRow, pack: PackRow) -> list[str
         session.merge(
             VoidedPackRow(federation_id=federation.id, base_model=row.base_model, digest=row.digest)
         )
-        payloads.let_go(session, row.payload_id)
+        payloads.start_grace(session, row.payload_id)
         session.delete(row)
     session.flush()
     models = sorted(row.base_model for row in ended)
@@ -136,5 +136,5 @@ def _take_back(session: Session, federation_id: str, of_these: Select[str]) -> N
         WeightsRow.round_number > last,
     )
     held = session.scalars(select(WeightsRow.payload_id).where(*later, WeightsRow.payload_id.is_not(None)))
-    payloads.let_go(session, *(payload for payload in held if payload is not None))
+    payloads.start_grace(session, *(payload for payload in held if payload is not None))
     session.execute(delete(WeightsRow).where(*later).execution_options(synchronize_session=False))

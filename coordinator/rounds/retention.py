@@ -44,7 +44,7 @@ def _thin_out(session: Session, federation_id: str, keep_rounds: int, most: int)
     coded = list(session.scalars(_old_coded(federation_id, oldest_kept).limit(most)))
     referred = {row.payload_id for row in updates} | {row.state_payload_id for row in updates}
     referred |= {one.payload_id for rows in (weights, folds, coded) for one in rows}
-    payloads.let_go(session, *(one for one in referred if one is not None))
+    payloads.start_grace(session, *(one for one in referred if one is not None))
     for row in updates:
         row.payload_id = row.state_payload_id = None
     for given in weights:
@@ -53,7 +53,7 @@ def _thin_out(session: Session, federation_id: str, keep_rounds: int, most: int)
         fold.payload_id = None
     for made in coded:
         session.delete(made)
-    unread = event_log.forget_of_rounds(session, federation_id, oldest_kept, most=most)
+    unread = event_log.delete_of_rounds(session, federation_id, oldest_kept, most=most)
     return len(updates) + len(weights) + len(folds) + len(coded) + unread
 
 

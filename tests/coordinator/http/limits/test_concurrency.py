@@ -36,7 +36,7 @@ def test_who_waits_too_long_is_sent_away_and_leaves_nothing(monkeypatch: pytest.
     monkeypatch.setattr(concurrency, "_PATIENCE_SECONDS", 0.01)
 
     async def second(turns: KeyedLock) -> None:
-        with pytest.raises(RateLimited, match="under way"):
+        with pytest.raises(RateLimited, match="in progress"):
             await turns.hold("a").__aenter__()
 
     async def run() -> KeyedLock:
