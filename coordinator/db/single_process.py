@@ -36,15 +36,15 @@ def only_replica(database: Database) -> Iterator[None]:
     kind = file_system_of(Path(path), _mounts())
     if kind is not None and _NETWORK.fullmatch(kind):
         raise SettingsUnusable(
-            f"TESSERA_DATABASE_URL: {path} is on a network file system ({kind}), where SQLite's locks fail;"
-            " use a local disk, or PostgreSQL"
+            f"TESSERA_DATABASE_URL: {path} is on a network file system ({kind}), where SQLite's locks are "
+            "unreliable; use a local disk, or PostgreSQL"
         )
     with _open_lock(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise SettingsUnusable(
-                f"another process serves {database.url.database}; stop it, or use PostgreSQL for several replicas"
+                f"another process serves {database.url.database}; stop it, or use PostgreSQL for replicas"
             ) from error
         yield
 

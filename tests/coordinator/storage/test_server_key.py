@@ -59,7 +59,7 @@ def test_a_key_that_is_none_is_named_and_not_shown(sqlite: Database, text: str) 
 def test_a_replica_with_another_key_does_not_start(database: Database) -> None:
     text = secrets.token_urlsafe(32)
     load(database, SecretStr(text))
-    with pytest.raises(SettingsUnusable, match="give all replicas the same one"):
+    with pytest.raises(SettingsUnusable, match="set the same key on all replicas"):
         load(database, SecretStr(secrets.token_urlsafe(32)))
     assert load(database, SecretStr(text + "\n")).id
 

@@ -29,7 +29,7 @@ def test_the_second_waits_for_the_first_and_another_does_not() -> None:
     turns = anyio.run(run)
     assert [say for say in said if say != "3"] == ["1", "1", "2", "2"]
     assert said[1] == "3"
-    assert not turns._turns
+    assert not turns._locks
 
 
 def test_who_waits_too_long_is_sent_away_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,4 +47,4 @@ def test_who_waits_too_long_is_sent_away_and_leaves_nothing(monkeypatch: pytest.
             pass
         return turns
 
-    assert not anyio.run(run)._turns
+    assert not anyio.run(run)._locks
