@@ -1,4 +1,4 @@
-"""Put the service together: settings in, an ASGI application out. Decides nothing by itself."""
+"""Assemble the service: an ASGI application from settings."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ from coordinator.updates.group_commit import GroupCommit
 from coordinator.weights import routes as weights
 from coordinator.workers import Ticker
 
-KEEPERS = 2
-"""How many transactions keep updates of a round at the same time: they write bytes in parallel."""
+COMMITTERS = 2
+"""Concurrent transactions that store updates of a round."""
 
-KEPT_TOGETHER = 16
-"""How many updates of a round one transaction keeps at most."""
-# Threads of their own: most of them wait until their updates are kept, and nobody else should for one.
+UPDATES_PER_COMMIT = 16
+"""Largest number of updates of a round in one transaction."""
+# Separate threads: most wait for a commit of their updates, and must not block other requests.
 _DELIVERERS = 24
 
-# A request is compared with one router after the other: what comes most often stands first.
+# Routers are matched in order, so the most frequent come first.
 _ROUTERS = (
     rounds.router,
     aggregation.router,
@@ -79,7 +79,7 @@ _ROUTERS = (
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Make the service; it connects to its database when it is started."""
+    """Build the application; it connects to its database at startup."""
     app = FastAPI(
         openapi_url=None,
         docs_url=None,
@@ -97,7 +97,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.poll_rate = PollRate(settings.polls_per_second)
     app.state.reads = ReadNonces()
     app.state.locks = KeyedLock()
-    app.state.together = GroupCommit(servers=KEEPERS, most=KEPT_TOGETHER)
+    app.state.together = GroupCommit(servers=COMMITTERS, most=UPDATES_PER_COMMIT)
     app.state.deliverers = anyio.CapacityLimiter(_DELIVERERS)
     app.state.last_seen = LastSeenWriter()
     app.state.failure_delays = FailureDelays()

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from fastapi import FastAPI
 from sqlalchemy.exc import OperationalError
 
-from coordinator.app import KEPT_TOGETHER, create_app
+from coordinator.app import UPDATES_PER_COMMIT, create_app
 from coordinator.auth.last_seen import LastSeenWriter
 from coordinator.auth.nonces import ReadNonces
 from coordinator.enrolment.failure_delay import FailureDelays
@@ -93,7 +93,7 @@ class _Crowded(GroupCommit):
     """The product's lines, whose only server is now and then slow: others come meanwhile."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(servers=1, most=KEPT_TOGETHER)
+        super().__init__(servers=1, most=UPDATES_PER_COMMIT)
         self._world = world
 
     def _serve(self, name: Hashable, first: Any, do: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
