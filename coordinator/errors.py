@@ -35,20 +35,12 @@ class Refused(Exception):
 
 
 class AuthMissing(Refused):
-    status, slug, title = (
-        401,
-        "auth-missing",
-        "The request carries no credential; sign it or send a bearer token",
-    )
+    status, slug, title = 401, "auth-missing", "The request has no credential; sign it or send a bearer token"
     headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": "Bearer"}
 
 
 class CredentialInvalid(Refused):
-    status, slug, title = (
-        401,
-        "credential-invalid",
-        "The credential is unknown, expired or revoked; get a new one",
-    )
+    status, slug, title = 401, "credential-invalid", "The credential is unknown, expired or revoked"
     headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
 
 
@@ -61,29 +53,17 @@ class SignatureProfileBroken(Refused):
 
 
 class SignatureInvalid(Refused):
-    status, slug, title = (
-        401,
-        "signature-invalid",
-        "The signature is wrong or its key unknown; sign this request with an enrolled key",
-    )
+    status, slug, title = 401, "signature-invalid", "The signature is wrong, or its key is not enrolled"
     headers = _SIGNATURE
 
 
 class ClockSkew(Refused):
-    status, slug, title = (
-        401,
-        "clock-skew",
-        "The signature's time differs from the server's; synchronise the clock",
-    )
+    status, slug, title = 401, "clock-skew", "The signature's time is off; synchronise the client's clock"
     headers = _SIGNATURE
 
 
 class KeyRevoked(Refused):
-    status, slug, title = (
-        401,
-        "key-revoked",
-        "This key was revoked or replaced; sign with the current key or enrol again",
-    )
+    status, slug, title = 401, "key-revoked", "This key was revoked or replaced; sign with the current key"
     headers = _SIGNATURE
 
 
@@ -93,11 +73,7 @@ class Replayed(Refused):
 
 
 class EnrolmentTokenInvalid(Refused):
-    status, slug, title = (
-        401,
-        "enrolment-token-invalid",
-        "The enrolment token is not valid for this client; ask the operator for a new one",
-    )
+    status, slug, title = 401, "enrolment-token-invalid", "The enrolment token is not valid for this client"
     headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": "Bearer"}
 
 
@@ -109,11 +85,7 @@ class EnrolmentTokenMisused(EnrolmentTokenInvalid):
 
 
 class Forbidden(Refused):
-    status, slug, title = (
-        403,
-        "forbidden",
-        "Your role does not allow this; use a credential with the role in `needs`",
-    )
+    status, slug, title = 403, "forbidden", "Your role does not allow this; `needs` is the required role"
 
 
 class NotFound(Refused):
@@ -145,11 +117,7 @@ class NotJoined(Refused):
 
 
 class UploadConflict(Refused):
-    status, slug, title = (
-        409,
-        "upload-conflict",
-        "Different content was accepted before; it cannot be replaced",
-    )
+    status, slug, title = 409, "upload-conflict", "Different content was accepted before and is not replaced"
 
 
 class AnchorsMissing(Refused):
@@ -157,11 +125,7 @@ class AnchorsMissing(Refused):
 
 
 class PackMissing(Refused):
-    status, slug, title = (
-        409,
-        "pack-missing",
-        "The alignment pack of your base model is not stored yet; store it first",
-    )
+    status, slug, title = 409, "pack-missing", "Your base model has no alignment pack yet; store it first"
 
 
 class PivotPackMissing(Refused):
@@ -178,19 +142,11 @@ class RequestTimeout(Refused):
 
 
 class BaseMismatch(Refused):
-    status, slug, title = (
-        412,
-        "base-mismatch",
-        "The update was trained from other weights than those served; pull the round again",
-    )
+    status, slug, title = 412, "base-mismatch", "Trained from other weights than those served for this round"
 
 
 class ReferenceMismatch(Refused):
-    status, slug, title = (
-        412,
-        "reference-mismatch",
-        "The update is relative to another reference; encode it against the served one",
-    )
+    status, slug, title = 412, "reference-mismatch", "The update is not relative to the served reference"
 
 
 class BodyTooLarge(Refused):
@@ -226,11 +182,7 @@ class DigestMissing(Refused):
 
 
 class DigestMismatch(Refused):
-    status, slug, title = (
-        400,
-        "digest-mismatch",
-        "Content-Digest does not match the received bytes; send them again",
-    )
+    status, slug, title = 400, "digest-mismatch", "Content-Digest does not match the body; send it again"
 
 
 class BodyIncomplete(Refused):
@@ -250,11 +202,7 @@ class Invalid(Refused):
 
 
 class WeakPublicKey(Refused):
-    status, slug, title = (
-        422,
-        "weak-public-key",
-        "The public key is not acceptable, or its proof of possession is wrong",
-    )
+    status, slug, title = 422, "weak-public-key", "The public key is not acceptable, or its proof is wrong"
 
 
 class MetadataRefused(Refused):
@@ -270,11 +218,7 @@ class SignatureRefused(Refused):
 
 
 class ProtocolVersionUnsupported(Refused):
-    status, slug, title = (
-        426,
-        "protocol-version",
-        "This protocol version is not supported; use one of `supported`",
-    )
+    status, slug, title = 426, "protocol-version", "Unsupported protocol version; use one of `supported`"
     headers: ClassVar[dict[str, str]] = {"Upgrade": "tessera/1"}
 
 
@@ -303,11 +247,7 @@ class TargetTooLong(Refused):
 
 
 class HeadTooLarge(Refused):
-    status, slug, title = (
-        431,
-        "head-too-large",
-        "Target and header fields are too large; send fewer or shorter fields",
-    )
+    status, slug, title = 431, "head-too-large", "Target and header fields are too large; shorten them"
 
 
 class Busy(Refused):
@@ -325,11 +265,7 @@ class Unavailable(Refused):
 
 
 class StorageFull(Refused):
-    status, slug, title = (
-        507,
-        "storage-full",
-        "The disk is full; retry after Retry-After seconds, or free space",
-    )
+    status, slug, title = 507, "storage-full", "The disk is full; retry after Retry-After seconds"
 
     def fields(self) -> dict[str, str]:
         """Close the connection: the rest of the body is not read."""
@@ -337,8 +273,4 @@ class StorageFull(Refused):
 
 
 class Internal(Refused):
-    status, slug, title = (
-        500,
-        "internal",
-        "Internal error; report `incident`, which the server's log contains",
-    )
+    status, slug, title = 500, "internal", "Internal error; the server's log contains `incident`"
