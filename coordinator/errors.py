@@ -85,7 +85,7 @@ class EnrolmentTokenMisused(EnrolmentTokenInvalid):
 
 
 class Forbidden(Refused):
-    status, slug, title = 403, "forbidden", "Your role does not allow this; `needs` is the required role"
+    status, slug, title = 403, "forbidden", "Your role or credential does not allow this"
 
 
 class NotFound(Refused):
