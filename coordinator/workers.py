@@ -117,14 +117,14 @@ class Ticker:
         if time.monotonic() < self._next_collection:
             return False
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
-        while not self._stopping.is_set() and failure_limit.forget_old(self._database):
+        while not self._stopping.is_set() and failure_limit.delete_expired(self._database):
             pass
         signed = 0
-        while not self._stopping.is_set() and (deleted := nonces.forget_old(self._database)):
+        while not self._stopping.is_set() and (deleted := nonces.delete_expired(self._database)):
             signed += deleted
         forgotten = retention.prune_rounds(self._database, self._keep_rounds) if self._keep_rounds else 0
         collected = garbage_collection.collect(self._database)
-        forgotten += event_log.forget_old(self._database)
+        forgotten += event_log.delete_old(self._database)
         if signed or forgotten or collected:
             log.info("cleaned-up", signed=signed, forgotten=forgotten, collected=collected)
         if not forgotten and not collected:

@@ -193,7 +193,7 @@ class _Work:
             served, so_far = None, _no_rank(dict(form), module)
             if earlier is not None:
                 by_factor = earlier_places.get(module, {})
-                with self.database.read_past_sessions() as driver:
+                with self.database.driver_connection() as driver:
                     stored = [
                         read_factors(driver, earlier.payload_id, earlier.begin, by_factor[a], by_factor[b])
                         if a in by_factor

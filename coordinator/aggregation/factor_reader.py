@@ -34,7 +34,7 @@ class StoredFactors:
         most = max((self._bytes(facts.client, module) for facts, _ in weighted), default=0)
         sources: list[Source] = []
         for portion in portions(weighted, most):
-            with self._database.read_past_sessions() as driver:
+            with self._database.driver_connection() as driver:
                 sources += [
                     Source(self._factors(driver, facts.client, module), weight, facts.age or 0)
                     for facts, weight in portion
@@ -42,7 +42,7 @@ class StoredFactors:
         return sources
 
     def of_client(self, client_id: str, module: Module) -> Factors:
-        with self._database.read_past_sessions() as driver:
+        with self._database.driver_connection() as driver:
             return self._factors(driver, client_id, module)
 
     def _factors(self, driver: Any, client_id: str, module: Module) -> Factors:

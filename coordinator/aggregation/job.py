@@ -77,7 +77,7 @@ class Lease:
 
 def claim_due(database: Database, lease_seconds: float) -> Claim | None:
     """Claim a round that waits for aggregation, or whose lease has expired; None if there is none."""
-    with database.look() as session:
+    with database.autocommit() as session:
         due = rounds.awaiting_worker(session, database_time(session))
     for federation_id, round_number in due:
         with database.write() as session:

@@ -85,7 +85,7 @@ class StagedBody:
 
     def hash(self, values: memoryview) -> None:
         """Hash values for each receiver, behind its own head."""
-        self._staged.look_at(values)
+        self._staged.update_digest(values)
         for running in self._hashes:
             running.update(values)
 

@@ -55,7 +55,7 @@ def read_columns(
     """Read the block's columns of the clients `used` into `values` (used, block), which are little-endian."""
     parts = [(i, states[place], block.begins[place]) for i, place in enumerate(used)]
     for portion in portions(parts, block.size * VALUE_BYTES):
-        with database.read_past_sessions() as driver:
+        with database.driver_connection() as driver:
             for i, state, begin in portion:
                 if state is None:
                     raise LookupError("a client without a state has weight")

@@ -21,7 +21,7 @@ from coordinator.errors import (
     RateLimited,
 )
 from coordinator.http.dependencies import TheDatabase, TheMetrics
-from coordinator.http.downloads import Stored, reply, wanted
+from coordinator.http.downloads import Stored, reply, requested_range
 from coordinator.http.json_body import json_body, takes
 from coordinator.http.limits.concurrency import HasSpace
 from coordinator.http.params import FederationId
@@ -105,7 +105,7 @@ def get_anchors(
     with database.read() as session:
         row = store.require_row(store.anchors(session, federation_id))
     stored = Stored(row.payload_id, row.digest, row.bytes, "application/json")
-    part = wanted(request.headers, stored)
+    part = requested_range(request.headers, stored)
     if isinstance(caller, Member):
         count_download(database, metrics, caller.client_id, part.size)
     return reply(database, stored, part, partial(still_counts, caller=caller))

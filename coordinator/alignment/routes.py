@@ -36,8 +36,8 @@ from coordinator.errors import (
 )
 from coordinator.federations.store import federation
 from coordinator.http.dependencies import TheDatabase, TheMetrics
-from coordinator.http.downloads import Stored, reply, wanted
-from coordinator.http.limits.concurrency import HasSpace, TheTurns, decoder
+from coordinator.http.downloads import Stored, reply, requested_range
+from coordinator.http.limits.concurrency import HasSpace, TheLocks, codec_slot
 from coordinator.http.params import BaseModel, FederationId
 from coordinator.http.problems import answers
 from coordinator.http.uploads import ReceivedBody, receive
@@ -104,11 +104,11 @@ async def _body(
     caller: AsReader,
     _: Annotated[None, Depends(_authorize_upload)],
     __: HasSpace,
-    turns: TheTurns,
+    turns: TheLocks,
 ) -> AsyncIterator[ReceivedBody]:
     name = caller.client_id if isinstance(caller, Member) else caller.id
     async with (
-        turns.one_of(("pack", name)),
+        turns.hold(("pack", name)),
         receive(request, max_bytes=PACK_BYTES, media_types={MEDIA_TYPE}) as body,
     ):
         yield body
@@ -148,7 +148,7 @@ def put_pack(
         required_set = store.required_set(session, row, alignment, base_model)
     if stored is not None and stored.digest != body.digest:
         intake.require_replaceable(stored.digest, by_client=isinstance(caller, Member))
-    with decoder():
+    with codec_slot():
         manifest = _validated(body, federation_id, base_model, plan, required_set)
     with database.write() as session:
         file = cast("BinaryIO", body.file)
@@ -195,7 +195,7 @@ def get_pack(
         beginning = payloads.read(session, row.payload_id, 0, min(4, row.bytes))
     encoding = "zstd" if is_frame(beginning) else None
     stored = Stored(row.payload_id, row.digest, row.bytes, MEDIA_TYPE, encoding)
-    part = wanted(request.headers, stored)
+    part = requested_range(request.headers, stored)
     if isinstance(caller, Member):
         count_download(database, metrics, caller.client_id, part.size)
     return reply(database, stored, part, partial(still_counts, caller=caller))

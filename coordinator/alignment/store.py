@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from coordinator.db.tables.alignment import AnchorsRow, PackRow, VoidedPackRow
 from coordinator.db.tables.federations import FederationRow
 from coordinator.errors import FederationStateConflict, NotFound, PivotPackMissing
-from coordinator.federations.store import plan_of, standing
+from coordinator.federations.store import pack_status, plan_of
 from coordinator.rounds.pack_voiding import update_acceptance
 from coordinator.storage import payloads
 from schemas.messages.alignment import (
@@ -51,7 +51,7 @@ def store_anchors(
 ) -> AnchorsRow:
     replaced = anchors(session, federation_id)
     if replaced is not None and replaced.payload_id != payload_id:
-        payloads.let_go(session, replaced.payload_id)
+        payloads.start_grace(session, replaced.payload_id)
     row = session.merge(
         AnchorsRow(federation_id=federation_id, payload_id=payload_id, digest=digest, bytes=size, count=count)
     )
@@ -172,7 +172,7 @@ def view(row: PackRow) -> PackView:
             "stored_at": row.stored_at,
             "acceptance": row.acceptance,
             "verdicts": Counter(test["verdict"] for test in (row.verdicts or {}).values()),
-            "sharing": standing(row).sharing,
+            "sharing": pack_status(row).sharing,
         }
     )
 

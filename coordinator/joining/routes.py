@@ -25,7 +25,7 @@ from coordinator.errors import (
 )
 from coordinator.federations.store import federation, plan_of
 from coordinator.http.dependencies import TheDatabase, TheMetrics, TheServerKey
-from coordinator.http.limits.concurrency import decoder
+from coordinator.http.limits.concurrency import codec_slot
 from coordinator.http.params import RoundNumber
 from coordinator.http.problems import answers
 from coordinator.http.uploads import ReceivedBody, receive
@@ -84,7 +84,7 @@ def join_round(
         with database.read() as session:
             plan = plan_of(federation(session, member.federation_id)).signature
             pack = base_weights.pack_digest(session, member.federation_id, member.base_model)
-        with decoder():
+        with codec_slot():
             sketch = _sketch(body, Address(member.federation_id, n, member.client_id, pack), plan)
         sent = SentSketch(sketch, body.bytes)
     outcome = join(database, member, n, sent, key)

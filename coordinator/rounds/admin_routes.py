@@ -13,7 +13,7 @@ from coordinator.db.engine import database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import FederationRow
 from coordinator.errors import AnchorsMissing, AuthMissing, FederationStateConflict, Forbidden, NotFound
-from coordinator.federations.store import one_client, revoke, view
+from coordinator.federations.store import client_details, revoke, view
 from coordinator.http.dependencies import TheDatabase
 from coordinator.http.params import ClientId, FederationId
 from coordinator.http.problems import answers
@@ -111,7 +111,7 @@ def revoke_client(
         still_person(session, person)
         if not revoke(session, federation_id, client_id):
             return
-        shown = one_client(session, federation_id, client_id)
+        shown = client_details(session, federation_id, client_id)
         event_log.append(session, federation_id, "client", shown.model_dump(mode="json"), client_id)
         log.info("client-revoked", federation=federation_id, client=client_id)
         if keep_packs:

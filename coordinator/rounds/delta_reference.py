@@ -85,7 +85,7 @@ def reader(database: Database, reference: Reference, layout: Layout) -> Callable
         raw = bytearray(prod(layout[name]) * _VALUE_BYTES)
         view = memoryview(raw)
         for begin in range(0, len(raw), _TRANSACTION_BYTES):
-            with database.read_past_sessions() as driver:
+            with database.driver_connection() as driver:
                 piece = view[begin : begin + _TRANSACTION_BYTES]
                 payloads.read_into(driver, reference.payload_id, begins[name] + begin, piece)
         return np.frombuffer(raw, "<f4").astype(np.float32, copy=False).reshape(layout[name])

@@ -125,5 +125,5 @@ def long_polls_of(request: Request) -> LongPolls:
 
 
 def _fetch_progress(database: Database, federation_ids: set[str]) -> dict[str, FederationProgress]:
-    with database.look() as connection:
+    with database.autocommit() as connection:
         return fetch_progress(connection, federation_ids)

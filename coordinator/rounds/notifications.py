@@ -19,7 +19,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from coordinator.db.engine import Database, database_time
-from coordinator.db.federation_lock import hold_federation, wait_at_most
+from coordinator.db.federation_lock import hold_federation, set_lock_timeout
 from coordinator.observability.logs import logger
 from coordinator.rounds import queries, store, transitions
 from coordinator.rounds.long_poll import long_polls_of
@@ -120,7 +120,7 @@ class PendingNotifications:
 
 def _publish(database: Database, change: Change, lock_wait_seconds: float) -> None:
     with database.write() as session:
-        wait_at_most(session, lock_wait_seconds)
+        set_lock_timeout(session, lock_wait_seconds)
         hold_federation(session, change.federation_id)
         if queries.has_event(session, change.federation_id, change.subject, change.last_event):
             return

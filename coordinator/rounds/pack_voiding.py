@@ -29,7 +29,7 @@ def void(session: Session, federation: FederationRow, pack: PackRow) -> list[str
         session.merge(
             VoidedPackRow(federation_id=federation.id, base_model=row.base_model, digest=row.digest)
         )
-        payloads.let_go(session, row.payload_id)
+        payloads.start_grace(session, row.payload_id)
         session.delete(row)
     session.flush()
     base_models = sorted(row.base_model for row in voided)
@@ -136,5 +136,5 @@ def _delete_unserved_weights(session: Session, federation_id: str, client_ids: S
     payload_ids = session.scalars(
         select(WeightsRow.payload_id).where(*later, WeightsRow.payload_id.is_not(None))
     )
-    payloads.let_go(session, *(payload_id for payload_id in payload_ids if payload_id is not None))
+    payloads.start_grace(session, *(payload_id for payload_id in payload_ids if payload_id is not None))
     session.execute(delete(WeightsRow).where(*later).execution_options(synchronize_session=False))

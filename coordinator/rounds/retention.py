@@ -46,7 +46,7 @@ def _prune_federation(session: Session, federation_id: str, keep_rounds: int, li
     coded_weights = list(session.scalars(_old_coded_weights(federation_id, oldest_kept).limit(limit)))
     payload_ids = {row.payload_id for row in updates} | {row.state_payload_id for row in updates}
     payload_ids |= {row.payload_id for rows in (weights, base_deltas, coded_weights) for row in rows}
-    payloads.let_go(session, *(payload_id for payload_id in payload_ids if payload_id is not None))
+    payloads.start_grace(session, *(payload_id for payload_id in payload_ids if payload_id is not None))
     for update in updates:
         update.payload_id = update.state_payload_id = None
     for served in weights:
@@ -55,7 +55,7 @@ def _prune_federation(session: Session, federation_id: str, keep_rounds: int, li
         base_delta.payload_id = None
     for coded in coded_weights:  # whole rows: weights can be encoded again from those that stay
         session.delete(coded)
-    events = event_log.forget_of_rounds(session, federation_id, oldest_kept, most=limit)
+    events = event_log.delete_of_rounds(session, federation_id, oldest_kept, most=limit)
     return len(updates) + len(weights) + len(base_deltas) + len(coded_weights) + events
 
 

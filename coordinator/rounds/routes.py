@@ -12,7 +12,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Depends, Header, Request, Response
 from sqlalchemy.orm import Session
 
-from coordinator.auth.authentication import Member, looking, note_seen, recognise, still_member
+from coordinator.auth.authentication import Member, auth_connection, identify, record_seen, still_member
 from coordinator.auth.permissions import IDENTIFIED, AsMember, AsReader, member_of, read_once
 from coordinator.db.engine import database_time
 from coordinator.db.federation_lock import hold_federation
@@ -32,7 +32,7 @@ from coordinator.federations import store as federations
 from coordinator.http.dependencies import TheDatabase, database_of, server_key_of, settings_of
 from coordinator.http.json_body import json_body, takes
 from coordinator.http.limits.concurrency import HasSpace
-from coordinator.http.limits.poll_rate import polls_of
+from coordinator.http.limits.poll_rate import poll_rate_of
 from coordinator.http.params import FederationId, RoundNumber, UncheckedFederationId
 from coordinator.http.problems import answers
 from coordinator.rounds import base_weights, manifests, queries, store, transitions
@@ -158,16 +158,16 @@ def _authenticate_and_fetch(
     request: Request, federation_id: str, waits: bool
 ) -> tuple[Member, RoundBrief | FinishedBrief | FederationProgress | None]:
     """Authenticate a client and return its brief, or the progress to compare if it has to wait."""
-    with looking(request) as connection:
-        member = member_of(federation_id, recognise(request, connection))
+    with auth_connection(request) as connection:
+        member = member_of(federation_id, identify(request, connection))
         read_once(request, member)  # before the rate limit, which a replayed poll must not use up
-        polls_of(request).take(member.client_id)
+        poll_rate_of(request).take(member.client_id)
         # The progress comes first: each query sees its own snapshot, and a round that opens between the two
         # must differ from the progress that the client waits on.
         progress = queries.fetch_progress(connection, [federation_id])[federation_id] if waits else None
         status = queries.fetch_status(connection, federation_id, member.client_id)
         is_idle = _action(status) == "wait"
-    note_seen(request, member)
+    record_seen(request, member)
     if is_idle:
         return member, progress
     with database_of(request).read() as session:

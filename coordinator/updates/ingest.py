@@ -14,7 +14,7 @@ from coordinator.auth.authentication import Member
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import hold_federation
 from coordinator.errors import NotJoined, RoundClosed
-from coordinator.http.limits.concurrency import decoder
+from coordinator.http.limits.concurrency import codec_slot
 from coordinator.http.uploads import ReceivedBody
 from coordinator.observability.fault_points import may_crash
 from coordinator.rounds import base_weights, delta_reference, participations
@@ -130,7 +130,7 @@ def ingest_update(
         if spec is None:
             raise NotJoined
         with ExitStack() as slot:
-            slot.enter_context(decoder())
+            slot.enter_context(codec_slot())
             with _decoded(database, body, spec) as decoded:
                 may_crash("update-decoded")
                 update = _validated(member, spec, body, decoded)

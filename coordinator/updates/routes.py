@@ -38,7 +38,7 @@ from coordinator.errors import (
 )
 from coordinator.http.dependencies import TheDatabase, TheMetrics, database_of, metrics_of
 from coordinator.http.downloads import stream
-from coordinator.http.limits.concurrency import require_space, turns_of
+from coordinator.http.limits.concurrency import locks_of, require_space
 from coordinator.http.params import ClientId, FederationId, RoundNumber
 from coordinator.http.problems import answers
 from coordinator.http.uploads import ReceivedBody, receive
@@ -77,7 +77,7 @@ async def _received(
     try:
         require_space(request)
         async with (
-            turns_of(request).one_of(("update", expected.member.client_id)),
+            locks_of(request).hold(("update", expected.member.client_id)),
             receive(request, max_bytes=expected.max_bytes, media_types={MEDIA_TYPE}) as body,
         ):
             yield _ReceivedUpdate(expected, body)

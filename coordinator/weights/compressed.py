@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from coordinator.auth.authentication import Member
 from coordinator.db.engine import Database
 from coordinator.http.downloads import Stored
-from coordinator.http.limits.concurrency import decoder, has_space
+from coordinator.http.limits.concurrency import codec_slot, has_space
 from coordinator.rounds import delta_reference
 from coordinator.rounds.base_weights import ServedWeights
 from coordinator.rounds.delta_reference import Reference
@@ -91,7 +91,7 @@ def encoded_weights(database: Database, settings: Settings, request: EncodingReq
         encoded = store.find_encoded(session, request.key)
         terms = _terms(session, request) if encoded is None else None
     if terms is not None and has_space(database, settings):
-        with decoder():
+        with codec_slot():
             body = _encode(database, request, terms)
             with database.write() as session:
                 encoded = store.store_encoded(session, request.key, body)

@@ -13,8 +13,8 @@ from coordinator.auth.authentication import Member, still_counts
 from coordinator.auth.permissions import DownloadingMember
 from coordinator.errors import AuthMissing, Busy, NotFound, NotJoined, RangeUnsatisfiable, RateLimited
 from coordinator.http.dependencies import database_of, metrics_of, server_key_of, settings_of
-from coordinator.http.downloads import Stored, reply, wanted
-from coordinator.http.limits.concurrency import decoder, turns_of
+from coordinator.http.downloads import Stored, reply, requested_range
+from coordinator.http.limits.concurrency import codec_slot, locks_of
 from coordinator.http.params import RoundNumber
 from coordinator.http.problems import answers
 from coordinator.rounds.participations import count_download
@@ -42,7 +42,7 @@ async def _weights_request(request: Request, member: DownloadingMember) -> Async
     if parsed.form is None:
         yield parsed
         return
-    async with turns_of(request).one_of(("weights", member.client_id)):
+    async with locks_of(request).hold(("weights", member.client_id)):
         yield parsed
 
 
@@ -85,7 +85,7 @@ def get_weights(
     )
     encoded: Stored | None = None
     if form == "whole":
-        with decoder():
+        with codec_slot():
             encoded = whole_delta(database, member, weights)
     elif form is not None:
         encoding = EncodingRequest(member, n, weights, weights.payload_id, form)
@@ -94,7 +94,7 @@ def get_weights(
     if encoded is not None:
         stored = encoded
         headers["Tessera-Weights"] = sign_encoded(member, n, weights, encoded.digest, server_key_of(request))
-    part = wanted(request.headers, stored)
+    part = requested_range(request.headers, stored)
     count_download(database, metrics_of(request), member.client_id, part.size, round_id=served.round_id)
     answer = reply(database, stored, part, partial(still_counts, caller=member))
     answer.headers.update(headers)

@@ -14,18 +14,18 @@ from tests.taking_part import PLAN, deliver, running, try_join, values
 
 IDENTITY = {
     False: "Clients sign every request with keys that never leave them",
-    True: "bearer credentials: who reads decrypted requests can act as one of these",
+    True: "bearer credentials: anyone who reads decrypted requests can impersonate them",
 }
 MEMBERS = {
-    "server": "it could invent some",
-    "tofu": "only if it takes another's name",
-    "pinned": "the coordinator cannot add one unnoticed",
+    "server": "it could add members that do not exist",
+    "tofu": "only if it reuses an existing name",
+    "pinned": "the coordinator cannot add a member undetected",
 }
 
 
 SIGNATURES = {
-    "plain": ({}, "clipped sketches of gradients without noise: text can be read from them"),
-    "representation": ({"kind": "representation"}, "what a client's adapted model makes of shared texts"),
+    "plain": ({}, "clipped sketches of gradients without noise: the operator can reconstruct text from them"),
+    "representation": ({"kind": "representation"}, "a client's representations of shared texts"),
     "private": (
         {"dp": {"epsilon": 4}},
         "Signatures: record-level (4, 1e-05)-differential privacy against everybody, the coordinator",
@@ -123,8 +123,8 @@ def test_a_federation_is_shown_with_its_claims(coordinator: Served) -> None:
     ("counted", "said"),
     [
         (Counted(0, 0), []),
-        (Counted(2, 0), ["all were signed", "0 say what their client's signatures have cost."]),
-        (Counted(2, 1, 2, 1.25), ["1 came with bearer", "2 say", "at most epsilon 1.25 so far"]),
+        (Counted(2, 0), ["all were signed", "0 report the privacy cost of their client's signatures."]),
+        (Counted(2, 1, 2, 1.25), ["1 came with bearer", "2 report", "at most epsilon 1.25 so far"]),
     ],
     ids=["no update yet", "none says", "all say"],
 )
@@ -147,8 +147,8 @@ def test_a_round_says_who_was_in_fact_behind_its_updates(coordinator: Served) ->
     before = _claims(coordinator, federation_id)
     assert before == coordinator.admin.get(f"/v1/federations/{federation_id}").json()["claims"]
     deliver(silos[0], 1, values(1.0))
-    alone = "With {} updates, what a member is served of this round may be one other member's alone."
-    signed = "Of 1 updates, all were signed with keys of their clients."
+    alone = "With {} updates, weights that a member is served may be one other member's alone."
+    signed = "Of 1 updates, all were signed with the keys of their clients."
     assert _claims(coordinator, federation_id) == [*before, alone.format(1), signed]
     deliver(bearer, 1, values(1.0))
     assert _claims(coordinator, federation_id) == [
