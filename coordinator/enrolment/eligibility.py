@@ -9,7 +9,7 @@ from schemas.maths.adapter import SIGNATURE, Layout, in_order, lora_layout, pq_l
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import UpdateManifest
-from schemas.wire.budget import followed, shortfall
+from schemas.wire.budget import effective_recipe, shortfall
 from schemas.wire.envelope import head
 from schemas.wire.header import HEADER_LIMIT
 
@@ -112,7 +112,7 @@ def _check_size(plan: FederationPlan, layout: Layout, *, field: str) -> None:
 def _check_budget(plan: FederationPlan, layout: Layout, *, field: str) -> None:
     """Check that updates of a layout can keep to the plan's bytes, the way that its strategy sends them."""
     strategy = make(plan.strategy.name, plan.strategy.options)
-    recipe, offers = followed(
+    recipe, offers = effective_recipe(
         plan.wire.recipe,
         begins_anew=isinstance(strategy, Folding),
         ranks_differ=isinstance(strategy, RanksDiffer),

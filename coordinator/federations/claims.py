@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from coordinator.strategies.base import Caps, make
 from schemas.messages.federations import FederationPlan, RosterPolicy, SignatureKind
 from schemas.peers import of_members
-from schemas.privacy import promise
+from schemas.privacy import guarantee
 
 _OPERATOR = "The server operator is trusted; what clients send is confidential in transit."
 _SIGNED = "Clients sign every request with keys that never leave them."
@@ -110,7 +110,7 @@ def _voices(least: int, updates: int) -> list[str]:
 
 def _private(plan: FederationPlan) -> str | None:
     """Say what signatures promise about a record, if anything."""
-    said = promise(plan.signature)
+    said = guarantee(plan.signature)
     if said is None:
         return None
     return (

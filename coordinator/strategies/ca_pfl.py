@@ -17,7 +17,7 @@ from coordinator.strategies.averaging import mean_of_all
 from coordinator.strategies.base import Caps, Cohort, Weighing
 from coordinator.strategies.capabilities import Unfit
 from schemas.maths.adapter import Layout, prior_layout
-from schemas.messages.base import wrong
+from schemas.messages.base import field_error
 from schemas.messages.federations import FederationPlan
 from schemas.messages.importance import ImportancePlan
 
@@ -33,7 +33,7 @@ class Options(ImportancePlan):
         """Read plans that have an empty `max_bytes` here; one that is set belongs to `wire`."""
         if isinstance(said, dict) and "max_bytes" in said:
             if said["max_bytes"] is not None:
-                raise wrong("is the plan's wire.max_bytes", "max_bytes")
+                raise field_error("is the plan's wire.max_bytes", "max_bytes")
             return {name: value for name, value in said.items() if name != "max_bytes"}
         return said
 

@@ -27,7 +27,7 @@ SIGNATURES = {
     "representation": ({"kind": "representation"}, "what a client's adapted model makes of shared texts"),
     "private": (
         {"dp": {"epsilon": 4}},
-        "Signatures: record-level (4, 1e-05)-differential privacy against everybody, the coordinator",
+        "Sketches: record-level (4, 1e-05)-differential privacy against everybody, the coordinator",
     ),
 }
 POISON = {
