@@ -4,7 +4,7 @@
 
 Four silos each of the tasks cipher, cipher_b (the same prompts, another table) and label; their signatures
 are made with examples/models/tiny-s. Compared are plain cosines and those corrected for noise
-(docs/decisions/0014-similarity-corrected-for-noise.md).
+(docs/decisions/0014-noise-corrected-similarity.md).
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ _ALONE_IN_A_MEAN = "With two members, each can compute what the other sent from 
 
 _OVER_ROUNDS = (
     "Each member knows its own updates and may be shown the share of each member that it was served: a "
-    "member that compares rounds, or colludes with others, can narrow down the update of a member that took part in "
-    "only one of them."
+    "member that compares rounds, or colludes with others, can narrow down the update of a member that "
+    "took part in only one of them."
 )
 
 
