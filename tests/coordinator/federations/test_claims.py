@@ -43,14 +43,14 @@ POISON = {
 
 SERVED = {
     "fedavg": "weighted mean of what members sent",
-    "fedmosaic": "mixtures of what those relevant to them sent",
+    "fedmosaic": "mixtures of the updates of members relevant to them",
     "ca_pfl": "weighted mean of what members sent",
     "het_lora": "weighted mean of what members sent",
     "fedsa_lora": "weighted mean of the A that members sent; B never leaves",
     "ffa_lora": "weighted mean of the B that members sent",
     "lora_fair": "weighted mean of the A that members sent",
     "flora": "the weighted sum of the products B A",
-    "fedex_lora": "means of A and of B that a round's members sent, and the rest of their mean product",
+    "fedex_lora": "means of A and of B of a round's members, and the remainder of their mean product",
 }
 ALONE = {
     "fedmosaic": "Where only one peer is relevant, a member is served its adapter as it is",
@@ -76,7 +76,7 @@ def test_what_members_may_learn_of_each_other_is_claimed_by_plan_and_round(
     )
     assert ("guesses the signature" in claims) is (least == 1 and strategy == "fedmosaic")
     assert (f"made of {least} other members (privacy.min_voices)" in claims) is (least > 1)
-    assert (f"{least - 1} of them can compute what is left" in claims) is (least > 1)
+    assert (f"{least - 1} of them can compute the remainder" in claims) is (least > 1)
     of_this = " ".join(of_round(plan, Counted(updates, 0))[len(federation) :])
     assert ("may be one other member's alone" in of_this) is (least == 1 and updates in (1, 2))
     assert ("keeps its own adapter unless" in of_this) is (least > 1 and 0 < updates <= least)
@@ -100,7 +100,7 @@ def test_a_federation_claims_what_its_plan_allows_and_nothing_else(
         "server operator is trusted; what clients send is confidential in transit.",
         SERVED[strategy["name"]],
         "may be one other member's alone (privacy.min_voices 1)",
-        "one that compares rounds",
+        "member that compares rounds",
         IDENTITY[bearer],
         MEMBERS[roster],
         hidden,
