@@ -62,7 +62,7 @@ class Silo:
         return cls(task, records, list(record_sketches(base, records, SignaturePlan(dim=max(DIMS)))))
 
     def folded(self, dim: int) -> Sketches:
-        """Return the sketches to `dim` numbers: neighbours share one, signs are the same."""
+        """Reduce the sketches to `dim` numbers: neighbours share one, signs are the same."""
         return [sketch.reshape(dim, -1).sum(1) for sketch in self.sketches]
 
 
