@@ -92,11 +92,11 @@ def _tessera_unwritten(place: Place) -> dict[str, Any]:
     with _measured() as cost:
         with database.read() as session:
             everyone = store.established(session, federation_id, opened, number)
-        cohort = Cohort([one.facts for one in everyone], opened.plan.rounds.staleness_decay)
+        cohort = Cohort([item.facts for item in everyone], opened.plan.rounds.staleness_decay)
         weighing = opened.strategy.weigh(cohort)
-        held = {one.facts.client: one.state for one in everyone}
-        receivers = [Receiver(client, state.layout, b"") for client, state in held.items()]
-        for columns in in_blocks(database, weighing, held, receivers, block_bytes=place.block_mib * MIB):
+        stored = {item.facts.client: item.state for item in everyone}
+        receivers = [Receiver(client, state.layout, b"") for client, state in stored.items()]
+        for columns in in_blocks(database, weighing, stored, receivers, block_bytes=place.block_mib * MIB):
             columns.product()
     return cost
 
@@ -108,20 +108,20 @@ def _agreement(place: Place) -> dict[str, Any]:
         ((federation_id, number),) = rounds.awaiting_worker(session, database_time(session))
         opened = open_plan(plan_of(federation(session, federation_id)))
         everyone = store.established(session, federation_id, opened, number)
-    cohort = Cohort([one.facts for one in everyone], opened.plan.rounds.staleness_decay)
-    asked = opened.strategy.weigh(cohort)
-    states = {one.facts.client: one.state for one in everyone}
+    cohort = Cohort([item.facts for item in everyone], opened.plan.rounds.staleness_decay)
+    requested = opened.strategy.weigh(cohort)
+    states = {item.facts.client: item.state for item in everyone}
     with _measured() as cost:
-        found = products(
+        result = products(
             database,
-            asked,
+            requested,
             states,
             states.keys(),
             seed=opened.plan.training.seed,
             block_bytes=place.block_mib * MIB,
             between=lambda: None,
         )
-        guard_weights(asked, found, Caps(peer=0.2, peers=0.7, length=1.0, strict=False))
+        guard_weights(requested, result, Caps(peer=0.2, peers=0.7, length=1.0, strict=False))
     return cost
 
 

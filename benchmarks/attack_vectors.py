@@ -90,17 +90,17 @@ def play(attack: str, strategy: str, options: Mapping[str, Any], *, seed: int, o
         for k in range(len(updates))
     ]
     cohort = Cohort(clients, 1.0)
-    made = make(strategy, options)
-    asked = made.weigh(cohort)
+    built = make(strategy, options)
+    requested = built.weigh(cohort)
     states = np.stack(updates)
-    weights = asked.of_module(MODULE)
-    if made.caps is not None:
+    weights = requested.of_module(MODULE)
+    if built.caps is not None:
         products = {cohort.kind(MODULE): states @ states.T}
-        weights = guard_weights(asked, products, made.caps).of_module(MODULE)
-    given = (weights @ states)[:HONEST]
+        weights = guard_weights(requested, products, built.caps).of_module(MODULE)
+    inputs = (weights @ states)[:HONEST]
     if options.get("mix", "average") == "average" and strategy == "fedmosaic":
-        given = (given + states[:HONEST]) / 2
-    return Got(float((given @ scene.task).mean()), float((given @ scene.poison).mean()))
+        inputs = (inputs + states[:HONEST]) / 2
+    return Got(float((inputs @ scene.task).mean()), float((inputs @ scene.poison).mean()))
 
 
 def _client(k: int, sketch: Floats, rng: np.random.Generator, organisation: str | None) -> ClientFacts:

@@ -135,7 +135,7 @@ def of_fold(strategy_name: str, count: int, least: int, seed: int = 0) -> float:
     for begin in range(0, folded.residual.rank, RANK):
         block = slice(begin, begin + RANK)
         part = _product(Factors(folded.residual.A[block], folded.residual.B[:, block])).ravel()
-        guesses += [_scaled_error(part, other) for other in products[1:]]
+        guesses += [_scaled_error(part, peer) for peer in products[1:]]
     return min(guesses)
 
 

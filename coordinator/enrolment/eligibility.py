@@ -8,7 +8,7 @@ from schemas.maths.adapter import SIGNATURE, Layout, in_order, lora_layout, pq_l
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import UpdateManifest
-from schemas.wire.budget import followed, shortfall
+from schemas.wire.budget import effective_recipe, shortfall
 from schemas.wire.envelope import head
 from schemas.wire.header import HEADER_LIMIT
 
@@ -128,7 +128,9 @@ def _check_size(plan: FederationPlan, layout: Layout, *, field: str) -> None:
 def _check_budget(opened: OpenedPlan, layout: Layout, *, field: str) -> None:
     """Raise unless updates of a layout fit the plan's byte budget in the strategy's encoding."""
     wire, traits = opened.plan.wire, opened.traits
-    recipe, offers = followed(wire.recipe, begins_anew=traits.base_delta, ranks_differ=traits.mixed_ranks)
+    recipe, offers = effective_recipe(
+        wire.recipe, begins_anew=traits.base_delta, ranks_differ=traits.mixed_ranks
+    )
     refusal = shortfall(layout, recipe, wire.max_bytes, offers)
     if refusal is not None:
         raise Invalid(refusal, field=field)

@@ -10,7 +10,7 @@ from coordinator.strategies.capabilities import Caps
 from coordinator.strategies.opening import OpenedPlan
 from schemas.messages.federations import FederationPlan, RosterPolicy, SignatureKind
 from schemas.peers import of_members
-from schemas.privacy import promise
+from schemas.privacy import guarantee
 
 _OPERATOR = "The server operator is trusted; what clients send is confidential in transit."
 _SIGNED = "Clients sign every request with keys that never leave them."
@@ -106,7 +106,7 @@ def _voices(least: int, updates: int) -> list[str]:
 
 
 def _private(plan: FederationPlan) -> str | None:
-    sentence = promise(plan.signature)
+    sentence = guarantee(plan.signature)
     if sentence is None:
         return None
     return (

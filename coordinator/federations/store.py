@@ -21,11 +21,11 @@ from schemas.messages.federations import (
     FederationPage,
     FederationPlan,
     PackStanding,
+    PackVerdict,
     RoundNumber,
-    Standing,
 )
 
-_SHARING: dict[Standing, str] = {
+_SHARING: dict[PackVerdict, str] = {
     "passed": "Its pack passed the acceptance test: what both packs select is shared across architectures.",
     "failed": "Its pack failed the acceptance test: it shares with clients of the identical base model only.",
     "untested": "Its pack is not tested: what both packs select is shared across architectures. Run "
@@ -115,7 +115,7 @@ def _alignment(session: Session, federation_id: str) -> list[PackStanding]:
 
 def pack_status(row: PackRow) -> PackStanding:
     """Return the verdict of a pack's acceptance test, and what its base model shares as a consequence."""
-    verdict: Standing = row.acceptance["verdict"] if row.acceptance is not None else "untested"
+    verdict: PackVerdict = row.acceptance["verdict"] if row.acceptance is not None else "untested"
     return PackStanding(base_model=row.base_model, verdict=verdict, sharing=_SHARING[verdict])
 
 

@@ -18,7 +18,6 @@ from coordinator.strategies.averaging import mean_of_all
 from coordinator.strategies.base import Cohort, Weighing
 from coordinator.strategies.capabilities import Traits, Unfit
 from schemas.maths.adapter import Layout, prior_layout
-from schemas.messages.base import wrong
 from schemas.messages.federations import FederationPlan
 from schemas.messages.importance import ImportancePlan
 
@@ -34,7 +33,7 @@ class Options(ImportancePlan):
         """Accept plans with an empty `max_bytes` here; a limit belongs to `wire`."""
         if isinstance(values, dict) and "max_bytes" in values:
             if values["max_bytes"] is not None:
-                raise wrong("is the plan's wire.max_bytes", "max_bytes")
+                raise field_error("is the plan's wire.max_bytes", "max_bytes")
             return {name: value for name, value in values.items() if name != "max_bytes"}
         return values
 

@@ -28,7 +28,7 @@ SIGNATURES = {
     "representation": ({"kind": "representation"}, "a client's representations of shared texts"),
     "private": (
         {"dp": {"epsilon": 4}},
-        "Signatures: record-level (4, 1e-05)-differential privacy against everybody, the coordinator",
+        "Sketches: record-level (4, 1e-05)-differential privacy against everybody, the coordinator",
     ),
 }
 POISON = {
@@ -44,14 +44,14 @@ POISON = {
 
 SERVED = {
     "fedavg": "weighted mean of what members sent",
-    "fedmosaic": "mixtures of what those relevant to them sent",
+    "fedmosaic": "mixtures of the updates of members relevant to them",
     "ca_pfl": "weighted mean of what members sent",
     "het_lora": "weighted mean of what members sent",
     "fedsa_lora": "weighted mean of the A that members sent; B never leaves",
     "ffa_lora": "weighted mean of the B that members sent",
     "lora_fair": "weighted mean of the A that members sent",
     "flora": "the weighted sum of the products B A",
-    "fedex_lora": "means of A and of B that a round's members sent, and the rest of their mean product",
+    "fedex_lora": "means of A and of B of a round's members, and the remainder of their mean product",
 }
 ALONE = {
     "fedmosaic": "Where only one peer is relevant, a member is served its adapter as it is",
@@ -101,7 +101,7 @@ def test_a_federation_claims_what_its_plan_allows_and_nothing_else(
         "server operator is trusted; what clients send is confidential in transit.",
         SERVED[strategy["name"]],
         "may be one other member's alone (privacy.min_voices 1)",
-        "one that compares rounds",
+        "member that compares rounds",
         IDENTITY[bearer],
         MEMBERS[roster],
         hidden,
