@@ -169,11 +169,11 @@ def _round(federation: Federation, number: int, craft: Craft, found: Scored) -> 
 
 
 def _folder(who: Participant, number: int) -> RoundFolder:
-    return who.rounds.open(number)
+    return who.workspace.rounds.open(number)
 
 
 def _brief(who: Participant, number: int) -> RoundBrief:
-    answer = who.api.current_round(who.federation)
+    answer = who.session.api.current_round(who.session.federation_id)
     if not isinstance(answer, RoundBrief) or answer.round != number:
         raise RuntimeError(f"round {number} did not open")
     return answer

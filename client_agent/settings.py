@@ -61,6 +61,11 @@ class AgentSettings(BaseSettings):
     keep_rounds: Annotated[int, Field(ge=1)] = 2
     """How many finished rounds stay on disk."""
 
+    @classmethod
+    def from_toml(cls, file: Path | str) -> AgentSettings:
+        """Read a silo's TOML file; the environment overrides it. See `read_settings`."""
+        return read_settings(Path(file))
+
     @field_validator("insecure")
     @classmethod
     def _is_encrypted(cls, insecure: bool, others: ValidationInfo) -> bool:

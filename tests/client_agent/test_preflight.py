@@ -81,9 +81,7 @@ def test_an_enrolled_silo_is_checked_under_its_federations_plan(
     served.admin.post(f"/v1/federations/{federation_id}/start")
     assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
     with connected(read_key(folder)) as api:
-        who = Participant(
-            silo, api, federation_id, member.client_id, folder, 2, lambda: False, member.server_key
-        )
+        who = Participant.of(silo, api, member, folder, keep_rounds=2)
         run(who, naps(500))
     # The federation is over and its coordinator gone: the rounds on disk still say it.
     served.stop()

@@ -97,10 +97,9 @@ def taken_part(
         with CoordinatorApi(
             served.url, key=read_key(folder), deadline_seconds=20, sleep=lambda _: None
         ) as api:
-            more: dict[str, Any] = {"keep_rounds": 2, "stop": lambda: False, "server_key": member.server_key}
-            who = Participant(silo, api, federation_id, member.client_id, folder, **more)
+            who = Participant.of(silo, api, member, folder, keep_rounds=2)
             run(who, naps(500))
-        return Rounds(file, who.home, served)
+        return Rounds(file, who.workspace.home, served)
 
     return make
 
