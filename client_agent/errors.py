@@ -105,6 +105,10 @@ class RoundMissed(AgentError):
     """A simulated client's update did not count in a round, so that methods cannot be compared."""
 
 
+class NoResults(AgentError):
+    """No run of a comparison finished."""
+
+
 class NotEnrolled(AgentError):
     """The agent's folder holds no membership."""
 

@@ -122,5 +122,5 @@ def test_an_update_that_has_to_be_sent_whole_exceeds_the_budget_and_says_so(
     two = scene.play()
     assert against(two) is None
     assert "round 2: whole update of" in caplog.text
-    assert "wire.max_bytes is 500" in caplog.text
+    assert "exceeds wire.max_bytes 500" in caplog.text
     assert against(scene.play()) is not None

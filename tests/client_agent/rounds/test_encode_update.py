@@ -265,7 +265,7 @@ def test_after_a_round_came_to_nothing_an_update_is_the_difference_to_what_the_c
     join(other, 3)
     folder = scene.play()
     assert against(nothing) == against(folder) == named
-    assert "does not hold what this update is the difference to" in caplog.text
+    assert "the coordinator lacks the update's reference" in caplog.text
     assert_same(scene.stored(layout_of(folder)), kept(folder, SENT))
 
 
