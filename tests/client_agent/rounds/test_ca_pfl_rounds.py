@@ -88,10 +88,10 @@ class Pair:
         briefs = {name: self.brief(name) for name in names}
         (number,) = {brief.round for brief in briefs.values()}
         for name in names:
-            self.members[name].api.join(self.federation_id, number, None)
+            self.members[name].session.api.join(self.federation_id, number, None)
         for name, brief in briefs.items():
             assert take_part(self.members[name], brief)
-        return {name: self.members[name].rounds.open(number) for name in names}
+        return {name: self.members[name].workspace.rounds.open(number) for name in names}
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def test_a_byte_budget_holds_from_the_first_round_on_and_only_what_was_learnt_tr
     assert len(folder.read(UPDATE)) < 900 + 3000  # manifest and signature
     private = Trained.read(folder.path / TRAINED).private
     assert sum(values.size for values in private.values()) > 900  # the modulator alone is larger
-    shown = two.members["aster"].api.me().layout
+    shown = two.members["aster"].session.api.me().layout
     assert {name: tuple(shape) for name, shape in shown.items()} == layout_of(folder)
 
 

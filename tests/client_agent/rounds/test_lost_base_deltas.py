@@ -78,7 +78,7 @@ def test_a_client_that_lost_its_fold_goes_on_with_the_weights_of_one_that_lost_n
     for _ in range(3):
         folders = two.play(*BOTH)
     assert_alike(folders["aster"], folders["birch"])
-    for folder in two.members["aster"].rounds.newest_first():
+    for folder in two.members["aster"].workspace.rounds.newest_first():
         if lost == "all of it" or folder.number == 3:
             folder.forget(FOLD)
     for _ in range(2):
