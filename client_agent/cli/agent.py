@@ -127,13 +127,13 @@ def check(
 
     results = findings(config, plan)
     if as_json:
-        print(json.dumps([finding.__dict__ for finding in results], indent=1))
+        print(json.dumps([finding.document() for finding in results], indent=1))
     else:
         table = Table("what", "", "found")
         for finding in results:
-            table.add_row(finding.what, "[green]ok" if finding.good else "[red]no", Text(finding.found))
+            table.add_row(finding.subject, "[green]ok" if finding.passed else "[red]no", Text(finding.detail))
         Console().print(table)
-    if not all(finding.good for finding in results):
+    if not all(finding.passed for finding in results):
         raise typer.Exit(1)
 
 
@@ -145,9 +145,9 @@ def status(config: Config = None, as_json: Json = False) -> None:
     either the agent runs or the federation is finished.
     """
     with clear_errors(), opened_settings(config) as settings:
-        from client_agent.status import standing
+        from client_agent.status import read_status
 
-        now = standing(settings)
+        now = read_status(settings)
         if as_json:
             print(json.dumps(asdict(now), indent=1))
         else:

@@ -188,10 +188,10 @@ def test_preparing_without_alignment_needs_no_pack(served: Served, participant: 
 
 
 def test_a_check_finds_everything_good_and_names_the_next_step(served: Served, tmp_path: Path) -> None:
-    found = {f.what: f for f in findings(config(tmp_path, url=served.url))}
-    assert all(f.good for f in found.values())
-    assert "128 held out" in found["data"].found
-    assert "tessera agent enrol" in found["identity"].found
+    found = {f.subject: f for f in findings(config(tmp_path, url=served.url))}
+    assert all(f.passed for f in found.values())
+    assert "128 held out" in found["data"].detail
+    assert "tessera agent enrol" in found["identity"].detail
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_check_finds_everything_good_and_names_the_next_step(served: Served, t
 def test_a_check_says_what_is_wrong_and_goes_on(
     changes: dict[str, str], what: str, said: str, tmp_path: Path, served: Served
 ) -> None:
-    found = {f.what: f for f in findings(config(tmp_path, **({"url": served.url} | changes)))}
+    found = {f.subject: f for f in findings(config(tmp_path, **({"url": served.url} | changes)))}
     assert len(found) == 10
-    assert not found[what].good
-    assert said in found[what].found
+    assert not found[what].passed
+    assert said in found[what].detail

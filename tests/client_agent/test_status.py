@@ -86,7 +86,7 @@ def test_a_round_that_went_on_without_this_client_says_why(
     with pytest.raises(Stopped):
         run(who, sleep)
     file = beside(tmp_path, url=served.url)
-    (closed,) = [one for one in status(file, exit_code=1)["rounds"] if "over" in one["state"]]
+    (closed,) = [one for one in status(file, exit_code=1)["rounds"] if "closed" in one["state"]]
     assert "norm-exceeded" in closed["state"]
     assert closed["bytes_sent"] is None
 

@@ -122,7 +122,7 @@ def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_check_says_how_the_model_is_held_and_what_a_step_needs(tmp_path: Path, quantization: str) -> None:
     found = {
-        held: {finding.what: finding.found for finding in findings(config(tmp_path, quantization=held))}
+        held: {finding.subject: finding.detail for finding in findings(config(tmp_path, quantization=held))}
         for held in ("none", quantization)
     }
     assert found[quantization]["device"].endswith(f"bfloat16, linear layers in {quantization}")

@@ -181,22 +181,22 @@ def test_a_check_holds_a_plan_to_what_the_silo_allows(
     plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "signature": {"dp": DP}}
     file, said = config(tmp_path), tmp_path / "plan.json"
     monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", "2")
-    unknown = {one.what: one for one in findings(file)}["privacy"]
-    assert unknown.good
-    assert "max_epsilon 2 is kept, whatever the federation's plan will say" in unknown.found
+    unknown = {one.subject: one for one in findings(file)}["privacy"]
+    assert unknown.passed
+    assert "max_epsilon 2 is kept, whatever the federation's plan will say" in unknown.detail
     for most, good, found in (
         ("2", True, "max_epsilon 2 is kept"),
         ("1.9", False, "lets signatures cost epsilon 2, and this silo's max_epsilon is 1.9"),
     ):
         monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", most)
         said.write_text(json.dumps(plan))
-        finding = {one.what: one for one in findings(file, said)}["privacy"]
-        assert finding.good is good
-        assert found in finding.found
+        finding = {one.subject: one for one in findings(file, said)}["privacy"]
+        assert finding.passed is good
+        assert found in finding.detail
     said.write_text(json.dumps(plan | {"signature": {}}))
-    finding = {one.what: one for one in findings(file, said)}["privacy"]
-    assert not finding.good
-    assert "asks for signatures without differential privacy" in finding.found
+    finding = {one.subject: one for one in findings(file, said)}["privacy"]
+    assert not finding.passed
+    assert "asks for signatures without differential privacy" in finding.detail
 
 
 def test_without_any_budget_left_a_newcomer_says_what_to_do(served: Served, participant: Enrolled) -> None:
