@@ -86,7 +86,7 @@ class AgentSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Let the environment override the file, whose values arrive as arguments."""
+        """Order the sources: the environment overrides the file, whose values are arguments."""
         return env_settings, init_settings
 
 

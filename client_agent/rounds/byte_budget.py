@@ -5,12 +5,10 @@ from __future__ import annotations
 from math import ceil, prod
 
 from client_agent.adapters.base import State
-from client_agent.adapters.variational.adapter import posterior_of
-from client_agent.adapters.variational.posterior import importance
-from client_agent.adapters.variational.sparsity import density_at, least_density, unit_marks
+from client_agent.adapters.variational.sparsity import least_density
 from client_agent.errors import AgentError
 from client_agent.rounds.opened_brief import OpenedBrief
-from schemas.maths.adapter import Layout, lora_modules
+from schemas.maths.adapter import Layout
 from schemas.wire.budget import Marks, followed, shortfall, within
 from schemas.wire.quantise import Floats
 from schemas.wire.sparse import kept_count, largest
@@ -58,10 +56,10 @@ def marked(opened: OpenedBrief, private: State, delta: dict[str, Floats]) -> Mar
     if recipe.density == 1:
         return None
     if plan is not None:
-        learnt = importance(posterior_of(private)).double().numpy()
-        at = unit_marks(delta, lora_modules(delta), learnt, span=plan.span, cut=plan.cut)
-        density = min(density_at(plan, opened.brief.round), recipe.density)
-        return within(at, density, delta, recipe, budget)
+        from client_agent.rounds.importance import marks_by_importance  # imports the posterior
+
+        marks_at, density = marks_by_importance(plan, opened.brief.round, private, delta)
+        return within(marks_at, min(density, recipe.density), delta, recipe, budget)
     if budget is None:
         return None
     return within(lambda density: _largest(delta, density), recipe.density, delta, recipe, budget)

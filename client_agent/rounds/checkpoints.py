@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from client_agent.adapters.base import Adapter
 from client_agent.adapters.inject import inject, parts_of
 from client_agent.adapters.provenance import Origin, origin_of, require_plan, require_same
-from client_agent.adapters.rank_pruning import of_rank, rank_of
+from client_agent.adapters.rank_pruning import rank_of
 from client_agent.adapters.variational.adapter import with_importance
 from client_agent.alignment.pack_exchange import frames_kept
 from client_agent.errors import AdapterUnreadable, NothingTrained
 from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.served_weights import load_served, read_weights
 from client_agent.rounds.standalone import frames_of
 from client_agent.rounds.train import Trained
-from client_agent.storage.base_delta import after, fold_of, newest, read_served
+from client_agent.storage.base_delta import after, newest, read_served
 from client_agent.storage.round_folder import (
     FINAL_WEIGHTS,
     TRAINED,
@@ -30,12 +28,7 @@ from client_agent.storage.round_folder import (
 )
 from client_agent.strategies.base import Traits
 from client_agent.training.silo import Silo
-from schemas.maths.adapter import Layout
 from schemas.messages.federations import FederationPlan
-from schemas.wire.compress import is_frame
-from schemas.wire.envelope import Encoding, slots, unpack
-from schemas.wire.ranks import any_rank
-from schemas.wire.refusals import BodyRefused
 
 Variant = Literal["local", "personalised"]
 _LARGEST_BODY = 2**33
@@ -46,42 +39,6 @@ class Reopened(NamedTuple):
 
     adapter: Adapter
     origin: Origin | None
-
-
-def read_weights(body: bytes, layout: Layout, *, mixed_ranks: bool = False) -> dict[str, NDArray[np.float32]]:
-    """Decode served weights; with `mixed_ranks` of any rank, truncated or padded to the layout's.
-
-    Raises:
-        AdapterUnreadable: the body is damaged or of another layout.
-    """
-    encoding: Encoding | None = "zstd" if is_frame(body) else None
-    try:
-        expected = any_rank(layout) if mixed_ranks else slots(layout)
-        with unpack(body, encoding=encoding, expected=expected, max_bytes=_LARGEST_BODY) as envelope:
-            weights = {name: envelope.read_float32(name) for name in layout}
-            return of_rank(weights, next(iter(layout.values()))[0]) if mixed_ranks else weights
-    except BodyRefused as refusal:
-        raise AdapterUnreadable(
-            f"the stored weights are damaged, or not of this plan ({refusal}); "
-            "`--round` chooses another round"
-        ) from refusal
-
-
-def load_served(
-    adapter: Adapter, traits: Traits, rounds: RoundFolders, folder: RoundFolder
-) -> Mapping[str, NDArray[np.float32]]:
-    """Decode the weights of a round, and apply their base delta to the adapter.
-
-    Raises:
-        AdapterUnreadable: they are damaged or of another layout.
-        BaseDeltaMissing: they add to a base delta that is not stored here.
-    """
-    body = folder.read(WEIGHTS)
-    if not traits.base_delta:
-        return read_weights(body, adapter.layout, mixed_ranks=traits.mixed_ranks)
-    served = read_served(body, adapter.layout)
-    adapter.load_fold(fold_of(rounds, folder, served).added)
-    return served.adapter
 
 
 @contextmanager

@@ -14,16 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_agent.adapters.base import State
-from client_agent.adapters.variational.adapter import posterior_of
-from client_agent.adapters.variational.measures import Measures, nonzero_share, posterior_measures, with_round
 from client_agent.rounds.byte_budget import lacks_reference, marked
-from client_agent.rounds.checkpoints import read_weights
 from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.train import Trained
 from client_agent.rounds.update_history import confirmed, store_values, stored_values
 from client_agent.sketches.gradient import Signature
 from client_agent.storage.round_folder import (
-    MEASURES,
     RECEIPT,
     RESIDUAL,
     SENT,
@@ -112,8 +109,11 @@ def pack_update(inputs: UpdateInputs, *, stored_digest: str | None = None) -> by
     if recipe.feeds_back:
         store_values(folder, RESIDUAL, _difference(delta, decoded), inputs.federation_id, body)
     if opened.traits.importance is not None and reference.values is not None:
+        from client_agent.rounds.importance import store_measures  # imports the posterior
+
         residual = _norm(_difference(delta, decoded)) / (_norm(learnt) or 1)
-        _store_measures(inputs, reference.values, decoded, residual, _bytes(coded))
+        private, served = inputs.trained.private, reference.values
+        store_measures(folder, inputs.rounds, private, served, decoded, residual, _bytes(coded))
     return body
 
 
@@ -216,29 +216,6 @@ def _with_residual(inputs: UpdateInputs, delta: Arrays, layout: Layout) -> Array
         *(folder.number, _norm(residual) / (_norm(delta) or 1)),
     )
     return _sum(delta, residual)
-
-
-def _store_measures(
-    inputs: UpdateInputs, served: State, decoded: Arrays, residual: float, octets: int
-) -> None:
-    folder = inputs.folder
-    posterior = posterior_measures(posterior_of(inputs.trained.private), served)
-    measures = Measures(
-        round=folder.number,
-        density=nonzero_share(decoded),
-        residual=residual,
-        kl=posterior.kl,
-        importance=posterior.importance,
-        bytes=octets,
-    )
-    log.info(
-        "round %d: density %.3f, residual %.2f of what was learnt, KL %.4f, importance %.3f to %.3f",
-        *(measures.round, measures.density, measures.residual, measures.kl),
-        *(measures.importance[0], measures.importance[2]),
-    )
-    last = inputs.rounds.newest_with(MEASURES, before=folder.number)
-    earlier = last.read(MEASURES) if last is not None else None
-    folder.write(MEASURES, with_round(earlier, measures, posterior.modules))
 
 
 def _bytes(coded: Coded) -> int:

@@ -14,12 +14,12 @@ from client_agent.adapters.base import Adapter, State
 from client_agent.errors import CoordinatorRefused, DownloadDamaged
 from client_agent.privacy.ledger import Ledger
 from client_agent.rounds.byte_budget import has_budget, require_affordable
-from client_agent.rounds.checkpoints import load_served
 from client_agent.rounds.download import download_weights, download_whole
 from client_agent.rounds.encode_update import pack_dense, pack_update
 from client_agent.rounds.failure_policy import RECEIPT_LOST, TROUBLE, closing_reason
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
+from client_agent.rounds.served_weights import load_served
 from client_agent.rounds.sketch import join_body, update_sketch
 from client_agent.rounds.train import train_locally
 from client_agent.rounds.update_history import last_counted_state

@@ -214,7 +214,7 @@ def test_the_last_round_answers(silo: Silo, taken_part: Callable[..., Rounds]) -
     done = tessera("generate", "--config", rounds.config, "--prompt", prompt, "--max-new-tokens", 4)
     assert done.exit_code == 0, done.output
     assert 1 <= len(done.stdout.rstrip("\n")) <= 4
-    for missing, said in (("7", "there is 1, 2"), ("x", "a number or latest")):
+    for missing, said in (("7", "which has 1, 2"), ("x", "a number or latest")):
         done = tessera("generate", "--config", rounds.config, "--prompt", prompt, "--round", missing)
         assert done.exit_code == 1
         assert said in done.stderr
