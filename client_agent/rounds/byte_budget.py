@@ -25,7 +25,6 @@ def lacks_reference(opened: OpenedBrief) -> bool:
 
 
 def has_budget(opened: OpenedBrief) -> bool:
-    """Whether an update may be too large for the plan."""
     return opened.brief.wire.max_bytes is not None or opened.traits.importance is not None
 
 

@@ -74,7 +74,6 @@ def download_whole(session: Session, round_number: int, weights: str) -> bytes |
 def _compressed(
     session: Session, brief: RoundBrief, reference: WeightsReference, last_update: CountedState
 ) -> bytes | None:
-    """Download the difference to the last update; None if it cannot be used."""
     body = session.api.weights(session.federation_id, brief.round, brief.wire.asked_for)
     if body.digest == reference.digest:  # the coordinator lacks that update, or is older than recipes
         return body.body

@@ -136,7 +136,6 @@ def pack_dense(inputs: UpdateInputs) -> bytes:
 
 
 def _is_needed_later(opened: OpenedBrief) -> bool:
-    """Whether the next update, or the next weights, are the difference to this update."""
     return opened.recipe.reference == "own_last" or opened.brief.wire.asked_for != "dense"
 
 
@@ -166,7 +165,6 @@ def _body(inputs: UpdateInputs, tensors: Mapping[str, Array], recipe: SentRecipe
 
 
 def _reference(inputs: UpdateInputs, layout: Layout, stored_digest: str | None) -> _Reference | None:
-    """Return the reference of the plan's recipe; None if this silo no longer has it."""
     opened, folder = inputs.opened, inputs.folder
     kind, number = opened.recipe.reference, folder.number
     if kind == "none":

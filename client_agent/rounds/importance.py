@@ -40,7 +40,6 @@ def store_measures(
     residual: float,
     octets: int,
 ) -> None:
-    """Store a round's density, residual and divergence beside those of earlier rounds."""
     posterior = posterior_measures(posterior_of(private), served)
     measures = Measures(
         round=folder.number,

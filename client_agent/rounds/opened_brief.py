@@ -39,7 +39,6 @@ class OpenedBrief:
 
     @property
     def recipe(self) -> Recipe:
-        """The plan's recipe of updates."""
         return self.brief.wire.recipe
 
     @property

@@ -53,7 +53,6 @@ class Session:
 
     @property
     def manifests(self) -> Manifests:
-        """The round manifests that the coordinator has signed for this client."""
         return Manifests(self.home, self.federation_id, self.client_id, self.server_key, self.api.now)
 
     def accept_manifest(
@@ -172,7 +171,6 @@ class Trainer:
         )
 
     def origin(self, opened: OpenedBrief) -> Origin:
-        """Return the provenance of an adapter that `injected` creates."""
         brief, gated = opened.brief, opened.traits.gated
         frames = self.frames(brief).frames
         return origin_of(self.silo.base, brief.adapter, frames, gated=gated, seed=brief.training.seed)
@@ -210,7 +208,6 @@ class Participant:
         min_voices: int = 1,
         lora_rank: int | None = None,
     ) -> Participant:
-        """Assemble a participant from a membership in the agent's folder and an open connection."""
         workspace = Workspace(folder, member.federation_id, keep_rounds)
         session = Session(
             api=api,

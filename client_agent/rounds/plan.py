@@ -96,7 +96,6 @@ def _guessed(source: str) -> SiloPlan:
 
 
 def _open_round(settings: AgentSettings, membership: Membership) -> RoundBrief | None:
-    """Return the current round, None without an answer: `preflight` reports the connection by itself."""
     try:
         with one_try(settings, membership) as api:
             answer = api.current_round(membership.federation_id)

@@ -160,12 +160,10 @@ def _released(
 
 
 def _scaled(mean: Averaged) -> Signature:
-    """Scale a released mean down to the clip, as the coordinator requires."""
     return Signature(clipped(mean.mean.astype(np.float32), mean.clip), mean.reliability, mean)
 
 
 def _shared_model(trainer: Trainer, brief: RoundBrief) -> BaseModel:
-    """Return the plan's model for sketches, else the pivot, else the silo's own."""
     slug = brief.signature.model or (brief.alignment.pivot if brief.alignment is not None else None)
     return trainer.silo.model_named(slug) if slug is not None else trainer.silo.base
 

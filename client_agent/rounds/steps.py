@@ -135,7 +135,6 @@ def _run(work: Work) -> None:
 
 
 def _close(work: Work, file: str, reason: str, trouble: Exception) -> None:
-    """Close a round whose step cannot succeed any more."""
     if reason == RECEIPT_LOST:
         log.warning("round %d: receipt lost (the update was counted)", work.brief.round)
     else:
@@ -151,7 +150,6 @@ def _close(work: Work, file: str, reason: str, trouble: Exception) -> None:
 
 
 def _pull(work: Work) -> bytes:
-    """Join, and download the personalised weights."""
     session, trainer, brief = work.session, work.trainer, work.brief
     if brief.alignment is not None and trainer.drop_ended_pack():
         archive_trained(work.rounds)
@@ -183,7 +181,6 @@ def archive_trained(rounds: RoundFolders) -> None:
 
 
 def _join_body(work: Work) -> bytes:
-    """Return a newcomer's join; a private sketch is released once a round, and stored at once."""
     if work.brief.signature.dp is None:
         return join_body(work.session, work.trainer, work.opened, None)
     if not work.folder.has(SIGNATURE):
@@ -193,7 +190,6 @@ def _join_body(work: Work) -> bytes:
 
 
 def _train(work: Work) -> bytes:
-    """Combine the served and the local adapter, train, and score before and after."""
     trainer, opened = work.trainer, work.opened
     earlier = work.trained.before(work.brief.round)
     with trainer.injected(opened, work.earlier) as adapter:
@@ -234,7 +230,6 @@ def _sign(work: Work) -> bytes:
 
 
 def _sketch(work: Work, trained: State | None) -> Signature:
-    """Return the round's sketch, smoothed with the one of the round before."""
     previous = work.rounds.newest_with(SIGNATURE, before=work.brief.round)
     last = Signature.from_bytes(previous.read(SIGNATURE)) if previous is not None else None
     ledger = Ledger(work.participant.workspace.folder)

@@ -44,7 +44,6 @@ class Trained:
     origin: Origin | None
 
     def to_bytes(self) -> bytes:
-        """Encode as safetensors, with scores and origin in the metadata."""
         tensors = {
             f"{part}/{name}": values for part in _PARTS for name, values in getattr(self, part).items()
         }
@@ -154,7 +153,6 @@ def train_locally(
 
 
 def _optimiser_state(earlier: Trained | None, adapter: Adapter, traits: Traits) -> Arrays | None:
-    """Return the optimiser state to continue with; None if the adapter is new or has fewer ranks."""
     if earlier is None or traits.restarts:
         return None
     pruned = traits.mixed_ranks and any(
@@ -166,7 +164,6 @@ def _optimiser_state(earlier: Trained | None, adapter: Adapter, traits: Traits) 
 
 
 def zeros_like(adapter: Adapter) -> Mapping[str, NDArray[np.float32]]:
-    """Return the initial state of every client."""
     return {name: np.zeros(shape, np.float32) for name, shape in adapter.layout.items()}
 
 
@@ -175,7 +172,6 @@ def _score(silo: Silo, plan: TrainingPlan) -> Metrics:
 
 
 def _metadata(content: bytes) -> dict[str, str]:
-    """Read the metadata of a safetensors file, which its NumPy reader does not return."""
     length = int.from_bytes(content[:8], "little")
     header: dict[str, dict[str, str]] = json.loads(content[8 : 8 + length])
     return header["__metadata__"]

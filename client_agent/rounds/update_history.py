@@ -54,7 +54,6 @@ def last_counted_state(
 def confirmed(
     rounds: RoundFolders, round_number: int, digest: str | None
 ) -> tuple[RoundFolder, Receipt] | None:
-    """Find the last update before a round that has a receipt, or the one with this digest."""
     for folder in rounds.newest_first():
         if folder.number < round_number and folder.has(RECEIPT):
             receipt = Receipt.model_validate_json(folder.read(RECEIPT))
@@ -64,7 +63,6 @@ def confirmed(
 
 
 def store_values(folder: RoundFolder, file: str, values: State, federation_id: str, body: bytes) -> None:
-    """Store values that belong to the update with this body."""
     manifest = _StoredManifest(federation=federation_id, recipe={}, update=digest_of(body))
     folder.write(file, pack(dict(values), manifest))
 

@@ -44,7 +44,6 @@ class Work:
 
     @property
     def earlier(self) -> State | None:
-        """The adapter of the last trained round before this one."""
         trained = self.trained.before(self.brief.round)
         return trained.adapter if trained is not None else None
 
