@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.strategies.base import Caps, make
+from coordinator.strategies.capabilities import Caps
+from coordinator.strategies.opening import OpenedPlan
 from schemas.messages.federations import FederationPlan, RosterPolicy, SignatureKind
 from schemas.peers import of_members
 from schemas.privacy import promise
@@ -59,22 +60,24 @@ class Counted:
     spent: float | None = None
 
 
-def of_federation(plan: FederationPlan) -> list[str]:
-    """Say what may be claimed in every round under this plan."""
+def of_federation(opened: OpenedPlan) -> list[str]:
+    """Return the claims that hold in every round under this plan."""
+    plan = opened.plan
     return [
         _OPERATOR,
         *of_members(plan),
         _BEARER if plan.privacy.allow_bearer_clients else _SIGNED,
         _MEMBERS[plan.privacy.roster_policy],
         _private(plan) or _SIGNATURES[plan.signature.kind],
-        _guarded(make(plan.strategy.name, plan.strategy.options).caps),
+        _guarded(opened.strategy.caps),
         _IN_CLEAR,
     ]
 
 
-def of_round(plan: FederationPlan, counted: Counted) -> list[str]:
+def of_round(opened: OpenedPlan, counted: Counted) -> list[str]:
     """Say what may be claimed of one round: what its federation may, and who was in fact behind it."""
-    claims = of_federation(plan)
+    plan = opened.plan
+    claims = of_federation(opened)
     if not counted.updates:
         return claims
     claims += _voices(plan.privacy.min_voices, counted.updates)

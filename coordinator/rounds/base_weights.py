@@ -16,9 +16,9 @@ from coordinator.db.tables.alignment import PackRow
 from coordinator.db.tables.federations import WeightsRow
 from coordinator.federations.layouts import layout_of
 from coordinator.federations.store import pack_selected
+from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.adapter import Layout, size
 from schemas.messages.enrolment import Profile
-from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import WeightsReference
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.digests import digest_from_hash
@@ -86,11 +86,12 @@ def pack_digest(session: Session, federation_id: str, base_model: str) -> str | 
 
 
 def layout(
-    session: Session, federation_id: str, plan: FederationPlan, base_model: str, profile: Profile
+    session: Session, federation_id: str, opened: OpenedPlan, base_model: str, profile: Profile
 ) -> Layout:
     """Which tensors does a client have? {} while its alignment pack is missing."""
-    selected = pack_selected(session, federation_id, base_model) if plan.alignment is not None else None
-    return layout_of(plan, profile, selected)
+    is_aligned = opened.plan.alignment is not None
+    selected = pack_selected(session, federation_id, base_model) if is_aligned else None
+    return layout_of(opened, profile, selected)
 
 
 def zeros(tensors: Layout, manifest: WeightsManifest) -> tuple[WeightsReference, Zeros]:

@@ -14,7 +14,7 @@ from coordinator.db.tables.federations import ClientRow, ParticipationRow, Round
 from coordinator.db.upsert import insert_new
 from coordinator.observability.fault_points import may_crash
 from coordinator.observability.metrics import Metrics
-from coordinator.strategies.base import Signature
+from coordinator.strategies.base import Sketch
 
 _OF_CLIENT = (ParticipationRow.round_id == bindparam("round")) & (
     ParticipationRow.client_id == bindparam("client")
@@ -95,7 +95,7 @@ def join(
     )
 
 
-def keep_signature(session: Session, row: RoundRow, client_id: str, origin: str, sent: Signature) -> None:
+def keep_signature(session: Session, row: RoundRow, client_id: str, origin: str, sent: Sketch) -> None:
     """Keep a client's signature; `origin` is `join` or `update`."""
     run(
         session,

@@ -42,6 +42,7 @@ from coordinator.rounds.long_poll import LONGEST_SECONDS, Ended, seconds_of, wai
 from coordinator.rounds.notifications import Change, Tell
 from coordinator.rounds.queries import Situation
 from coordinator.storage.server_key import ServerKey
+from coordinator.strategies.opening import open_plan
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import FinishedBrief, RoundBrief, Scores, SignedDocument, WeightsReference
 from schemas.messages.updates import WeightsManifest
@@ -241,7 +242,7 @@ def _base(
         known = base_weights.reference(newest)
         return lambda: known
     federation_id = member.federation_id
-    layout = base_weights.layout(session, federation_id, plan, member.base_model, member.profile)
+    layout = base_weights.layout(session, federation_id, open_plan(plan), member.base_model, member.profile)
     manifest = WeightsManifest(
         federation=federation_id,
         recipe={},

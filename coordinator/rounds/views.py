@@ -18,7 +18,8 @@ from coordinator.federations.store import federation, plan_of
 from coordinator.rounds import queries
 from coordinator.rounds.lifecycle import Part, shown_state
 from coordinator.rounds.store import state_of
-from coordinator.strategies.base import Held
+from coordinator.strategies.base import WeightReduction
+from coordinator.strategies.opening import open_plan
 from schemas.messages.enrolment import Traffic
 from schemas.messages.rounds import (
     HeldFor,
@@ -35,12 +36,12 @@ from schemas.messages.rounds import (
 
 Row = TypeVar("Row")
 
-_HELD: tuple[tuple[Held, HeldFor], ...] = (
-    (Held.LARGE, "large"),
-    (Held.OPPOSED, "opposed"),
-    (Held.COPIES, "copies"),
-    (Held.CAPPED, "capped"),
-    (Held.FEW, "few"),
+_HELD: tuple[tuple[WeightReduction, HeldFor], ...] = (
+    (WeightReduction.LARGE, "large"),
+    (WeightReduction.OPPOSED, "opposed"),
+    (WeightReduction.COPIES, "copies"),
+    (WeightReduction.CAPPED, "capped"),
+    (WeightReduction.FEW, "few"),
 )
 _STATES: tuple[ParticipationState, ...] = ("joined", "arrived", "late", "rejected", "revoked")
 
@@ -100,7 +101,7 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
     return RoundView(
         **{name: getattr(shown, name) for name in RoundSummary.model_fields},
         clients=clients,
-        claims=claims.of_round(plan, queries.counted(session, row.id)),
+        claims=claims.of_round(open_plan(plan), queries.counted(session, row.id)),
     )
 
 
@@ -166,7 +167,7 @@ def _compared(stored: bytes) -> list[float | None]:
 
 
 def _reasons(stored: bytes) -> list[list[HeldFor]]:
-    return [[name for flag, name in _HELD if Held(one) & flag] for one in stored]
+    return [[name for flag, name in _HELD if WeightReduction(one) & flag] for one in stored]
 
 
 def _seconds(row: RoundRow, now: datetime) -> dict[str, float]:

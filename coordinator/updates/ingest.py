@@ -21,8 +21,7 @@ from coordinator.rounds import base_weights, delta_reference, participations
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import TAKING_PART
 from coordinator.storage import payloads
-from coordinator.strategies.base import make
-from coordinator.strategies.capabilities import RanksDiffer
+from coordinator.strategies.opening import open_plan
 from coordinator.updates import store
 from coordinator.updates.commit import Delivered, ValidatedUpdate, keep
 from coordinator.updates.decode import DecodedState, Pieces, scale_to, scaled
@@ -94,8 +93,8 @@ def expect(database: Database, member: Member, round_number: int) -> ExpectedUpd
         plan = standing.plan
         if standing.base is None:
             return ExpectedUpdate(member, round_number, standing, None)
-        layout = base_weights.layout(session, member.federation_id, plan, member.base_model, member.profile)
-    strategy = make(plan.strategy.name, plan.strategy.options)
+        opened = open_plan(plan)
+        layout = base_weights.layout(session, member.federation_id, opened, member.base_model, member.profile)
     terms = UpdateSpec(
         address=Address(
             federation=member.federation_id, round=round_number, client=member.client_id, pack=standing.pack
@@ -103,11 +102,11 @@ def expect(database: Database, member: Member, round_number: int) -> ExpectedUpd
         base=standing.base,
         layout=layout,
         signature=plan.signature,
-        needs_signature=strategy.needs_signature,
+        needs_signature=opened.traits.needs_sketch,
         limits=plan.limits,
         recipe=plan.wire.recipe,
         seed=plan.training.seed,
-        least_rank=strategy.least_rank if isinstance(strategy, RanksDiffer) else None,
+        least_rank=opened.traits.least_rank,
     )
     return ExpectedUpdate(member, round_number, standing, terms)
 

@@ -20,7 +20,7 @@ from coordinator.errors import (
     ReferenceMismatch,
     SignatureRefused,
 )
-from coordinator.strategies.base import Signature
+from coordinator.strategies.base import Sketch
 from schemas.maths.adapter import SIGNATURE, Layout, at_rank, factor_of
 from schemas.messages.federations import LimitsPlan, SignaturePlan
 from schemas.messages.recipes import Recipe, SentRecipe
@@ -79,7 +79,7 @@ class Verdict:
 
     norm: float
     scale: float
-    signature: Signature | None
+    signature: Sketch | None
     examples: int
 
     @property
@@ -143,7 +143,7 @@ def judge(envelope: Envelope, norm: float, terms: UpdateSpec) -> Verdict:
         raise BaseMismatch(expected=terms.base)
     signature = None
     if vector is not None:
-        signature = Signature(vector, manifest.signature_reliability, manifest.signature_epsilon)
+        signature = Sketch(vector, manifest.signature_reliability, manifest.signature_epsilon)
     return Verdict(norm=norm, scale=1.0, signature=signature, examples=manifest.examples)
 
 
