@@ -169,11 +169,11 @@ def _round(federation: Federation, number: int, craft: Craft, result: Scored) ->
 
 
 def _folder(client: Participant, number: int) -> RoundFolder:
-    return client.rounds.open(number)
+    return client.workspace.rounds.open(number)
 
 
 def _brief(client: Participant, number: int) -> RoundBrief:
-    answer = client.api.current_round(client.federation)
+    answer = client.session.api.current_round(client.session.federation_id)
     if not isinstance(answer, RoundBrief) or answer.round != number:
         raise RuntimeError(f"round {number} did not open")
     return answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -15,11 +15,13 @@ from torch import nn
 
 from client_agent.adapters.layers import FoldedLinear, FusedLora, PQLinear
 from client_agent.errors import AdapterInPlace, LayoutMismatch
+from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import Layout
 from schemas.maths.factors import Factors
 
 State = Mapping[str, NDArray[np.float32]]
+Penalty = Callable[[Mapping[str, nn.Parameter]], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,12 @@ class Adapter(Protocol):
     def as_lora(self) -> dict[str, LoraFactors]:
         """Give the same function as ordinary LoRA factors, by the path of the module that they adapt."""
 
+    def penalty(self, examples: Sequence[Example], max_length: int, round_number: int) -> Penalty | None:
+        """Return the adapter's own loss term of a round on a client's examples; None = it has none."""
+
+    def end_round(self) -> None:
+        """Update what is not trained by gradients, after a round's training."""
+
     def remove(self) -> None:
         """Put the original modules back. Twice is as good as once."""
 
@@ -91,6 +99,12 @@ class Removable(ABC):
     def load_fold(self, fold: Mapping[str, Factors]) -> None:
         """Refuse: only an ordinary LoRA by itself says what it adds by (layer, role)."""
         raise AdapterInPlace("only an ordinary LoRA that travels whole can be folded into a base model")
+
+    def penalty(self, examples: Sequence[Example], max_length: int, round_number: int) -> Penalty | None:
+        return None
+
+    def end_round(self) -> None:
+        return None
 
     def __enter__(self) -> Self:
         return self

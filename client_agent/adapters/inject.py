@@ -9,7 +9,7 @@ from client_agent.adapters.partial_lora import PartLora, Parts
 from client_agent.adapters.pq import PQAdapter
 from client_agent.adapters.pq_with_lora import ComposedAdapter
 from client_agent.model.loading import BaseModel
-from client_agent.strategies.base import AgentStrategy, PartTravels
+from client_agent.strategies.base import AgentStrategy
 from schemas.messages.federations import AdapterPlan
 
 
@@ -57,4 +57,4 @@ def inject_lora(base: BaseModel, plan: AdapterPlan, *, seed: int = 0) -> LoraAda
 
 def parts_of(strategy: AgentStrategy) -> Parts | None:
     """Say what of an ordinary LoRA a strategy lets travel and train; None = all."""
-    return Parts(strategy.travels, strategy.trains) if isinstance(strategy, PartTravels) else None
+    return Parts(strategy.travels, strategy.trains) if strategy.traits.part_travels else None

@@ -40,7 +40,7 @@ class Pruner:
     def __init__(self, adapter: Adapter, pruning: Pruning) -> None:
         self._adapter = adapter
         self._rank = rank_of(adapter.state())
-        self._kept = pruning.kept(self._rank)
+        self._kept = pruning.target(self._rank)
         self.penalty = drawn_to_zero(self._kept, pruning.strength)
         self._before = self._size()
 

@@ -13,7 +13,7 @@ from client_agent.cli.console import Config, clear_errors, opened_settings, read
 from client_agent.errors import AdapterUnreadable, OutputUnwritable, SettingsUnusable
 
 if TYPE_CHECKING:
-    from client_agent.rounds.checkpoints import Reopened, What
+    from client_agent.rounds.checkpoints import Reopened, Variant
     from client_agent.rounds.train import Trained
     from client_agent.settings import AgentSettings
     from client_agent.training.silo import Silo
@@ -55,7 +55,7 @@ class _OfRound:
 
     home: Path
     number: int | None
-    what: What
+    what: Variant
 
     def in_place(self, silo: Silo) -> AbstractContextManager[Reopened]:
         """Put it around the silo's base model."""
@@ -85,7 +85,7 @@ def _found(
     file: Path | None,
     plan: Path | None,
     pack: Path | None,
-    what: What = "local",
+    what: Variant = "local",
 ) -> _Found:
     """Find what the options ask for.
 
@@ -115,7 +115,7 @@ def _found(
     return _OfFile(read_trained(file, trained_under), trained_under, body)
 
 
-def _of_round(settings: AgentSettings, number: str | None, what: What) -> _OfRound:
+def _of_round(settings: AgentSettings, number: str | None, what: Variant) -> _OfRound:
     from client_agent.identity.membership import read_membership
     from client_agent.rounds.checkpoints import round_with
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from client_agent.cli.console import Config, Json, clear_errors, opened_settings, read_file
 from client_agent.errors import SettingsUnusable
-from client_agent.session import connection, participant
+from client_agent.session import connection, open_participant, stop_on_signal
 
 if TYPE_CHECKING:
     from client_agent.status import AgentStatus
@@ -127,13 +127,13 @@ def check(
 
     results = findings(config, plan)
     if as_json:
-        print(json.dumps([finding.__dict__ for finding in results], indent=1))
+        print(json.dumps([finding.document() for finding in results], indent=1))
     else:
         table = Table("what", "", "found")
         for finding in results:
-            table.add_row(finding.what, "[green]ok" if finding.good else "[red]no", Text(finding.found))
+            table.add_row(finding.subject, "[green]ok" if finding.passed else "[red]no", Text(finding.detail))
         Console().print(table)
-    if not all(finding.good for finding in results):
+    if not all(finding.passed for finding in results):
         raise typer.Exit(1)
 
 
@@ -145,9 +145,9 @@ def status(config: Config = None, as_json: Json = False) -> None:
     either the agent runs or the federation is finished.
     """
     with clear_errors(), opened_settings(config) as settings:
-        from client_agent.status import standing
+        from client_agent.status import read_status
 
-        now = standing(settings)
+        now = read_status(settings)
         if as_json:
             print(json.dumps(asdict(now), indent=1))
         else:
@@ -162,11 +162,11 @@ def align(config: Config = None) -> None:
     with (
         clear_errors(resumes=True),
         opened_settings(config) as settings,
-        participant(settings) as (who, stop),
+        open_participant(settings, stop=stop_on_signal()) as participant,
     ):
         from client_agent.daemon import prepare
 
-        digest = prepare(who, stop.sleep)
+        digest = prepare(participant)
         print(f"alignment pack in use: {digest}" if digest else "this federation needs no alignment")
 
 
@@ -186,10 +186,10 @@ def run(
         if token and not name:
             raise SettingsUnusable("--token needs --name: the client's name, as the operator gave it")
         enrolment = (_secret(token), name) if token and name else None
-        with participant(settings, enrolment) as (who, stop):
-            from client_agent.daemon import run as keep_taking_part
+        with open_participant(settings, enrolment, stop=stop_on_signal()) as participant:
+            from client_agent.daemon import run as run_rounds
 
-            keep_taking_part(who, stop.sleep)
+            run_rounds(participant)
 
 
 @agent.command()
@@ -209,12 +209,10 @@ def train(
 
         from client_agent.rounds.plan import read_plan
         from client_agent.rounds.standalone import require_frames, train_alone
-        from client_agent.session import StopFlag
         from client_agent.storage.files import write_durably
         from client_agent.training.silo import open_silo
 
-        stop = StopFlag()
-        stop.listen()
+        stop = stop_on_signal()
         planned = read_plan(plan)
         require_frames(planned, body)
         results = []

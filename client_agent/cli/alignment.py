@@ -12,10 +12,10 @@ from rich.table import Table
 
 from client_agent.cli.console import Bars, Config, Json, be_quiet, clear_errors, opened_settings, read_file
 from client_agent.errors import AlignmentImpossible, OutputUnwritable, PlanUnusable, SettingsUnusable, Stopped
-from client_agent.session import participant
+from client_agent.session import open_participant, stop_on_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from client_agent.rounds.participant import Participant
     from client_agent.settings import AgentSettings
@@ -82,8 +82,8 @@ def alignment_test(
         elif any((plan, anchors, pack, pivot_pack)):
             raise SettingsUnusable("--plan and --anchors go together, --pack and --pivot-pack with them")
         else:
-            with participant(settings) as (who, stop):
-                tested, shared = _in_federation(who, stop.sleep, steps, seed, bars, store=store)
+            with open_participant(settings, stop=stop_on_signal()) as participant:
+                tested, shared = _in_federation(participant, steps, seed, bars, store=store)
     print(tested.model_dump_json(indent=1)) if as_json else _show(tested, shared)
     if tested.verdict == "failed":
         raise typer.Exit(1)
@@ -101,8 +101,7 @@ def _show(tested: Acceptance, shared: Sequence[str]) -> None:
 
 
 def _in_federation(
-    who: Participant,
-    sleep: Callable[[float], None],
+    participant: Participant,
     steps: int | None,
     seed: int | None,
     bars: Bars,
@@ -112,30 +111,31 @@ def _in_federation(
     """Test the stored packs, and name what both share; one that nobody has made yet is made first."""
     from client_agent.alignment.pack import Pack
     from client_agent.alignment.transfer_test import FURTHER_STEPS, Trial, judge, require_testable, sides
-    from client_agent.daemon import frames_when_there, next_round
+    from client_agent.daemon import next_round, wait_for_frames
     from schemas.wire.digests import digest_of
 
-    brief = next_round(who, sleep)
-    alignment, own = brief.alignment, who.silo.base
+    session, trainer = participant.session, participant.trainer
+    brief = next_round(participant)
+    alignment, own = brief.alignment, trainer.silo.base
     if alignment is None:
         raise AlignmentImpossible("this federation aligns no base models: there is nothing to test")
     require_testable(own, alignment)
-    frames_when_there(who, brief, sleep)
-    ours, theirs = (who.api.pack(who.federation, slug) for slug in (own.slug, alignment.pivot))
+    wait_for_frames(participant, brief)
+    ours, theirs = (session.api.pack(session.federation_id, slug) for slug in (own.slug, alignment.pivot))
     if ours is None or theirs is None:
         raise AlignmentImpossible("an alignment pack is not stored any more; try again")
     trial = Trial(
         brief.adapter,
         brief.training,
-        who.api.anchors(who.federation).anchors[: alignment.anchors],
+        session.api.anchors(session.federation_id).anchors[: alignment.anchors],
         alignment.seed if seed is None else seed,
         steps or FURTHER_STEPS,
     )
-    pivot = who.silo.model_named(alignment.pivot)
+    pivot = trainer.silo.model_named(alignment.pivot)
     one, other = sides(own, Pack.from_body(ours.body), pivot, Pack.from_body(theirs.body), trial)
-    tested = judge(one, other, trial, pack=digest_of(ours.body), progress=bars, stop=who.stop)
+    tested = judge(one, other, trial, pack=digest_of(ours.body), progress=bars, stop=trainer.stop)
     if store or (trial.steps, trial.seed) == (FURTHER_STEPS, alignment.seed):
-        who.api.put_acceptance(who.federation, own.slug, tested)
+        session.api.put_acceptance(session.federation_id, own.slug, tested)
     else:
         log.warning("the verdict is not stored: steps or seed are not the default ones; --store stores it")
     return tested, [*one.frames]
@@ -156,7 +156,6 @@ def _offline(
     from client_agent.alignment.pack import Pack
     from client_agent.alignment.transfer_test import FURTHER_STEPS, Trial, judge, require_testable, sides
     from client_agent.rounds.plan import read_plan
-    from client_agent.session import StopFlag
     from client_agent.training.silo import open_silo
     from schemas.wire.digests import digest_of
 
@@ -167,8 +166,7 @@ def _offline(
     anchors = _anchors(anchors_file)[: alignment.anchors]
     of_own = read_file(pack_file) if pack_file is not None else None
     of_pivot = Pack.from_body(read_file(pivot_pack_file)) if pivot_pack_file is not None else None
-    stop = StopFlag()
-    stop.listen()
+    stop = stop_on_signal()
     silo = open_silo(settings)
     own = silo.base
     require_testable(own, alignment)

@@ -53,20 +53,18 @@ def compare_methods(
     """
     with clear_errors():
         from client_agent.simulation.compare import Comparison
-        from client_agent.simulation.study import read_study
+        from client_agent.simulation.study import Study
 
-        read = read_study(study)
+        planned = Study.from_toml(study)
         if examples is not None:
-            read = read.with_examples(examples)
-        name = study.stem if examples is None else f"{study.stem}-{examples}"
-        target = (out or Path("runs") / name).absolute()
-        comparison = Comparison.planned(read, target, _names(methods), _numbers(seeds))
+            planned = planned.with_examples(examples)
+        comparison = Comparison.planned(planned, out, _names(methods), _numbers(seeds))
         with comparison.claimed():
             if fresh:
                 comparison.forget()
             _run(comparison, workers or os.cpu_count() or 1)
             if comparison.results():
-                _report(comparison, comparison.reported(name), as_json)
+                _report(comparison, comparison.reported(), as_json)
             missing = comparison.missing()
     if missing:
         said = f"{len(missing)} of {len(comparison.cells)} runs are missing; the same command again runs them"

@@ -66,15 +66,8 @@ class Federation:
                 deadline_seconds=_DEADLINE_SECONDS,
             )
         )
-        self.members[silo.name] = Participant(
-            silo=self.silos[silo.name],
-            api=api,
-            federation=self.id,
-            client=membership.client_id,
-            folder=folder,
-            keep_rounds=1,
-            stop=lambda: False,
-            server_key=membership.server_key,
+        self.members[silo.name] = Participant.of(
+            self.silos[silo.name], api, membership, folder, keep_rounds=1
         )
 
 
@@ -116,10 +109,10 @@ def run_federated(
     for round_number in range(1, cell.plan.rounds.total + 1):
         tell(round_number - 1, "")
         _run_round(federation, round_number, partial(tell, round_number - 1))
-    for who in federation.members.values():
-        answer = who.api.current_round(who.federation)
+    for participant in federation.members.values():
+        answer = participant.session.api.current_round(federation.id)
         if isinstance(answer, FinishedBrief):
-            finish(who, answer)
+            finish(participant, answer)
     tell(cell.plan.rounds.total, "")
     return _results(federation, cell)
 
@@ -130,16 +123,22 @@ def _run_round(federation: Federation, round_number: int, say: Callable[[str], N
     for silo in federation.study.silo:
         if silo.joins_after == round_number - 1:
             federation.enrol(silo)
-    newcomers = {name: who for name, who in federation.members.items() if name not in established}
+    newcomers = {
+        name: participant for name, participant in federation.members.items() if name not in established
+    }
     if len(federation.members) > len(federation.study.founders):
         # A round ends when enough have delivered and nobody who joined is waited for. Founders are enough:
         # all join before the first of them delivers, or the last would come too late.
-        for who in established.values():
-            who.api.join(who.federation, round_number, None)
-    for name, who in (newcomers | established).items():
+        for participant in established.values():
+            participant.session.api.join(federation.id, round_number, None)
+    for name, participant in (newcomers | established).items():
         say(name)
-        answer = who.api.current_round(who.federation)
-        if not isinstance(answer, RoundBrief) or answer.round != round_number or not take_part(who, answer):
+        answer = participant.session.api.current_round(federation.id)
+        if (
+            not isinstance(answer, RoundBrief)
+            or answer.round != round_number
+            or not take_part(participant, answer)
+        ):
             raise RoundMissed(f"{name} found round {round_number} closed; run the comparison again")
     wait_until_published(federation, round_number)
 
@@ -181,7 +180,7 @@ def _results(federation: Federation, cell: Cell) -> list[ClientResult]:
             base_model=federation.silos[silo.name].base.slug,
             joins_after=silo.joins_after,
             rounds=by_silo[silo.name],
-            measures=_measures(federation.members[silo.name].rounds),
+            measures=_measures(federation.members[silo.name].workspace.rounds),
         )
         for silo in federation.study.silo
     ]

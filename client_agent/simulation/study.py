@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, JsonValue, PrivateAttr, ValidationError, model_validator
 
 from client_agent.errors import StudyUnusable
 from schemas.messages.base import Name, Strict, field_error
@@ -57,6 +57,20 @@ class Study(Strict):
     methods: Annotated[list[MethodName], Field(min_length=1)] | None = None
     plan: Table = Field(default_factory=dict)
     method: dict[MethodName, StudyMethod] = Field(default_factory=dict)
+    _name: str = PrivateAttr("study")
+
+    @classmethod
+    def from_toml(cls, file: Path | str) -> Study:
+        """Read a study's TOML file; the file's name without suffix is the study's. See `read_study`."""
+        path = Path(file)
+        study = read_study(path)
+        study._name = path.stem
+        return study
+
+    @property
+    def name(self) -> str:
+        """The study's name in reports and the default of its output folder."""
+        return self._name
 
     @model_validator(mode="after")
     def _is_one_federation(self) -> Self:
@@ -96,7 +110,9 @@ class Study(Strict):
     def with_examples(self, count: int) -> Study:
         """Give the same study with so many examples for every silo."""
         silos = [silo.model_copy(update={"examples": count}) for silo in self.silo]
-        return self.model_copy(update={"silo": silos})
+        study = self.model_copy(update={"silo": silos})
+        study._name = f"{self.name}-{count}"
+        return study
 
 
 def read_study(file: Path) -> Study:

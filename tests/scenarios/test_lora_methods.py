@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from client_agent.rounds.checkpoints import adapter_of_round, read_weights
+from client_agent.rounds.checkpoints import adapter_of_round
+from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.train import Trained
 from client_agent.settings import read_settings
 from client_agent.storage.base_delta import Fold, read_served

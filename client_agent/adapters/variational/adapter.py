@@ -7,7 +7,7 @@ file and no wire.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client_agent.adapters.base import Adapter, LoraFactors, Removable, State, copy_in, copy_out, require_fit
+from client_agent.adapters.base import (
+    Adapter,
+    LoraFactors,
+    Penalty,
+    Removable,
+    State,
+    copy_in,
+    copy_out,
+    require_fit,
+)
 from client_agent.adapters.variational.modulator import Modulator, fourier, frequencies, mean_feature, pooled
 from client_agent.adapters.variational.posterior import (
     Posterior,
@@ -29,7 +38,7 @@ from client_agent.adapters.variational.posterior import (
 )
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from client_agent.strategies.base import AgentStrategy, LearnsImportance
+from client_agent.strategies.base import AgentStrategy
 from schemas.maths.adapter import Layout, in_order, lora_modules, prior_layout, prior_name
 from schemas.messages.importance import ImportancePlan
 
@@ -39,7 +48,6 @@ _FOLLOWS = 0.1
 _PRIOR_RANGE = (0.1, 50.0)
 _POSTERIOR = "posterior.u"
 
-Penalty = Callable[[Mapping[str, nn.Parameter]], Tensor]
 Arrays = dict[str, NDArray[np.float32]]
 
 
@@ -133,7 +141,7 @@ class VariationalAdapter(Removable):
         return penalty
 
     @torch.no_grad()
-    def move_prior(self) -> None:
+    def end_round(self) -> None:
         """Make the prior that is sent: .9 of the common one and .1 of the own posterior.
 
         The coordinator's weighted mean of these is .9 a_g + .1 sum w_i a_i, and so for b.
@@ -152,9 +160,8 @@ class VariationalAdapter(Removable):
 
 def with_importance(lora: Adapter, base: BaseModel, strategy: AgentStrategy, *, seed: int) -> Adapter:
     """Put what learns importance around an adapter, where the strategy asks for it; else give it back."""
-    if not isinstance(strategy, LearnsImportance):
-        return lora
-    return VariationalAdapter(lora, base, strategy.importance, seed=seed)
+    plan = strategy.traits.importance
+    return VariationalAdapter(lora, base, plan, seed=seed) if plan is not None else lora
 
 
 def posterior_of(private: State) -> Tensor:

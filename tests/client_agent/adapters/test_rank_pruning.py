@@ -58,7 +58,7 @@ def test_ranks_that_grew_stay(adapter: Adapter) -> None:
 
 
 def test_nobody_falls_below_the_least_rank(adapter: Adapter) -> None:
-    assert [Pruning(3, 0.5, 0.0).kept(rank) for rank in (8, 5, 3, 2)] == [4, 3, 3, 2]
+    assert [Pruning(3, 0.5, 0.0).target(rank) for rank in (8, 5, 3, 2)] == [4, 3, 3, 2]
     pruner = Pruner(adapter, Pruning(least=4, decay=0.5, strength=0.0))
     adapter.load(tail_times(adapter.state(), 0.5))
     assert rank_of(pruner.pruned()) == 4

@@ -65,7 +65,7 @@ class Scene:
     def play(self) -> int:
         """Take part in the round that is open next; give its number."""
         nap = naps(500)
-        while isinstance(brief := self.who.api.current_round(self.federation_id), NothingYet):
+        while isinstance(brief := self.who.session.api.current_round(self.federation_id), NothingYet):
             nap(0)
         assert isinstance(brief, RoundBrief)
         assert take_part(self.who, brief)
@@ -84,22 +84,22 @@ class Scene:
 
     def restore(self) -> None:
         self.exchange()
-        key, server_key = read_key(self.who.folder), self.who.server_key
+        key, server_key = read_key(self.who.workspace.folder), self.who.session.server_key
         api = CoordinatorApi(
             self.served.url, key=key, server_key=server_key, deadline_seconds=20, sleep=lambda _: None
         )
-        self.who.api = self._opened.enter_context(api)
+        self.who.session.api = self._opened.enter_context(api)
 
     def look(self) -> Offer:
-        return look(self.who.manifests, {}, self.who.api)
+        return look(self.who.session.manifests, {}, self.who.session.api)
 
     def accept(self) -> None:
-        accept(self.look(), self.who.manifests, {}, self.who.api)
+        accept(self.look(), self.who.session.manifests, {}, self.who.session.api)
 
     @property
     def trained(self) -> bytes:
         """The adapter that the next round would begin from."""
-        return next(f for f in self.who.rounds.newest_first() if f.has(TRAINED)).read(TRAINED)
+        return next(f for f in self.who.workspace.rounds.newest_first() if f.has(TRAINED)).read(TRAINED)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_silo_accepts_a_restored_coordinator_and_goes_on_with_its_own_adapter(
     scene.play()
     scene.back_up()
     assert [scene.play(), scene.play()] == [2, 3]
-    mine, seen = scene.trained, scene.who.manifests.held()
+    mine, seen = scene.trained, scene.who.session.manifests.held()
     scene.restore()
     for _ in range(2):  # running it again changes nothing
         with pytest.raises(ManifestRefused, match="tessera agent accept-restored"):
@@ -126,13 +126,13 @@ def test_a_silo_accepts_a_restored_coordinator_and_goes_on_with_its_own_adapter(
     assert hash_of(seen or {}) in str(offer)
     assert hash_of(offer.offered.document) in str(offer)
     scene.accept()
-    before_it = scene.who.rounds.newest_with(TRAINED, before=2)
+    before_it = scene.who.workspace.rounds.newest_with(TRAINED, before=2)
     assert before_it is not None
     assert before_it.read(TRAINED) == mine
-    assert (scene.who.home / "earlier" / f"{MANIFEST}-1").is_file()
+    assert (scene.who.workspace.home / "earlier" / f"{MANIFEST}-1").is_file()
     run(scene.who, naps(500))
     assert [r["state"] for r in views(scene.served, scene.federation_id)] == ["published"] * 4
-    assert (scene.who.home / "final_weights.safetensors").is_file()
+    assert (scene.who.workspace.home / "final_weights.safetensors").is_file()
     with pytest.raises(NothingWasRestored, match="nothing was lost"):
         scene.look()
 
@@ -191,7 +191,12 @@ def packs(scene: Scene) -> list[str]:
 
 def keep_nothing_of_another_client(scene: Scene) -> None:
     who = scene.who
-    set_aside(who.home, federation_id=who.federation, client_id=who.client, server_key=who.server_key)
+    set_aside(
+        who.workspace.home,
+        federation_id=who.session.federation_id,
+        client_id=who.session.client_id,
+        server_key=who.session.server_key,
+    )
 
 
 def test_a_coordinator_that_went_on_without_us_is_accepted_as_it_is(scene: Scene) -> None:
@@ -201,7 +206,7 @@ def test_a_coordinator_that_went_on_without_us_is_accepted_as_it_is(scene: Scene
     scene.back_up()
     scene.play()
     scene.restore()
-    joined = scene.who.api.join(scene.federation_id, 2, None)
+    joined = scene.who.session.api.join(scene.federation_id, 2, None)
     offer = scene.look()
     assert offer.offered is not None
     assert offer.offered.document == joined.manifest
@@ -220,7 +225,7 @@ def test_an_update_that_was_lost_with_its_receipt_here_is_sent_again_byte_for_by
 
     scene.begin(BackedUp())
     assert [scene.play(), scene.play()] == [1, 2]
-    folder = scene.who.rounds.open(2)
+    folder = scene.who.workspace.rounds.open(2)
     sent = folder.read(UPDATE)
     scene.restore()
     with pytest.raises(NothingWasRestored):
@@ -249,7 +254,7 @@ def test_who_is_interrupted_while_accepting_is_still_refused_and_accepts_again(
             patch.setattr(backup_recovery, interrupted, _stop)
             with pytest.raises(Stopped):
                 scene.accept()
-        brief = scene.who.api.current_round(scene.federation_id)
+        brief = scene.who.session.api.current_round(scene.federation_id)
         assert isinstance(brief, RoundBrief)
         with pytest.raises(ManifestRefused, match="round 3 was joined before"):
             take_part(scene.who, brief)
@@ -265,11 +270,11 @@ def _stop(*_: object, **__: object) -> None:
 def test_only_the_coordinator_of_the_pinned_key_can_be_accepted(scene: Scene) -> None:
     scene.begin()
     scene.play()
-    offered = scene.who.manifests
+    offered = scene.who.session.manifests
     stranger = "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"
     other = type(offered)(offered.folder, offered.federation, offered.client, stranger)
     with pytest.raises((CoordinatorNotTrusted, ManifestRefused)):
-        look(other, {}, scene.who.api)
+        look(other, {}, scene.who.session.api)
 
 
 def test_a_backup_from_before_the_enrolment_needs_a_new_one(scene: Scene) -> None:
@@ -290,7 +295,7 @@ def test_members_that_have_other_keys_than_before_are_named(scene: Scene) -> Non
     scene.play()
     scene.restore()
     scene.served.enrol(scene.federation_id, "birch")
-    scene.who.api.join(scene.federation_id, 1, None)
+    scene.who.session.api.join(scene.federation_id, 1, None)
     offer = scene.look()
     assert offer.strangers == ["birch"]
     assert "under other keys now:   birch" in str(offer)

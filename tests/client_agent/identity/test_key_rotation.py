@@ -17,7 +17,7 @@ from client_agent.errors import CoordinatorRefused, KeyRefused, SettingsUnusable
 from client_agent.identity import key_rotation, membership
 from client_agent.identity.key_rotation import key_in_use, replace_key, went_over
 from client_agent.identity.membership import Membership, enrol, read_key
-from client_agent.session import participant
+from client_agent.session import open_participant
 from client_agent.settings import read_settings
 from client_agent.transport.client import CoordinatorApi
 from schemas.identity.keys import name_of
@@ -166,8 +166,8 @@ def test_starting_the_agent_takes_up_the_new_key(scene: Scene, tmp_path: Path) -
     new = read_key(scene.folder, "next.key")
     let_expire(scene.served.database_url, name_of(scene.old))
     settings = read_settings(config(tmp_path, url=scene.served.url))
-    with participant(settings) as (who, _):
-        assert who.api.me().client_id == scene.member.client_id
+    with open_participant(settings) as who:
+        assert who.session.api.me().client_id == scene.member.client_id
     assert name_of(read_key(scene.folder)) == name_of(new)
 
 
@@ -196,13 +196,13 @@ def test_a_running_agent_takes_up_a_new_key_of_which_the_coordinator_hears_late(
         replace_key(lambda key: scene.connect(key, held), scene.folder, at_once=True)
     new = read_key(scene.folder, "next.key")
     settings = read_settings(config(tmp_path, url=scene.served.url))
-    with participant(settings) as (who, _):
-        assert who.api.me().client_id == scene.member.client_id
+    with open_participant(settings) as who:
+        assert who.session.api.me().client_id == scene.member.client_id
         assert held.let_go() == 200
         assert not scene.is_let_in(scene.old)
         with pytest.raises(Stopped):
             run(who, naps(1))
-        assert who.api.me().client_id == scene.member.client_id
+        assert who.session.api.me().client_id == scene.member.client_id
     assert name_of(read_key(scene.folder)) == name_of(new)
     assert not (scene.folder / "next.key").exists()
 
@@ -232,7 +232,7 @@ def test_a_running_agent_ends_with_its_key_when_the_next_one_is_not_known(
     with pytest.raises(Stopped):
         replace_key(lambda key: scene.connect(key, Held()), scene.folder)
     settings = read_settings(config(tmp_path, url=scene.served.url))
-    with participant(settings) as (who, _):
+    with open_participant(settings) as who:
         let_expire(scene.served.database_url, name_of(scene.old))
         with pytest.raises(CoordinatorRefused, match="key-revoked"):
             run(who, naps(1))

@@ -30,15 +30,15 @@ def test_a_round_is_joined_only_under_a_plan_with_enough_voices(
     federation_id = served.federation(**alone_plan(privacy={"min_voices": plan}))
     who = participant(federation_id)
     served.admin.post(f"/v1/federations/{federation_id}/start")
-    who.min_voices = ours
-    brief = who.api.current_round(federation_id)
+    who.session.min_voices = ours
+    brief = who.session.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     if joins:
         assert take_part(who, brief)
         return
     with pytest.raises(TooFewVoices, match=r"privacy\.min_voices is 1, and this silo's min_voices is 2"):
         take_part(who, brief)
-    assert not who.rounds.open(1).has(WEIGHTS)
+    assert not who.workspace.rounds.open(1).has(WEIGHTS)
     assert served.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()["counts"]["joined"] == 0
 
 

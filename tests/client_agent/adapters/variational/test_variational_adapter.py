@@ -102,7 +102,7 @@ def test_what_was_copied_is_put_back_as_it_was(
     with placed(base) as adapter:
         adapter.load(zeros(adapter))
         trained(base, adapter, examples)
-        adapter.move_prior()
+        adapter.end_round()
         state, private = adapter.state(), adapter.private_state()
         assert any(state[name].any() for name in state if name.endswith(".prior"))
     with placed(base) as adapter:
@@ -125,7 +125,7 @@ def test_the_mean_of_what_clients_send_is_the_moving_average_of_their_posteriors
             rng = np.random.default_rng(client)
             u = rng.normal(size=adapter.private_state()["posterior.u"].shape).astype(np.float32)
             adapter.load_private({"posterior.u": u})
-            adapter.move_prior()
+            adapter.end_round()
             sent.append(adapter.state()["l1.v.prior"])
             posteriors.append((0.01 + np.log1p(np.exp(u)))[:, 3])  # l0.q, l0.v, l1.q, l1.v
     weights = (0.3, 0.7)
