@@ -27,7 +27,7 @@ from schemas import PROTOCOL_VERSION
 from schemas.identity.keys import thumbprint
 from schemas.messages.federations import TrainingPlan
 from schemas.peers import of_members
-from schemas.privacy import promise, spent
+from schemas.privacy import budget_status, guarantee
 
 _PROBE_EXAMPLES = 4
 _PROBE_LENGTH = 512
@@ -132,9 +132,9 @@ def _privacy(settings: AgentSettings, known: KnownPlan) -> str:
         return f"signatures without noise ({known.source}): the coordinator is trusted with them"
     mechanism = mechanism_for(_examples(settings).train, plan, plan.dp)
     made = Ledger(settings.folder).read().releases
-    so_far = spent(plan, max((entry.epsilon for entry in made), default=0.0), len(made))
+    so_far = budget_status(plan, max((entry.epsilon for entry in made), default=0.0), len(made))
     ours = "no max_epsilon is set: the plan alone says" if most is None else f"max_epsilon {most:g} is kept"
-    return f"{promise(plan)}. Noise {mechanism.noise_multiplier:.2f}; {so_far}; {ours}"
+    return f"{guarantee(plan)}. Noise {mechanism.noise_multiplier:.2f}; {so_far}; {ours}"
 
 
 def _members(settings: AgentSettings, file: Path | None) -> str:

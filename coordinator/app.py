@@ -38,7 +38,7 @@ from coordinator.joining import routes as aggregation
 from coordinator.observability.metrics import Metrics
 from coordinator.rounds import admin_routes, reader_routes
 from coordinator.rounds import routes as rounds
-from coordinator.rounds.long_poll import Waiting
+from coordinator.rounds.long_poll import LongPolls
 from coordinator.settings import Settings
 from coordinator.storage import server_key
 from coordinator.updates import routes as updates
@@ -51,6 +51,7 @@ COMMITTERS = 2
 
 UPDATES_PER_COMMIT = 16
 """Largest number of updates of a round in one transaction."""
+
 # Separate threads: most wait for a commit of their updates, and must not block other requests.
 _DELIVERERS = 24
 
@@ -97,7 +98,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.poll_rate = PollRate(settings.polls_per_second)
     app.state.reads = ReadNonces()
     app.state.locks = KeyedLock()
-    app.state.together = GroupCommit(servers=COMMITTERS, most=UPDATES_PER_COMMIT)
+    app.state.group_commit = GroupCommit(max_leaders=COMMITTERS, max_batch=UPDATES_PER_COMMIT)
     app.state.deliverers = anyio.CapacityLimiter(_DELIVERERS)
     app.state.last_seen = LastSeenWriter()
     app.state.failure_delays = FailureDelays()
@@ -120,7 +121,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         stack.callback(database.close)
         stack.enter_context(only_replica(database))
         await to_thread.run_sync(migrate.prepare, database)
-        waiting = Waiting(database, app.state.stopping)
+        long_polls = LongPolls(database, app.state.stopping)
         ticker = Ticker(
             database,
             lease_seconds=settings.lease_seconds,
@@ -128,17 +129,17 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             block_bytes=settings.block_bytes,
             keep_rounds=settings.keep_rounds,
             metrics=app.state.metrics,
-            moved=waiting.look,
+            moved=long_polls.notify,
         )
         app.state.database = database
-        app.state.waiting = waiting
+        app.state.long_polls = long_polls
         app.state.streams = streams = Streams(database, app.state.stopping)
         app.state.server_key = server_key.load(database, settings.signing_key)
         app.state.ticker = ticker
         ticker.start()
         stack.callback(ticker.stop)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(waiting.run)
+            tasks.start_soon(long_polls.run)
             tasks.start_soon(streams.run)
             yield
             tasks.cancel_scope.cancel()

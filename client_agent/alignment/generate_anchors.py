@@ -1,7 +1,7 @@
 """Have a model write anchor texts of its own, for federations that have no public texts to align on.
 
 A pivot that has learnt to write texts puts activations and gradients where texts put them; random tokens
-would not (docs/decisions/0031-anchors-that-the-pivot-writes.md).
+would not (docs/decisions/0031-pivot-written-anchors.md).
 """
 
 from __future__ import annotations

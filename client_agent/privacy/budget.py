@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from client_agent.errors import AgentError
 from schemas.messages.federations import FederationPlan, SignaturePlan
-from schemas.peers import fewer_than_asked
+from schemas.peers import serves_fewer_than
 
 
 class TooFewRecords(AgentError):
@@ -87,5 +87,5 @@ def require_voices(plan: FederationPlan, min_voices: int) -> None:
     Raises:
         TooFewVoices: the plan serves mixtures of fewer.
     """
-    if fewer_than_asked(min_voices, plan):
+    if serves_fewer_than(min_voices, plan):
         raise TooFewVoices(plan.privacy.min_voices, min_voices)

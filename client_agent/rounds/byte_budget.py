@@ -16,7 +16,7 @@ from client_agent.strategies.base import AgentStrategy, Folding, LearnsImportanc
 from schemas.maths.adapter import Layout, lora_modules
 from schemas.messages.recipes import Recipe
 from schemas.messages.rounds import RoundBrief
-from schemas.wire.budget import Marks, followed, shortfall, within
+from schemas.wire.budget import Marks, effective_recipe, fit_budget, shortfall
 from schemas.wire.quantise import Floats
 from schemas.wire.sparse import kept_count, largest
 
@@ -38,7 +38,7 @@ def require_affordable(brief: RoundBrief, layout: Layout) -> None:
         BudgetTooSmall: none can, or none would bring a value of A and B; the message says what would do.
     """
     strategy = load_strategy(brief.strategy.name, brief.strategy.options)
-    recipe, offers = followed(
+    recipe, offers = effective_recipe(
         brief.wire.recipe,
         begins_anew=isinstance(strategy, Folding),
         ranks_differ=isinstance(strategy, RanksDiffer),
@@ -67,10 +67,10 @@ def marked(brief: RoundBrief, private: State, wanted: dict[str, Floats]) -> Mark
         learnt = importance(posterior_of(private)).double().numpy()
         at = unit_marks(wanted, lora_modules(wanted), learnt, span=plan.span, cut=plan.cut)
         density = min(density_at(plan, brief.round), recipe.density)
-        return within(at, density, wanted, recipe, budget)
+        return fit_budget(at, density, wanted, recipe, budget)
     if budget is None:
         return None
-    return within(lambda density: _largest(wanted, density), recipe.density, wanted, recipe, budget)
+    return fit_budget(lambda density: _largest(wanted, density), recipe.density, wanted, recipe, budget)
 
 
 def _largest(wanted: dict[str, Floats], density: float) -> Marks:

@@ -40,7 +40,7 @@ def fetch(who: Participant, brief: RoundBrief, folder: RoundFolder, named: Weigh
     Raises:
         DownloadDamaged: what came are not these weights.
     """
-    content = _by_recipe(who, brief, named) if brief.wire.asked_for != "dense" else None
+    content = _by_recipe(who, brief, named) if brief.wire.requested_recipe != "dense" else None
     if content is None:
         came = who.api.weights(who.federation, brief.round)
         if came.digest != named.digest:
@@ -69,7 +69,7 @@ def _by_recipe(who: Participant, brief: RoundBrief, named: WeightsReference) -> 
     own = own_last(who, brief.round)
     if own is None:
         return None
-    came = who.api.weights(who.federation, brief.round, brief.wire.asked_for)
+    came = who.api.weights(who.federation, brief.round, brief.wire.requested_recipe)
     if came.digest == named.digest:  # the coordinator has no such update, or is older than recipes
         return came.body
     if not _is_proved(who, brief.round, came, named.digest):
@@ -101,7 +101,7 @@ def _decoded(came: TensorBody, brief: RoundBrief, own: State, digest: str) -> by
         BodyRefused, ValidationError: it is malformed.
     """
     layout = in_order({name: values.shape for name, values in own.items()})
-    recipe = NAMED[brief.wire.asked_for]
+    recipe = NAMED[brief.wire.requested_recipe]
     with unpack(
         came.body, encoding="zstd", expected={}, max_bytes=_LARGEST_BODY, coded=stream_slots()
     ) as body:

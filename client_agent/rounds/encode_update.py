@@ -113,7 +113,7 @@ def pack_dense(who: Participant, brief: RoundBrief, folder: RoundFolder) -> byte
 def _is_needed_later(brief: RoundBrief) -> bool:
     """Say whether something is the difference to this update: the next one, or the next weights."""
     wire = brief.wire
-    return wire.recipe.reference == "own_last" or wire.asked_for != "dense"
+    return wire.recipe.reference == "own_last" or wire.requested_recipe != "dense"
 
 
 def _name_of(values: State) -> str:

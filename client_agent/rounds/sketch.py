@@ -23,7 +23,7 @@ from schemas.maths.adapter import SIGNATURE
 from schemas.messages.federations import SignatureDpPlan, SignaturePlan
 from schemas.messages.rounds import RoundBrief
 from schemas.messages.updates import SignatureManifest
-from schemas.privacy import spent
+from schemas.privacy import budget_status
 from schemas.wire.envelope import pack
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ def _released(who: Participant, brief: RoundBrief, dp: SignatureDpPlan, last: Si
     over = sum(float(np.linalg.norm(sketch)) > plan.clip for sketch in sketches)
     log.info(
         "round %d: signature released with noise %.2f; %s; %d of %d drawn records were clipped",
-        *(brief.round, mechanism.noise_multiplier, spent(plan, epsilon, len(book.releases))),
+        *(brief.round, mechanism.noise_multiplier, budget_status(plan, epsilon, len(book.releases))),
         *(over, len(sketches)),
     )
     return _sent(made)

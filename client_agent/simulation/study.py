@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from client_agent.errors import StudyUnusable
-from schemas.messages.base import Name, Strict, wrong
+from schemas.messages.base import Name, Strict, field_error
 from schemas.messages.federations import Count
 
 MethodName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
@@ -62,17 +62,19 @@ class Study(Strict):
     def _is_one_federation(self) -> Self:
         twice = [name for name, count in Counter(silo.name for silo in self.silo).items() if count > 1]
         if twice:
-            raise wrong(f"two silos are called {twice[0]}", "silo")
+            raise field_error(f"two silos are called {twice[0]}", "silo")
         if len(self.founders) < 2:
-            raise wrong("at least two silos must be founders (joins_after = 0)", "silo")
+            raise field_error("at least two silos must be founders (joins_after = 0)", "silo")
         if len(set(self.seeds)) != len(self.seeds):
-            raise wrong("a seed is named twice", "seeds")
+            raise field_error("a seed is named twice", "seeds")
         if self.methods is not None and len(set(self.methods)) != len(self.methods):
-            raise wrong("a method is named twice", "methods")
+            raise field_error("a method is named twice", "methods")
         if self.pivot_model is None and len({silo.model for silo in self.silo}) > 1:
-            raise wrong("silos of several base models need a model that all of them load", "pivot_model")
+            raise field_error(
+                "silos of several base models need a model that all of them load", "pivot_model"
+            )
         if self.pivot_model is not None and self.anchors is None:
-            raise wrong("a pivot needs public anchor texts", "anchors")
+            raise field_error("a pivot needs public anchor texts", "anchors")
         return self
 
     @property

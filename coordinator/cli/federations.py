@@ -12,7 +12,7 @@ from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url,
 from coordinator.cli.output import ago, print_facts, print_table
 from schemas.messages.federations import SignaturePlan
 from schemas.messages.recommended import recommended
-from schemas.privacy import promise
+from schemas.privacy import guarantee
 
 app = typer.Typer(help="Manage federations: plans, states, claims.", no_args_is_help=True)
 
@@ -147,7 +147,7 @@ def _show(federation: dict[str, Any], as_json: bool) -> None:
             f"{federation['clients']['revoked']} revoked",
             "created": ago(federation["created_at"]),
             **{key: _line(value) for key, value in plan.items() if key != "name"},
-            "privacy of a record": promise(SignaturePlan.model_validate(plan["signature"])) or "-",
+            "privacy of a record": guarantee(SignaturePlan.model_validate(plan["signature"])) or "-",
             **{pack["base_model"]: pack["sharing"] for pack in federation["alignment"]},
             **{f"claim {n}": claim for n, claim in enumerate(federation["claims"], 1)},
         }

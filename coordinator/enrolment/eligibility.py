@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from coordinator.errors import FederationStateConflict, Forbidden, Invalid
-from coordinator.strategies.base import make
-from coordinator.strategies.capabilities import Folding, MoreTravels, PartTravels, RanksDiffer
+from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.adapter import SIGNATURE, Layout, in_order, lora_layout, pq_layout, size
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import UpdateManifest
-from schemas.wire.budget import followed, shortfall
+from schemas.wire.budget import effective_recipe, shortfall
 from schemas.wire.envelope import head
 from schemas.wire.header import HEADER_LIMIT
 
@@ -21,7 +20,7 @@ _LARGEST_COUNT = 2**31 - 1
 _LONGEST_ID = "x" * 64
 
 
-def check_eligible(plan: FederationPlan, state: str, profile: Profile, *, with_key: bool) -> None:
+def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key: bool) -> None:
     """Raise unless a client is eligible; with `with_key` it signs its requests.
 
     Raises:
@@ -29,6 +28,7 @@ def check_eligible(plan: FederationPlan, state: str, profile: Profile, *, with_k
         Forbidden: the plan does not allow bearer clients.
         Invalid: the client's model cannot carry the plan's adapter.
     """
+    plan, strategy = opened.plan, opened.strategy
     if state not in ("open", "running"):
         raise FederationStateConflict(state=state)
     if not with_key and not plan.privacy.allow_bearer_clients:
@@ -55,18 +55,16 @@ def check_eligible(plan: FederationPlan, state: str, profile: Profile, *, with_k
             )
         profile_shapes = profile.shapes or {}
         shapes: dict[str, tuple[int, int]] = {role: profile_shapes[role] for role in roles}
-        folds = isinstance(make(plan.strategy.name, plan.strategy.options), Folding)
-        _check_number((4 if folds else 2) * profile.layers * len(roles), field="profile.shapes")
+        _check_number(
+            (4 if opened.traits.base_delta else 2) * profile.layers * len(roles), field="profile.shapes"
+        )
         layout = lora_layout(profile.layers, shapes, plan.adapter.travelling_lora_rank)
         if plan.adapter.kind == "pq":
             layout |= pq_layout(plan.adapter.modules(roles), plan.adapter.rank)
-        strategy = make(plan.strategy.name, plan.strategy.options)
-        if isinstance(strategy, MoreTravels):
-            layout |= strategy.beside(layout)
+        layout |= strategy.beside(layout)
         _check_size(plan, in_order(layout), field="profile.shapes")
-        if isinstance(strategy, PartTravels):
-            layout = {name: shape for name, shape in layout.items() if strategy.travels(name)}
-        _check_budget(plan, in_order(layout), field="profile.shapes")
+        layout = {name: shape for name, shape in layout.items() if strategy.travels(name)}
+        _check_budget(opened, in_order(layout), field="profile.shapes")
 
 
 def check_adapter(plan: FederationPlan) -> None:
@@ -81,15 +79,16 @@ def check_adapter(plan: FederationPlan) -> None:
         _check_size(plan, layout, field="adapter")
 
 
-def check_budget(plan: FederationPlan) -> None:
-    """Raise unless updates of an adapter that is the same for every client fit the plan's byte budget.
+def check_budget(opened: OpenedPlan) -> None:
+    """Raise unless updates of an adapter that is the same for every client fit the byte budget.
 
     Raises:
         Invalid: they are larger.
     """
-    if plan.adapter.kind == "pq":
-        layout = pq_layout(plan.adapter.modules(plan.adapter.roles), plan.adapter.rank)
-        _check_budget(plan, layout, field="wire.max_bytes")
+    adapter = opened.plan.adapter
+    if adapter.kind == "pq":
+        layout = pq_layout(adapter.modules(adapter.roles), adapter.rank)
+        _check_budget(opened, layout, field="wire.max_bytes")
 
 
 def _check_number(tensors: int, *, field: str) -> None:
@@ -126,14 +125,12 @@ def _check_size(plan: FederationPlan, layout: Layout, *, field: str) -> None:
         )
 
 
-def _check_budget(plan: FederationPlan, layout: Layout, *, field: str) -> None:
+def _check_budget(opened: OpenedPlan, layout: Layout, *, field: str) -> None:
     """Raise unless updates of a layout fit the plan's byte budget in the strategy's encoding."""
-    strategy = make(plan.strategy.name, plan.strategy.options)
-    recipe, offers = followed(
-        plan.wire.recipe,
-        begins_anew=isinstance(strategy, Folding),
-        ranks_differ=isinstance(strategy, RanksDiffer),
+    wire, traits = opened.plan.wire, opened.traits
+    recipe, offers = effective_recipe(
+        wire.recipe, begins_anew=traits.base_delta, ranks_differ=traits.mixed_ranks
     )
-    refusal = shortfall(layout, recipe, plan.wire.max_bytes, offers)
+    refusal = shortfall(layout, recipe, wire.max_bytes, offers)
     if refusal is not None:
         raise Invalid(refusal, field=field)

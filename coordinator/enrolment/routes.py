@@ -39,6 +39,7 @@ from coordinator.observability.fault_points import may_crash
 from coordinator.observability.logs import bind, logger
 from coordinator.storage import audit_log, event_log
 from coordinator.storage.server_key import ServerKey
+from coordinator.strategies.opening import open_plan
 from schemas import PROTOCOL_VERSION
 from schemas.identity.enrolment_token import EnrolmentTokenText, TokenMalformed, read
 from schemas.messages.enrolment import Enrolment, EnrolmentRequest, EnrolmentToken, EnrolmentTokenRequest
@@ -235,7 +236,8 @@ def _new_member(
             "another token",
             field="profile.base_model",
         )
-    check_eligible(plan, federation.state, request.profile, with_key=request.public_key is not None)
+    with_key = request.public_key is not None
+    check_eligible(open_plan(plan), federation.state, request.profile, with_key=with_key)
     digest = hash_of(credential) if credential is not None else None
     repeat = tokens.fingerprint(request)
     client = store.use_token(session, token, request, credential_hash=digest, repeat=repeat)

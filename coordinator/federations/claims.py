@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.strategies.base import Caps, make
+from coordinator.strategies.capabilities import Caps
+from coordinator.strategies.opening import OpenedPlan
 from schemas.messages.federations import FederationPlan, RosterPolicy, SignatureKind
 from schemas.peers import of_members
-from schemas.privacy import promise
+from schemas.privacy import guarantee
 
 _OPERATOR = "The server operator is trusted; what clients send is confidential in transit."
 _SIGNED = "Clients sign every request with keys that never leave them."
@@ -56,22 +57,24 @@ class Counted:
     spent: float | None = None
 
 
-def of_federation(plan: FederationPlan) -> list[str]:
+def of_federation(opened: OpenedPlan) -> list[str]:
     """Return the claims that hold in every round under this plan."""
+    plan = opened.plan
     return [
         _OPERATOR,
         *of_members(plan),
         _BEARER if plan.privacy.allow_bearer_clients else _SIGNED,
         _MEMBERS[plan.privacy.roster_policy],
         _private(plan) or _SIGNATURES[plan.signature.kind],
-        _guarded(make(plan.strategy.name, plan.strategy.options).caps),
+        _guarded(opened.strategy.caps),
         _IN_CLEAR,
     ]
 
 
-def of_round(plan: FederationPlan, counted: Counted) -> list[str]:
+def of_round(opened: OpenedPlan, counted: Counted) -> list[str]:
     """Return the claims of a federation with those that follow from the updates of one round."""
-    claims = of_federation(plan)
+    plan = opened.plan
+    claims = of_federation(opened)
     if not counted.updates:
         return claims
     claims += _voices(plan.privacy.min_voices, counted.updates)
@@ -103,7 +106,7 @@ def _voices(least: int, updates: int) -> list[str]:
 
 
 def _private(plan: FederationPlan) -> str | None:
-    sentence = promise(plan.signature)
+    sentence = guarantee(plan.signature)
     if sentence is None:
         return None
     return (

@@ -15,6 +15,7 @@ from coordinator.federations.layouts import layout_of
 from coordinator.http.dependencies import TheDatabase
 from coordinator.http.params import DEFAULT_LIMIT, After, ClientId, FederationId, Limit
 from coordinator.http.problems import answers
+from coordinator.strategies.opening import open_plan
 from schemas.messages.enrolment import Client, ClientPage, Me, RosterPage
 
 router = APIRouter(tags=["clients"])
@@ -26,7 +27,7 @@ def who_am_i(member: AnyMember, database: TheDatabase) -> Me:
     """Return the calling client's identity and adapter layout."""
     with database.read() as session:
         row = store.client(session, member.federation_id, member.client_id)
-        plan = store.plan_of(store.federation(session, member.federation_id))
+        opened = open_plan(store.plan_of(store.federation(session, member.federation_id)))
         selected = store.pack_selected(session, member.federation_id, member.base_model)
         return Me.model_validate(
             {
@@ -35,7 +36,7 @@ def who_am_i(member: AnyMember, database: TheDatabase) -> Me:
                 "organisation": row.organisation,
                 "federation_id": row.federation_id,
                 "state": row.state,
-                "layout": layout_of(plan, member.profile, selected),
+                "layout": layout_of(opened, member.profile, selected),
             }
         )
 

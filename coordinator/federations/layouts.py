@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from coordinator.strategies.base import make
-from coordinator.strategies.capabilities import MoreTravels, PartTravels
+from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.adapter import Layout, in_order, lora_layout, pq_layout
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan, Role
@@ -18,9 +17,8 @@ def roles_of(plan: FederationPlan, profile: Profile) -> tuple[Role, ...]:
     return tuple(role for role in plan.adapter.roles if role in profile.roles)
 
 
-def layout_of(plan: FederationPlan, profile: Profile, pack_selected: Collection[str] | None) -> Layout:
-    """Compute the tensors of a client's adapter: the plan's modules, without those that its alignment pack
-    deselects.
+def layout_of(opened: OpenedPlan, profile: Profile, pack_selected: Collection[str] | None) -> Layout:
+    """Compute the tensors of a client's adapter: the plan's modules without those that its pack deselects.
 
     A pack selects P and Q only: LoRA tensors that travel cover every layer. The strategy may keep some of the
     tensors local, or add tensors of its own.
@@ -29,6 +27,7 @@ def layout_of(plan: FederationPlan, profile: Profile, pack_selected: Collection[
         pack_selected: (block, role)s that the client's pack shares; None without a pack. In a federation
             with alignment, a client without a pack has an empty layout.
     """
+    plan, strategy = opened.plan, opened.strategy
     if plan.alignment is not None and pack_selected is None:
         return {}
     roles, adapter = roles_of(plan, profile), plan.adapter
@@ -42,9 +41,6 @@ def layout_of(plan: FederationPlan, profile: Profile, pack_selected: Collection[
         tensors |= lora_layout(
             profile.layers, {role: shapes[role] for role in roles}, adapter.travelling_lora_rank
         )
-    strategy = make(plan.strategy.name, plan.strategy.options)
-    if isinstance(strategy, PartTravels):
-        tensors = {name: shape for name, shape in tensors.items() if strategy.travels(name)}
-    if isinstance(strategy, MoreTravels):
-        tensors |= strategy.beside(tensors)
+    tensors = {name: shape for name, shape in tensors.items() if strategy.travels(name)}
+    tensors |= strategy.beside(tensors)
     return in_order(tensors)

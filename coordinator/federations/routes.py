@@ -18,8 +18,7 @@ from coordinator.http.params import DEFAULT_LIMIT, After, FederationId, Limit
 from coordinator.http.problems import answers
 from coordinator.observability.logs import logger
 from coordinator.storage import audit_log
-from coordinator.strategies.base import Strategy, UnknownStrategy, load, names
-from coordinator.strategies.capabilities import Particular, RanksDiffer, is_of_lora
+from coordinator.strategies.opening import OpenedPlan, UnknownStrategy, load, names, open_plan
 from schemas.messages.federations import Federation, FederationPage, FederationPlan, StrategyPlan
 from schemas.messages.names import is_printable
 
@@ -89,34 +88,32 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
             "strategy.name: unknown strategy; use one of `known`", field="strategy.name", known=[*names()]
         ) from error
     options = parse(file.Options, json.dumps(plan.strategy.options).encode(), under="strategy.options")
-    if plan.adapter.travelling_lora_rank and file.Strategy(options).gated:
+    resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
+    opened = open_plan(plan.model_copy(update={"strategy": resolved}))
+    _check_traits(opened)
+    unfit = opened.strategy.unfit(opened.plan)
+    if unfit is not None:
+        raise Invalid(f"{unfit.field}: {plan.strategy.name} needs {unfit.fact}", field=unfit.field)
+    check_budget(opened)
+    return opened.plan
+
+
+def _check_traits(opened: OpenedPlan) -> None:
+    plan, traits = opened.plan, opened.traits
+    if plan.adapter.travelling_lora_rank and traits.gated:
         field = "adapter.kind" if plan.adapter.kind == "lora" else "adapter.same_architecture_rank"
         raise Invalid(
             f"{field}: a gate needs adapters in common frames, which ordinary LoRA does not have; "
             "remove it, or choose a strategy option without a gate",
             field=field,
         )
-    _check_lora(plan, file.Strategy(options))
-    _check_fit(plan, file.Strategy(options))
-    check_budget(plan)
-    resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
-    return plan.model_copy(update={"strategy": resolved})
-
-
-def _check_fit(plan: FederationPlan, strategy: Strategy) -> None:
-    unfit = strategy.unfit(plan) if isinstance(strategy, Particular) else None
-    if unfit is not None:
-        raise Invalid(f"{unfit.field}: {plan.strategy.name} needs {unfit.fact}", field=unfit.field)
-
-
-def _check_lora(plan: FederationPlan, strategy: Strategy) -> None:
-    if is_of_lora(strategy) and plan.adapter.kind != "lora":
+    if traits.lora_only and plan.adapter.kind != "lora":
         raise Invalid(
             f"adapter.kind: {plan.strategy.name} needs ordinary LoRA factors; use lora, without an alignment",
             field="adapter.kind",
         )
-    if isinstance(strategy, RanksDiffer) and strategy.least_rank > plan.adapter.rank:
+    if traits.least_rank is not None and traits.least_rank > plan.adapter.rank:
         raise Invalid(
-            f"strategy.options: the least rank {strategy.least_rank} exceeds adapter.rank; raise it",
+            f"strategy.options: the least rank is {traits.least_rank}, and adapter.rank is the largest",
             field="adapter.rank",
         )

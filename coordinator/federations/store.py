@@ -13,6 +13,7 @@ from coordinator.enrolment import roster
 from coordinator.enrolment.store import client_view
 from coordinator.errors import NotFound
 from coordinator.federations import claims
+from coordinator.strategies.opening import open_plan
 from schemas.messages.enrolment import Client, ClientPage
 from schemas.messages.federations import (
     ClientCounts,
@@ -20,11 +21,11 @@ from schemas.messages.federations import (
     FederationPage,
     FederationPlan,
     PackStanding,
+    PackVerdict,
     RoundNumber,
-    Standing,
 )
 
-_SHARING: dict[Standing, str] = {
+_SHARING: dict[PackVerdict, str] = {
     "passed": "Its pack passed the acceptance test: what both packs select is shared across architectures.",
     "failed": "Its pack failed the acceptance test: it shares with clients of the identical base model only.",
     "untested": "Its pack is not tested: what both packs select is shared across architectures. Run "
@@ -98,7 +99,7 @@ def view(session: Session, row: FederationRow) -> Federation:
             "plan": plan,
             "round": _current_round(session, row.id),
             "clients": _client_counts(session, row.id),
-            "claims": claims.of_federation(plan),
+            "claims": claims.of_federation(open_plan(plan)),
             "alignment": _alignment(session, row.id) if plan.alignment is not None else [],
             "created_at": row.created_at,
         }
@@ -114,7 +115,7 @@ def _alignment(session: Session, federation_id: str) -> list[PackStanding]:
 
 def pack_status(row: PackRow) -> PackStanding:
     """Return the verdict of a pack's acceptance test, and what its base model shares as a consequence."""
-    verdict: Standing = row.acceptance["verdict"] if row.acceptance is not None else "untested"
+    verdict: PackVerdict = row.acceptance["verdict"] if row.acceptance is not None else "untested"
     return PackStanding(base_model=row.base_model, verdict=verdict, sharing=_SHARING[verdict])
 
 

@@ -103,7 +103,7 @@ def test_addresses_that_failed_are_forgotten_by_the_tidying(
     monkeypatch.setattr(failure_limit, "_WINDOW", -failure_limit._WINDOW)
     monkeypatch.setattr(workers, "_COLLECT_EVERY_SECONDS", 600.0)
     ticking._next_collection = 0.0
-    ticking._tidy()
+    ticking._clean_up()
     assert failure_limit.delete_expired(database) == 0
     assert rows(served.database_url, "SELECT count(*) FROM failed_enrolments") == [(0,)]
 

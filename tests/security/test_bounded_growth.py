@@ -141,7 +141,7 @@ def test_the_events_of_a_round_go_with_its_tensors(coordinator: Served) -> None:
     try:
         with database.write() as session:
             event_log.append(session, federation_id, "alignment", {"base_model": "b", "digest": "d"})
-        while retention.thin_out(database, 2):
+        while retention.prune_rounds(database, 2):
             pass
         with database.read() as session:
             left = session.scalars(select(EventRow.data).where(EventRow.federation_id == federation_id)).all()

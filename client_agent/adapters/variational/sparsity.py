@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from schemas.maths.adapter import Layout, is_prior, size
 from schemas.messages.importance import ImportancePlan
-from schemas.wire.budget import Marks, fewest_kept
+from schemas.wire.budget import Marks, min_count
 from schemas.wire.sparse import Mask, kept_count
 
 Floats = NDArray[np.float64]
@@ -29,7 +29,7 @@ def density_at(plan: ImportancePlan, round_number: int) -> float:
 
 def least_density(layout: Layout) -> float:
     """Give the density below which no value of A and B would travel: the priors alone are more."""
-    fewest = sum(fewest_kept(name, prod(shape)) for name, shape in layout.items())
+    fewest = sum(min_count(name, prod(shape)) for name, shape in layout.items())
     return fewest / size(layout)
 
 

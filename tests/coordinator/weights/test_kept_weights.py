@@ -135,7 +135,7 @@ def test_what_is_kept_goes_with_the_rounds_weights_and_what_stays_is_whole(
     _, (silo, _) = rounds_later(served, 5)
     named = {number: ask(silo, number, "int8").headers["etag"] for number in range(1, 6)}
     with closing(Database(served.database_url)) as database:
-        assert retention.thin_out(database, 2) > 0
+        assert retention.prune_rounds(database, 2) > 0
         assert rows(served.database_url, KEPT) == [(number, "int8") for number in (3, 4, 5)]
         garbage_collection.collect(database, grace=timedelta(0))
         for number in (3, 4, 5):

@@ -13,7 +13,7 @@ from client_agent.adapters.variational.sparsity import density_at, least_density
 from schemas.maths.adapter import in_order, lora_layout, lora_modules, prior_layout, size
 from schemas.messages.importance import ImportancePlan
 from schemas.messages.recipes import Recipe
-from schemas.wire.budget import cost, least, within
+from schemas.wire.budget import encoded_bytes, fit_budget, min_bytes
 from schemas.wire.sparse import Mask
 from schemas.wire.streams import decode, encode
 
@@ -129,15 +129,15 @@ def test_never_more_is_sent_than_density_and_bytes_allow(
     wanted = update(seed=seed)
     learnt = np.array(importance).reshape(4, RANK)
     at = unit_marks(wanted, lora_modules(wanted), learnt, span=span, cut=0.0)
-    mask = within(at, density, wanted, RECIPE, max_bytes)
+    mask = fit_budget(at, density, wanted, RECIPE, max_bytes)
     coded = encode(wanted, RECIPE, "test", keep=mask)  # refuses what the recipe does not allow
     layout = {name: values.shape for name, values in wanted.items()}
     assert dict(decode(coded, layout, RECIPE)).keys() == wanted.keys()
     octets = sum(stream.nbytes for stream in coded.tensors.values())
-    assert octets == cost(wanted, mask, RECIPE)
+    assert octets == encoded_bytes(wanted, mask, RECIPE)
     sent = sum(int(one.sum()) for one in mask.values())
     assert sent <= density * size(layout) + len(layout)
-    if max_bytes is None or cost(wanted, at(density), RECIPE) <= max_bytes:
+    if max_bytes is None or encoded_bytes(wanted, at(density), RECIPE) <= max_bytes:
         # Every unit may lose a part of a value in A and one in B, every tensor's share is rounded up.
         assert density * size(layout) - 2 * 4 * RANK - len(layout) <= sent
     else:
@@ -164,8 +164,8 @@ def test_where_little_is_sent_its_places_take_few_bytes_so_that_a_small_budget_d
     wanted = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in layout.items()}
     bitmaps = sum(-(-values.size // 8) for values in wanted.values())
     at = unit_marks(wanted, lora_modules(wanted), flat(), span=0.25, cut=0.0)
-    mask = within(at, 0.27, wanted, RECIPE, bitmaps // 2)
-    assert 0.97 * (bitmaps // 2) < cost(wanted, mask, RECIPE) <= bitmaps // 2
+    mask = fit_budget(at, 0.27, wanted, RECIPE, bitmaps // 2)
+    assert 0.97 * (bitmaps // 2) < encoded_bytes(wanted, mask, RECIPE) <= bitmaps // 2
     assert sum(int(one.sum()) for one in mask.values()) > 1.5 * sum(
         int(one.sum()) for name, one in mask.items() if name.endswith(".prior")
     )
@@ -175,5 +175,5 @@ def test_the_least_density_lets_priors_and_something_of_every_tensor_travel() ->
     wanted = update()
     layout = {name: values.shape for name, values in wanted.items()}
     mask = marks(flat(), wanted, least_density(layout) + 0.01, span=0.0)
-    assert least(layout, RECIPE) > 0
+    assert min_bytes(layout, RECIPE) > 0
     assert any(one.any() for name, one in mask.items() if not name.endswith(".prior"))
