@@ -111,7 +111,6 @@ def alignment_set(session: Session, federation_id: str, base_model: str) -> str 
 
 
 def sketch_of_join(session: Session, federation_id: str, client_id: str) -> Sketch | None:
-    """Return the sketch of a newcomer's last join that had one."""
     row = session.scalar(
         select(SignatureRow)
         .where(
@@ -130,7 +129,6 @@ def organisation(session: Session, client_id: str) -> str | None:
 
 
 def store_relevance(session: Session, round_id: int, settled: SettledWeights) -> None:
-    """Store the relevance of a round, and the weights after the guard."""
     weighing, report = settled.weighing, settled.report
     for i, facts in enumerate(weighing.cohort.clients):
         session.add(
