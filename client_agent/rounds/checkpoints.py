@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from client_agent.adapters.base import Adapter
 from client_agent.adapters.inject import inject, parts_of
 from client_agent.adapters.provenance import Origin, origin_of, require_plan, require_same
-from client_agent.adapters.rank_pruning import of_rank, rank_of
+from client_agent.adapters.rank_pruning import rank_of, resize_ranks
 from client_agent.adapters.variational.adapter import with_importance
 from client_agent.alignment.pack_exchange import frames_kept
 from client_agent.errors import AdapterUnreadable, NothingTrained
@@ -62,7 +62,7 @@ def read_weights(
         wanted = any_rank(layout) if ranks_differ else slots(layout)
         with unpack(body, encoding=encoding, expected=wanted, max_bytes=_LARGEST_BODY) as weights:
             read = {name: weights.read_float32(name) for name in layout}
-            return of_rank(read, next(iter(layout.values()))[0]) if ranks_differ else read
+            return resize_ranks(read, next(iter(layout.values()))[0]) if ranks_differ else read
     except BodyRefused as refusal:
         raise AdapterUnreadable(
             f"the stored weights are damaged, or not of this plan ({refusal}); "
@@ -83,7 +83,7 @@ def load_served(
     if not isinstance(strategy, Folding):
         return read_weights(body, adapter.layout, ranks_differ=isinstance(strategy, RanksDiffer))
     served = read_served(body, adapter.layout)
-    adapter.load_fold(fold_of(rounds, folder, served).added)
+    adapter.load_base_delta(fold_of(rounds, folder, served).added)
     return served.adapter
 
 
@@ -134,7 +134,7 @@ def adapter_of_round(silo: Silo, home: Path, round_number: int | None, what: Wha
                 adapter.load(load_served(adapter, strategy, rounds, folder))
             elif isinstance(strategy, Folding):
                 served = read_served(final.read_bytes(), adapter.layout)
-                adapter.load_fold(after(newest(rounds, before=before), served).added)
+                adapter.load_base_delta(after(newest(rounds, before=before), served).added)
                 adapter.load(served.adapter)
             else:
                 differ = isinstance(strategy, RanksDiffer)

@@ -44,11 +44,11 @@ def fold_for(base: BaseModel) -> dict[str, Factors]:
 
 def write_into(base: BaseModel, fold: dict[str, Factors]) -> None:
     model: Any = base.model
-    for name, one in fold.items():
+    for name, factors in fold.items():
         layer, role = name[1:].split(".")
         linear: Any = base.parts.linear(model, int(layer), role)  # type: ignore[arg-type]
         with torch.no_grad():
-            added = PLAN.scale * torch.from_numpy(one.B @ one.A)
+            added = PLAN.scale * torch.from_numpy(factors.B @ factors.A)
             rows = base.parts.rows(model, role)  # type: ignore[arg-type]
             if isinstance(linear, Conv1D):
                 linear.weight[:, rows] += added.T
@@ -60,11 +60,11 @@ def test_a_fold_acts_as_if_it_were_in_the_weights(each_architecture: BaseModel) 
     base = each_architecture
     bare, fold = logits(base), fold_for(base)
     with inject_lora(base, PLAN) as adapter:
-        adapter.load_fold(fold)
+        adapter.load_base_delta(fold)
         with pytest.raises(AdapterInPlace):
             require_bare(base)
         folded = logits(base)
-        adapter.load_fold(fold)  # again is as good as once
+        adapter.load_base_delta(fold)  # again is as good as once
         np.testing.assert_array_equal(logits(base), folded)
     np.testing.assert_array_equal(logits(base), bare)
     write_into(base, fold)
@@ -79,7 +79,7 @@ def test_as_lora_says_what_adapter_and_fold_do_together(tiny: Callable[..., Base
         adapter.load({n: 0.2 * rng.standard_normal(s).astype(np.float32) for n, s in adapter.layout.items()})
         alone = adapter.as_lora()
         fold = fold_for(base)
-        adapter.load_fold(fold)
+        adapter.load_base_delta(fold)
         together = adapter.as_lora()
     rows = base.parts.rows(base.model, "v")
     path = base.parts.path(1, "v")
@@ -95,8 +95,8 @@ def test_a_fold_is_frozen_while_the_adapter_trains(
     base = tiny()
     plan = TrainingPlan(steps=2, batch_size=4, max_length=64)
     with inject_lora(base, PLAN) as adapter:
-        adapter.load_fold({})
-        adapter.load_fold(fold_for(base))
+        adapter.load_base_delta({})
+        adapter.load_base_delta(fold_for(base))
         names = set(adapter.named_parameters())
         train(base, adapter, examples, plan, seed=0, round_number=1)
         assert names == set(adapter.layout)
@@ -110,13 +110,13 @@ def test_only_a_whole_lora_of_the_same_widths_can_be_folded(tiny: Callable[..., 
     with inject_lora(base, PLAN) as adapter:
         for wrong in ({"l9.q": fold["l0.q"]}, {"l0.down": fold["l0.q"]}):
             with pytest.raises(LayoutMismatch):
-                adapter.load_fold(wrong)
+                adapter.load_base_delta(wrong)
     parts = parts_of(load_strategy("ffa_lora"))
     pq = AdapterPlan(rank=4, blocks=2)
     for plan, chosen in ((PLAN, parts), (pq, None)):
         frames = random_frames(base, pq, 0) if plan is pq else {}
         with (
-            inject(base, plan, frames, gated=False, seed=0, parts=chosen) as other,
+            inject(base, plan, frames, gated=False, seed=0, parts=chosen) as adapter,
             pytest.raises(AdapterInPlace),
         ):
-            other.load_fold(fold)
+            adapter.load_base_delta(fold)
