@@ -72,7 +72,7 @@ def exported(tmp_path: Path, file: Path, plan: Path, *options: object, **changes
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({"adapter": ADAPTER | {"scale": 1.0}}, "scale 2.0, not 1.0"),
         ({"adapter": ADAPTER | {"rank": 6}}, "rank 4, not 6"),
@@ -111,10 +111,10 @@ def test_a_pack_that_was_or_was_not_there_in_training_is_missed(
         packs.append(tmp_path / f"pack-{seed}")
         packs[-1].write_bytes(pack.to_body())
     alone = trained()
-    assert "between other frames" in exported(tmp_path, alone, plan(), "--pack", packs[0])
+    assert "with different frames" in exported(tmp_path, alone, plan(), "--pack", packs[0])
     packed = trained("--pack", packs[0])
-    assert "between other frames" in exported(tmp_path, packed, plan())
-    assert "between other frames" in exported(tmp_path, packed, plan(), "--pack", packs[1])
+    assert "with different frames" in exported(tmp_path, packed, plan())
+    assert "with different frames" in exported(tmp_path, packed, plan(), "--pack", packs[1])
     assert exported(tmp_path, packed, plan(), "--pack", packs[0]) == ""
 
 

@@ -36,10 +36,8 @@ def update(layers: int = 2, seed: int = 0) -> dict[str, np.ndarray]:
 def marks(
     importance: np.ndarray, tensors: dict[str, np.ndarray], density: float = 0.27, **changes: Any
 ) -> dict[str, Mask]:
-    importance_plan = plan(**changes)
-    return unit_marks(
-        tensors, lora_modules(tensors), importance, span=importance_plan.span, cut=importance_plan.cut
-    )(density)
+    options = plan(**changes)
+    return unit_marks(tensors, lora_modules(tensors), importance, span=options.span, cut=options.cut)(density)
 
 
 def shares(mask: dict[str, Mask], module: str) -> tuple[np.ndarray, np.ndarray]:
