@@ -15,7 +15,7 @@ from client_agent.adapters.inject import inject, parts_of
 from client_agent.adapters.provenance import Origin, origin_of, require_plan, require_same
 from client_agent.adapters.rank_pruning import rank_of, resize_ranks
 from client_agent.adapters.variational.adapter import with_importance
-from client_agent.alignment.pack_exchange import frames_kept
+from client_agent.alignment.pack_exchange import stored_frames
 from client_agent.errors import AdapterUnreadable, NothingTrained
 from client_agent.rounds.standalone import frames_of
 from client_agent.rounds.train import Trained
@@ -104,7 +104,7 @@ def adapter_of_round(silo: Silo, home: Path, round_number: int | None, what: Wha
     """
     folder, rounds = round_with(home, round_number, what), RoundFolders(home / "rounds")
     brief = RoundBrief.model_validate_json(folder.read(BRIEF))
-    frames = frames_kept(brief, silo.base, home).frames
+    frames = stored_frames(brief, silo.base, home).frames
     strategy = load_strategy(brief.strategy.name, brief.strategy.options)
     gated = strategy.gated and what == "local"
     seed = brief.training.seed

@@ -13,7 +13,7 @@ from client_agent.adapters.inject import inject, parts_of
 from client_agent.adapters.provenance import Origin, origin_of
 from client_agent.adapters.rank_pruning import rank_of
 from client_agent.adapters.variational.adapter import with_importance
-from client_agent.alignment.pack_exchange import FramesInUse, deliver_kept, drop_ended, frames_for
+from client_agent.alignment.pack_exchange import FramesInUse, archive_voided_pack, frames_for, redeliver_pack
 from client_agent.identity.manifests import Manifests
 from client_agent.identity.roster import Roster
 from client_agent.privacy.budget import require_private, require_voices
@@ -106,7 +106,7 @@ class Participant:
         if brief.alignment is None:
             return
         slug = self.silo.base.slug
-        if not drop_ended(slug, self.api, self.federation, self.home):
+        if not archive_voided_pack(slug, self.api, self.federation, self.home):
             return
         self._frames = None
         for folder in self.rounds.newest_first():
@@ -116,7 +116,7 @@ class Participant:
     def deliver_pack_again(self, brief: RoundBrief) -> None:
         """Give the coordinator our base model's pack, which it had: it was restored from an older backup."""
         pivot = brief.alignment.pivot if brief.alignment is not None else ""
-        deliver_kept(self.silo.base.slug, pivot, self.api, self.federation, self.home)
+        redeliver_pack(self.silo.base.slug, pivot, self.api, self.federation, self.home)
 
     def injected(self, brief: RoundBrief) -> Adapter:
         """Put the plan's adapter around our base model; leaving its context takes it away."""

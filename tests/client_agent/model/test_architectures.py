@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from client_agent.adapters.base import Adapter, LoraFactors
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_lora, inject_pq
-from client_agent.alignment.anchor_responses import answered, asked, random_targets, sites_of
+from client_agent.alignment.anchor_responses import random_targets, run_batch, sites_of, with_targets
 from client_agent.model.architectures import ARCHITECTURES, linear_shape
 from client_agent.model.examples import Example, encode_all
 from client_agent.model.loading import BaseModel
@@ -250,7 +250,9 @@ def test_alignment_sees_every_roles_own_gradient_and_input(each_architecture: Ba
     words = [f"{a}{b}" for a in "abcde" for b in "fghij"]
     anchors = [Anchor(id=w, prompt=f"say {w}=", answer=w) for w in words]
     sites = sites_of(base, PLAN)
-    result = answered(base, sites, asked(base, anchors, dict(enumerate(random_targets(anchors, 0)[:5]))))
+    result = run_batch(
+        base, sites, with_targets(base, anchors, dict(enumerate(random_targets(anchors, 0)[:5])))
+    )
     for site in sites:
         weight = site.linear.get_parameter("weight").requires_grad_(True)
         logits, targets = answer_logits(base.model, base.parts, result.batch)
