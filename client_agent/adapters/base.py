@@ -55,7 +55,6 @@ class Adapter(Protocol):
 
         Raises:
             LayoutMismatch: names or shapes differ.
-
         """
 
     def load_global(self, state: State) -> None:
@@ -64,7 +63,6 @@ class Adapter(Protocol):
         Raises:
             AdapterInPlace: the adapter has no global branch.
             LayoutMismatch: names or shapes differ.
-
         """
 
     def load_base_delta(self, base_delta: Mapping[str, Factors]) -> None:
@@ -73,7 +71,6 @@ class Adapter(Protocol):
         Raises:
             AdapterInPlace: adapters of this kind accept no base delta.
             LayoutMismatch: a module is not adapted, or has other widths.
-
         """
 
     def private_state(self) -> dict[str, NDArray[np.float32]]:
@@ -170,7 +167,6 @@ def require_fit(layout: Layout, state: State) -> None:
 
 
 def copy_out(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[np.float32]]:
-    """Copy tensors to float32 arrays, sorted by name."""
     return {name: np.array(tensors[name].detach().float().cpu().numpy()) for name in sorted(tensors)}
 
 

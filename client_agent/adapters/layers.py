@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from client_agent.model.architectures import block_diagonal, in_own_rows, linear_shape
+from client_agent.model.architectures import block_diagonal, linear_shape, place_rows
 
 GATE_AT_START = -1.386  # sigmoid(-1.386) = 0.2
 
@@ -97,7 +97,7 @@ class FusedLora(nn.Module):
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Return A (n r, d_in) and s B (d_out, n r) of all n roles."""
-        return torch.cat(list(self.A)), self.scale * in_own_rows(list(self.B), self.rows, self.out_features)
+        return torch.cat(list(self.A)), self.scale * place_rows(list(self.B), self.rows, self.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
         y = cast(Tensor, self.base_layer(x))

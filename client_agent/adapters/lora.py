@@ -25,7 +25,7 @@ from client_agent.adapters.base import (
 from client_agent.adapters.frames import present_roles
 from client_agent.adapters.layers import BaseDeltaLinear, FusedLora
 from client_agent.errors import AdapterInPlace, LayoutMismatch
-from client_agent.model.architectures import in_own_rows, linear_shape
+from client_agent.model.architectures import linear_shape, place_rows
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import Layout, layer_module_name, lora_layout
 from schemas.maths.factors import Factors
@@ -100,7 +100,6 @@ class LoraAdapter(Removable):
         return [{"params": list(self._tensors.values()), "lr": learning_rate}]
 
     def state(self) -> Arrays:
-        """Copy A (r, d_in) and B (d_out, r) of every (layer, role)."""
         return copy_out(self._tensors)
 
     def load(self, state: State) -> None:
@@ -117,7 +116,6 @@ class LoraAdapter(Removable):
 
         Raises:
             LayoutMismatch: a module is not adapted here, or has other widths.
-
         """
         widths = {name: (self.layout[f"{name}.B"][0], self.layout[f"{name}.A"][1]) for name in self._names()}
         for name, factors in base_delta.items():
@@ -139,7 +137,7 @@ class LoraAdapter(Removable):
             parts = [self._scale * torch.from_numpy(base_delta[name].B) for name in changed]
             d_out = linear_shape(self._inner[path])[0]
             rows = [self._rows.get(name, torch.arange(d_out)) for name in changed]
-            b = in_own_rows(parts, rows, d_out)
+            b = place_rows(parts, rows, d_out)
             replace_module(self._model, path, BaseDeltaLinear(layer, a, b))
             self._base_delta[path] = LoraFactors(a.numpy(), b.numpy(), None)
 

@@ -2,7 +2,6 @@
 
 Exact (fedmosaic.md section 2): lora_A = A, lora_B = s B P, and the output bias s B Q as peft's `lora_bias`.
 peft multiplies A, B and the bias by lora_alpha / r, so lora_alpha = r for every path.
-
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ def precision_note(precision: str | None) -> str:
     """Return a sentence on the base-model precision under which the exported adapter keeps its score.
 
     `precision` None means unknown.
-
     """
     if precision is None:
         return (

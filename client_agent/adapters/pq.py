@@ -1,7 +1,6 @@
 """PQ-LoRA around the last layer of each block of a base model (fedmosaic.md section 2).
 
 Tensors are named by block ordinal and role, never by layer number, so that names agree across depths.
-
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from client_agent.adapters.base import LoraFactors, Removable, State, copy_in, c
 from client_agent.adapters.frames import Frame, Frames, present_modules, wrapped_layers
 from client_agent.adapters.layers import PQCore, PQLinear
 from client_agent.errors import AdapterInPlace, LayoutMismatch
-from client_agent.model.architectures import in_own_rows, linear_shape
+from client_agent.model.architectures import linear_shape, place_rows
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import Layout, pq_layout
 from schemas.messages.federations import AdapterPlan, Role
@@ -64,12 +63,11 @@ class PQAdapter(Removable):
         scale: float,
         cores: Sequence[PQCore],
     ) -> PQLinear:
-        """Wrap the linear layer at a path for the (block, role)s that it serves."""
         inner = self._model.get_submodule(path)
         a = torch.cat([torch.tensor(frames[name].A, device=base.device) for name in members])
         b = [torch.tensor(frames[name].B, device=base.device) for name in members]
         rows = [base.parts.rows(self._model, role).to(base.device) for role in members.values()]
-        return PQLinear(inner, a, in_own_rows(b, rows, linear_shape(inner)[0]), scale, cores=cores)
+        return PQLinear(inner, a, place_rows(b, rows, linear_shape(inner)[0]), scale, cores=cores)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return {**self._shared(), **self._gates()}
@@ -87,7 +85,6 @@ class PQAdapter(Removable):
         ]
 
     def state(self) -> Arrays:
-        """Copy P (r, r) and Q (r,) of every (block, role)."""
         return copy_out(self._shared())
 
     def load(self, state: State) -> None:

@@ -2,7 +2,6 @@
 
 Two LoRA side by side are one of the summed rank: B1 A1 + B2 A2 = [B1 B2] [A1; A2]. So the base model carries
 one LoRA, whose first ranks are shared and whose last are private; P and Q wrap its layers.
-
 """
 
 from __future__ import annotations
@@ -97,7 +96,6 @@ class ComposedAdapter(Removable):
         return _sorted({**merged, **self._split(self._lora.state())[0]})
 
     def as_lora(self) -> dict[str, LoraFactors]:
-        """Return one LoRA of the summed rank by module path."""
         pq = self._pq.as_lora() if self._pq is not None else {}
         lora = self._lora.as_lora()
         return {

@@ -2,7 +2,6 @@
 
 P and Q are valid only between their frames, at their scale and around their base model; under others they fit
 in shape and compute a different function.
-
 """
 
 from __future__ import annotations

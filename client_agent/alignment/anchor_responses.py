@@ -1,7 +1,6 @@
 """Forward and backward passes over the anchors: inputs and output gradients of a model's linear layers.
 
 Target strings follow from a seed and are equal for all models (fedmosaic.md section 3).
-
 """
 
 from __future__ import annotations
@@ -144,7 +143,6 @@ def _with_target(base: BaseModel, index: int, anchor: Anchor, target: str) -> Te
 
 
 def batches_of(texts: Sequence[Text]) -> Iterator[list[Text]]:
-    """Split texts, in order, into batches of at most `_BATCH_TOKENS` padded tokens."""
     group: list[Text] = []
     longest = 0
     for text in texts:

@@ -2,7 +2,6 @@
 
 Activations and gradients on sampled text resemble those on real text; those on random tokens do not
 (docs/decisions/0031-anchors-that-the-pivot-writes.md).
-
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ class Moments:
     xy: Tensor | None = None  # (d_in, d_out)
 
     def add(self, x: Tensor, y: Tensor | None = None) -> None:
-        """Add rows x (n, d_in), and targets y (n, d_out)."""
         x = x.double()
         square = x.T @ x
         self.xx = square if self.xx is None else self.xx.add_(square)

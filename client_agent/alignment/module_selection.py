@@ -2,7 +2,6 @@
 
 Per-token errors do not predict transfer (fedmosaic.md section 3, step 4): P learns from a task's mean
 gradient, M = sum_t g_t [A h_t; 1]^T.
-
 """
 
 from __future__ import annotations

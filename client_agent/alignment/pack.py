@@ -58,6 +58,7 @@ class Pack:
 
         Raises:
             AlignmentImpossible: the body is malformed, or lacks a tensor that its manifest selects.
+
         """
         encoding: Encoding | None = "zstd" if is_frame(body) else None
         try:

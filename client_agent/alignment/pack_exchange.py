@@ -221,8 +221,6 @@ class _PackBuilder:
         return Pack.from_body(stored.body).manifest.alignment_set != fitted_to
 
     def _progress(self, base_model: str) -> Callable[[str, int, int], None]:
-        """Return a callback that logs a few lines per pass over the anchors and checks for stop."""
-
         def show(stage: str, done: int, total: int) -> None:
             if self.stop():
                 raise Stopped

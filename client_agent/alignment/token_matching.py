@@ -1,7 +1,6 @@
 """Match the tokens of two models, whose tokenizers split texts differently, by the text read so far.
 
 Two positions match if their tokens end at the same character.
-
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ class Responses:
         return self._tensor(self._pack.tensors[f"{name}.z"][rows])
 
     def g(self, name: str, rows: Sequence[int]) -> Tensor:
-        """Return rows of B^T g (len(rows), r) of a (block, role), float64."""
         return self._tensor(self._pack.tensors[f"{name}.g"][rows])
 
     def frames(

@@ -2,7 +2,6 @@
 
 P and Q are trained on a public pseudo-task in one model and continue in the other (fedmosaic.md section 3,
 acceptance test).
-
 """
 
 from __future__ import annotations

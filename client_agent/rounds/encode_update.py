@@ -21,7 +21,7 @@ from client_agent.rounds.byte_budget import has_no_reference, marked
 from client_agent.rounds.checkpoints import read_weights
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.train import Trained
-from client_agent.sketches.gradient import Signature
+from client_agent.sketches.gradient import Sketch
 from client_agent.storage.round_folder import (
     MEASURES,
     RECEIPT,
@@ -131,7 +131,7 @@ def _body(
     tensors: Mapping[str, Array],
     recipe: SentRecipe | None,
 ) -> bytes:
-    signature = Signature.from_bytes(folder.read(SIGNATURE))
+    signature = Sketch.from_bytes(folder.read(SIGNATURE))
     manifest = UpdateManifest(
         federation=who.federation,
         recipe=recipe.model_dump(mode="json") if recipe is not None else {},

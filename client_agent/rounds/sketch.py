@@ -15,9 +15,9 @@ from client_agent.model.loading import BaseModel
 from client_agent.privacy.accountant import noise_for
 from client_agent.privacy.budget import BudgetSpent, TooFewRecords, require_private
 from client_agent.privacy.ledger import Ledger
-from client_agent.privacy.release import Averaged, Mechanism, averaged, drawn, release
+from client_agent.privacy.release import Averaged, Mechanism, averaged, release, sample_records
 from client_agent.rounds.participant import Participant
-from client_agent.sketches.gradient import Signature, clipped, ema, sketch_of
+from client_agent.sketches.gradient import Sketch, clipped, ema, sketch_of
 from client_agent.sketches.per_record import record_sketches
 from schemas.maths.adapter import SIGNATURE
 from schemas.messages.federations import SignatureDpPlan, SignaturePlan
@@ -29,7 +29,7 @@ from schemas.wire.envelope import pack
 log = logging.getLogger(__name__)
 
 
-def sign(who: Participant, brief: RoundBrief, trained: State | None, last: Signature | None) -> Signature:
+def sign(who: Participant, brief: RoundBrief, trained: State | None, last: Sketch | None) -> Sketch:
     """Give the signature to send in a round, smoothed over rounds; `last` is the one before.
 
     Raises:
@@ -45,7 +45,7 @@ def sign(who: Participant, brief: RoundBrief, trained: State | None, last: Signa
     return ema(last, fresh, plan.ema) if last is not None else fresh
 
 
-def join_signature(who: Participant, brief: RoundBrief, signature: Signature | None) -> bytes:
+def join_signature(who: Participant, brief: RoundBrief, signature: Sketch | None) -> bytes:
     """Write the body that lets a newcomer be weighed before its first update; None = make a signature.
 
     Raises:
@@ -88,7 +88,7 @@ def mechanism_for(examples: Sequence[Example], plan: SignaturePlan, dp: Signatur
     return Mechanism(sampled, records, noise, plan.clip, plan.dim)
 
 
-def _released(who: Participant, brief: RoundBrief, dp: SignatureDpPlan, last: Signature | None) -> Signature:
+def _released(who: Participant, brief: RoundBrief, dp: SignatureDpPlan, last: Sketch | None) -> Sketch:
     """Release a sample's noisy mean and average it with those before; past the budget, give `last` again.
 
     All that may fail is done before the release is paid for; once it is, it is made and handed on to be kept.
@@ -105,7 +105,7 @@ def _released(who: Participant, brief: RoundBrief, dp: SignatureDpPlan, last: Si
         log.info("round %d: %s", brief.round, refusal)
         return last
     records = _distinct(examples)
-    sample = [records[record] for record in drawn(mechanism, secrets.randbelow)]
+    sample = [records[record] for record in sample_records(mechanism, secrets.randbelow)]
     sketches = list(record_sketches(_shared_model(who, brief), sample, plan))
     if sample and not any(np.isfinite(sketch).all() for sketch in sketches):
         raise SignatureUnusable("no gradient is finite; load the shared model in float32 or bfloat16")
@@ -121,12 +121,12 @@ def _released(who: Participant, brief: RoundBrief, dp: SignatureDpPlan, last: Si
     return _sent(made)
 
 
-def _sent(made: Averaged) -> Signature:
+def _sent(made: Averaged) -> Sketch:
     """Scale what is known to all down to the clip, as the coordinator wants it."""
-    return Signature(clipped(made.mean.astype(np.float32), made.clip), made.reliability, made)
+    return Sketch(clipped(made.mean.astype(np.float32), made.clip), made.reliability, made)
 
 
-def sketch(who: Participant, brief: RoundBrief, trained: State | None) -> Signature:
+def sketch(who: Participant, brief: RoundBrief, trained: State | None) -> Sketch:
     """Sketch as the plan's `signature.kind` says: (dim,).
 
     `gradient`: of the shared model, without any adapter, on our probe set. `representation`: of our own

@@ -21,7 +21,7 @@ from client_agent.rounds.failure_policy import RECEIPT_LOST, TROUBLE, given_up
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.sketch import join_signature, sign
 from client_agent.rounds.train import Trained, train_locally
-from client_agent.sketches.gradient import Signature
+from client_agent.sketches.gradient import Sketch
 from client_agent.storage.base_delta import BaseDeltaMissing, require_whole
 from client_agent.storage.files import write_durably
 from client_agent.storage.round_folder import (
@@ -176,7 +176,7 @@ def _join_signature(work: _Work) -> bytes:
         return join_signature(work.who, work.brief, None)
     if not work.folder.has(SIGNATURE):
         work.folder.write(SIGNATURE, _signed(work, None).to_bytes())
-    return join_signature(work.who, work.brief, Signature.from_bytes(work.folder.read(SIGNATURE)))
+    return join_signature(work.who, work.brief, Sketch.from_bytes(work.folder.read(SIGNATURE)))
 
 
 def _train(work: _Work) -> bytes:
@@ -222,9 +222,9 @@ def _sign(work: _Work) -> bytes:
     return _signed(work, Trained.read(work.folder.path / TRAINED).adapter).to_bytes()
 
 
-def _signed(work: _Work, trained: State | None) -> Signature:
+def _signed(work: _Work, trained: State | None) -> Sketch:
     previous = work.who.rounds.newest_with(SIGNATURE, before=work.brief.round)
-    last = Signature.from_bytes(previous.read(SIGNATURE)) if previous is not None else None
+    last = Sketch.from_bytes(previous.read(SIGNATURE)) if previous is not None else None
     return sign(work.who, work.brief, trained, last)
 
 

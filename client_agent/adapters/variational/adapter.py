@@ -2,7 +2,6 @@
 
 The prior is sent less 1, since every client starts at zeros. A tenth of the prior that a client sends is its
 posterior; the modulator is never sent.
-
 """
 
 from __future__ import annotations

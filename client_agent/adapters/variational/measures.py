@@ -3,7 +3,6 @@
 A round's file lists all rounds so far, so the newest file is enough to plot them; importance per module is
 stored for the newest round only, which bounds the file. Values have six digits: the last bits of a long sum
 depend on memory layout, and a rewritten file must be identical.
-
 """
 
 from __future__ import annotations

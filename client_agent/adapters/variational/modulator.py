@@ -2,7 +2,6 @@
 
 It is never sent. A client yields one feature, so a shared network would have as many data points as there are
 clients, for more bytes than the posterior that it explains.
-
 """
 
 from __future__ import annotations

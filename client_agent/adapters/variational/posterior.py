@@ -2,7 +2,6 @@
 
 Row l of every (M, r) tensor belongs to the l-th module of `schemas.maths.adapter.lora_modules`. Importance is
 the mean a'/b', never a sample, so that the sent values follow from the posterior (ca_pfl.md, "Build this").
-
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def positive(raw: Tensor) -> Tensor:
 
 
 def raw_of(values: Tensor) -> Tensor:
-    """Invert `positive` for values above eps."""
+    # The inverse of `positive`, for values above eps.
     above = (values - _LEAST).clamp(min=1e-6)
     return above + torch.log(-torch.expm1(-above))
 

@@ -77,11 +77,11 @@ def test_what_silos_compare_is_computed_on_dense_weights(tmp_path: Path) -> None
     assert few.model_named(few.base.slug) is shared
     assert dense.model_named(dense.base.slug) is dense.base
     plan = SignaturePlan(dim=64)
-    own, ours, theirs = (
+    quantized, dense_copy, dense_peer = (
         sketch_of(model, few.data.train, plan).vector for model in (few.base, shared, dense.base)
     )
-    np.testing.assert_array_equal(ours, theirs)
-    assert not np.allclose(own, theirs, rtol=0.1)
+    np.testing.assert_array_equal(dense_copy, dense_peer)
+    assert not np.allclose(quantized, dense_peer, rtol=0.1)
 
 
 @pytest.mark.long
@@ -90,8 +90,8 @@ def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
     tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served]
 ) -> None:
     served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
-    other, pivot = str(MODELS["L"]), str(MODELS["S"])
-    file = config(tmp_path, model=other, pivot_model=pivot, quantization="nf4")
+    model, pivot = str(MODELS["L"]), str(MODELS["S"])
+    file = config(tmp_path, model=model, pivot_model=pivot, quantization="nf4")
     silo = open_silo(read_settings(file))
     alignment = AlignmentPlan(pivot=base_model_slug(pivot), anchors=64)
     federation_id = served.federation(
@@ -108,7 +108,7 @@ def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
         token = served.enrolment_token(federation_id, "aster")
         member = enrol(api, tmp_path, token=token, name="aster", profile=silo.profile)
     with connected(read_key(tmp_path)) as api:
-        who = Participant(
+        participant = Participant(
             silo,
             api,
             federation_id,
@@ -118,27 +118,29 @@ def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
             stop=lambda: False,
             server_key=member.server_key,
         )
-        prepare(who, naps(500))
+        prepare(participant, naps(500))
         stored = {slug: api.pack(federation_id, slug) for slug in (silo.base.slug, alignment.pivot)}
-    found, of_pivot = (Pack.from_body(body.body) for body in stored.values() if body is not None)
+    packs, of_pivot = (Pack.from_body(body.body) for body in stored.values() if body is not None)
     anchors = Anchors.model_validate(content).anchors[:64]
-    dense = [load_base_model(source, device=CPU) for source in (other, pivot)]
+    dense = [load_base_model(source, device=CPU) for source in (model, pivot)]
     expected = aligned_pack(*dense, of_pivot, anchors, AdapterPlan(), alignment, federation_id)
     for name, values in expected.tensors.items():
-        np.testing.assert_allclose(found.tensors[name], values, rtol=1e-4, atol=1e-4 * np.abs(values).max())
+        np.testing.assert_allclose(packs.tensors[name], values, rtol=1e-4, atol=1e-4 * np.abs(values).max())
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_check_says_how_the_model_is_held_and_what_a_step_needs(tmp_path: Path, quantization: str) -> None:
-    found = {
-        held: {finding.what: finding.found for finding in findings(config(tmp_path, quantization=held))}
-        for held in ("none", quantization)
+    reports = {
+        precision: {
+            finding.what: finding.found for finding in findings(config(tmp_path, quantization=precision))
+        }
+        for precision in ("none", quantization)
     }
-    assert found[quantization]["device"].endswith(f"bfloat16, linear layers in {quantization}")
-    assert found["none"]["device"].endswith("float32")
-    assert found[quantization]["model"] == found["none"]["model"]
-    few, step, recomputing = bytes_in(found[quantization]["memory"])
-    assert few < bytes_in(found["none"]["memory"])[0] / 2
+    assert reports[quantization]["device"].endswith(f"bfloat16, linear layers in {quantization}")
+    assert reports["none"]["device"].endswith("float32")
+    assert reports[quantization]["model"] == reports["none"]["model"]
+    few, step, recomputing = bytes_in(reports[quantization]["memory"])
+    assert few < bytes_in(reports["none"]["memory"])[0] / 2
     assert recomputing < step
 
 

@@ -20,7 +20,7 @@ from client_agent.rounds import steps as rounds
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.sketch import join_signature, mechanism_for, sign
 from client_agent.rounds.steps import take_part
-from client_agent.sketches.gradient import Signature
+from client_agent.sketches.gradient import Sketch
 from client_agent.storage.round_folder import SIGNATURE, WEIGHTS
 from schemas.messages.federations import FederationPlan, SignatureDpPlan, SignaturePlan
 from schemas.messages.rounds import RoundBrief
@@ -54,8 +54,8 @@ def private(served: Served, participant: Enrolled, **rounds_plan: int) -> tuple[
     return federation_id, who
 
 
-def kept(who: Participant, number: int) -> Signature:
-    return Signature.from_bytes(who.rounds.open(number).read(SIGNATURE))
+def kept(who: Participant, number: int) -> Sketch:
+    return Sketch.from_bytes(who.rounds.open(number).read(SIGNATURE))
 
 
 @pytest.mark.slow
