@@ -31,7 +31,7 @@ from client_agent.rounds.sketch import mechanism_for
 from client_agent.sketches.gradient import Sketch, sketch_of
 from client_agent.sketches.per_record import record_sketches
 from coordinator.strategies.base import ClientFacts, Cohort
-from coordinator.strategies.base import Sketch as Sent
+from coordinator.strategies.base import Signature as Sent
 from coordinator.strategies.fedmosaic import Options, Strategy
 from examples.tasks import TASKS, draw
 from schemas.messages.federations import SignatureDpPlan, SignaturePlan

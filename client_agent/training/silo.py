@@ -78,7 +78,7 @@ def _load_shared(source: str, device: torch.device) -> BaseModel:
         return load_base_model(source, device=device)
     except ModelTooLarge:
         log.warning(
-            "shared model: no room on %s (%s); loading it on the CPU, which is slower", device, source
+            "shared model: no room for %s on %s; loading it on the CPU, which is slower", source, device
         )
         torch.cuda.empty_cache()
         return load_base_model(source, device=torch.device("cpu"))

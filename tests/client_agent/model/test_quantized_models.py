@@ -102,7 +102,7 @@ def test_weights_that_are_stored_quantised_are_refused(saved_model: Callable[...
     folder = Path(saved_model())
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"load_in_4bit": True}}))
-    with pytest.raises(ModelNotFound, match="give the model they were made from"):
+    with pytest.raises(ModelNotFound, match="set model to the dense model"):
         load_base_model(str(folder), device=torch.device("cpu"))
 
 

@@ -59,7 +59,7 @@ def test_a_damaged_or_lost_book_is_not_begun_anew(tmp_path: Path) -> None:
     with pytest.raises(LedgerDamaged, match="restore the newest copy"):
         ledger.priced("f", 2, NOISY, DP, last)
     (tmp_path / LEDGER).unlink()
-    with pytest.raises(LedgerDamaged, match="knows 0 releases, and 1 were made"):
+    with pytest.raises(LedgerDamaged, match="has 0 releases, and 1 were made"):
         ledger.priced("f", 2, NOISY, DP, last)
 
 

@@ -106,7 +106,9 @@ def test_a_crash_that_costs_the_only_release_is_told_with_what_to_do(
         patched.setattr(sketch, "release", lambda *_: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             sign(who, brief, None, None)
-    with pytest.raises(BudgetSpent, match=r"none to send again: a crash after .* releases of 2 or more"):
+    with pytest.raises(
+        BudgetSpent, match=r"no sketch to send again: a crash lost it after .* releases of 2 or more"
+    ):
         sign(who, brief, None, None)
 
 
@@ -143,8 +145,11 @@ def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_th
 @pytest.mark.parametrize(
     ("dp", "said"),
     [
-        (None, "asks for signatures without differential privacy, and this silo's max_epsilon is 1"),
-        (SignatureDpPlan(epsilon=1.5), "lets signatures cost epsilon 1.5, and this silo's max_epsilon is 1"),
+        (None, "asks for sketches without differential privacy, and this silo's max_epsilon is 1"),
+        (
+            SignatureDpPlan(epsilon=1.5),
+            "allows sketches to cost epsilon 1.5, and this silo's max_epsilon is 1",
+        ),
     ],
 )
 def test_a_silo_makes_no_signature_that_is_less_private_than_it_allows(
@@ -179,7 +184,7 @@ def test_a_check_holds_a_plan_to_what_the_silo_allows(
     assert "max_epsilon 2 is kept, whatever the federation's plan will say" in unknown.found
     for most, good, found in (
         ("2", True, "max_epsilon 2 is kept"),
-        ("1.9", False, "lets signatures cost epsilon 2, and this silo's max_epsilon is 1.9"),
+        ("1.9", False, "allows sketches to cost epsilon 2, and this silo's max_epsilon is 1.9"),
     ):
         monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", most)
         said.write_text(json.dumps(plan))
@@ -189,7 +194,7 @@ def test_a_check_holds_a_plan_to_what_the_silo_allows(
     said.write_text(json.dumps(plan | {"signature": {}}))
     finding = {one.what: one for one in findings(file, said)}["privacy"]
     assert not finding.good
-    assert "asks for signatures without differential privacy" in finding.found
+    assert "asks for sketches without differential privacy" in finding.found
 
 
 def test_without_any_budget_left_a_newcomer_says_what_to_do(served: Served, participant: Enrolled) -> None:

@@ -244,7 +244,9 @@ def test_texts_beyond_a_models_positions_are_refused_before_anything_trains(
             lambda: train(base, adapter, examples, PLAN, seed=0, round_number=1),
             lambda: evaluate(base, examples, max_length=64),
         ):
-            with pytest.raises(TextTooLong, match=r"reads 12 at most: have training\.max_length set to 12"):
+            with pytest.raises(
+                TextTooLong, match=r"reads 12 at most; ask the operator to set training\.max_length to 12"
+            ):
                 step()
         assert not any(values.any() for values in adapter.state().values())
         shorter = PLAN.model_copy(update={"max_length": 12})
