@@ -241,6 +241,6 @@ def architecture_of(model_type: str) -> Architecture:
         raise UnknownArchitecture(
             f"model_type {model_type!r} is not supported; supported are {supported}. Use one of these, or "
             f"add entry {model_type!r} to ARCHITECTURES in client_agent/model/architectures.py: the paths "
-            "of decoder, layers, norm and head, the linear layer of each role q, k, v, o, gate, up, down, and "
-            "the output rows of each role where roles share a layer."
+            "of decoder, layers, norm and head, the linear layer of each role q, k, v, o, gate, up, down, "
+            "and the output rows of each role where roles share a layer."
         ) from None
