@@ -39,7 +39,7 @@ class Adapter(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Names and shapes of the tensors that are sent to the coordinator."""
+        """Return names and shapes of the tensors that are sent to the coordinator."""
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Return every trainable parameter by name, private ones included."""

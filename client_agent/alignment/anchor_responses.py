@@ -54,12 +54,12 @@ class Text:
 
     @property
     def read(self) -> list[int]:
-        """Positions of tokens with characters; activations of special tokens are not comparable."""
+        """Return the positions of tokens with characters; activations of special tokens are not comparable."""
         return [t for t, (start, end) in enumerate(self.encoded.spans) if end > start]
 
     @property
     def predicting(self) -> list[int]:
-        """Positions of tokens with characters and a target."""
+        """Return the positions of tokens with characters and a target."""
         return [t for t in self.read if self.targets[t] != NO_TARGET]
 
 
