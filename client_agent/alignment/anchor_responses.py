@@ -54,7 +54,7 @@ class Text:
 
     @property
     def read(self) -> list[int]:
-        """Return the positions of tokens with characters; activations of special tokens are not comparable."""
+        """Return the positions of tokens with characters; special tokens are not comparable."""
         return [t for t, (start, end) in enumerate(self.encoded.spans) if end > start]
 
     @property

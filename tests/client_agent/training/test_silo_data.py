@@ -37,7 +37,7 @@ def test_prompts_and_chats_are_read(tmp_path: Path) -> None:
         ("[1]", "not a JSON object"),
         ('{"prompt": "a"}', "completion is missing"),
         ('{"prompt": "", "completion": "b"}', "prompt is missing, empty"),
-        ('{"prompt": "a", "completion": 3}', "completion is missing, empty or no string"),
+        ('{"prompt": "a", "completion": 3}', "completion is missing, empty or not a string"),
         ('{"messages": []}', "two or more"),
         ('{"messages": [1, 2]}', "two or more"),
         ('{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}', "user's"),
