@@ -48,7 +48,7 @@ class LoraAdapter(Removable):
             for role in roles:
                 served.setdefault(base.parts.path(layer, role), {})[layer_module_name(layer, role)] = role
         self._served = served
-        self._inner = {path: self._model.get_submodule(path) for path in served}
+        self._base_layers = {path: self._model.get_submodule(path) for path in served}
         self._base_delta: dict[str, LoraFactors] = {}
         self._fused: dict[str, FusedLora] = {}
         self._single: dict[str, str] = {}
@@ -56,7 +56,7 @@ class LoraAdapter(Removable):
         for path, members in served.items():
             if any(base.parts.is_fused(role) for role in members.values()):
                 rows = [base.parts.rows(self._model, role) for role in members.values()]
-                self._fused[path] = FusedLora(self._inner[path], rows, plan.rank, plan.scale)
+                self._fused[path] = FusedLora(self._base_layers[path], rows, plan.rank, plan.scale)
                 self._rows |= dict(zip(members, rows, strict=True))
             else:
                 (self._single[path],) = members
@@ -82,7 +82,7 @@ class LoraAdapter(Removable):
             lora_alpha=cast(int, plan.scale * plan.rank),  # peft scales by lora_alpha / r; fractions work
             target_modules=list(self._single),
             init_lora_weights=False,
-            fan_in_fan_out=any(isinstance(self._inner[path], Conv1D) for path in self._single),
+            fan_in_fan_out=any(isinstance(self._base_layers[path], Conv1D) for path in self._single),
         )
         inject_adapter_in_model(config, self._model)
         tensors: dict[str, nn.Parameter] = {}
@@ -134,10 +134,10 @@ class LoraAdapter(Removable):
             if not changed:
                 continue
             a = torch.from_numpy(np.concatenate([base_delta[name].A for name in changed]))
-            parts = [self._scale * torch.from_numpy(base_delta[name].B) for name in changed]
-            d_out = linear_shape(self._inner[path])[0]
+            factors_b = [self._scale * torch.from_numpy(base_delta[name].B) for name in changed]
+            d_out = linear_shape(self._base_layers[path])[0]
             rows = [self._rows.get(name, torch.arange(d_out)) for name in changed]
-            b = place_rows(parts, rows, d_out)
+            b = place_rows(factors_b, rows, d_out)
             replace_module(self._model, path, BaseDeltaLinear(layer, a, b))
             self._base_delta[path] = LoraFactors(a.numpy(), b.numpy(), None)
 
@@ -170,9 +170,9 @@ class LoraAdapter(Removable):
         }
 
     def remove(self) -> None:
-        for path, inner in self._inner.items():
-            replace_module(self._model, path, inner)
-        self._inner.clear()
+        for path, base_layer in self._base_layers.items():
+            replace_module(self._model, path, base_layer)
+        self._base_layers.clear()
         if hasattr(self._model, "peft_config"):
             del self._model.peft_config
 

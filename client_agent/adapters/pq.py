@@ -63,11 +63,11 @@ class PQAdapter(Removable):
         scale: float,
         cores: Sequence[PQCore],
     ) -> PQLinear:
-        inner = self._model.get_submodule(path)
+        base_layer = self._model.get_submodule(path)
         a = torch.cat([torch.tensor(frames[name].A, device=base.device) for name in members])
         b = [torch.tensor(frames[name].B, device=base.device) for name in members]
         rows = [base.parts.rows(self._model, role).to(base.device) for role in members.values()]
-        return PQLinear(inner, a, place_rows(b, rows, linear_shape(inner)[0]), scale, cores=cores)
+        return PQLinear(base_layer, a, place_rows(b, rows, linear_shape(base_layer)[0]), scale, cores=cores)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return {**self._shared(), **self._gates()}
