@@ -26,9 +26,9 @@ from rich.progress import Progress
 from benchmarks import figures
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
-from client_agent.privacy.release import Averaged, averaged, drawn, release
+from client_agent.privacy.release import Averaged, averaged, release, sample_records
 from client_agent.rounds.sketch import mechanism_for
-from client_agent.sketches.gradient import Signature, sketch_of
+from client_agent.sketches.gradient import Sketch, sketch_of
 from client_agent.sketches.per_record import record_sketches
 from coordinator.strategies.base import ClientFacts, Cohort
 from coordinator.strategies.base import Sketch as Sent
@@ -137,7 +137,7 @@ def measured(base: BaseModel, draws: Sequence[list[Silo]], plan: SignaturePlan) 
     }
 
 
-def signatures(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Iterator[Signature]:
+def signatures(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Iterator[Sketch]:
     """Give what a silo sends, round after round."""
     if plan.dp is None:
         fixed = sketch_of(base, silo.records, plan)
@@ -148,12 +148,12 @@ def signatures(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Iterator[Sig
     made: Averaged | None = None
     while True:
         if made is None or made.releases < (plan.dp.releases or 0):
-            sample = [sketches[record] for record in drawn(mechanism, chance)]
+            sample = [sketches[record] for record in sample_records(mechanism, chance)]
             made = averaged(made, release(sample, mechanism, chance), mechanism, epsilon=0.0)
-        yield Signature(made.mean.astype(np.float32), made.reliability, made)
+        yield Sketch(made.mean.astype(np.float32), made.reliability, made)
 
 
-def mass(tasks: Sequence[str], sent: Sequence[Signature]) -> Mass:
+def mass(tasks: Sequence[str], sent: Sequence[Sketch]) -> Mass:
     """Weigh as the coordinator does: the mean share of weight on the own cluster, on itself, on others."""
     facts = [
         ClientFacts(
