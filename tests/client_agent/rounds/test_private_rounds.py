@@ -230,14 +230,14 @@ def test_a_check_says_what_is_promised_and_what_is_spent(tmp_path: Path) -> None
     plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "signature": {"dp": DP}}
     file, said = config(tmp_path), tmp_path / "plan.json"
     said.write_text(json.dumps(plan))
-    found = {finding.what: finding for finding in findings(file, said)}["privacy"]
-    assert found.good
-    assert "record-level (2, 1e-05)-differential privacy" in found.found
-    assert "epsilon 0 of 2 spent at delta 1e-05; 2 of 2 left" in found.found
+    found = {finding.subject: finding for finding in findings(file, said)}["privacy"]
+    assert found.passed
+    assert "record-level (2, 1e-05)-differential privacy" in found.detail
+    assert "epsilon 0 of 2 spent at delta 1e-05; 2 of 2 left" in found.detail
     said.write_text(json.dumps(plan | {"signature": {"dp": {"epsilon": 2}}}))
-    refused = {finding.what: finding for finding in findings(file, said)}["privacy"]
-    assert not refused.good
-    assert "too few" in refused.found
+    refused = {finding.subject: finding for finding in findings(file, said)}["privacy"]
+    assert not refused.passed
+    assert "too few" in refused.detail
 
 
 def test_a_plan_is_resolved_and_asks_for_no_impossible_privacy() -> None:
