@@ -161,7 +161,7 @@ def export(
                 f"--out: {in_the_way} is no folder; give a folder, or the name of a new one"
             )
         found = _found(settings, number, adapter, plan, pack, what)
-        from client_agent.adapters.peft_export import how_exact, write_checkpoint
+        from client_agent.adapters.peft_export import precision_note, write_checkpoint
         from client_agent.training.silo import open_silo
 
         silo = open_silo(settings)
@@ -170,7 +170,7 @@ def export(
             write_checkpoint(out, factors, silo.base.model, _name_for_others(settings.model))
         values = sum(one.A.size + one.B.size for one in factors.values())
         print(f"{out}: LoRA of {len(factors)} modules, {values} values, for {settings.model}")
-        print(how_exact(origin.precision if origin is not None else None))
+        print(precision_note(origin.precision if origin is not None else None))
 
 
 @adapters.command()

@@ -110,7 +110,13 @@ def _in_federation(
 ) -> tuple[Acceptance, list[str]]:
     """Test the stored packs, and name what both share; one that nobody has made yet is made first."""
     from client_agent.alignment.pack import Pack
-    from client_agent.alignment.transfer_test import FURTHER_STEPS, Trial, judge, require_testable, sides
+    from client_agent.alignment.transfer_test import (
+        TARGET_STEPS,
+        Trial,
+        require_testable,
+        run_transfer_test,
+        sides,
+    )
     from client_agent.daemon import next_round, wait_for_frames
     from schemas.wire.digests import digest_of
 
@@ -129,12 +135,12 @@ def _in_federation(
         brief.training,
         session.api.anchors(session.federation_id).anchors[: alignment.anchors],
         alignment.seed if seed is None else seed,
-        steps or FURTHER_STEPS,
+        steps or TARGET_STEPS,
     )
     pivot = trainer.silo.model_named(alignment.pivot)
     one, other = sides(own, Pack.from_body(ours.body), pivot, Pack.from_body(theirs.body), trial)
-    tested = judge(one, other, trial, pack=digest_of(ours.body), progress=bars, stop=trainer.stop)
-    if store or (trial.steps, trial.seed) == (FURTHER_STEPS, alignment.seed):
+    tested = run_transfer_test(one, other, trial, pack=digest_of(ours.body), progress=bars, stop=trainer.stop)
+    if store or (trial.steps, trial.seed) == (TARGET_STEPS, alignment.seed):
         session.api.put_acceptance(session.federation_id, own.slug, tested)
     else:
         log.warning("the verdict is not stored: steps or seed are not the default ones; --store stores it")
@@ -154,7 +160,13 @@ def _offline(
     """Test packs that are files, or that are made here and thrown away; name what both share."""
     from client_agent.alignment.fit_packs import aligned_pack, pivot_pack
     from client_agent.alignment.pack import Pack
-    from client_agent.alignment.transfer_test import FURTHER_STEPS, Trial, judge, require_testable, sides
+    from client_agent.alignment.transfer_test import (
+        TARGET_STEPS,
+        Trial,
+        require_testable,
+        run_transfer_test,
+        sides,
+    )
     from client_agent.rounds.plan import read_plan
     from client_agent.training.silo import open_silo
     from schemas.wire.digests import digest_of
@@ -186,9 +198,9 @@ def _offline(
         )
         of_own = made.to_body()
     drawn_by = alignment.seed if seed is None else seed
-    trial = Trial(plan.adapter, plan.training, anchors, drawn_by, steps or FURTHER_STEPS)
+    trial = Trial(plan.adapter, plan.training, anchors, drawn_by, steps or TARGET_STEPS)
     one, other = sides(own, Pack.from_body(of_own), pivot, of_pivot, trial)
-    tested = judge(one, other, trial, pack=digest_of(of_own), progress=bars, stop=stop.is_set)
+    tested = run_transfer_test(one, other, trial, pack=digest_of(of_own), progress=bars, stop=stop.is_set)
     return tested, [*one.frames]
 
 
@@ -267,14 +279,14 @@ def write_anchors(
             raise OutputUnwritable(
                 f"--out: {out} exists already, or its folder does not; give the name of a new file"
             )
-        from client_agent.alignment.generate_anchors import written_anchors
+        from client_agent.alignment.generate_anchors import generate_anchors
         from client_agent.model.loading import load_base_model
         from client_agent.storage.files import write_durably
         from client_agent.training.silo import device_named
         from schemas.messages.alignment import Anchors
 
         model = load_base_model(pivot, device=device_named(device))
-        texts = written_anchors(
+        texts = generate_anchors(
             model,
             count,
             seed=seed,

@@ -12,7 +12,7 @@ from client_agent.adapters.inject import inject, parts_of
 from client_agent.adapters.provenance import Origin, origin_of, require_plan, require_same
 from client_agent.adapters.rank_pruning import rank_of
 from client_agent.adapters.variational.adapter import with_importance
-from client_agent.alignment.pack_exchange import frames_kept
+from client_agent.alignment.pack_exchange import stored_frames
 from client_agent.errors import AdapterUnreadable, NothingTrained
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.served_weights import load_served, read_weights
@@ -61,7 +61,7 @@ def adapter_of_round(
     folder, rounds = round_with(home, round_number, variant), RoundFolders(home / "rounds")
     opened = OpenedBrief.read(folder)
     brief, traits, seed = opened.brief, opened.traits, opened.brief.training.seed
-    frames = frames_kept(brief, silo.base, home).frames
+    frames = stored_frames(brief, silo.base, home).frames
     trained = Trained.read(folder.path / TRAINED) if folder.has(TRAINED) else None
     if trained is not None and trained.origin is not None:
         current = origin_of(silo.base, brief.adapter, frames, gated=traits.gated, seed=seed)
@@ -96,7 +96,7 @@ def _load_personalised(
         adapter.load(load_served(adapter, traits, rounds, folder))
     elif traits.base_delta:
         served = read_served(final.read_bytes(), adapter.layout)
-        adapter.load_fold(after(newest(rounds, before=before), served).added)
+        adapter.load_base_delta(after(newest(rounds, before=before), served).added)
         adapter.load(served.adapter)
     else:
         weights = read_weights(final.read_bytes(), adapter.layout, mixed_ranks=traits.mixed_ranks)

@@ -19,7 +19,7 @@ from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.train import Trained
 from client_agent.rounds.update_history import confirmed, store_values, stored_values
-from client_agent.sketches.gradient import Signature
+from client_agent.sketches.gradient import Sketch
 from client_agent.storage.round_folder import (
     RECEIPT,
     RESIDUAL,
@@ -148,7 +148,7 @@ def _rounding_seed(values: State) -> str:
 
 
 def _body(inputs: UpdateInputs, tensors: Mapping[str, Array], recipe: SentRecipe | None) -> bytes:
-    sketch = Signature.from_bytes(inputs.folder.read(SIGNATURE))
+    sketch = Sketch.from_bytes(inputs.folder.read(SIGNATURE))
     manifest = UpdateManifest(
         federation=inputs.federation_id,
         recipe=recipe.model_dump(mode="json") if recipe is not None else {},

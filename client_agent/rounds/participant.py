@@ -13,7 +13,7 @@ from client_agent.adapters.inject import inject, parts_of
 from client_agent.adapters.provenance import Origin, origin_of
 from client_agent.adapters.rank_pruning import rank_of
 from client_agent.adapters.variational.adapter import with_importance
-from client_agent.alignment.pack_exchange import FramesInUse, deliver_kept, drop_ended, frames_for
+from client_agent.alignment.pack_exchange import FramesInUse, archive_voided_pack, frames_for, redeliver_pack
 from client_agent.identity.manifests import Manifests
 from client_agent.identity.roster import Roster
 from client_agent.privacy.budget import require_private, require_voices
@@ -135,7 +135,7 @@ class Trainer:
     def drop_ended_pack(self) -> bool:
         """Archive the base model's pack if the coordinator has ended it; return whether it did."""
         session = self.session
-        if not drop_ended(self.silo.base.slug, session.api, session.federation_id, session.home):
+        if not archive_voided_pack(self.silo.base.slug, session.api, session.federation_id, session.home):
             return False
         self._frames = None
         return True
@@ -144,7 +144,7 @@ class Trainer:
         """Upload the base model's pack again, to a coordinator restored from an older backup."""
         pivot = brief.alignment.pivot if brief.alignment is not None else ""
         session = self.session
-        deliver_kept(self.silo.base.slug, pivot, session.api, session.federation_id, session.home)
+        redeliver_pack(self.silo.base.slug, pivot, session.api, session.federation_id, session.home)
 
     def injected(self, opened: OpenedBrief, state: State | None) -> Adapter:
         """Wrap the base model in the plan's adapter; with mixed ranks of the rank of `state`."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_agent.adapters.base import Adapter
-from client_agent.adapters.rank_pruning import of_rank
+from client_agent.adapters.rank_pruning import resize_ranks
 from client_agent.errors import AdapterUnreadable
 from client_agent.storage.base_delta import fold_of, read_served
 from client_agent.storage.round_folder import WEIGHTS, RoundFolder, RoundFolders
@@ -33,7 +33,7 @@ def read_weights(body: bytes, layout: Layout, *, mixed_ranks: bool = False) -> d
         expected = any_rank(layout) if mixed_ranks else slots(layout)
         with unpack(body, encoding=encoding, expected=expected, max_bytes=_LARGEST_BODY) as envelope:
             weights = {name: envelope.read_float32(name) for name in layout}
-            return of_rank(weights, next(iter(layout.values()))[0]) if mixed_ranks else weights
+            return resize_ranks(weights, next(iter(layout.values()))[0]) if mixed_ranks else weights
     except BodyRefused as refusal:
         raise AdapterUnreadable(
             f"the stored weights are damaged, or not of this plan ({refusal}); "
@@ -54,5 +54,5 @@ def load_served(
     if not traits.base_delta:
         return read_weights(body, adapter.layout, mixed_ranks=traits.mixed_ranks)
     served = read_served(body, adapter.layout)
-    adapter.load_fold(fold_of(rounds, folder, served).added)
+    adapter.load_base_delta(fold_of(rounds, folder, served).added)
     return served.adapter

@@ -15,10 +15,10 @@ from client_agent.model.loading import BaseModel
 from client_agent.privacy.accountant import noise_for
 from client_agent.privacy.budget import BudgetSpent, TooFewRecords, require_private
 from client_agent.privacy.ledger import Ledger
-from client_agent.privacy.release import Averaged, Mechanism, averaged, drawn, release
+from client_agent.privacy.release import Averaged, Mechanism, averaged, release, sample_records
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Session, Trainer
-from client_agent.sketches.gradient import Signature, clipped, ema, sketch_of
+from client_agent.sketches.gradient import Sketch, clipped, ema, sketch_of
 from client_agent.sketches.per_record import record_sketches
 from schemas.maths.adapter import SIGNATURE
 from schemas.messages.federations import SignatureDpPlan, SignaturePlan
@@ -36,8 +36,8 @@ def update_sketch(
     ledger: Ledger,
     opened: OpenedBrief,
     trained: State | None,
-    last: Signature | None,
-) -> Signature:
+    last: Sketch | None,
+) -> Sketch:
     """Return the sketch to send in a round, smoothed over rounds.
 
     Args:
@@ -57,7 +57,7 @@ def update_sketch(
     return ema(last, fresh, plan.ema) if last is not None else fresh
 
 
-def join_body(session: Session, trainer: Trainer, opened: OpenedBrief, sketch: Signature | None) -> bytes:
+def join_body(session: Session, trainer: Trainer, opened: OpenedBrief, sketch: Sketch | None) -> bytes:
     """Return the body of a newcomer's join, which carries its sketch; None = compute one.
 
     Raises:
@@ -78,9 +78,7 @@ def join_body(session: Session, trainer: Trainer, opened: OpenedBrief, sketch: S
     return pack({SIGNATURE: sketch.vector}, manifest)
 
 
-def compute_sketch(
-    session: Session, trainer: Trainer, opened: OpenedBrief, trained: State | None
-) -> Signature:
+def compute_sketch(session: Session, trainer: Trainer, opened: OpenedBrief, trained: State | None) -> Sketch:
     """Return a sketch (dim,) of the plan's `signature.kind`.
 
     `gradient`: of the shared model without an adapter, on the silo's probe set. `representation`: of the
@@ -126,8 +124,8 @@ def _released(
     ledger: Ledger,
     brief: RoundBrief,
     dp: SignatureDpPlan,
-    last: Signature | None,
-) -> Signature:
+    last: Sketch | None,
+) -> Sketch:
     """Release a sample's noisy mean, averaged with earlier releases; beyond the budget, return `last`.
 
     Everything that can fail happens before the release is charged.
@@ -143,7 +141,7 @@ def _released(
         log.info("round %d: %s", brief.round, refusal)
         return last
     records = _distinct(examples)
-    sample = [records[record] for record in drawn(mechanism, secrets.randbelow)]
+    sample = [records[record] for record in sample_records(mechanism, secrets.randbelow)]
     sketches = list(record_sketches(_shared_model(trainer, brief), sample, plan))
     if sample and not any(np.isfinite(sketch).all() for sketch in sketches):
         raise SignatureUnusable("no gradient is finite; load the shared model in float32 or bfloat16")
@@ -159,8 +157,8 @@ def _released(
     return _scaled(mean)
 
 
-def _scaled(mean: Averaged) -> Signature:
-    return Signature(clipped(mean.mean.astype(np.float32), mean.clip), mean.reliability, mean)
+def _scaled(mean: Averaged) -> Sketch:
+    return Sketch(clipped(mean.mean.astype(np.float32), mean.clip), mean.reliability, mean)
 
 
 def _shared_model(trainer: Trainer, brief: RoundBrief) -> BaseModel:

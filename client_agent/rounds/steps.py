@@ -24,7 +24,7 @@ from client_agent.rounds.sketch import join_body, update_sketch
 from client_agent.rounds.train import train_locally
 from client_agent.rounds.update_history import last_counted_state
 from client_agent.rounds.work import Work
-from client_agent.sketches.gradient import Signature
+from client_agent.sketches.gradient import Sketch
 from client_agent.storage.archive import move_aside
 from client_agent.storage.base_delta import BaseDeltaMissing, require_whole
 from client_agent.storage.files import write_durably
@@ -185,7 +185,7 @@ def _join_body(work: Work) -> bytes:
         return join_body(work.session, work.trainer, work.opened, None)
     if not work.folder.has(SIGNATURE):
         work.folder.write(SIGNATURE, _sketch(work, None).to_bytes())
-    sketch = Signature.from_bytes(work.folder.read(SIGNATURE))
+    sketch = Sketch.from_bytes(work.folder.read(SIGNATURE))
     return join_body(work.session, work.trainer, work.opened, sketch)
 
 
@@ -229,9 +229,9 @@ def _sign(work: Work) -> bytes:
     return _sketch(work, work.trained.of(work.folder).adapter).to_bytes()
 
 
-def _sketch(work: Work, trained: State | None) -> Signature:
+def _sketch(work: Work, trained: State | None) -> Sketch:
     previous = work.rounds.newest_with(SIGNATURE, before=work.brief.round)
-    last = Signature.from_bytes(previous.read(SIGNATURE)) if previous is not None else None
+    last = Sketch.from_bytes(previous.read(SIGNATURE)) if previous is not None else None
     ledger = Ledger(work.participant.workspace.folder)
     return update_sketch(work.session, work.trainer, ledger, work.opened, trained, last)
 

@@ -119,4 +119,4 @@ def test_texts_that_the_model_cannot_read_are_found_before_a_round(tmp_path: Pat
     model = save_model(tmp_path / "short", "gpt2", max_position_embeddings=8)
     said = found(config(tmp_path, model=model))
     assert "reads 8 at most" in said["data"]
-    assert "training.max_length set to 8 or less" in said["data"]
+    assert "set training.max_length to 8 or less" in said["data"]

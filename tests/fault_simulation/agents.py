@@ -27,7 +27,7 @@ from client_agent.rounds import steps as agent_round
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant, Trainer
 from client_agent.rounds.train import Trained
-from client_agent.sketches.gradient import Signature
+from client_agent.sketches.gradient import Sketch
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.maths.adapter import Layout, pq_layout
@@ -130,8 +130,8 @@ def _train(silo: Any, adapter: Any, plan: Any, *, round_number: int, start: Any,
     return Trained(adapter_state, {}, {}, Scores(before=_SCORE, after=_SCORE, examples=4), None)
 
 
-def _sketch(_: object, trainer: Any, *__: object) -> Signature:
-    return Signature(np.array([1.0, float(trainer.silo.index), 0.0, 0.0], np.float32), 1.0)
+def _sketch(_: object, trainer: Any, *__: object) -> Sketch:
+    return Sketch(np.array([1.0, float(trainer.silo.index), 0.0, 0.0], np.float32), 1.0)
 
 
 @contextmanager

@@ -269,7 +269,7 @@ def test_another_models_pack_is_refused(silo: Silo, folder: Path, tmp_path: Path
     pack.write_bytes(Pack(made.tensors, manifest).to_body())
     done = tessera("train", "--config", folder / "silo.toml", "--plan", plan, "--pack", pack)
     assert done.exit_code == 1, done.output
-    assert "is one of llama-96x4-000000000000" in done.stderr
+    assert "is of llama-96x4-000000000000" in done.stderr
 
 
 def test_what_is_not_there_is_said_with_what_to_do(silo: Silo, folder: Path, tmp_path: Path) -> None:

@@ -47,16 +47,16 @@ def test_a_check_says_what_others_may_learn_and_holds_the_plan_to_it(
 ) -> None:
     file, plan = config(tmp_path), tmp_path / "plan.json"
     monkeypatch.setenv("TESSERA_AGENT_MIN_VOICES", "2")
-    unknown = {one.what: one for one in findings(file)}["other members"]
-    assert unknown.good
-    assert "min_voices 2 is kept, whatever the federation's plan will say" in unknown.found
+    unknown = {one.subject: one for one in findings(file)}["other members"]
+    assert unknown.passed
+    assert "min_voices 2 is kept, whatever the federation's plan will say" in unknown.detail
     for least, good in ((1, False), (2, True)):
         said = {"name": "x", "strategy": {"name": "fedmosaic"}, "privacy": {"min_voices": least}}
         plan.write_text(json.dumps(said))
-        finding = {one.what: one for one in findings(file, plan)}["other members"]
-        assert finding.good is good
+        finding = {one.subject: one for one in findings(file, plan)}["other members"]
+        assert finding.passed is good
         words = " ".join(of_members(FederationPlan.model_validate(said)))
-        assert (words in finding.found) is good
+        assert (words in finding.detail) is good
 
 
 @pytest.mark.parametrize(("silo", "exit_code"), [(1, 0), (2, 1)])

@@ -22,7 +22,7 @@ from client_agent.rounds.participant import Participant
 from client_agent.rounds.sketch import join_body, mechanism_for, update_sketch
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.work import Work
-from client_agent.sketches.gradient import Signature
+from client_agent.sketches.gradient import Sketch
 from client_agent.storage.round_folder import SIGNATURE, WEIGHTS
 from schemas.messages.federations import FederationPlan, SignatureDpPlan, SignaturePlan
 from schemas.messages.rounds import RoundBrief
@@ -48,7 +48,7 @@ def run_until_killed(who: Participant, monkeypatch: pytest.MonkeyPatch, module: 
             run(who, naps(500))
 
 
-def sketch_of(who: Participant, brief: RoundBrief, trained: None, last: None) -> Signature:
+def sketch_of(who: Participant, brief: RoundBrief, trained: None, last: None) -> Sketch:
     ledger = Ledger(who.workspace.folder)
     return update_sketch(who.session, who.trainer, ledger, OpenedBrief.of(brief), trained, last)
 
@@ -61,8 +61,8 @@ def private(served: Served, participant: Enrolled, **rounds_plan: int) -> tuple[
     return federation_id, who
 
 
-def kept(who: Participant, number: int) -> Signature:
-    return Signature.from_bytes(who.workspace.rounds.open(number).read(SIGNATURE))
+def kept(who: Participant, number: int) -> Sketch:
+    return Sketch.from_bytes(who.workspace.rounds.open(number).read(SIGNATURE))
 
 
 @pytest.mark.slow
@@ -113,7 +113,9 @@ def test_a_crash_that_costs_the_only_release_is_told_with_what_to_do(
         patched.setattr(sketch, "release", lambda *_: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             sketch_of(who, brief, None, None)
-    with pytest.raises(BudgetSpent, match=r"none to send again: a crash after .* releases of 2 or more"):
+    with pytest.raises(
+        BudgetSpent, match=r"no sketch to send again: a crash lost it after .* releases of 2 or more"
+    ):
         sketch_of(who, brief, None, None)
 
 
@@ -150,8 +152,11 @@ def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_th
 @pytest.mark.parametrize(
     ("dp", "said"),
     [
-        (None, "asks for signatures without differential privacy, and this silo's max_epsilon is 1"),
-        (SignatureDpPlan(epsilon=1.5), "lets signatures cost epsilon 1.5, and this silo's max_epsilon is 1"),
+        (None, "asks for sketches without differential privacy, and this silo's max_epsilon is 1"),
+        (
+            SignatureDpPlan(epsilon=1.5),
+            "allows sketches to cost epsilon 1.5, and this silo's max_epsilon is 1",
+        ),
     ],
 )
 def test_a_silo_makes_no_signature_that_is_less_private_than_it_allows(
@@ -186,7 +191,7 @@ def test_a_check_holds_a_plan_to_what_the_silo_allows(
     assert "max_epsilon 2 is kept, whatever the federation's plan will say" in unknown.detail
     for most, good, found in (
         ("2", True, "max_epsilon 2 is kept"),
-        ("1.9", False, "lets signatures cost epsilon 2, and this silo's max_epsilon is 1.9"),
+        ("1.9", False, "allows sketches to cost epsilon 2, and this silo's max_epsilon is 1.9"),
     ):
         monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", most)
         said.write_text(json.dumps(plan))
@@ -196,7 +201,7 @@ def test_a_check_holds_a_plan_to_what_the_silo_allows(
     said.write_text(json.dumps(plan | {"signature": {}}))
     finding = {one.subject: one for one in findings(file, said)}["privacy"]
     assert not finding.passed
-    assert "asks for signatures without differential privacy" in finding.detail
+    assert "asks for sketches without differential privacy" in finding.detail
 
 
 def test_without_any_budget_left_a_newcomer_says_what_to_do(served: Served, participant: Enrolled) -> None:
@@ -225,14 +230,14 @@ def test_a_check_says_what_is_promised_and_what_is_spent(tmp_path: Path) -> None
     plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "signature": {"dp": DP}}
     file, said = config(tmp_path), tmp_path / "plan.json"
     said.write_text(json.dumps(plan))
-    found = {finding.what: finding for finding in findings(file, said)}["privacy"]
-    assert found.good
-    assert "record-level (2, 1e-05)-differential privacy" in found.found
-    assert "epsilon 0 of 2 spent at delta 1e-05; 2 of 2 left" in found.found
+    found = {finding.subject: finding for finding in findings(file, said)}["privacy"]
+    assert found.passed
+    assert "record-level (2, 1e-05)-differential privacy" in found.detail
+    assert "epsilon 0 of 2 spent at delta 1e-05; 2 of 2 left" in found.detail
     said.write_text(json.dumps(plan | {"signature": {"dp": {"epsilon": 2}}}))
-    refused = {finding.what: finding for finding in findings(file, said)}["privacy"]
-    assert not refused.good
-    assert "too few" in refused.found
+    refused = {finding.subject: finding for finding in findings(file, said)}["privacy"]
+    assert not refused.passed
+    assert "too few" in refused.detail
 
 
 def test_a_plan_is_resolved_and_asks_for_no_impossible_privacy() -> None:
