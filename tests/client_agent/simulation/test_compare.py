@@ -138,12 +138,12 @@ def test_what_is_wrong_with_a_study_is_said_before_anything_runs(tmp_path: Path)
     for arguments, said in (
         ((), "has 20 different examples, and aster, birch ask for 21"),
         (("--methods", "fedsgd"), "there is no method fedsgd, only local, local_lora"),
-        (("--seeds", "one"), "is no list of numbers like 0,1,2"),
-        (("--seeds", "0,0"), "0 is named twice in '0,0'; name it once"),
-        (("--seeds", "1,01"), "is no list of numbers like 0,1,2"),
-        (("--seeds", ""), "has an empty place; write like 0,1,2"),
-        (("--methods", ","), "has an empty place; write like local,fedmosaic"),
-        (("--methods", "local,fedavg,local"), "local is named twice"),
+        (("--seeds", "one"), "is not a list of seeds; write whole numbers such as 0,1,2"),
+        (("--seeds", "0,0"), "0 is repeated in '0,0'; name it once"),
+        (("--seeds", "1,01"), "is not a list of seeds; write whole numbers such as 0,1,2"),
+        (("--seeds", ""), "has an empty item; write a list such as 0,1,2"),
+        (("--methods", ","), "has an empty item; write a list such as local,fedmosaic"),
+        (("--methods", "local,fedavg,local"), "local is repeated"),
     ):
         code, told = invoked(file, *arguments)
         assert code != 0
@@ -269,5 +269,5 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_no_process(tmp_path: Path, start: S
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command again runs the others" in said
+    assert "repeat the command to run the remaining ones" in said
     wait_until(lambda: not any(other.is_running() for other in others), what="the end of its processes")
