@@ -18,7 +18,7 @@ from client_agent.errors import (
     PivotPackAwaited,
     RequestTooSlow,
 )
-from client_agent.identity.key_rotation import went_over
+from client_agent.identity.key_rotation import switch_to_accepted_key
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import finish, resume, take_part
 from client_agent.transport.client import NothingYet
@@ -74,7 +74,7 @@ def _has_another_key(participant: Participant, refusal: CoordinatorRefused) -> b
     if refusal.slug != "key-revoked":
         return False
     try:
-        return went_over(participant.api, participant.folder)
+        return switch_to_accepted_key(participant.api, participant.folder)
     except _PASSING:
         return True  # asked again, when this key is refused the next time
     except CoordinatorRefused as other:

@@ -79,9 +79,14 @@ def participant(
     settings: AgentSettings, enrolment: tuple[str, str] | None = None
 ) -> Iterator[tuple[Participant, StopFlag]]:
     """Open everything a round needs; with `enrolment` = (token, name), enrol first where that is missing."""
-    from client_agent.identity.key_rotation import key_in_use
+    from client_agent.identity.key_rotation import current_key
     from client_agent.identity.membership import enrol as spend
-    from client_agent.identity.membership import exclusive, is_enrolled, keep_to, read_membership
+    from client_agent.identity.membership import (
+        exclusive,
+        is_enrolled,
+        read_membership,
+        set_aside_earlier_client,
+    )
 
     if enrolment is None:
         read_membership(settings.folder)  # that nobody enrolled is said before torch is, and a model
@@ -99,8 +104,8 @@ def participant(
             with connection(settings, None, stop) as api:
                 spend(api, settings.folder, token=enrolment[0], name=enrolment[1], profile=silo.profile)
         membership = read_membership(settings.folder)
-        keep_to(settings.folder, membership)
-        key = key_in_use(lambda key: connection(settings, key, stop), settings.folder)
+        set_aside_earlier_client(settings.folder, membership)
+        key = current_key(lambda key: connection(settings, key, stop), settings.folder)
         with connection(settings, key, stop) as api:
             yield (
                 Participant(

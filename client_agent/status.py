@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from client_agent.errors import AgentError
-from client_agent.identity.membership import Membership, is_in_use, one_try, read_membership
+from client_agent.identity.membership import Membership, connect_once, is_in_use, read_membership
 from client_agent.settings import AgentSettings
 from client_agent.storage.round_folder import (
     CLOSED,
@@ -93,7 +93,7 @@ def standing(settings: AgentSettings) -> AgentStatus:
 def _asked(settings: AgentSettings, member: Membership) -> tuple[str, bool, bool]:
     """Say what the coordinator says, whether it answers this client, and whether all is over."""
     try:
-        with one_try(settings, member) as api:
+        with connect_once(settings, member) as api:
             now = api.current_round(member.federation_id)
     except AgentError as error:
         return str(error), False, False

@@ -96,21 +96,21 @@ def accept_restored(
     adapter that was trained last.
     """
     with clear_errors(), opened_settings(config) as settings:
-        from client_agent.identity.backup_recovery import accept, look
-        from client_agent.identity.key_rotation import key_in_use
+        from client_agent.identity.backup_recovery import accept, compare_state
+        from client_agent.identity.key_rotation import current_key
         from client_agent.identity.manifests import Manifests
         from client_agent.identity.membership import exclusive, read_membership
         from client_agent.identity.roster import read_pins
 
         pins, connect = read_pins(settings.roster), partial(connection, settings)
         with exclusive(settings.folder):
-            member, key = read_membership(settings.folder), key_in_use(connect, settings.folder)
+            member, key = read_membership(settings.folder), current_key(connect, settings.folder)
             with connect(key) as api:
                 federation_folder, client_id = settings.folder / member.federation_id, member.client_id
                 manifests = Manifests(
                     federation_folder, member.federation_id, client_id, member.server_key, api.now
                 )
-                offer = look(manifests, pins, api)
+                offer = compare_state(manifests, pins, api)
                 print(offer)
                 if not yes:
                     typer.confirm(

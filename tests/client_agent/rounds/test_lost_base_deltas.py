@@ -15,7 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import update
 
-from client_agent.identity.backup_recovery import accept, look
+from client_agent.identity.backup_recovery import accept, compare_state
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.download import fetch_whole
 from client_agent.rounds.steps import finish, take_part
@@ -167,7 +167,7 @@ def test_agents_go_on_under_a_coordinator_that_was_restored_from_a_backup(
         shutil.copy(backup, file)
         serve(url, tick_seconds=0.05, retry_seconds=0.2, port=int(first.url.rpartition(":")[2]))
         for who in two.members.values():
-            accept(look(who.manifests, who.pins, who.api), who.manifests, who.pins, who.api)
+            accept(compare_state(who.manifests, who.pins, who.api), who.manifests, who.pins, who.api)
             kept = newest(who.rounds, before=99)
             assert (kept.round, bool(kept.added)) == (0, True)  # to be exported, not to be added to
             with adapter_of_round(who.silo, who.home, None, "local") as (adapter, _):
