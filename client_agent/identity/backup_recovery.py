@@ -14,7 +14,7 @@ from client_agent.errors import CoordinatorRefused, ManifestRefused, NothingWasR
 from client_agent.identity.manifests import Manifests
 from client_agent.identity.roster import ROSTER, Roster
 from client_agent.storage.archive import keep_copy, move_aside
-from client_agent.storage.base_delta import Fold
+from client_agent.storage.base_delta import BaseDelta
 from client_agent.storage.files import fsync_folder, write_durably
 from client_agent.storage.round_folder import (
     BRIEF,
@@ -205,8 +205,8 @@ def _copy(
         for name in (BRIEF, WEIGHTS, TRAINED):
             to.write(name, trained.read(name))
         if trained.has(FOLD):
-            added = Fold.from_bytes(trained.read(FOLD)).added
-            to.write(FOLD, Fold(_NO_ROUND, added).to_bytes())
+            added = BaseDelta.from_bytes(trained.read(FOLD)).added
+            to.write(FOLD, BaseDelta(_NO_ROUND, added).to_bytes())
     if signed is not None:
         to.write(SIGNATURE, signed.read(SIGNATURE))
     to.write(CLOSED, json.dumps({"reason": "carried-over", "round": round_number}).encode())

@@ -19,7 +19,7 @@ from client_agent.alignment.pack_exchange import frames_kept
 from client_agent.errors import AdapterUnreadable, NothingTrained
 from client_agent.rounds.standalone import frames_of
 from client_agent.rounds.train import Trained
-from client_agent.storage.base_delta import after, fold_of, newest, read_served
+from client_agent.storage.base_delta import apply_weights, round_base_delta, newest_base_delta, read_served
 from client_agent.storage.round_folder import (
     BRIEF,
     FINAL_WEIGHTS,
@@ -83,7 +83,7 @@ def load_served(
     if not isinstance(strategy, Folding):
         return read_weights(body, adapter.layout, ranks_differ=isinstance(strategy, RanksDiffer))
     served = read_served(body, adapter.layout)
-    adapter.load_fold(fold_of(rounds, folder, served).added)
+    adapter.load_fold(round_base_delta(rounds, folder, served).added)
     return served.adapter
 
 
@@ -134,7 +134,7 @@ def adapter_of_round(silo: Silo, home: Path, round_number: int | None, what: Wha
                 adapter.load(load_served(adapter, strategy, rounds, folder))
             elif isinstance(strategy, Folding):
                 served = read_served(final.read_bytes(), adapter.layout)
-                adapter.load_fold(after(newest(rounds, before=before), served).added)
+                adapter.load_fold(apply_weights(newest_base_delta(rounds, before=before), served).added)
                 adapter.load(served.adapter)
             else:
                 differ = isinstance(strategy, RanksDiffer)

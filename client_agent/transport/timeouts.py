@@ -30,7 +30,7 @@ class Deadline:
         self._seconds = seconds
         self._size = size
 
-    def extend_deadline(self, size: int) -> None:
+    def extend_for(self, size: int) -> None:
         """Extend the deadline for a body of `size` bytes, or for the largest body so far."""
         self._size = max(self._size, size)
 

@@ -32,7 +32,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 @contextmanager
 def answering(*answers: Answer) -> Iterator[tuple[str, list[str]]]:
-    """Serve these answers one after the other, then repeat the last; yield the URL and the requested paths."""
+    """Serve these answers one after the other, then repeat the last; yield the URL and the paths."""
     requests: list[str] = []
 
     class Scripted(BaseHTTPRequestHandler):
