@@ -82,13 +82,13 @@ def compare_methods(
 
 def _run(comparison: Comparison, workers: int) -> None:
     """Run the missing cells with progress bars. Exit 130 on SIGINT or SIGTERM."""
-    from client_agent.simulation.progress import Teller
+    from client_agent.simulation.progress import ProgressDisplay
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     console = Console(stderr=True)
     try:
-        with Teller(console, comparison) as teller:
+        with ProgressDisplay(console, comparison) as teller:
             comparison.run(workers, teller)
     except KeyboardInterrupt:
         done, planned = len(comparison.results()), len(comparison.cells)

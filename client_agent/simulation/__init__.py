@@ -1,5 +1,4 @@
-"""Compare methods honestly: the same silos, seeds and local steps, run through the product itself.
+"""Federated simulation on one machine: compare methods over the same silos, seeds and local steps.
 
-Every simulated client enrols at a real coordinator over HTTP and runs `client_agent.rounds.steps`, so that
-nothing here can differ from what an agent does.
+Every simulated client enrols at a real coordinator over HTTP and runs `client_agent.rounds.steps`.
 """

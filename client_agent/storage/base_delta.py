@@ -113,7 +113,7 @@ def require_whole(body: bytes, layout: Layout) -> None:
     """
     if (base_round := read_served(body, layout).manifest.fold_from) not in (None, 1):
         raise BaseDeltaMissing(
-            f"the coordinator's whole is none: it adds to the weights of round {base_round}"
+            f"the whole weights are an increment to round {base_round}; update the coordinator"
         )
 
 
@@ -131,8 +131,8 @@ def apply_weights(earlier: BaseDelta, served: Served) -> BaseDelta:
     if base_round != earlier.round:
         raise BaseDeltaMissing(
             f"the weights of round {round_number} are an increment to the base delta of round {base_round}, "
-            f"and this client has that of round {earlier.round}. The coordinator does not serve the whole base "
-            "delta: update the coordinator, or stop this client until one round is published without it; "
+            f"and this client has that of round {earlier.round}. The coordinator does not serve the whole "
+            "base delta: update the coordinator, or stop this client until one round is published without it; "
             "it is then served the whole base delta"
         )
     added = dict(earlier.added)

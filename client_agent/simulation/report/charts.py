@@ -64,14 +64,14 @@ class ChartStyle:
         axes.fill_between(x, low, high, color=self.colour, alpha=0.12, linewidth=0)
 
 
-def looks_of(report: Report) -> dict[str, ChartStyle]:
+def chart_styles(report: Report) -> dict[str, ChartStyle]:
     """Give each method the look that it has in all pictures."""
     return {m.method: ChartStyle.nth(i) for i, m in enumerate(report.methods)}
 
 
 def draw(report: Report) -> dict[str, str]:
     """Give every picture by name, as SVG to put into a page; a picture without content is left out."""
-    looks = looks_of(report)
+    looks = chart_styles(report)
     with mpl.rc_context(STYLE):
         pictures = {
             "steps": svg(_steps(report.methods, looks)),

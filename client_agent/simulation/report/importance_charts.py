@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from client_agent.simulation.report.charts import STYLE, ChartStyle, legend_beside, looks_of, svg
+from client_agent.simulation.report.charts import STYLE, ChartStyle, legend_beside, chart_styles, svg
 from client_agent.simulation.report.importance import ImportanceSummary
 from client_agent.simulation.report.summary import Report
 from schemas.messages.federations import ALL_ROLES
@@ -31,7 +31,7 @@ def draw_measures(report: Report) -> str | None:
     shown = {m.method: m.importance for m in report.methods if m.importance is not None}
     if not shown:
         return None
-    looks = looks_of(report)
+    looks = chart_styles(report)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, 3.4), layout="constrained")
         panels = figure.subplots(1, 3)

@@ -98,7 +98,7 @@ class Report(Strict):
         return [name for name in BASELINES if any(name in method.against for method in self.methods)]
 
 
-def summarised(
+def summarise(
     study: Study, name: str, seeds: Sequence[int], results: Sequence[CellResult], missing: Sequence[str]
 ) -> Report:
     """Summarise all results that are there, of the runs of these seeds that were asked for."""

@@ -21,8 +21,8 @@ from client_agent.errors import FolderInUse
 from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.compare import Comparison
 from client_agent.simulation.methods import methods_of
-from client_agent.simulation.results import CellResult, cells_of, finished, keep
-from client_agent.simulation.run_cell import Workplace, run_cell
+from client_agent.simulation.results import CellResult, cells_of, stored_result, store_result
+from client_agent.simulation.run_cell import WorkerContext, run_cell
 from client_agent.simulation.study import read_study
 from client_agent.simulation.worker_pool import Pool
 from tests.client_agent.simulation.studies import result, silo_table, write_pools, write_study
@@ -40,7 +40,7 @@ def finish(comparison: Comparison, method: str, seed: int) -> CellResult:
     cell = next(c for c in comparison.cells if (c.method, c.seed) == (method, seed))
     made = result(method, seed, {"aster": (0, 0.5), "birch": (0, 0.7)})
     made = made.model_copy(update={"digest": cell.digest})
-    keep(cell, comparison.out, made)
+    store_result(cell, comparison.out, made)
     return made
 
 
@@ -82,7 +82,7 @@ def test_half_a_result_is_none(tmp_path: Path) -> None:
     cell = next(cell for cell in comparison.cells if cell.label == "fedavg, seed 0")
     file = cell.folder(comparison.out) / "result.json"
     file.write_bytes(file.read_bytes()[:-10])
-    assert finished(cell, comparison.out) is None
+    assert stored_result(cell, comparison.out) is None
 
 
 def test_fresh_forgets_what_was_run(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def start() -> Iterator[Start]:
 def test_what_is_wrong_with_a_study_is_said_before_anything_runs(tmp_path: Path) -> None:
     file = write_study(tmp_path, silo_table("aster"), silo_table("birch", examples=17))
     for arguments, said in (
-        ((), "has 20 different examples, and aster, birch ask for 21"),
-        (("--methods", "fedsgd"), "there is no method fedsgd, only local, local_lora"),
+        ((), "has 20 different examples, and aster, birch need 21"),
+        (("--methods", "fedsgd"), "unknown method fedsgd; choose from local, local_lora"),
         (("--seeds", "one"), "is not a list of seeds; write whole numbers such as 0,1,2"),
         (("--seeds", "0,0"), "0 is repeated in '0,0'; name it once"),
         (("--seeds", "1,01"), "is not a list of seeds; write whole numbers such as 0,1,2"),
@@ -157,8 +157,8 @@ def test_a_place_that_takes_no_results_is_said_before_anything_runs(tmp_path: Pa
     (tmp_path / "file").write_text("mine")
     code, told = invoked(file, "--out", str(tmp_path / place))
     assert code == 1
-    assert "is no folder that can be written to" in told
-    assert "give another" in told
+    assert "is not a writable folder" in told
+    assert "pass another one" in told
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -195,7 +195,9 @@ def test_seconds_are_those_of_training_alone(tmp_path: Path) -> None:
     read = read_study(write_study(tmp_path))
     (cell,) = cells_of(read, methods_of(read, ["local"]), [0])
     began = time.monotonic()
-    done = run_cell(Workplace(read, tmp_path / "out", None, SharedModels()), cell, lambda rounds, doing: None)
+    done = run_cell(
+        WorkerContext(read, tmp_path / "out", None, SharedModels()), cell, lambda rounds, doing: None
+    )
     took = time.monotonic() - began
     (pack,) = (tmp_path / "out" / "packs").glob("*.safetensors")
     since_pack = time.time() - pack.stat().st_mtime
@@ -223,7 +225,7 @@ def test_a_comparison_that_was_killed_goes_on_and_ends_with_the_figures_of_an_un
     process = start(tmp_path, *arguments)
     printed, said = process.communicate(timeout=400)
     assert process.returncode == 0, said
-    assert "1 of 3 runs were finished before" in said
+    assert "1 of 3 runs were already finished" in said
     assert (out / "cells" / "local-seed-0" / "result.json").read_bytes() == first
     report = json.loads(printed)
     assert [method["method"] for method in report["methods"]] == ["local", "fedmosaic", "fedavg"]

@@ -11,7 +11,7 @@ from client_agent.alignment.pack import Pack
 from client_agent.errors import StudyUnusable
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.simulation import pack_cache
-from client_agent.simulation.pack_cache import PackCache, addressed, read_anchors
+from client_agent.simulation.pack_cache import PackCache, body_for_federation, read_anchors
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
 from tests.scenarios.agents import EXAMPLES, MODELS
 
@@ -54,7 +54,7 @@ def test_a_federation_gets_the_same_frames_under_its_own_name(tmp_path: Path, pi
     made(tmp_path, pivot)
     (file,) = tmp_path.glob("*.safetensors")
     kept = Pack.from_body(file.read_bytes())
-    sent = Pack.from_body(addressed(kept, "fed_1"))
+    sent = Pack.from_body(body_for_federation(kept, "fed_1"))
     assert sent.manifest.federation == "fed_1"
     assert sent.manifest.alignment_set == kept.manifest.alignment_set
     assert all((sent.tensors[name] == values).all() for name, values in kept.tensors.items())
@@ -64,5 +64,5 @@ def test_anchors_that_are_missing_or_something_else_are_said(tmp_path: Path) -> 
     with pytest.raises(StudyUnusable, match=r"anchors: .* cannot be read"):
         read_anchors(tmp_path / "nothing.json")
     (tmp_path / "other.json").write_text('{"anchors": []}')
-    with pytest.raises(StudyUnusable, match="holds no anchor texts"):
+    with pytest.raises(StudyUnusable, match="is not a file of anchor texts"):
         read_anchors(tmp_path / "other.json")

@@ -41,13 +41,13 @@ def test_paths_are_relative_to_the_file_and_a_model_may_be_a_hub_id(tmp_path: Pa
 @pytest.mark.parametrize(
     ("silos", "more", "field"),
     [
-        ((silo_table("a"), silo_table("a")), "", "silo: two silos are called a"),
+        ((silo_table("a"), silo_table("a")), "", "silo: two silos have the name a"),
         ((silo_table("a"), silo_table("b", joins_after=1)), "", "silo: at least two silos must be founders"),
         ((silo_table("a"), silo_table("b", examples=0)), "", "silo.1.examples"),
         ((silo_table("a"), silo_table("b", colour="red")), "", "silo.1.colour"),
         ((), "seeds_ = 1\n", "seeds_"),
         ((), "methods = []\n", "methods"),
-        ((), 'methods = ["local", "local"]\n', "a method is named twice"),
+        ((), 'methods = ["local", "local"]\n', "a method is repeated"),
         ((), "[method.Bad]\n", "method.Bad"),
     ],
 )
@@ -163,7 +163,7 @@ alone = true
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ('[method.a]\nlike = "b"\n', "there is no method b"),
+        ('[method.a]\nlike = "b"\n', "unknown method b"),
         ('[method.a]\nlike = "c"\n[method.c]\nlike = "a"\n', "like itself"),
         ('[method.a]\nlike = "fedavg"\ntraining.step = 3\n', "training.step: Extra inputs"),
     ],
@@ -176,11 +176,11 @@ def test_a_method_that_cannot_be_is_refused(tmp_path: Path, more: str, said: str
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("plan.rounds.min_clients = 2\n", "may not say rounds.min_clients: it is the number of founders"),
-        ("plan.training.seed = 3\n", "may not say training.seed: it is the run's seed; use seeds"),
-        ("[method.fedavg]\ntraining.seed = 3\n", "plan of method fedavg may not say training.seed"),
-        ('plan.name = "mine"\n', "may not say name: method and seed set it"),
-        ('plan.alignment.pivot = "x"\n', "may not say alignment.pivot: it is the study's pivot_model"),
+        ("plan.rounds.min_clients = 2\n", "must not set rounds.min_clients: the number of founders"),
+        ("plan.training.seed = 3\n", "must not set training.seed: the run's seed determines it; set seeds"),
+        ("[method.fedavg]\ntraining.seed = 3\n", "plan of method fedavg must not set training.seed"),
+        ('plan.name = "mine"\n', "must not set name: method and seed determine it"),
+        ('plan.alignment.pivot = "x"\n', "must not set alignment.pivot: the study's pivot_model"),
     ],
 )
 def test_what_the_study_decides_elsewhere_is_refused_in_a_plan(tmp_path: Path, more: str, said: str) -> None:
@@ -209,7 +209,7 @@ def test_methods_that_train_unequally_are_not_compared(tmp_path: Path, changes: 
     if equal:
         assert len(cells("local", "longer")) == 2
     else:
-        with pytest.raises(StudyUnusable, match=r"train unequally cannot be compared \(local: 4 steps on"):
+        with pytest.raises(StudyUnusable, match=r"train unequal amounts \(local: 4 steps on"):
             cells("local", "longer")
 
 

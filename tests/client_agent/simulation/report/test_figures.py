@@ -12,7 +12,7 @@ from rich.console import Console
 from client_agent.simulation.report.charts import draw
 from client_agent.simulation.report.estimates import estimate, pairing
 from client_agent.simulation.report.page import write_page
-from client_agent.simulation.report.summary import Report, summarised
+from client_agent.simulation.report.summary import Report, summarise
 from client_agent.simulation.report.tables import passing, show
 from client_agent.simulation.results import CellResult
 from tests.client_agent.simulation.studies import result, silo_table, study
@@ -51,7 +51,7 @@ def report(folder: Path) -> Report:
             joins_after=late,
         ),
     ]
-    return summarised(study(folder, *SILOS), "tiny", [0, 1], runs, [])
+    return summarise(study(folder, *SILOS), "tiny", [0, 1], runs, [])
 
 
 def test_the_standard_error_is_that_of_the_mean() -> None:
@@ -121,7 +121,7 @@ def test_a_late_joiner_is_ahead_only_once_it_stays_ahead(
     read = study(tmp_path, *silos)
     joined = read.silo[2].model_copy(update={"joins_after": 1})
     read = read.model_copy(update={"silo": [*read.silo[:2], joined]})
-    made = summarised(read, "tiny", [0], runs, [])
+    made = summarise(read, "tiny", [0], runs, [])
     (late,) = made.methods[1].latecomers
     assert late.ahead_after == {"local": [ahead]}
     assert passing(late, "local") == f"{'not within 30 steps' if ahead is None else ahead} (0.50)"
@@ -136,7 +136,7 @@ def test_methods_are_compared_on_the_seeds_that_all_of_them_have(tmp_path: Path)
         *(run("fedavg", 0, 0.2), run("fedavg", 1, 0.4), run("fedavg", 2, 0.9)),
         *(run("fedmosaic", 0, 0.5), run("fedmosaic", 1, 0.5)),
     ]
-    made = summarised(study(tmp_path), "tiny", [0, 1, 2], runs, ["fedmosaic, seed 2: see log.txt"])
+    made = summarise(study(tmp_path), "tiny", [0, 1, 2], runs, ["fedmosaic, seed 2: see log.txt"])
     assert made.paired_seeds == [0, 1]
     local, fedavg, fedmosaic = made.methods
     assert local.accuracy.values == pytest.approx([0.1, 0.2, 0.3])
@@ -187,10 +187,10 @@ def test_curves_differ_without_their_colours_and_start_before_training(tmp_path:
         result(name, 0, {"aster": (0.125, 0.5), "birch": (0.125, 0.5)})
         for name in ("local", "local_lora", "fedavg", "fedmosaic")
     ]
-    made = summarised(study(tmp_path), "tiny", [0], runs, [])
+    made = summarise(study(tmp_path), "tiny", [0], runs, [])
     assert [m.accuracy_by_step[0].mean for m in made.methods] == [0.125] * 4
     steps = draw(made)["steps"]
     assert len(set(re.findall(r"stroke-dasharray: [^;\"]+", steps))) >= 3
     differences = draw(made)["differences"]
     assert "against local_lora" in differences
-    assert "differences" not in draw(summarised(study(tmp_path), "tiny", [0], runs[2:], []))
+    assert "differences" not in draw(summarise(study(tmp_path), "tiny", [0], runs[2:], []))

@@ -17,10 +17,10 @@ from client_agent.simulation.methods import methods_of
 from client_agent.simulation.report.importance import importance_of, spearman
 from client_agent.simulation.report.importance_charts import draw_heat_maps, draw_measures
 from client_agent.simulation.report.page import write_page
-from client_agent.simulation.report.summary import Report, summarised
+from client_agent.simulation.report.summary import Report, summarise
 from client_agent.simulation.report.tables import show
-from client_agent.simulation.results import CellResult, cells_of, finished, keep
-from client_agent.simulation.run_cell import Workplace, run_cell
+from client_agent.simulation.results import CellResult, cells_of, stored_result, store_result
+from client_agent.simulation.run_cell import WorkerContext, run_cell
 from tests.client_agent.simulation.studies import result, silo_table, study
 from tests.served import ADMIN_TOKEN, Served
 
@@ -48,7 +48,7 @@ def run(
 
 def report(folder: Path, runs: list[CellResult], *silos: str) -> Report:
     read = study(folder, *(silos or tuple(map(silo_table, NAMES))))
-    return summarised(read, "tiny", sorted({one.seed for one in runs}), runs, [])
+    return summarise(read, "tiny", sorted({one.seed for one in runs}), runs, [])
 
 
 def layers(count: int, step: float) -> dict[str, float]:
@@ -89,7 +89,7 @@ def test_only_founders_of_one_base_model_are_compared(tmp_path: Path) -> None:
     assert both.seed == 0
     # smallest, largest and mean: 1, 1.7, 1.35; 1, 2.4, 1.7; .65, 1, .825
     assert both.spread.mean == pytest.approx((0.7 / 1.35 + 1.4 / 1.7 + 0.35 / 0.825) / 3)
-    late = summarised(
+    late = summarise(
         study(tmp_path, silo_table("aster"), silo_table("birch"), silo_table("cedar", joins_after=1)),
         *("tiny", [0], [run("ca_pfl", 0, files)], []),
     ).methods[0]
@@ -162,11 +162,11 @@ def test_a_result_without_measures_is_read(tmp_path: Path) -> None:
 def test_a_run_keeps_what_its_clients_measured(tmp_path: Path, served: Served) -> None:
     read = study(tmp_path)
     with Operator(served.url, ADMIN_TOKEN) as operator:
-        place = Workplace(read, tmp_path / "out", operator, SharedModels())
+        place = WorkerContext(read, tmp_path / "out", operator, SharedModels())
         for method in ("ca_pfl", "fedavg"):
             (cell,) = cells_of(read, methods_of(read, [method]), [0])
-            keep(cell, place.out, run_cell(place, cell, lambda rounds, doing: None))
-            done = finished(cell, place.out)
+            store_result(cell, place.out, run_cell(place, cell, lambda rounds, doing: None))
+            done = stored_result(cell, place.out)
             assert done is not None
             for client in done.clients:
                 if method == "fedavg":
