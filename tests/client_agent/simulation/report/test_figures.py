@@ -146,7 +146,7 @@ def test_methods_are_compared_on_the_seeds_that_all_of_them_have(tmp_path: Path)
     show(made, Console(file=printed, width=250))
     write_page(made, tmp_path / "report.html")
     for text in (printed.getvalue(), (tmp_path / "report.html").read_text()):
-        assert "figures are incomplete, runs missing: 1" in text
+        assert "ncomplete results, runs missing: 1" in text
         assert "fedmosaic, seed 2: see log.txt" in text
         assert "2 of 3" in text
         assert "against local (n = 2)" in text
