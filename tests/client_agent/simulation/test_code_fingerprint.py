@@ -1,4 +1,4 @@
-"""The name of the code changes with what figures may follow from, not with what only shows them."""
+"""The code digest covers code that affects results, and no presentation code."""
 
 from __future__ import annotations
 
