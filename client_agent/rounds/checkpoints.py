@@ -19,7 +19,7 @@ from client_agent.alignment.pack_exchange import frames_kept
 from client_agent.errors import AdapterUnreadable, NothingTrained
 from client_agent.rounds.standalone import frames_of
 from client_agent.rounds.train import Trained
-from client_agent.storage.base_delta import apply_weights, round_base_delta, newest_base_delta, read_served
+from client_agent.storage.base_delta import apply_weights, newest_base_delta, read_served, round_base_delta
 from client_agent.storage.round_folder import (
     BRIEF,
     FINAL_WEIGHTS,

@@ -132,8 +132,8 @@ def apply_weights(earlier: BaseDelta, served: Served) -> BaseDelta:
         raise BaseDeltaMissing(
             f"the weights of round {round_number} are an increment to the base delta of round {base_round}, "
             f"and this client has that of round {earlier.round}. The coordinator does not serve the whole "
-            "base delta: update the coordinator, or stop this client until one round is published without it; "
-            "it is then served the whole base delta"
+            "base delta: update it, or stop this client until one round is published without it; the client "
+            "is then served the whole base delta"
         )
     added = dict(earlier.added)
     for module, factors in served.added.items():

@@ -20,8 +20,8 @@ from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.download import fetch_whole
 from client_agent.rounds.steps import finish, take_part
 from client_agent.storage.base_delta import (
-    BaseDeltaMissing,
     BaseDelta,
+    BaseDeltaMissing,
     apply_weights,
     newest_base_delta,
     read_served,
