@@ -81,7 +81,6 @@ def compare_methods(
 
 
 def _run(comparison: Comparison, workers: int) -> None:
-    """Run the missing cells with progress bars. Exit 130 on SIGINT or SIGTERM."""
     from client_agent.simulation.progress import ProgressDisplay
 
     for number in (signal.SIGTERM, signal.SIGINT):

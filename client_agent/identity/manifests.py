@@ -109,7 +109,6 @@ class Manifests:
             raise ManifestRefused(f"it opens round {round_number}, and round {last} was joined before")
 
     def has_joined(self, round_number: int) -> bool:
-        """Whether a manifest is stored that has this client in a round, or in a later one."""
         accepted = self.last_accepted()
         return accepted is not None and self.read(accepted).round >= round_number
 

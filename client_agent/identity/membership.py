@@ -148,7 +148,6 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
 
 
 def set_aside_earlier_client(folder: Path, member: Membership) -> None:
-    """Move aside the federation's folder if an earlier client wrote it."""
     set_aside(
         folder / member.federation_id,
         federation_id=member.federation_id,

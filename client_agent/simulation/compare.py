@@ -87,7 +87,6 @@ class Comparison:
                 pool.run(missing, workers)
 
     def reported(self, name: str) -> Report:
-        """Summarise the available results, and write report.json."""
         missing = [f"{cell.label}: see {cell.log(self.out)}" for cell in self.missing()]
         seeds = list(dict.fromkeys(cell.seed for cell in self.cells))
         report = summarise(self.study, name, seeds, self.results(), missing)

@@ -64,7 +64,6 @@ class RoundFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps of this round are finished."""
         return self.has(SCORES_SENT) or self.has(CLOSED)
 
 

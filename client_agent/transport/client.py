@@ -93,7 +93,6 @@ class CoordinatorApi:
         self._client.close()
 
     def sign_with(self, key: Ed25519PrivateKey) -> None:
-        """Replace the signing key of later requests."""
         if self._signing is not None:
             self._signing.sign_with(key)
 
@@ -197,7 +196,6 @@ class CoordinatorApi:
         return read(RoundView, self._call("GET", f"/v1/federations/{federation_id}/rounds/{round_number}"))
 
     def send_scores(self, federation_id: str, round_number: int, scores: Scores) -> None:
-        """Upload the scores of the model before and after the local steps."""
         self._call(
             "PUT", f"/v1/federations/{federation_id}/rounds/{round_number}/scores", json=scores.model_dump()
         )
@@ -215,7 +213,6 @@ class CoordinatorApi:
             raise
 
     def packs(self, federation_id: str) -> PackList:
-        """List the alignment packs, stored and invalidated."""
         return read(PackList, self._call("GET", f"/v1/federations/{federation_id}/alignments"))
 
     def put_pack(self, federation_id: str, base_model: str, body: bytes) -> None:
@@ -223,7 +220,6 @@ class CoordinatorApi:
         self._call("PUT", path, content=body, headers=_upload_headers(body))
 
     def put_acceptance(self, federation_id: str, base_model: str, tested: Acceptance) -> None:
-        """Upload the verdict of a base model's alignment test."""
         path = f"/v1/federations/{federation_id}/alignments/{base_model}/acceptance"
         self._call("PUT", path, json=tested.model_dump(mode="json"))
 

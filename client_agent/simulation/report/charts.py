@@ -56,7 +56,6 @@ class ChartStyle:
         high: Sequence[float],
         label: str,
     ) -> None:
-        """Draw a curve with a band."""
         axes.plot(
             x, mean, marker=self.marker, markersize=5, linestyle=self.line, color=self.colour, label=label
         )
@@ -99,7 +98,6 @@ def _steps(methods: Sequence[MethodSummary], styles: Mapping[str, ChartStyle]) -
 
 
 def _methods(report: Report, styles: Mapping[str, ChartStyle]) -> Figure:
-    """Draw the mean and the worst client of each method after the last round."""
     methods = report.methods
     figure = Figure(figsize=(7.2, 0.6 + 0.5 * len(methods)), layout="constrained")
     axes = figure.subplots()
@@ -199,7 +197,6 @@ def _quality(methods: Sequence[MethodSummary], styles: Mapping[str, ChartStyle])
 def _curve(
     axes: Axes, steps: Sequence[float], values: Sequence[Estimate], style: ChartStyle, label: str
 ) -> None:
-    """Draw the means, with a band of one standard error."""
     mean = [value.mean for value in values]
     low = [value.mean - (value.error or 0.0) for value in values]
     high = [value.mean + (value.error or 0.0) for value in values]

@@ -74,7 +74,6 @@ def spearman(left: Mapping[str, float], right: Mapping[str, float]) -> float | N
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ranks from 0; ties share their mean rank."""
     below = np.searchsorted(np.sort(values), values, side="left")
     not_above = np.searchsorted(np.sort(values), values, side="right")
     return (below + not_above - 1) / 2
@@ -97,7 +96,6 @@ def _measured(result: CellResult, names: Sequence[str]) -> dict[str, MeasuresFil
 def _estimated(
     measured: Mapping[int, Mapping[str, MeasuresFile]], figure: Callable[[MeasuresFile], float]
 ) -> Estimate:
-    """Estimate the mean over clients of one measure."""
     return estimate([_mean([figure(file) for file in of_seed.values()]) for of_seed in measured.values()])
 
 

@@ -263,7 +263,6 @@ def _lone_names(study: Study) -> list[str]:
 
 
 def _curve(client: ClientResult) -> list[float]:
-    """Return the client's accuracies before its first training and after each round."""
     before = client.rounds[0].scores.before.exact_match
     return [before, *(entry.scores.after.exact_match for entry in client.rounds)]
 

@@ -43,12 +43,10 @@ def show(report: Report, console: Console) -> None:
 
 
 def figure(value: Estimate) -> str:
-    """Format an accuracy with its standard error."""
     return f"{value.mean:.3f}" + (f" ± {value.error:.3f}" if value.error is not None else "")
 
 
 def difference(value: Estimate) -> str:
-    """Format a difference with its sign and standard error."""
     return f"{value.mean:+.3f}" + (f" ± {value.error:.3f}" if value.error is not None else "")
 
 
