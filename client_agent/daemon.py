@@ -18,7 +18,7 @@ from client_agent.errors import (
     PivotPackAwaited,
     RequestTooSlow,
 )
-from client_agent.identity.key_rotation import went_over
+from client_agent.identity.key_rotation import switch_to_accepted_key
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import archive_trained, finish, resume, take_part
 from client_agent.transport.client import NothingYet
@@ -79,7 +79,7 @@ def _has_new_key(participant: Participant, refusal: CoordinatorRefused) -> bool:
     if refusal.slug != "key-revoked":
         return False
     try:
-        return went_over(participant.session.api, participant.workspace.folder)
+        return switch_to_accepted_key(participant.session.api, participant.workspace.folder)
     except _TRANSIENT:
         return True  # checked again when this key is refused next
     except CoordinatorRefused as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject
 from client_agent.errors import AgentError, CoordinatorRefused, NotEnrolled
-from client_agent.identity.membership import one_try, read_membership, waiting_key
+from client_agent.identity.membership import connect_once, pending_key_file, read_membership
 from client_agent.model.examples import encode_all, encode_for
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
 from client_agent.model.tokens import collate, pad_id
@@ -151,7 +151,7 @@ def _members(settings: AgentSettings, file: Path | None) -> str:
 
 
 def _connection(settings: AgentSettings) -> str:
-    with one_try(settings, None) as api:
+    with connect_once(settings, None) as api:
         hello = api.hello()
     if hello.protocol_version != PROTOCOL_VERSION:
         raise AgentError(
@@ -166,12 +166,12 @@ def _identity(settings: AgentSettings) -> str:
         membership = read_membership(settings.folder)
     except NotEnrolled:
         return "not enrolled yet: `tessera agent enrol` is the next step"
-    waiting = waiting_key(settings.folder)
+    waiting = pending_key_file(settings.folder)
     unfinished = (
         f"; {waiting} waits: `tessera agent rotate-key` finishes replacing the key" if waiting else ""
     )
     try:
-        with one_try(settings, membership) as api:
+        with connect_once(settings, membership) as api:
             api.proved_hello(thumbprint(membership.server_key))
             me = api.me()
     except CoordinatorRefused as refusal:

@@ -94,9 +94,14 @@ def open_participant(
         FolderInUse: another process uses the folder.
         AgentError: the model, the data or the connection do not work.
     """
-    from client_agent.identity.key_rotation import key_in_use
+    from client_agent.identity.key_rotation import current_key
     from client_agent.identity.membership import enrol as redeem_token
-    from client_agent.identity.membership import exclusive, is_enrolled, keep_to, read_membership
+    from client_agent.identity.membership import (
+        exclusive,
+        is_enrolled,
+        read_membership,
+        set_aside_earlier_client,
+    )
 
     if enrolment is None:
         read_membership(settings.folder)  # before torch is imported and a model loaded
@@ -113,8 +118,8 @@ def open_participant(
             with connection(settings, None, flag) as api:
                 redeem_token(api, settings.folder, token=token, name=name, profile=silo.profile)
         membership = read_membership(settings.folder)
-        keep_to(settings.folder, membership)
-        key = key_in_use(lambda key: connection(settings, key, flag), settings.folder)
+        set_aside_earlier_client(settings.folder, membership)
+        key = current_key(lambda key: connection(settings, key, flag), settings.folder)
         with connection(settings, key, flag) as api:
             yield Participant.of(
                 silo,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from client_agent.errors import AgentError
-from client_agent.identity.membership import Membership, is_in_use, one_try, read_membership
+from client_agent.identity.membership import Membership, connect_once, is_in_use, read_membership
 from client_agent.settings import AgentSettings
 from client_agent.storage.round_folder import (
     CLOSED,
@@ -90,7 +90,7 @@ def read_status(settings: AgentSettings) -> AgentStatus:
 def _coordinator_status(settings: AgentSettings, member: Membership) -> tuple[str, bool, bool]:
     """Return the coordinator's status as text, whether it accepts this client, and whether it is finished."""
     try:
-        with one_try(settings, member) as api:
+        with connect_once(settings, member) as api:
             current = api.current_round(member.federation_id)
     except AgentError as error:
         return str(error), False, False

@@ -18,7 +18,7 @@ from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.served_weights import load_served, read_weights
 from client_agent.rounds.standalone import frames_of
 from client_agent.rounds.train import Trained
-from client_agent.storage.base_delta import after, newest, read_served
+from client_agent.storage.base_delta import apply_weights, newest_base_delta, read_served
 from client_agent.storage.round_folder import (
     FINAL_WEIGHTS,
     TRAINED,
@@ -96,7 +96,7 @@ def _load_personalised(
         adapter.load(load_served(adapter, traits, rounds, folder))
     elif traits.base_delta:
         served = read_served(final.read_bytes(), adapter.layout)
-        adapter.load_base_delta(after(newest(rounds, before=before), served).added)
+        adapter.load_base_delta(apply_weights(newest_base_delta(rounds, before=before), served).added)
         adapter.load(served.adapter)
     else:
         weights = read_weights(final.read_bytes(), adapter.layout, mixed_ranks=traits.mixed_ranks)

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from client_agent.errors import AgentError, AnswerUnreadable, NotEnrolled, PlanUnusable
-from client_agent.identity.membership import Membership, one_try, read_membership
+from client_agent.identity.membership import Membership, connect_once, read_membership
 from client_agent.settings import AgentSettings
 from client_agent.storage.round_folder import BRIEF, RoundFolders
 from client_agent.transport.client import CoordinatorApi
@@ -75,7 +75,7 @@ def federation_plan(settings: AgentSettings, file: Path | None) -> FederationPla
         membership = read_membership(settings.folder)
     except NotEnrolled:
         return None
-    with one_try(settings, membership) as api:
+    with connect_once(settings, membership) as api:
         return whole_plan(api, membership.federation_id)
 
 
@@ -97,7 +97,7 @@ def _guessed(source: str) -> SiloPlan:
 
 def _open_round(settings: AgentSettings, membership: Membership) -> RoundBrief | None:
     try:
-        with one_try(settings, membership) as api:
+        with connect_once(settings, membership) as api:
             answer = api.current_round(membership.federation_id)
     except AgentError:
         return None

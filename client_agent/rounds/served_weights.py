@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from client_agent.adapters.base import Adapter
 from client_agent.adapters.rank_pruning import resize_ranks
 from client_agent.errors import AdapterUnreadable
-from client_agent.storage.base_delta import fold_of, read_served
+from client_agent.storage.base_delta import read_served, round_base_delta
 from client_agent.storage.round_folder import WEIGHTS, RoundFolder, RoundFolders
 from client_agent.strategies.base import Traits
 from schemas.maths.adapter import Layout
@@ -54,5 +54,5 @@ def load_served(
     if not traits.base_delta:
         return read_weights(body, adapter.layout, mixed_ranks=traits.mixed_ranks)
     served = read_served(body, adapter.layout)
-    adapter.load_base_delta(fold_of(rounds, folder, served).added)
+    adapter.load_base_delta(round_base_delta(rounds, folder, served).added)
     return served.adapter

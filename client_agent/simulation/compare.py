@@ -1,4 +1,4 @@
-"""Compare: run what is not yet run, and gather all results. Decides what is skipped."""
+"""A comparison of methods: run the missing cells and collect all results."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 
 from client_agent.errors import FolderInUse, NoResults, OutputUnwritable
 from client_agent.simulation.methods import methods_of
-from client_agent.simulation.report.summary import Report, summarised
-from client_agent.simulation.results import Cell, CellResult, cells_of, finished
+from client_agent.simulation.report.summary import Report, summarise
+from client_agent.simulation.results import Cell, CellResult, cells_of, stored_result
 from client_agent.simulation.study import Study
-from client_agent.simulation.worker_pool import Audience, opened_pool
+from client_agent.simulation.worker_pool import ProgressListener, open_pool
 from client_agent.simulation.worker_protocol import Progress
 from client_agent.storage.files import write_durably
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The cells of a comparison, and where they are kept."""
+    """The cells of a comparison and its output folder."""
 
     study: Study
     out: Path
@@ -38,7 +38,7 @@ class Comparison:
         """Plan the cells of a study, and validate it; `out` is `runs/` and the study's name by default.
 
         Raises:
-            StudyUnusable: a method, a plan or a pool does not work.
+            StudyUnusable: a method, a plan or a pool is invalid.
             ModelNotFound, DataInvalid: files are missing.
         """
         chosen = seeds if seeds is not None else study.seeds
@@ -47,58 +47,56 @@ class Comparison:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Make the folder, and keep other comparisons away from it as long as the block lasts.
+        """Create and lock the output folder.
 
         Raises:
-            OutputUnwritable: it cannot be made or written to.
-            FolderInUse: another comparison is under way there.
+            OutputUnwritable: the folder cannot be created or written to.
+            FolderInUse: another comparison uses the folder.
         """
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             lock = (self.out / "compare.lock").open("w")
         except OSError as error:
             raise OutputUnwritable(
-                f"--out: {self.out} is no folder that can be written to ({error.strerror}); give another"
+                f"--out: {self.out} is not a writable folder ({error.strerror}); pass another one"
             ) from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise FolderInUse(
-                    f"another comparison writes to {self.out}; wait until it ends, or give another --out"
+                    f"another comparison writes to {self.out}; wait until it ends, or pass another --out"
                 ) from None
             yield
 
     def forget(self) -> None:
-        """Delete earlier results of these cells."""
         for cell in self.cells:
             shutil.rmtree(cell.folder(self.out), ignore_errors=True)
 
     def missing(self) -> list[Cell]:
-        """Give the cells that have no result of exactly this study and code."""
-        return [cell for cell in self.cells if finished(cell, self.out) is None]
+        """Return the cells without a result of exactly this study and code."""
+        return [cell for cell in self.cells if stored_result(cell, self.out) is None]
 
     def results(self) -> list[CellResult]:
-        """Give the results that are there."""
-        found = (finished(cell, self.out) for cell in self.cells)
-        return [result for result in found if result is not None]
+        results = (stored_result(cell, self.out) for cell in self.cells)
+        return [result for result in results if result is not None]
 
-    def run(self, workers: int, audience: Audience) -> None:
-        """Run what is missing.
+    def run(self, workers: int, listener: ProgressListener) -> None:
+        """Run the missing cells.
 
         Raises:
             CoordinatorStopped: the coordinator does not become ready.
         """
         missing = self.missing()
         if missing:
-            with opened_pool(self.study, self.out, missing, audience) as pool:
+            with open_pool(self.study, self.out, missing, listener) as pool:
                 pool.run(missing, workers)
 
     def reported(self) -> Report:
         """Summarise the results that are there, and write report.json."""
         missing = [f"{cell.label}: see {cell.log(self.out)}" for cell in self.missing()]
         seeds = list(dict.fromkeys(cell.seed for cell in self.cells))
-        report = summarised(self.study, self.study.name, seeds, self.results(), missing)
+        report = summarise(self.study, self.study.name, seeds, self.results(), missing)
         write_durably(self.out / "report.json", report.model_dump_json(indent=1).encode() + b"\n")
         return report
 

@@ -20,7 +20,7 @@ from client_agent.adapters.base import State
 from client_agent.alignment.pack_exchange import FramesInUse
 from client_agent.daemon import run
 from client_agent.errors import AgentError, CoordinatorRefused, CoordinatorUnreachable
-from client_agent.identity.key_rotation import Connect, key_in_use, replace_key
+from client_agent.identity.key_rotation import Connect, current_key, replace_key
 from client_agent.identity.membership import enrol, is_enrolled, read_membership
 from client_agent.rounds import sketch
 from client_agent.rounds import steps as agent_round
@@ -218,7 +218,7 @@ class Agent(Process):
 
         while self.rotating:
             self._replace_key(connect)
-        api = self.api = connect(self._insist(lambda: key_in_use(connect, self.folder)))
+        api = self.api = connect(self._insist(lambda: current_key(connect, self.folder)))
         silo = world.silos.setdefault(self.number, SimulatedSilo(self.index, world))
         if self.thief:
             return

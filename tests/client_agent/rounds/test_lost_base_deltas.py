@@ -15,11 +15,17 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import update
 
-from client_agent.identity.backup_recovery import accept, look
+from client_agent.identity.backup_recovery import accept, compare_state
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.download import download_whole
 from client_agent.rounds.steps import finish, take_part
-from client_agent.storage.base_delta import BaseDeltaMissing, Fold, after, newest, read_served
+from client_agent.storage.base_delta import (
+    BaseDelta,
+    BaseDeltaMissing,
+    apply_weights,
+    newest_base_delta,
+    read_served,
+)
 from client_agent.storage.round_folder import FINAL_WEIGHTS, FOLD, WEIGHTS, RoundFolder
 from client_agent.training.silo import Silo
 from coordinator.db.engine import Database
@@ -52,7 +58,7 @@ def pair(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable[..., P
 def acts(folder: RoundFolder) -> dict[str, np.ndarray]:
     """Give what a round's weights, and all that was folded, add to each module, (d_out, d_in)."""
     adapter = read_served(folder.read(WEIGHTS), layout_of(folder)).adapter
-    added = Fold.from_bytes(folder.read(FOLD)).added
+    added = BaseDelta.from_bytes(folder.read(FOLD)).added
     modules = sorted({name[:-2] for name in adapter})
     return {
         module: adapter[f"{module}.B"] @ adapter[f"{module}.A"]
@@ -103,7 +109,7 @@ def test_a_coordinator_that_has_no_whole_any_more_leaves_the_client_its_error(
         session.execute(
             update(FoldRow).where(FoldRow.federation_id == two.federation_id).values(payload_id=None)
         )
-    with pytest.raises(BaseDeltaMissing, match="stay away until one round is published without this client"):
+    with pytest.raises(BaseDeltaMissing, match="stop this client until one round is published without it"):
         take_part(who, brief)
 
 
@@ -134,8 +140,8 @@ def test_final_weights_bring_all_that_was_folded(pair: Callable[..., Pair], stra
     final = read_served((who.workspace.home / FINAL_WEIGHTS).read_bytes(), layout)
     assert final.manifest.fold_from == 1
     added = read_served(who.session.api.weights(two.federation_id, 4).body, layout)
-    wanted = after(newest(who.workspace.rounds, before=4), added)
-    for module, one in after(Fold(1, {}), final).added.items():
+    wanted = apply_weights(newest_base_delta(who.workspace.rounds, before=4), added)
+    for module, one in apply_weights(BaseDelta(1, {}), final).added.items():
         other = wanted.added[module]
         np.testing.assert_allclose(one.B @ one.A, other.B @ other.A, atol=1e-5)
     for folder in who.workspace.rounds.newest_first():
@@ -170,12 +176,12 @@ def test_agents_go_on_under_a_coordinator_that_was_restored_from_a_backup(
         serve(url, tick_seconds=0.05, retry_seconds=0.2, port=int(first.url.rpartition(":")[2]))
         for who in two.members.values():
             accept(
-                look(who.session.manifests, who.session.pins, who.session.api),
+                compare_state(who.session.manifests, who.session.pins, who.session.api),
                 who.session.manifests,
                 who.session.pins,
                 who.session.api,
             )
-            kept = newest(who.workspace.rounds, before=99)
+            kept = newest_base_delta(who.workspace.rounds, before=99)
             assert (kept.round, bool(kept.added)) == (0, True)  # to be exported, not to be added to
             with adapter_of_round(who.trainer.silo, who.workspace.home, None, "local") as (adapter, _):
                 assert adapter.state()

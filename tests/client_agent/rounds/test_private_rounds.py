@@ -142,7 +142,7 @@ def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_th
     sent: list[object] = []
     monkeypatch.setattr(type(who.session.api), "join", lambda *_: sent.append(_))
     for _ in range(2):
-        with pytest.raises(ManifestRefused, match="round 2 asks for another signature than the federation's"):
+        with pytest.raises(ManifestRefused, match="round 2 has another signature than the federation's"):
             take_part(who, lying)
     assert sent == []
     assert Ledger(who.workspace.folder).read().releases == ()
