@@ -31,7 +31,7 @@ from client_agent.rounds.sketch import mechanism_for
 from client_agent.sketches.gradient import Signature, sketch_of
 from client_agent.sketches.per_record import record_sketches
 from coordinator.strategies.base import ClientFacts, Cohort
-from coordinator.strategies.base import Signature as Sent
+from coordinator.strategies.base import Sketch as Sent
 from coordinator.strategies.fedmosaic import Options, Strategy
 from examples.tasks import TASKS, draw
 from schemas.messages.federations import SignatureDpPlan, SignaturePlan
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def cases() -> list[SignaturePlan]:
-    """Return the plans to compare: no privacy, and budgets over 20 releases and in one."""
+    """Return the plans to compare: no privacy, and budgets over 20 releases and in item."""
     built = [SignaturePlan()]
     for dim in DIMS:
         for budget in BUDGETS:
@@ -163,8 +163,8 @@ def mass(tasks: Sequence[str], sent: Sequence[Signature]) -> Mass:
             modules={"b0.v": (("b0.v.P", (2, 2)),)},
             age=0,
             examples=1,
-            signature=Sent(item.vector, item.reliability, item.epsilon),
-            signature_model="one",
+            sketch=Sent(item.vector, item.reliability, item.epsilon),
+            sketch_model="one",
             is_source=True,
         )
         for i, item in enumerate(sent)

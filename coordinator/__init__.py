@@ -1,1 +1,1 @@
-"""The service: FastAPI, SQLAlchemy, NumPy. No torch."""
+"""The coordinator: FastAPI, SQLAlchemy, NumPy. No torch."""

@@ -110,7 +110,7 @@ def wakes_nobody() -> Iterator[None]:
     async def compare(self: Any) -> None:
         pass
 
-    with patch.object(long_poll.Waiting, "_compare", compare):
+    with patch.object(long_poll.LongPolls, "_compare", compare):
         yield
 
 

@@ -11,8 +11,7 @@ from client_agent.errors import StudyUnusable
 from client_agent.simulation.methods import BUILT_IN, ON_REQUEST, methods_of, plan_of, require_equal_training
 from client_agent.simulation.results import Cell, cells_of
 from client_agent.simulation.study import read_study
-from coordinator.strategies.base import make
-from coordinator.strategies.capabilities import Particular
+from coordinator.strategies.opening import make
 from schemas.messages.federations import ALL_ROLES, FederationPlan
 from schemas.messages.recommended import LORA_STRATEGIES
 from tests.client_agent.simulation.studies import silo_table, study, write_study
@@ -122,7 +121,6 @@ def test_ca_pfl_is_compared_when_it_is_asked_for_under_a_plan_that_suits_it(tmp_
     )
     for plan in (with_it, without):
         strategy = make(plan.strategy.name, plan.strategy.options)
-        assert isinstance(strategy, Particular)
         assert strategy.unfit(plan) is None
         assert (plan.adapter.kind, plan.adapter.rank, plan.adapter.scale) == ("lora", 8, 16.0)
     assert without.strategy.options == {"modulator": False}

@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from coordinator.cli import commands
-from coordinator.strategies.base import names
+from coordinator.strategies.opening import names
 from tests.served import ADMIN_TOKEN, Served
 from tests.taking_part import PLAN, deliver, running, values, wait_for
 

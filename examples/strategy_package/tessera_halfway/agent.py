@@ -1,0 +1,18 @@
+"""The agent's half: a client continues from the mixture that it is served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from client_agent.strategies.base import AgentOptions, AgentStrategy
+
+
+class Options(AgentOptions):
+    """The agent needs no options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy(AgentStrategy):
+    """The served adapter replaces the local one."""
+
+    options: Options

@@ -1,0 +1,101 @@
+"""A strategy from a package of its own: installed by pip, planned by name, run by real agents."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.strategies import opening
+from schemas.strategy_packages import AmbiguousStrategy, strategy_packages
+from tests.scenarios.agents import EXAMPLES, prepare_agent
+from tests.served import Served, slug
+
+Serve = Callable[..., Served]
+PLAN = {
+    "strategy": {"name": "halfway", "options": {"share_of_own": 0.75}},
+    "rounds": {"total": 2, "min_clients": 2, "collect_seconds": 120},
+    "adapter": {"kind": "lora", "rank": 2, "roles": ["v"]},
+    "training": {"steps": 2, "max_length": 64},
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which pip has installed the example package."""
+    folder = tmp_path_factory.mktemp("site")
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(folder)]
+    package = str(EXAMPLES / "strategy_package")
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, package], check=True)
+    return folder
+
+
+@pytest.fixture
+def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The package on the path of this process, where the coordinator runs, and of every agent."""
+    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.syspath_prepend(str(site))
+    forget()
+    yield site
+    monkeypatch.undo()
+    forget()
+
+
+def forget() -> None:
+    for cached in (strategy_packages, opening.names, opening.load):
+        cached.cache_clear()
+
+
+@pytest.mark.slow
+def test_agents_run_rounds_of_an_installed_strategy(installed: Path, serve: Serve, tmp_path: Path) -> None:
+    served = serve(tick_seconds=0.05, retry_seconds=0.2)
+    federation_id = served.federation(**PLAN)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    agents = [
+        prepare_agent(tmp_path, name, served.url, served.enrolment_token(federation_id, name))
+        for name in ("aster", "birch")
+    ]
+    for agent in agents:
+        agent.start()
+    for agent in agents:
+        agent.wait()
+    relevance = served.admin.get(f"/v1/federations/{federation_id}/rounds/2/relevance").json()["relevance"]
+    assert np.allclose(relevance, [[0.75, 0.25], [0.25, 0.75]])
+
+
+@pytest.mark.slow
+def test_an_agent_without_the_package_names_what_is_missing(
+    site: Path, installed: Path, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(tick_seconds=0.05, retry_seconds=0.2)
+    federation_id = served.federation(**PLAN)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    agent = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(federation_id, "aster"))
+    monkeypatch.delenv("PYTHONPATH")
+    agent.start()
+    assert agent.process is not None
+    assert agent.process.wait(timeout=120) != 0
+    assert "no strategy 'halfway'" in agent.log
+
+
+def test_options_of_an_installed_strategy_are_validated(installed: Path, serve: Serve) -> None:
+    served = serve()
+    plan = {"name": "x", **PLAN, "strategy": {"name": "halfway", "options": {"share_of_own": 2}}}
+    refusal = served.admin.post("/v1/federations", json=plan)
+    assert (refusal.status_code, slug(refusal)) == (422, "validation")
+    assert "share_of_own" in refusal.text
+
+
+def test_two_packages_of_one_name_are_refused(installed: Path, tmp_path: Path) -> None:
+    metadata = installed / "another-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: another\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[tessera.strategies]\nhalfway = another\n")
+    with pytest.raises(AmbiguousStrategy, match=r"another .*uninstall one|uninstall one"):
+        strategy_packages()

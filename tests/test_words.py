@@ -1,0 +1,61 @@
+"""Names say what they hold, and docstrings begin with a verb: CONTRIBUTING.md has the rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.code_figures import (
+    HERE,
+    PRONOUNS,
+    QUESTIONS,
+    VAGUE_OPENINGS,
+    bindings,
+    function_docstrings,
+    sources,
+)
+
+WIRE_FIELDS: frozenset[tuple[str, str]] = frozenset()
+"""Fields of messages, as (file, name): both sides and every stored document agree on them."""
+
+
+def pronouns(file: Path) -> list[str]:
+    return [
+        f"{file.relative_to(HERE)}:{binding.line} {binding.name}"
+        for binding in bindings(file)
+        if binding.name.strip("_") in PRONOUNS
+        and (str(file.relative_to(HERE)), binding.name) not in WIRE_FIELDS
+    ]
+
+
+def vague_docstrings(file: Path) -> list[str]:
+    return [
+        f"{file}:{docstring.line} {docstring.first_word}"
+        for docstring in function_docstrings(file)
+        if docstring.first_word in VAGUE_OPENINGS | QUESTIONS
+    ]
+
+
+def test_no_name_is_a_pronoun() -> None:
+    assert not [found for file in sources(HERE) for found in pronouns(file)]
+
+
+def test_no_docstring_begins_vaguely() -> None:
+    assert not [found for file in sources(HERE) for found in vague_docstrings(file)]
+
+
+@pytest.mark.parametrize(
+    "line", ["one = 1", "def f(told): ...", "for seen in []: ...", "class A:\n    kept: int"]
+)
+def test_pronouns_are_found(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "source.py"
+    file.write_text(line)
+    assert any(binding.name in PRONOUNS for binding in bindings(file))
+
+
+@pytest.mark.parametrize("docstring", ["Give the number.", "Say, in words, who.", "How far it is."])
+def test_vague_docstrings_are_found(tmp_path: Path, docstring: str) -> None:
+    file = tmp_path / "source.py"
+    file.write_text(f'def f():\n    """{docstring}"""')
+    assert vague_docstrings(file)
