@@ -18,6 +18,7 @@ from coordinator.strategies.averaging import mean_of_all
 from coordinator.strategies.base import Cohort, Weighing
 from coordinator.strategies.capabilities import Traits, Unfit
 from schemas.maths.adapter import Layout, prior_layout
+from schemas.messages.base import field_error
 from schemas.messages.federations import FederationPlan
 from schemas.messages.importance import ImportancePlan
 

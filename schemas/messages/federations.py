@@ -174,10 +174,7 @@ class SignaturePlan(Strict):
         if self.dp is None:
             return self
         if self.kind != "gradient":
-            raise field_error(
-                "must be gradient with dp: records of a representation cannot be clipped",
-                "kind",
-            )
+            raise field_error("must be gradient with dp: representations cannot be clipped", "kind")
         for field, value in (("dim", _DIM_WITH_DP), ("probe_examples", _SAMPLE_WITH_DP)):
             if field not in self.model_fields_set:
                 object.__setattr__(self, field, value)
