@@ -72,7 +72,7 @@ class Got:
 
 
 def play(attack: str, strategy: str, options: Mapping[str, Any], *, seed: int, organisation: bool) -> Got:
-    """Weigh and mix once; with `organisation` the attackers are all clients of one."""
+    """Weigh and mix once; with `organisation` the attackers are all clients of item."""
     rng = np.random.default_rng(seed)
     directions = [_direction(rng) for _ in range(TASKS)]
     sketches = [_direction(rng)[:64] for _ in range(TASKS)]

@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def cases() -> list[SignaturePlan]:
-    """Return the plans to compare: no privacy, and budgets over 20 releases and in one."""
+    """Return the plans to compare: no privacy, and budgets over 20 releases and in item."""
     built = [SignaturePlan()]
     for dim in DIMS:
         for budget in BUDGETS:

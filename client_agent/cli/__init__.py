@@ -8,7 +8,7 @@ from client_agent.cli import adapters, alignment, compare, pivot
 from client_agent.cli import agent as cli_agent
 from schemas.private_files import close_umask
 
-_GROUPS = (cli_agent.agent, adapters.adapters, alignment.aligning, alignment.anchors, pivot.pivot)
+_GROUPS = (cli_agent.agent, adapters.adapters, alignment.aligning, pivot.pivot)
 
 
 def commands(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""Commands for alignment: the transfer test of an alignment pack, and anchor texts written by the pivot."""
+"""The command that tests whether an alignment pack transfers a task."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from client_agent.cli.console import (
     Config,
     Json,
     clear_errors,
-    configure_logging,
     opened_settings,
     read_file,
 )
-from client_agent.errors import AlignmentImpossible, OutputUnwritable, PlanUnusable, SettingsUnusable, Stopped
+from client_agent.errors import AlignmentImpossible, PlanUnusable, SettingsUnusable, Stopped
 from client_agent.session import open_participant, stop_on_signal
 
 if TYPE_CHECKING:
@@ -274,48 +273,3 @@ def _table(direction: Direction, tested: Acceptance) -> Table:
             _STARTS[start], mean_and_error(ending.loss), mean_and_error(ending.exact_match), *figures
         )
     return table
-
-
-anchors = typer.Typer()
-
-
-@anchors.command("write-anchors")
-def write_anchors(
-    pivot: Annotated[str, typer.Argument(help="The pivot: a folder or a hub id.")],
-    out: Annotated[Path, typer.Option(help="The JSON file to write, for `tessera anchors put`.")],
-    count: Annotated[
-        int, typer.Option(min=1, max=100_000, help="The number of texts; the plan's alignment.anchors.")
-    ] = 1024,
-    max_tokens: Annotated[
-        int, typer.Option(min=4, max=512, help="The most tokens of a text that the model does not end.")
-    ] = 32,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The seed of the texts.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:<n>.")] = "auto",
-) -> None:
-    """Write the anchor texts for alignment with the pivot model, where no silo may share text.
-
-    Reads nothing but the pivot's weights. Verify the texts with `tessera agent alignment-test`: a model that
-    was trained on answers only, and never on questions, writes texts of no use.
-    """
-    with clear_errors(), Bars() as bars:
-        configure_logging()
-        if out.exists() or not out.absolute().parent.is_dir():
-            raise OutputUnwritable(
-                f"--out: {out} exists already, or its folder does not exist; pass the name of a new file"
-            )
-        from client_agent.alignment.generate_anchors import generate_anchors
-        from client_agent.model.loading import load_base_model
-        from client_agent.storage.files import write_durably
-        from client_agent.training.silo import device_named
-        from schemas.messages.alignment import Anchors
-
-        model = load_base_model(pivot, device=device_named(device))
-        texts = generate_anchors(
-            model,
-            count,
-            seed=seed,
-            max_tokens=max_tokens,
-            progress=lambda done: bars("texts", done, count),
-        )
-        write_durably(out, Anchors(anchors=texts).model_dump_json(indent=1).encode())
-    print(f"{out}: {count} texts by {model.slug}, for example {texts[0].prompt!r} + {texts[0].answer!r}")

@@ -1,4 +1,4 @@
-"""The interface of a strategy in the agent, and its loading by file name. Needs no torch.
+"""The interface of a strategy in the agent, and its loading by name. Needs no torch.
 
 To add one, add `client_agent/strategies/<name>.py` with `Options` (`AgentOptions`) and `Strategy` (an
 `AgentStrategy` made from them).
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from client_agent.errors import StrategyOptionsInvalid, UnknownStrategy
 from schemas.messages.importance import ImportancePlan
+from schemas.strategy_packages import strategy_packages
 
 State = Mapping[str, NDArray[np.float32]]
 
@@ -94,28 +95,48 @@ class AgentStrategy:
         return served
 
 
-@cache  # files do not change while an agent runs
+@cache  # neither files nor packages change while an agent runs
 def strategy_names() -> tuple[str, ...]:
-    """List the strategies of this agent."""
-    modules = pkgutil.iter_modules([str(Path(__file__).parent)])
-    return tuple(sorted(module.name for module in modules if module.name != "base"))
+    """List the strategies of this agent: the files beside this one, and those of installed packages."""
+    return tuple(sorted({*_own_files(), *strategy_packages()}))
 
 
 def load_strategy(name: str, options: Mapping[str, JsonValue] | None = None) -> AgentStrategy:
-    """Load the strategy of the file `<name>.py` with a plan's options.
+    """Load the strategy of a name with a plan's options.
 
     Raises:
-        UnknownStrategy: there is no such file.
+        UnknownStrategy: there is no file and no installed package of this name, or it cannot be imported.
         StrategyOptionsInvalid: an option has a value that this agent does not support.
     """
     if name not in strategy_names():
         names = ", ".join(strategy_names())
-        raise UnknownStrategy(f"this agent has no strategy {name!r}, only {names}; update the agent")
-    module = importlib.import_module(f"client_agent.strategies.{name}")
+        raise UnknownStrategy(
+            f"this agent has no strategy {name!r}, only {names}; update the agent, or install the package of "
+            "the strategy"
+        )
+    module = _module(name)
     try:
         return cast(AgentStrategy, module.Strategy(module.Options.model_validate(dict(options or {}))))
     except ValidationError as error:
         facts = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise StrategyOptionsInvalid(
             f"this agent does not support these options of strategy {name}: {facts}; update the agent"
+        ) from error
+
+
+@cache
+def _own_files() -> tuple[str, ...]:
+    modules = pkgutil.iter_modules([str(Path(__file__).parent)])
+    return tuple(module.name for module in modules if module.name != "base")
+
+
+def _module(name: str) -> Any:
+    if name in _own_files():
+        return importlib.import_module(f"{__package__}.{name}")
+    package = strategy_packages()[name]
+    try:
+        return importlib.import_module(f"{package}.agent")
+    except ImportError as error:
+        raise UnknownStrategy(
+            f"strategy {name!r}: {package}.agent cannot be imported ({error}); repair the package"
         ) from error

@@ -1,8 +1,8 @@
-"""Find strategies by file name, and open the one of a plan. Adding a strategy changes no other file.
+"""Find strategies by name, and open the one of a plan. Adding a strategy changes no other file.
 
-A strategy is `coordinator/strategies/<name>.py` with `Options`, a pydantic model that forbids unknown
-members, and `Strategy`, made from Options. Its agent side is the file of the same name in
-`client_agent/strategies`.
+A strategy is `coordinator/strategies/<name>.py`, or the module `coordinator` of an installed package
+(`schemas/strategy_packages.py`), with `Options`, a pydantic model that forbids unknown members, and
+`Strategy`, made from Options. Its agent side is the file of the same name in `client_agent/strategies`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pydantic import BaseModel, JsonValue
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.capabilities import Traits
 from schemas.messages.federations import FederationPlan
+from schemas.strategy_packages import strategy_packages
 
 
 class UnknownStrategy(Exception):
@@ -56,23 +57,30 @@ def open_plan(plan: FederationPlan) -> OpenedPlan:
     return OpenedPlan(plan, make(plan.strategy.name, plan.strategy.options))
 
 
-@cache  # requests list them, and the files of a running service do not change
+@cache  # requests list them, and neither files nor packages change under a running service
 def names() -> tuple[str, ...]:
-    """Return the names of all strategies: the files beside this one that define `Options` and `Strategy`."""
-    files = sorted(file.name for file in pkgutil.iter_modules([str(Path(__file__).parent)]))
-    return tuple(name for name in files if {"Options", "Strategy"} <= vars(_module(name)).keys())
+    """Return the names of all strategies: the files beside this one, and those of installed packages."""
+    return tuple(sorted({*_own_files(), *strategy_packages()}))
 
 
 @cache
 def load(name: str) -> StrategyFile:
-    """Load the file of a strategy.
+    """Load the file of a strategy; a file beside this one is preferred to a package of the same name.
 
     Raises:
-        UnknownStrategy: there is none.
+        UnknownStrategy: there is none, or its package has no module `coordinator` that can be imported.
     """
-    if name not in names():
+    if name in _own_files():
+        return cast("StrategyFile", importlib.import_module(f"{__package__}.{name}"))
+    package = strategy_packages().get(name)
+    if package is None:
         raise UnknownStrategy(f"there is no strategy {name!r}; there are {', '.join(names())}")
-    return cast("StrategyFile", _module(name))
+    try:
+        return cast("StrategyFile", importlib.import_module(f"{package}.coordinator"))
+    except ImportError as error:
+        raise UnknownStrategy(
+            f"strategy {name!r}: {package}.coordinator cannot be imported ({error}); repair the package"
+        ) from error
 
 
 def make(name: str, options: Mapping[str, JsonValue]) -> Strategy:
@@ -86,5 +94,9 @@ def make(name: str, options: Mapping[str, JsonValue]) -> Strategy:
     return file.Strategy(file.Options.model_validate(dict(options)))
 
 
-def _module(name: str) -> object:
-    return importlib.import_module(f"coordinator.strategies.{name}")
+@cache
+def _own_files() -> tuple[str, ...]:
+    """List the files beside this one that define `Options` and `Strategy`."""
+    files = sorted(file.name for file in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    modules = {name: vars(importlib.import_module(f"{__package__}.{name}")) for name in files}
+    return tuple(name for name, members in modules.items() if {"Options", "Strategy"} <= members.keys())

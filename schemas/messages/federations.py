@@ -59,9 +59,7 @@ class AdapterPlan(Strict):
     def _further_ranks_belong_to_pq(self) -> Self:
         for field in ("same_architecture_rank", "private_rank"):
             if self.kind == "lora" and getattr(self, field):
-                raise field_error(
-                    "must be 0 with kind lora: it applies to the LoRA beside P and Q; set rank", field
-                )
+                raise field_error("must be 0 with kind lora; set rank", field)
         return self
 
     @model_validator(mode="after")
@@ -70,9 +68,7 @@ class AdapterPlan(Strict):
         if requested is None:
             return self
         if self.kind == "lora":
-            raise field_error(
-                "must be null with kind lora: it applies to P and Q; set roles", "target_modules"
-            )
+            raise field_error("must be null with kind lora; set roles", "target_modules")
         unknown = [module for module in requested if module not in available]
         if unknown:
             raise field_error(
@@ -99,9 +95,8 @@ class AdapterPlan(Strict):
 class RoundsPlan(Strict):
     """The number of rounds, the clients required, deadlines, and the decay of stale updates.
 
-    A round starts collecting with `min_clients` and aggregates with `quorum` updates (default: `min_clients`)
-    after `collect_seconds`. An update counts for up to `max_staleness` later rounds, `staleness_decay` times
-    less in each.
+    `quorum` (default `min_clients`) updates are needed to aggregate at the deadline, `collect_seconds` after
+    the start; an update counts for `max_staleness` more rounds, each time multiplied by `staleness_decay`.
     """
 
     total: Count = 10
@@ -179,10 +174,7 @@ class SignaturePlan(Strict):
         if self.dp is None:
             return self
         if self.kind != "gradient":
-            raise field_error(
-                "must be gradient with dp: the share of one record in a representation cannot be clipped",
-                "kind",
-            )
+            raise field_error("must be gradient with dp: representations cannot be clipped", "kind")
         for field, value in (("dim", _DIM_WITH_DP), ("probe_examples", _SAMPLE_WITH_DP)):
             if field not in self.model_fields_set:
                 object.__setattr__(self, field, value)
@@ -208,9 +200,8 @@ class AlignmentPlan(Strict):
 class PrivacyPlan(Strict):
     """Authentication of clients, and the minimum size of a mixture.
 
-    `allow_bearer_clients` admits clients without a key. `roster_policy` is the agents' trust in the member
-    list: keys pinned in the silo (`pinned`), the first key per name (`tofu`), or the coordinator's list
-    (`server`).
+    `allow_bearer_clients` admits clients without a key. `roster_policy`: agents trust the keys pinned in the
+    silo (`pinned`), the first key of a name (`tofu`), or the coordinator (`server`).
 
     `min_voices` is the minimum number of other members in a served mixture; below it a client keeps its own
     adapter. With 1, the mixture for a member with one peer is that peer's adapter.

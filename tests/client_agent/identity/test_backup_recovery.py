@@ -63,7 +63,6 @@ class Scene:
         self.served.admin.post(f"/v1/federations/{self.federation_id}/start")
 
     def play(self) -> int:
-        """Participate in the next open round; return its number."""
         nap = naps(500)
         while isinstance(brief := self.participant.session.api.current_round(self.federation_id), NothingYet):
             nap(0)
@@ -76,7 +75,6 @@ class Scene:
             copy(database, self.backup, progress=lambda *_: None)
 
     def exchange(self) -> None:
-        """Replace the running coordinator with one on the backup."""
         self.served.stop()
         options: dict[str, float] = {"tick_seconds": 0.05, "retry_seconds": 0.05, "polls_per_second": 100}
         port = httpx.URL(self.served.url).port
@@ -98,7 +96,6 @@ class Scene:
 
     @property
     def trained(self) -> bytes:
-        """The start adapter of the next round."""
         return next(f for f in self.participant.workspace.rounds.newest_first() if f.has(TRAINED)).read(
             TRAINED
         )

@@ -86,12 +86,10 @@ class Scene:
         return self.who.workspace.rounds.open(brief.round)
 
     def again(self, folder: RoundFolder, *names: str) -> None:
-        """Lose some files of a round, and run it again."""
         folder.forget(*names, SCORES_SENT)
         assert take_part(self.who, RoundBrief.model_validate_json(folder.read(BRIEF)))
 
     def stored(self, layout: Layout) -> Arrays:
-        """Ask for the state that the coordinator holds."""
         path = f"/v1/federations/{self.federation_id}/clients/{self.who.session.client_id}/adapter"
         answer = self.served.admin.get(path)
         with unpack(answer.content, encoding=None, expected=slots(layout), max_bytes=2**24) as kept:

@@ -77,7 +77,7 @@ def test_what_members_may_learn_of_each_other_is_claimed_by_plan_and_round(
     )
     assert ("guesses the signature" in claims) is (least == 1 and strategy == "fedmosaic")
     assert (f"made of {least} other members (privacy.min_voices)" in claims) is (least > 1)
-    assert (f"{least - 1} of them can compute what is left" in claims) is (least > 1)
+    assert (f"{least - 1} of them can compute the remainder" in claims) is (least > 1)
     of_this = " ".join(of_round(open_plan(plan), Counted(updates, 0))[len(federation) :])
     assert ("may be one other member's alone" in of_this) is (least == 1 and updates in (1, 2))
     assert ("keeps its own adapter unless" in of_this) is (least > 1 and 0 < updates <= least)
