@@ -20,11 +20,11 @@ from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.train import Trained
 from client_agent.simulation.admin_client import Operator
-from client_agent.simulation.clients import SharedModels, silos_of
+from client_agent.simulation.clients import SharedModels, build_silos
 from client_agent.simulation.coordinator_process import running_coordinator
-from client_agent.simulation.federated_run import Federation, created, wait_until_published
+from client_agent.simulation.federated_run import Federation, create_federation, wait_until_published
 from client_agent.simulation.methods import Method, plan_of
-from client_agent.simulation.partition import drawn
+from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.results import Cell
 from client_agent.simulation.study import Study, StudySilo
 from client_agent.storage.round_folder import SIGNATURE, TRAINED, RoundFolder
@@ -117,10 +117,10 @@ def run(where: Place, attack: str, guard: str, *, seed: int, rounds: int, tell: 
         },
     )
     cell = Cell("attacked", seed, False, plan_of(study, method, seed, None), "")
-    silos = silos_of(study, drawn(study, seed), where.models)
+    silos = build_silos(study, draw_examples(study, seed), where.models)
     folder = where.folder / f"{attack}-{guard}-{seed}"
     result = Scored([], [])
-    with created(cell, study, silos, where.operator, folder, None) as federation:
+    with create_federation(cell, study, silos, where.operator, folder, None) as federation:
         where.operator.post(f"{federation.path}/start")
         for silo in study.silo:
             federation.enrol(silo)
@@ -169,11 +169,11 @@ def _round(federation: Federation, number: int, craft: Craft, result: Scored) ->
 
 
 def _folder(client: Participant, number: int) -> RoundFolder:
-    return client.rounds.open(number)
+    return client.workspace.rounds.open(number)
 
 
 def _brief(client: Participant, number: int) -> RoundBrief:
-    answer = client.api.current_round(client.federation)
+    answer = client.session.api.current_round(client.session.federation_id)
     if not isinstance(answer, RoundBrief) or answer.round != number:
         raise RuntimeError(f"round {number} did not open")
     return answer

@@ -40,7 +40,7 @@ from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.model.tokens import Batch, Encoded, answer_logits, collate, pad_id
 from client_agent.privacy.accountant import noise_for
 from client_agent.privacy.release import Mechanism, release
-from client_agent.sketches.gradient import hashed, last_block_gradient
+from client_agent.sketches.gradient import buckets_and_signs, last_block_gradient
 from client_agent.sketches.per_record import record_sketches
 from examples.tasks import LETTERS, TASKS, draw
 from schemas.maths.seeded_random import stream
@@ -161,7 +161,7 @@ def observed(base: BaseModel, records: list[Example]) -> dict[str, Grid]:
 
 def undone(sketch: Grid, plan: SignaturePlan, shape: tuple[int, ...]) -> Grid:
     """Apply the sketch's adjoint: each entry gets its bucket's number with its sign."""
-    bucket, sign = hashed(stream("sketch", plan.seed), int(np.prod(shape)), plan.dim)
+    bucket, sign = buckets_and_signs(stream("sketch", plan.seed), int(np.prod(shape)), plan.dim)
     entries: Grid = (sketch[bucket] * sign).reshape(shape)
     return entries
 

@@ -26,9 +26,9 @@ from rich.progress import Progress
 from benchmarks import figures
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
-from client_agent.privacy.release import Averaged, averaged, drawn, release
+from client_agent.privacy.release import Averaged, averaged, release, sample_records
 from client_agent.rounds.sketch import mechanism_for
-from client_agent.sketches.gradient import Signature, sketch_of
+from client_agent.sketches.gradient import Sketch, sketch_of
 from client_agent.sketches.per_record import record_sketches
 from coordinator.strategies.base import ClientFacts, Cohort
 from coordinator.strategies.base import Sketch as Sent
@@ -137,8 +137,8 @@ def measured(base: BaseModel, draws: Sequence[list[Silo]], plan: SignaturePlan) 
     }
 
 
-def signatures(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Iterator[Signature]:
-    """Return what a silo sends, round after round."""
+def signatures(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Iterator[Sketch]:
+    """Yield the sketches that a silo sends, round after round."""
     if plan.dp is None:
         fixed = sketch_of(base, silo.records, plan)
         while True:
@@ -148,12 +148,12 @@ def signatures(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Iterator[Sig
     built: Averaged | None = None
     while True:
         if built is None or built.releases < (plan.dp.releases or 0):
-            sample = [sketches[record] for record in drawn(mechanism, chance)]
+            sample = [sketches[record] for record in sample_records(mechanism, chance)]
             built = averaged(built, release(sample, mechanism, chance), mechanism, epsilon=0.0)
-        yield Signature(built.mean.astype(np.float32), built.reliability, built)
+        yield Sketch(built.mean.astype(np.float32), built.reliability, built)
 
 
-def mass(tasks: Sequence[str], sent: Sequence[Signature]) -> Mass:
+def mass(tasks: Sequence[str], sent: Sequence[Sketch]) -> Mass:
     """Weigh as the coordinator does: the mean share of weight on the own cluster, on itself, on others."""
     facts = [
         ClientFacts(

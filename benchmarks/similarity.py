@@ -23,7 +23,7 @@ from rich.progress import track
 from benchmarks import figures
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
-from client_agent.sketches.gradient import Signature, sketch_of
+from client_agent.sketches.gradient import Sketch, sketch_of
 from examples.tasks import TASKS, draw
 from schemas.messages.federations import SignaturePlan
 
@@ -61,9 +61,9 @@ def main() -> None:
     console.print("> floor: share of pairs of one task that it loses / of the same prompts that it keeps")
 
 
-def silos(base: BaseModel, count: int, seed: int) -> list[tuple[str, Signature]]:
+def silos(base: BaseModel, count: int, seed: int) -> list[tuple[str, Sketch]]:
     """Draw the silos' examples, none in two silos, and sign them."""
-    signed: list[tuple[str, Signature]] = []
+    signed: list[tuple[str, Sketch]] = []
     plan = SignaturePlan(probe_examples=count)
     for name in NAMES:
         pool = draw(TASKS[name], SILOS * count, random.Random(f"similarity:{name}:{seed}"))
@@ -72,7 +72,7 @@ def silos(base: BaseModel, count: int, seed: int) -> list[tuple[str, Signature]]
     return signed
 
 
-def pairs(signed: list[tuple[str, Signature]]) -> list[Pair]:
+def pairs(signed: list[tuple[str, Sketch]]) -> list[Pair]:
     """Compare all pairs: the two tasks, cos, and cos / sqrt(rho_i rho_j)."""
     built: list[Pair] = []
     for (item, a), (peer, b) in combinations(signed, 2):

@@ -1,4 +1,4 @@
-"""Make the pivot's alignment pack where no client of the federation has the pivot as its own model."""
+"""Make the pivot's alignment pack for a federation without a client of the pivot's base model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from client_agent.cli.console import Bars, be_quiet, clear_errors
+from client_agent.cli.console import Bars, clear_errors, configure_logging
 from client_agent.errors import AlignmentImpossible, CoordinatorUnreachable, PlanUnusable
 
 pivot = typer.Typer()
@@ -20,17 +20,17 @@ def make_pivot_pack(
         str, typer.Option(envvar=["TESSERA_TOKEN", "TESSERA_ADMIN_TOKEN"], help="An operator's token.")
     ],
     url: Annotated[
-        str, typer.Option(envvar="TESSERA_URL", help="Where the coordinator is.")
+        str, typer.Option(envvar="TESSERA_URL", help="The coordinator's URL.")
     ] = "http://127.0.0.1:8000",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:<n>.")] = "auto",
 ) -> None:
-    """Make the pivot's pack and store it as an operator; all other packs are made on it.
+    """Make the pivot's alignment pack and store it as an operator; all packs of other base models need it.
 
-    Clients whose own model is the pivot make it by themselves. Of several packs the one that is stored last
-    counts: replacing one ends all packs that were made on it, and what was learnt under them.
+    Clients of the pivot's base model make it themselves. The pack stored last is in use: replacing it
+    invalidates all packs that were made on it, and the weights that were trained with them.
     """
     with clear_errors(), Bars() as bars:
-        be_quiet()
+        configure_logging()
         import httpx
 
         from client_agent.alignment.fit_packs import pivot_pack
@@ -45,12 +45,13 @@ def make_pivot_pack(
             with Operator(url, token) as operator:
                 plan = FederationPlan.model_validate(operator.get(path)["plan"])
                 if plan.alignment is None or plan.alignment.frames == "random":
-                    raise PlanUnusable(f"{federation} makes no packs on a pivot's: there is nothing to make")
+                    raise PlanUnusable(f"{federation} uses no pivot pack; there is nothing to make")
                 texts = Anchors.model_validate(operator.get(f"{path}/anchors")).anchors
                 base = load_base_model(model, device=device_named(device))
                 if base.slug != plan.alignment.pivot:
                     raise AlignmentImpossible(
-                        f"the pivot of {federation} is {plan.alignment.pivot}, and {model} is {base.slug}"
+                        f"{model} is {base.slug}, and the pivot of {federation} is {plan.alignment.pivot}; "
+                        "pass the pivot model"
                     )
                 chosen = texts[: plan.alignment.anchors]
                 pack = pivot_pack(base, chosen, plan.adapter, plan.alignment, federation, progress=bars)

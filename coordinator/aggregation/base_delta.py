@@ -114,7 +114,6 @@ def _members(
     federation_id: str,
     round_number: int,
 ) -> tuple[list[GroupMember], dict[BaseModelGroup, StoredState]]:
-    """Return all clients as members of their groups, and the sum of earlier deltas of each group."""
     with database.read() as session:
         trained_from = {
             client.facts.client: base_weights.newest(session, client.facts.client, round_number)
@@ -152,7 +151,6 @@ class _Work:
     def group_bodies(
         self, members: Sequence[GroupMember], earlier: StoredState | None
     ) -> tuple[dict[str, StagedOutput], _GrowingWeights]:
-        """Write the bodies of a group, and its sum of deltas."""
         new, total = self._stage(2)
         self._write_delta(members[0], earlier, new, total)
         served = [member for member in members if member.is_served]
@@ -213,7 +211,6 @@ class _Work:
             self.between()
 
     def _write_own(self, member: GroupMember, growing: _GrowingWeights) -> None:
-        """Write a client's own A and B, with an empty base delta."""
         for module, form in sorted(modules_of(member.layout).items()):
             factors = self.stored.of_client(member.client, module)
             growing.append(self.database, module, factors, _no_rank(dict(form), module))
@@ -221,7 +218,6 @@ class _Work:
 
 
 def _no_rank(form: Mapping[str, Shape], module: Module) -> Factors:
-    """Return a module's factors with rank 0."""
     a, b = form[f"{module}.A"], form[f"{module}.B"]
     return Factors(np.zeros((0, a[1]), np.float32), np.zeros((b[0], 0), np.float32))
 

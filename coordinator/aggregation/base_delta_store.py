@@ -42,7 +42,6 @@ def latest(session: Session, federation_id: str, until: int) -> dict[BaseModelGr
 def store_deltas(
     session: Session, federation_id: str, round_number: int, deltas: Iterable[tuple[GroupDelta, int]]
 ) -> None:
-    """Store the base deltas of a round, each with the id of its payload."""
     for delta, payload_id in deltas:
         session.add(
             FoldRow(

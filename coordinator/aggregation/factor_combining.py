@@ -104,11 +104,9 @@ def _with_voices(
 
 
 def in_a_row(factors: Factors) -> Values:
-    """Return A and then B, in the order of a layout, (n,)."""
     return np.concatenate([factors.A.ravel(), factors.B.ravel()])
 
 
 def zeros(shapes: Mapping[str, Shape]) -> Factors:
-    """Return a module's A and B as stored before any training."""
     by_factor = {factor_of(tensor): np.zeros(shape, np.float32) for tensor, shape in shapes.items()}
     return Factors(by_factor["A"], by_factor["B"])

@@ -54,7 +54,6 @@ class StoredFactors:
 
 
 def places(layout: Layout) -> dict[Module, dict[str, Place]]:
-    """Return where the factors of each module begin, in values, and their shapes."""
     by_module: dict[Module, dict[str, Place]] = {}
     at = 0
     for tensor, shape in layout.items():

@@ -78,7 +78,6 @@ class GuardedWeights:
         return self.weights[self.cohort.kind(module)]
 
     def report(self) -> GuardReport:
-        """Summarise over all kinds."""
         cohort = self.cohort
         served = shares_served(cohort, self.weights)
         inner, of_i, of_j = (np.zeros_like(served) for _ in range(3))
@@ -257,7 +256,6 @@ def _of_one_organisation(foreign: NDArray[np.int_]) -> NDArray[np.bool_]:
 
 
 def _count(together: NDArray[np.bool_]) -> Floats:
-    """Return the size of each client's set, itself included, (n,)."""
     return np.asarray(np.count_nonzero(together, axis=1), np.float64)
 
 
@@ -294,7 +292,6 @@ def _cosines(inner: Floats) -> Floats:
 
 
 def _organisations(cohort: Cohort) -> list[int]:
-    """Number organisations; a client without one has its own number."""
     numbers: dict[object, int] = {}
     keys = [facts.organisation or (facts.client,) for facts in cohort.clients]
     return [numbers.setdefault(key, len(numbers)) for key in keys]

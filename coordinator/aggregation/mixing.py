@@ -89,7 +89,6 @@ def in_blocks(
     *,
     block_bytes: int,
 ) -> Iterator[Columns]:
-    """Yield the columns of U with their weights, block by block."""
     clients = [facts.client for facts in weights.cohort.clients]
     layouts = {receiver.client: receiver.layout for receiver in receivers}
     rows = {clients.index(receiver.client): place for place, receiver in enumerate(receivers)}

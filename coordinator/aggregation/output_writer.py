@@ -51,7 +51,6 @@ class StagedOutput:
     size: int
 
     def adopted(self, payload_id: int) -> Stored:
-        """Return the stored body once the staged bytes are the payload `payload_id`."""
         return Stored(payload_id, self.digest, self.size, MEDIA_TYPE, head=self.head, begin=self.begin)
 
 
@@ -90,11 +89,9 @@ class StagedBody:
             running.update(values)
 
     def write(self, session: Session, values: memoryview) -> None:
-        """Write values that were hashed before."""
         self._staged.write(session, values)
 
     def outputs(self) -> dict[str, StagedOutput]:
-        """Return each receiver's body by client."""
         first, begin = self.receivers[0], len(self.receivers[0].head)
         bodies = {
             first.client: StagedOutput(
@@ -113,7 +110,6 @@ Product = tuple[Sequence[StagedBody], Values]
 
 
 def begin(database: Database, weights: Weights, receivers: Sequence[Receiver]) -> list[StagedBody]:
-    """Stage a body for each group of receivers of equal values, with the first one's head."""
     bodies = []
     with database.write() as session:
         for equal in _groups(weights, receivers):
@@ -124,24 +120,20 @@ def begin(database: Database, weights: Weights, receivers: Sequence[Receiver]) -
 
 
 def outputs(bodies: Iterable[StagedBody]) -> dict[str, StagedOutput]:
-    """Return all receivers' bodies by client."""
     return {client: output for body in bodies for client, output in body.outputs().items()}
 
 
 def append(database: Database, bodies: Sequence[StagedBody], values: Values) -> None:
-    """Hash and write a row of values (bodies, block) to each body."""
     hash_rows(bodies, values)
     write(database, [(bodies, values)])
 
 
 def hash_rows(bodies: Sequence[StagedBody], values: Values) -> None:
-    """Hash a row of values (bodies, block) for each body."""
     for body, row in zip(bodies, values, strict=True):
         body.hash(_bytes_of(row))
 
 
 def write(database: Database, products: Iterable[Product]) -> None:
-    """Write hashed rows of values to their bodies, in short transactions."""
     rows = [pair for bodies, values in products for pair in zip(bodies, values, strict=True)]
     longest = max((row.nbytes for _, row in rows), default=0)
     for portion in portions(rows, longest):
@@ -179,7 +171,6 @@ class Writer:
         self._thread.shutdown(cancel_futures=kind is not None)
 
     def spare(self) -> Values | None:
-        """Hand over the memory of written values for reuse, if there is any."""
         spare, self._spare = self._spare, None
         return spare
 

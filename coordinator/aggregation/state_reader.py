@@ -64,7 +64,6 @@ def read_columns(
 
 
 def portions(items: Sequence[Item], bytes_each: int) -> Iterator[Sequence[Item]]:
-    """Split work into short transactions, so that no request waits long for the database."""
     most = max(1, _TRANSACTION_BYTES // max(1, bytes_each))
     for at in range(0, len(items), most):
         yield items[at : at + most]

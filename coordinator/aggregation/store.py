@@ -111,7 +111,6 @@ def alignment_set(session: Session, federation_id: str, base_model: str) -> str 
 
 
 def sketch_of_join(session: Session, federation_id: str, client_id: str) -> Sketch | None:
-    """Return the sketch of a newcomer's last join that had one."""
     row = session.scalar(
         select(SignatureRow)
         .where(
@@ -130,7 +129,6 @@ def organisation(session: Session, client_id: str) -> str | None:
 
 
 def store_relevance(session: Session, round_id: int, settled: SettledWeights) -> None:
-    """Store the relevance of a round, and the weights after the guard."""
     weighing, report = settled.weighing, settled.report
     for i, facts in enumerate(weighing.cohort.clients):
         session.add(
@@ -174,6 +172,7 @@ def _established(
     age = round_number - update.round_number
     if update.state_payload_id is None:
         raise LookupError(f"the last update of {client.id} was deleted by retention")
+    model, sent = sketch_model(plan, client.base_model), _sketch(sketch)
     # Mixed ranks are compared at the largest one.
     compared = at_rank(layout, plan.adapter.rank) if opened.traits.mixed_ranks else layout
     return Established(
@@ -184,8 +183,8 @@ def _established(
             modules=modules_of(compared),
             age=age,
             examples=min(update.examples, plan.limits.max_examples),
-            sketch=_sketch(sketch),
-            sketch_model=sketch_model(plan, client.base_model),
+            sketch=sent,
+            sketch_model=model,
             is_source=age <= plan.rounds.max_staleness,
             organisation=client.organisation,
         ),

@@ -61,7 +61,6 @@ class VoicedWeights:
 
     @property
     def alone(self) -> frozenset[str]:
-        """The clients that keep their own in some module, because it has too few voices."""
         all_kinds = np.all(list(self.enough.values()), axis=0) if self.enough else []
         return frozenset(
             facts.client for facts, ok in zip(self.cohort.clients, all_kinds, strict=False) if not ok
@@ -98,7 +97,6 @@ def require_voices(weights: Weights, least: int, *, common: bool) -> VoicedWeigh
 
 
 def _by_group(enough: NDArray[np.bool_], cohort: Cohort) -> NDArray[np.bool_]:
-    """Whether all clients with the same base model and layout have enough voices, (N,)."""
     groups = [(facts.base_model, facts.modules) for facts in cohort.clients]
     lacking = [group for group, ok in zip(groups, enough, strict=True) if not ok]
     return np.array([group not in lacking for group in groups], bool)

@@ -59,7 +59,6 @@ def products(
 
 
 def _relevant(weighing: Weighing, module: str, receivers: Collection[str]) -> NDArray[np.bool_]:
-    """Return the receivers with peers, and these peers, (N,)."""
     has_weight = weighing.of_module(module) > 0
     np.fill_diagonal(has_weight, False)
     has_weight[[facts.client not in receivers for facts in weighing.cohort.clients]] = False

@@ -1,5 +1,5 @@
-"""Record when clients were last seen, in batched writes. What a process has not written when it stops is
-lost; nothing depends on it.
+"""Record when clients were last seen, in batched writes. Times not yet written are lost when a process
+stops, which is harmless.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Enrolment: tokens, keys, the roster, and who is eligible."""
+"""Enrolment: tokens, keys, the roster and eligibility."""

@@ -21,7 +21,7 @@ _LONGEST_ID = "x" * 64
 
 
 def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key: bool) -> None:
-    """Raise unless a client is eligible; `with_key` says that it signs its requests.
+    """Raise unless a client is eligible; with `with_key` it signs its requests.
 
     Raises:
         FederationStateConflict: the federation is neither open nor running.

@@ -45,7 +45,6 @@ class Newcomer:
 
     @property
     def manifest(self) -> WeightsManifest:
-        """The manifest of its initial weights."""
         return WeightsManifest(
             federation=self.member.federation_id,
             recipe={},
@@ -98,7 +97,6 @@ def initial_weights(
 
 
 def _compute(database: Database, newcomer: Newcomer, last_published: int) -> StagedOutput:
-    """Compute a newcomer's weights from all clients' states as of the last published round."""
     opened, client_id = newcomer.opened, newcomer.member.client_id
     with _weigher():
         with database.read() as session:

@@ -131,7 +131,6 @@ def _weighed_as_of(context: JoinContext) -> int | None:
 def _stored(
     session: Session, weights: StagedOutput | Stored | None, zeros: tuple[WeightsReference, Zeros] | None
 ) -> Stored | None:
-    """Store a client's initial weights, without a reference to them; None = it has weights already."""
     if isinstance(weights, StagedOutput):
         return weights.adopted(weights.staged.adopt(session))
     if weights is not None:

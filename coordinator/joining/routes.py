@@ -48,7 +48,6 @@ _SIGNATURE_BODY_BYTES = 2**20
 
 
 async def _body(request: Request, _: AsMember) -> AsyncIterator[ReceivedBody | None]:
-    """Receive the body with the sketch, if there is one."""
     if "transfer-encoding" not in request.headers and request.headers.get("content-length", "0") == "0":
         yield None
         return

@@ -72,6 +72,6 @@ def arm() -> None:
 
 
 def may_crash(place: Place) -> None:
-    """Kill or stop the process if the environment says so."""
+    """Kill or stop the process if this point is armed and its count reached."""
     if _armed is not None and _armed.place == place:
         _armed.count_pass()

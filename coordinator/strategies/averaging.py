@@ -59,5 +59,4 @@ def log_decay(cohort: Cohort) -> Floats:
 
 
 def log_examples(cohort: Cohort) -> Floats:
-    """Return the log of the number of examples per client, (N,)."""
     return np.array([math.log(max(1, facts.examples)) for facts in cohort.clients], np.float64)

@@ -103,7 +103,6 @@ class Cohort:
         return self.groups(module) & equal_pairs([facts.modules.get(module) for facts in self.clients])
 
     def shares_any(self) -> NDArray[np.bool_]:
-        """Return the pairs that share at least one module, (N, N)."""
         shared = np.zeros((len(self.clients),) * 2, bool)
         # Few kinds cover hundreds of modules: one module of each is enough.
         for module in self.kinds().values():
@@ -220,7 +219,6 @@ class Strategy(ABC):
         return 1.0
 
     def combine(self, sources: Sequence[Source]) -> Factors:
-        """Return A and B of one module from one source or more."""
         return weighted_mean(sources)
 
     def base_delta(self, sources: Sequence[Source]) -> BaseDelta:
@@ -230,7 +228,6 @@ class Strategy(ABC):
 
 
 def modules_of(layout: Layout) -> dict[Module, Form]:
-    """Return a layout's tensors by module, sorted by name."""
     grouped: dict[Module, list[tuple[str, Shape]]] = {}
     for tensor, shape in layout.items():
         grouped.setdefault(module_of(tensor), []).append((tensor, shape))

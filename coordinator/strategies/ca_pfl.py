@@ -31,7 +31,6 @@ class Options(ImportancePlan):
     @model_validator(mode="before")
     @classmethod
     def _budget_is_of_the_wire(cls, values: object) -> object:
-        """Accept plans with an empty `max_bytes` here; a limit belongs to `wire`."""
         if isinstance(values, dict) and "max_bytes" in values:
             if values["max_bytes"] is not None:
                 raise field_error("is the plan's wire.max_bytes", "max_bytes")
@@ -48,7 +47,6 @@ class Strategy(base.Strategy):
     options: Options
 
     def beside(self, layout: Layout) -> Layout:
-        """Return the prior of every module, stored as its difference from 1, so that it starts as zeros."""
         return prior_layout(layout)
 
     def unfit(self, plan: FederationPlan) -> Unfit | None:

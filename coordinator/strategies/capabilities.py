@@ -39,7 +39,6 @@ class Traits:
 
     @property
     def mixed_ranks(self) -> bool:
-        """Whether clients of one base model may have adapters of different ranks."""
         return self.least_rank is not None
 
 

@@ -41,7 +41,6 @@ class Strategy(base.Strategy):
         return mean_of_all(cohort, by_examples=False, present_only=True)
 
     def base_delta(self, sources: Sequence[Source]) -> BaseDelta:
-        """Return the means A and B, and R = sum p_i B_i A_i - B A."""
         mean = weighted_mean(sources)
         return BaseDelta(mean, recompressed(_residual(sources, mean), self.options.truncate_rank))
 

@@ -36,7 +36,6 @@ class Strategy(base.Strategy):
     options: Options
 
     def weigh(self, cohort: Cohort) -> Weighing:
-        """Average the clients with an update of this round by examples."""
         return mean_of_all(cohort, present_only=True)
 
     def base_delta(self, sources: Sequence[Source]) -> BaseDelta:

@@ -31,8 +31,7 @@ class StrategyFile(Protocol):
 
     Options: type[BaseModel]
 
-    def Strategy(self, options: BaseModel) -> Strategy:
-        """Build the strategy from its options."""
+    def Strategy(self, options: BaseModel) -> Strategy: ...
 
 
 @dataclass(frozen=True, slots=True)

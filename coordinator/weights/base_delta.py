@@ -54,7 +54,6 @@ def increment_head(layout: Layout, manifest: WeightsManifest, *, fold_from: int)
 
 
 def whole_head(layout: Layout, manifest: WeightsManifest) -> bytes:
-    """Return the head of weights with the sum of all base deltas."""
     return increment_head(layout, manifest, fold_from=1)
 
 

@@ -124,7 +124,6 @@ class _Terms:
 
 
 def _terms(session: Session, request: EncodingRequest) -> _Terms | None:
-    """Return the terms of a body; None = the recipe does not apply."""
     head = request.weights.head
     if head is None:
         return None
@@ -141,7 +140,6 @@ def _terms(session: Session, request: EncodingRequest) -> _Terms | None:
 
 
 def _encode(database: Database, request: EncodingRequest, terms: _Terms) -> bytes | None:
-    """Return the body, deterministic for its terms; None = a value is too large."""
     dense, reference, layout = request.weights, terms.reference, terms.layout
     stored = Reference(dense.digest, request.payload_id, dense.begin, None)
     weights = delta_reference.reader(database, stored, layout)

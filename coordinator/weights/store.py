@@ -89,7 +89,6 @@ def served(session: Session, federation_id: str, client_id: str, round_number: i
 def assign(
     session: Session, federation_id: str, client_id: str, round_number: int, stored: Stored, now: datetime
 ) -> None:
-    """Serve a client these bytes from the start of round `round_number` on."""
     run(
         session,
         _ASSIGN,

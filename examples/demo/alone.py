@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client_agent.simulation.admin_client import Answer
-from client_agent.simulation.methods import laid_over
+from client_agent.simulation.methods import merge_tables
 from examples.demo.silos import SILOS, DemoFailed, SiloSetup, start_agent, write_config
 from schemas.messages.recommended import FEDMOSAIC, LORA
 
@@ -37,7 +37,7 @@ def local_plan(rounds: int) -> Answer:
 def local_lora_plan(rounds: int) -> Answer:
     """Train an ordinary LoRA alone."""
     named: Answer = {"name": "local_lora", "strategy": {"name": "fedavg"}, "rounds": {"total": rounds}}
-    return laid_over(LORA, {**named, "training.max_length": 64})
+    return merge_tables(LORA, {**named, "training.max_length": 64})
 
 
 def run_alone(

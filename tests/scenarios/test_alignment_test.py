@@ -103,4 +103,4 @@ def test_a_file_that_holds_no_anchors_is_named(tmp_path: Path) -> None:
     (tmp_path / "none.json").write_text('{"anchors": [{"id": "a"}]}')
     done = offline(tmp_path, "L", "--anchors", str(tmp_path / "none.json"))
     assert done.returncode == 1
-    assert "holds no anchor texts: anchors.0.prompt" in done.stderr.replace("\n", " ")
+    assert "is not a file of anchor texts (anchors.0.prompt" in done.stderr.replace("\n", " ")

@@ -1,5 +1,5 @@
-"""Limit the polls of each client with a token bucket per process; long polls and clients that wait as
-told never run out.
+"""Limit the polls of each client with a token bucket per process. Long polls, and polls after
+Retry-After, never empty it.
 """
 
 from __future__ import annotations

@@ -97,10 +97,9 @@ def taken_part(
         with CoordinatorApi(
             served.url, key=read_key(folder), deadline_seconds=20, sleep=lambda _: None
         ) as api:
-            more: dict[str, Any] = {"keep_rounds": 2, "stop": lambda: False, "server_key": member.server_key}
-            who = Participant(silo, api, federation_id, member.client_id, folder, **more)
+            who = Participant.of(silo, api, member, folder, keep_rounds=2)
             run(who, naps(500))
-        return Rounds(file, who.home, served)
+        return Rounds(file, who.workspace.home, served)
 
     return make
 
@@ -215,7 +214,7 @@ def test_the_last_round_answers(silo: Silo, taken_part: Callable[..., Rounds]) -
     done = tessera("generate", "--config", rounds.config, "--prompt", prompt, "--max-new-tokens", 4)
     assert done.exit_code == 0, done.output
     assert 1 <= len(done.stdout.rstrip("\n")) <= 4
-    for missing, said in (("7", "there is 1, 2"), ("x", "a number or latest")):
+    for missing, said in (("7", "which has 1, 2"), ("x", "a number or latest")):
         done = tessera("generate", "--config", rounds.config, "--prompt", prompt, "--round", missing)
         assert done.exit_code == 1
         assert said in done.stderr
@@ -270,7 +269,7 @@ def test_another_models_pack_is_refused(silo: Silo, folder: Path, tmp_path: Path
     pack.write_bytes(Pack(made.tensors, manifest).to_body())
     done = tessera("train", "--config", folder / "silo.toml", "--plan", plan, "--pack", pack)
     assert done.exit_code == 1, done.output
-    assert "is one of llama-96x4-000000000000" in done.stderr
+    assert "is of llama-96x4-000000000000" in done.stderr
 
 
 def test_what_is_not_there_is_said_with_what_to_do(silo: Silo, folder: Path, tmp_path: Path) -> None:
