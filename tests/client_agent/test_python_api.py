@@ -42,7 +42,7 @@ def test_methods_are_compared_from_python(tmp_path: Path) -> None:
 
 
 def test_an_unknown_method_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(StudyUnusable, match="there is no method"):
+    with pytest.raises(StudyUnusable, match="unknown method fedmagic"):
         simulate(Study.from_toml(write_study(tmp_path)), methods=["fedmagic"], out=tmp_path / "out")
 
 

@@ -170,7 +170,7 @@ def waits_taken(scheduler: Scheduler) -> Iterator[None]:
 
     seams: list[tuple[object, str, object]] = [
         (timeouts, "threading", _Threads(scheduler)),
-        (client, "unless_stopped", lambda send, _: send()),
+        (client, "interruptible", lambda send, _: send()),
         (long_poll, "asyncio", loop),
         (long_poll, "anyio", loop),
         (long_poll, "_Waiter", build),

@@ -165,9 +165,9 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path, plan: Wr
         (folder / name).write_bytes(b"")
     export, generate = ("export", "--out", tmp_path / "out"), ("generate", "--prompt", "x")
     for command, options, expected in (
-        (generate, ("--base", "--adapter", file), "--base asks"),
-        (generate, ("--base", "--round", "1"), "--base asks"),
-        (generate, ("--base", "--plan", written), "--base asks"),
+        (generate, ("--base", "--adapter", file), "--base uses no adapter"),
+        (generate, ("--base", "--round", "1"), "--base uses no adapter"),
+        (generate, ("--base", "--plan", written), "--base uses no adapter"),
         (generate, ("--plan", written), "belong to --adapter"),
         (export, ("--pack", file), "belong to --adapter"),
         (export, ("--round", "latest", "--adapter", file, "--plan", written), "two different adapters"),
@@ -175,7 +175,7 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path, plan: Wr
         (generate, ("--adapter", folder, "--plan", written), "is a folder"),
         (generate, ("--adapter", folder, "--pack", file), "is a folder"),
         (export, ("--adapter", folder, "--plan", written), "is a folder"),
-        (export, ("--adapter", file, "--plan", written, "--what", "personalised"), "is of a round"),
+        (export, ("--adapter", file, "--plan", written, "--what", "personalised"), "needs a round"),
         (export, ("--adapter", file, "--plan", tmp_path / "none.json"), "none.json cannot be read"),
         (("train",), ("--plan", plan(**LORA), "--pack", file), "has no frames"),
         (export, ("--adapter", file, "--plan", plan(**LORA), "--pack", file), "has no frames"),
@@ -194,11 +194,11 @@ def test_an_adapter_that_is_missing_is_never_sought_on_the_hub(
     Path("somebody/adapter").mkdir(parents=True)
     generate = ("generate", "--config", silo, "--prompt", "x", "--adapter")
     for name, expected in (
-        ("nobody/adapter", "there is no nobody/adapter"),
+        ("nobody/adapter", "nobody/adapter does not exist"),
         ("somebody/adapter", f"somebody/adapter holds no PEFT checkpoint: {CONFIG} is missing"),
     ):
         done = tessera(*generate, name)
         assert done.exit_code == 1
         assert expected in done.stderr.replace("\n", " ")
     done = tessera(*generate, "nobody/adapter", "--plan", plan())
-    assert "there is no nobody/adapter" in done.stderr.replace("\n", " ")
+    assert "nobody/adapter does not exist" in done.stderr.replace("\n", " ")

@@ -258,7 +258,7 @@ def test_an_export_does_not_replace_a_file(folder: Path, tmp_path: Path) -> None
     for out in (tmp_path / "taken", tmp_path / "taken" / "below"):
         done = tessera("export", "--config", folder / "silo.toml", "--out", out)
         assert done.exit_code == 1, done.output
-        assert "taken is no folder" in done.stderr.replace("\n", " ")
+        assert "taken is not a folder" in done.stderr.replace("\n", " ")
 
 
 def test_another_models_pack_is_refused(silo: Silo, folder: Path, tmp_path: Path) -> None:
@@ -280,12 +280,12 @@ def test_what_is_not_there_is_said_with_what_to_do(silo: Silo, folder: Path, tmp
     junk.write_bytes(b"junk")
     for arguments, said in (
         (("generate", *prompt), "tessera agent enrol"),
-        (("generate", *prompt, "--adapter", junk), "needs --plan"),
+        (("generate", *prompt, "--adapter", junk), "add --plan"),
         (("generate", *prompt, "--adapter", junk, "--plan", plan), "agent train --out"),
         (("generate", *prompt, "--adapter", tmp_path), "agent export"),
         (
             ("export", "--out", tmp_path, "--adapter", junk, "--plan", plan, "--what", "personalised"),
-            "of a round",
+            "needs a round",
         ),
     ):
         done = tessera(arguments[0], "--config", silo_file, *arguments[1:])

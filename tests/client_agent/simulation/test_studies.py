@@ -40,13 +40,13 @@ def test_paths_are_relative_to_the_file_and_a_model_may_be_a_hub_id(tmp_path: Pa
 @pytest.mark.parametrize(
     ("silos", "more", "field"),
     [
-        ((silo_table("a"), silo_table("a")), "", "silo: two silos have the name a"),
+        ((silo_table("a"), silo_table("a")), "", "silo: two silos are called a"),
         ((silo_table("a"), silo_table("b", joins_after=1)), "", "silo: at least two silos must be founders"),
         ((silo_table("a"), silo_table("b", examples=0)), "", "silo.1.examples"),
         ((silo_table("a"), silo_table("b", colour="red")), "", "silo.1.colour"),
         ((), "seeds_ = 1\n", "seeds_"),
         ((), "methods = []\n", "methods"),
-        ((), 'methods = ["local", "local"]\n', "a method is repeated"),
+        ((), 'methods = ["local", "local"]\n', "a method is named twice"),
         ((), "[method.Bad]\n", "method.Bad"),
     ],
 )

@@ -155,7 +155,7 @@ def test_an_error_page_of_a_proxy_is_a_refusal_without_a_slug() -> None:
 
 
 def test_an_answer_of_another_server_is_unreadable() -> None:
-    trouble = pytest.raises(AnswerUnreadable, match="is the URL a Tessera coordinator")
+    trouble = pytest.raises(AnswerUnreadable, match="check that the URL is a coordinator")
     with answering(status(200, {"welcome": "to nginx"})) as (url, _), api_for(url, []) as api, trouble:
         api.hello()
 

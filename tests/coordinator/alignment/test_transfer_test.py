@@ -63,7 +63,7 @@ def test_a_test_is_stored_by_a_client_of_the_base_model_and_shown(coordinator: S
         for p in silo.http.get(f"/v1/federations/{federation_id}/alignments").json()["items"]
     }
     assert listed[PIVOT]["acceptance"] is None
-    assert "Nobody has tested" in listed[PIVOT]["sharing"]
+    assert "Its pack is not tested" in listed[PIVOT]["sharing"]
     acceptance = listed[OTHER]["acceptance"]
     assert (acceptance["verdict"], acceptance["tested_by"], acceptance["steps"]) == (
         "passed",
