@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 HERE = Path(__file__).parent
 PYPROJECT = HERE.parent / "pyproject.toml"
 FILES = {
-    "dev.txt": ("coordinator", "postgres", "agent", "report", "dev"),
+    "dev.txt": ("coordinator", "postgres", "agent", "data", "report", "dev"),
     "coordinator.txt": ("coordinator", "postgres"),
-    "agent.txt": ("agent",),
+    "agent.txt": ("agent", "data"),
     "fuzz.txt": ("fuzz",),
 }
 CUDA = re.compile(r"(nvidia-|cuda-|triton==)")

@@ -44,14 +44,14 @@ def drives_on_what_it_saw() -> Iterator[None]:
 
     def drive(database: Any) -> bool:
         with database.read() as session:
-            moment = workers.now(session)
+            moment = workers.database_time(session)
             seen = [(row, next_state(facts, moment)) for row, facts in rounds.collecting(session)]
         due = [(row, step) for row, step in seen if step is not None]
         for row, step in due:
             with suppress(rounds.LostRace), database.write() as session:
                 federation = workers.lock_federation(session, row.federation_id)
-                transitions.take(
-                    session, federation, session.merge(row, load=False), step, workers.now(session)
+                transitions.apply_step(
+                    session, federation, session.merge(row, load=False), step, workers.database_time(session)
                 )
         return bool(due)
 
@@ -90,7 +90,7 @@ def publishes_without_its_lease() -> Iterator[None]:
 
     def unfenced(database: Any, claim: Any, weighing: Any, made: Any) -> None:
         with database.read() as session:
-            row = rounds.numbered(session, claim.federation_id, claim.number)
+            row = rounds.get_round(session, claim.federation_id, claim.number)
         publish(database, replace(claim, token=row.lease_token), weighing, made)
 
     with patch.object(job, "_publish", unfenced):
@@ -138,12 +138,12 @@ def forgets_leases_when_it_starts() -> Iterator[None]:
 
 @contextmanager
 def goes_by_its_own_clock() -> Iterator[None]:
-    now = job.now
+    now = job.database_time
 
     def own(session: Any) -> Any:
         world: Any = replicas_database(0).host
         running = world.scheduler.current().process
         return now(session) + timedelta(seconds=90.0 * getattr(running, "number", 0))
 
-    with patch.object(job, "now", own):
+    with patch.object(job, "database_time", own):
         yield

@@ -1,0 +1,126 @@
+"""A base delta acts as if it were in the base model's weights, in every architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from client_agent.adapters.base import require_bare
+from client_agent.adapters.frames import random_frames
+from client_agent.adapters.inject import inject, inject_lora, parts_of
+from client_agent.errors import AdapterInPlace, LayoutMismatch
+from client_agent.model.examples import Example
+from client_agent.model.loading import BaseModel
+from client_agent.strategies.base import load_strategy
+from client_agent.training.loop import train
+from schemas.maths.factors import Factors
+from schemas.messages.federations import AdapterPlan, TrainingPlan
+
+PLAN = AdapterPlan(kind="lora", rank=4, roles=("q", "v", "down"), scale=1.5)
+IDS = torch.tensor([[1, 5, 9, 14, 7, 22, 30, 6, 11]])
+
+
+def logits(base: BaseModel) -> np.ndarray:
+    model: Any = base.model
+    with torch.no_grad():
+        return np.asarray(model(input_ids=IDS).logits.float())
+
+
+def random_base_delta(base: BaseModel) -> dict[str, Factors]:
+    """Fold something into some modules: of q and v in one layer, where they may be one linear layer."""
+    rng = np.random.default_rng(0)
+    base_delta = {}
+    for name, rank in (("l0.q", 2), ("l0.v", 5), ("l1.v", 1), ("l2.down", 3)):
+        d_out, d_in = base.shapes[name.partition(".")[2]]  # type: ignore[index]
+        a, b = (0.3 * rng.standard_normal(shape) for shape in ((rank, d_in), (d_out, rank)))
+        base_delta[name] = Factors(a.astype(np.float32), b.astype(np.float32))
+    return base_delta
+
+
+def write_into(base: BaseModel, base_delta: dict[str, Factors]) -> None:
+    model: Any = base.model
+    for name, factors in base_delta.items():
+        layer, role = name[1:].split(".")
+        linear: Any = base.parts.linear(model, int(layer), role)  # type: ignore[arg-type]
+        with torch.no_grad():
+            added = PLAN.scale * torch.from_numpy(factors.B @ factors.A)
+            rows = base.parts.rows(model, role)  # type: ignore[arg-type]
+            if isinstance(linear, Conv1D):
+                linear.weight[:, rows] += added.T
+            else:
+                linear.weight[rows] += added
+
+
+def test_a_base_delta_acts_as_if_it_were_in_the_weights(each_architecture: BaseModel) -> None:
+    base = each_architecture
+    bare, base_delta = logits(base), random_base_delta(base)
+    with inject_lora(base, PLAN) as adapter:
+        adapter.load_base_delta(base_delta)
+        with pytest.raises(AdapterInPlace):
+            require_bare(base)
+        changed = logits(base)
+        adapter.load_base_delta(base_delta)  # again is as good as once
+        np.testing.assert_array_equal(logits(base), changed)
+    np.testing.assert_array_equal(logits(base), bare)
+    write_into(base, base_delta)
+    np.testing.assert_allclose(changed, logits(base), rtol=1e-4, atol=1e-5)
+    assert np.abs(changed - bare).max() > 0.05
+
+
+def test_as_lora_says_what_adapter_and_base_delta_do_together(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny("gpt2")
+    rng = np.random.default_rng(1)
+    with inject_lora(base, PLAN) as adapter:
+        adapter.load({n: 0.2 * rng.standard_normal(s).astype(np.float32) for n, s in adapter.layout.items()})
+        alone = adapter.as_lora()
+        base_delta = random_base_delta(base)
+        adapter.load_base_delta(base_delta)
+        together = adapter.as_lora()
+    rows = base.parts.rows(base.model, "v")
+    path = base.parts.path(1, "v")
+    added = together[path].B @ together[path].A - alone[path].B @ alone[path].A
+    np.testing.assert_allclose(
+        added[rows], PLAN.scale * base_delta["l1.v"].B @ base_delta["l1.v"].A, atol=1e-5
+    )
+    path = base.parts.path(3, "down")
+    np.testing.assert_array_equal(together[path].A, alone[path].A)
+
+
+def test_a_base_delta_is_frozen_while_the_adapter_trains(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny()
+    plan = TrainingPlan(steps=2, batch_size=4, max_length=64)
+    with inject_lora(base, PLAN) as adapter:
+        adapter.load_base_delta({})
+        adapter.load_base_delta(random_base_delta(base))
+        names = set(adapter.named_parameters())
+        train(base, adapter, examples, plan, seed=0, round_number=1)
+        assert names == set(adapter.layout)
+        path = base.parts.path(0, "q")
+        np.testing.assert_array_equal(
+            adapter.as_lora()[path].A[PLAN.rank :], random_base_delta(base)["l0.q"].A
+        )
+
+
+def test_only_a_whole_lora_of_the_same_widths_can_be_folded(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    base_delta = random_base_delta(base)
+    with inject_lora(base, PLAN) as adapter:
+        for wrong in ({"l9.q": base_delta["l0.q"]}, {"l0.down": base_delta["l0.q"]}):
+            with pytest.raises(LayoutMismatch):
+                adapter.load_base_delta(wrong)
+    parts = parts_of(load_strategy("ffa_lora"))
+    pq = AdapterPlan(rank=4, blocks=2)
+    for plan, chosen in ((PLAN, parts), (pq, None)):
+        frames = random_frames(base, pq, 0) if plan is pq else {}
+        with (
+            inject(base, plan, frames, gated=False, seed=0, parts=chosen) as adapter,
+            pytest.raises(AdapterInPlace),
+        ):
+            adapter.load_base_delta(base_delta)
