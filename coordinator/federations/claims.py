@@ -64,7 +64,7 @@ class Counted:
 
 
 def of_stored_plan(plan: FederationPlan, counted: Counted | None = None) -> list[str]:
-    """Return the claims of a stored plan, whose strategy may have been uninstalled, or of one of its rounds."""
+    """Return the claims of a stored plan, or of one of its rounds; its strategy may have been uninstalled."""
     try:
         opened = open_plan(plan)
     except UnknownStrategy:
