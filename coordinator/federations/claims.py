@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.strategies.capabilities import Caps
-from coordinator.strategies.opening import OpenedPlan
+from coordinator.strategies.opening import OpenedPlan, UnknownStrategy, open_plan
 from schemas.messages.federations import FederationPlan, RosterPolicy, SignatureKind
 from schemas.peers import of_members
 from schemas.privacy import guarantee
@@ -40,6 +40,12 @@ _IN_CLEAR = (
 )
 
 
+_NOT_INSTALLED = (
+    "The package of the strategy {} is not installed at the coordinator any more: nothing is claimed, and no "
+    "round can be aggregated."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Counted:
     """Counts of the updates of a round.
@@ -55,6 +61,15 @@ class Counted:
     from_bearers: int
     private: int = 0
     spent: float | None = None
+
+
+def of_stored_plan(plan: FederationPlan, counted: Counted | None = None) -> list[str]:
+    """Return the claims of a stored plan, or of one of its rounds; its strategy may have been uninstalled."""
+    try:
+        opened = open_plan(plan)
+    except UnknownStrategy:
+        return [_NOT_INSTALLED.format(plan.strategy.name)]
+    return of_federation(opened) if counted is None else of_round(opened, counted)
 
 
 def of_federation(opened: OpenedPlan) -> list[str]:

@@ -13,7 +13,6 @@ from coordinator.enrolment import roster
 from coordinator.enrolment.store import client_view
 from coordinator.errors import NotFound
 from coordinator.federations import claims
-from coordinator.strategies.opening import open_plan
 from schemas.messages.enrolment import Client, ClientPage
 from schemas.messages.federations import (
     ClientCounts,
@@ -99,7 +98,7 @@ def view(session: Session, row: FederationRow) -> Federation:
             "plan": plan,
             "round": _current_round(session, row.id),
             "clients": _client_counts(session, row.id),
-            "claims": claims.of_federation(open_plan(plan)),
+            "claims": claims.of_stored_plan(plan),
             "alignment": _alignment(session, row.id) if plan.alignment is not None else [],
             "created_at": row.created_at,
         }

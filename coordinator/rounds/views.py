@@ -19,7 +19,6 @@ from coordinator.rounds import queries
 from coordinator.rounds.lifecycle import Participation, shown_state
 from coordinator.rounds.store import state_of
 from coordinator.strategies.base import WeightReduction
-from coordinator.strategies.opening import open_plan
 from schemas.messages.enrolment import Traffic
 from schemas.messages.rounds import (
     HeldFor,
@@ -99,7 +98,7 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
     return RoundView(
         **{name: getattr(shown, name) for name in RoundSummary.model_fields},
         clients=clients,
-        claims=claims.of_round(open_plan(plan), queries.count_updates(session, row.id)),
+        claims=claims.of_stored_plan(plan, queries.count_updates(session, row.id)),
     )
 
 

@@ -94,6 +94,19 @@ def test_options_of_an_installed_strategy_are_validated(installed: Path, coordin
     assert "share_of_own" in refusal.text
 
 
+def test_a_federation_of_an_uninstalled_strategy_is_still_shown(
+    installed: Path, coordinator: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation_id = coordinator.federation(**PLAN)
+    monkeypatch.undo()
+    forget()
+    shown = coordinator.admin.get(f"/v1/federations/{federation_id}")
+    assert shown.status_code == 200
+    (claim,) = shown.json()["claims"]
+    assert "halfway is not installed" in claim
+    assert coordinator.admin.get("/v1/federations").status_code == 200
+
+
 def test_two_packages_of_one_name_are_refused(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
