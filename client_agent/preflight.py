@@ -12,6 +12,7 @@ from client_agent.adapters.inject import inject
 from client_agent.errors import AgentError, CoordinatorRefused, NotEnrolled
 from client_agent.identity.membership import connect_once, pending_key_file, read_membership
 from client_agent.model.examples import encode_all, encode_for
+from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
 from client_agent.model.tokens import collate, pad_id
 from client_agent.privacy.budget import require_private, require_voices
@@ -19,10 +20,10 @@ from client_agent.privacy.ledger import Ledger
 from client_agent.rounds.plan import SiloPlan, federation_plan, training_plan
 from client_agent.rounds.sketch import mechanism_for
 from client_agent.settings import AgentSettings, read_settings
-from client_agent.training.data import SiloData, load_data
+from client_agent.training.data import SiloData
 from client_agent.training.evaluate import evaluate
 from client_agent.training.memory import held_bytes, step_memory
-from client_agent.training.silo import device_named, dtype_of
+from client_agent.training.silo import device_named, dtype_of, load_silo_data
 from schemas import PROTOCOL_VERSION
 from schemas.identity.keys import thumbprint
 from schemas.messages.federations import TrainingPlan
@@ -95,7 +96,8 @@ def _model(settings: AgentSettings) -> str:
 
 
 def _shared_model(settings: AgentSettings) -> str:
-    return base_model_slug(settings.pivot_model) if settings.pivot_model else "our own model"
+    pivot = settings.pivot_model
+    return base_model_slug(model_folder(pivot, settings.folder)) if pivot else "our own model"
 
 
 def _memory(settings: AgentSettings, planned: SiloPlan) -> str:
@@ -125,7 +127,8 @@ def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
     encode_for(base, [*data.train, *data.test], plan.max_length)
     probe = data.test[:_PROBE_EXAMPLES]
     metrics = evaluate(base, probe, max_length=min(_PROBE_LENGTH, base.positions))
-    return f"{len(data.train)} to train on, {len(data.test)} held out, loss now {metrics.loss:.2f}"
+    skipped = f", {len(data.skipped)} rows skipped" if data.skipped else ""
+    return f"{len(data.train)} to train on, {len(data.test)} held out{skipped}, loss now {metrics.loss:.2f}"
 
 
 def _privacy(settings: AgentSettings, planned: SiloPlan) -> str:
@@ -185,7 +188,7 @@ def _identity(settings: AgentSettings) -> str:
 def _loaded(settings: AgentSettings) -> BaseModel:
     device = device_named(settings.device)
     return load_base_model(
-        settings.model,
+        model_folder(settings.model, settings.folder),
         device=device,
         dtype=dtype_of(settings, device),
         quantization=settings.quantization,
@@ -194,4 +197,4 @@ def _loaded(settings: AgentSettings) -> BaseModel:
 
 @cache
 def _examples(settings: AgentSettings) -> SiloData:
-    return load_data(settings.train, settings.test, test_share=settings.test_share)
+    return load_silo_data(settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -31,15 +32,21 @@ class AgentSettings(BaseSettings):
     folder: Path = Path(_FOLDER)
     """The folder of the private key, the rounds and the trained adapters; back it up."""
     model: str
-    """The base model: a local path or a hub id."""
+    """The base model: a folder, a .gguf file (converted once into `folder`), or a hub id."""
     pivot_model: str | None = None
     """The model that all silos share for gradient sketches and alignment; needed if it is not `model`."""
     roster: Path | None = None
     """A JSON file of the members' names and public keys, for plans with a pinned roster_policy."""
-    train: Path
-    """Training examples, JSONL with prompt/completion or messages."""
-    test: Path | None = None
+    train: str
+    """Training examples: a .jsonl, .json, .csv or .parquet file, a saved data set, or hub:<id>:<split>."""
+    test: str | None = None
     """Held-out examples for scores; by default a share of `train`, chosen by a stable hash."""
+    format: str | None = None
+    """The format of rows, or a task template (`tessera agent data --help`); by default found by columns."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """Names of columns, as {prompt = "question"}, where the data's are not those of the format."""
+    skip_bad_rows: bool = False
+    """Whether rows that are no examples are counted and skipped instead of refused."""
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The held-out share of `train` without `test`."""
     device: str = "auto"
@@ -65,6 +72,11 @@ class AgentSettings(BaseSettings):
     def from_toml(cls, file: Path | str) -> AgentSettings:
         """Read a silo's TOML file; the environment overrides it. See `read_settings`."""
         return read_settings(Path(file))
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _pairs(cls, columns: object) -> object:
+        return tuple(sorted(columns.items())) if isinstance(columns, Mapping) else columns
 
     @field_validator("insecure")
     @classmethod
@@ -121,12 +133,16 @@ def _from_file(file: Path) -> dict[str, Any]:
         raise SettingsUnusable(f"{file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsUnusable(f"{file} is not TOML: {error}") from error
-    for option in ("folder", "train", "test", "roster"):
+    for option in ("folder", "roster"):
         if isinstance(options.get(option), str):
             options[option] = file.parent / Path(options[option]).expanduser()
+    for option in ("train", "test"):
+        value = options.get(option)
+        if isinstance(value, str) and not value.startswith("hub:"):
+            options[option] = str(file.parent / Path(value).expanduser())
     for option in ("model", "pivot_model"):
         value = options.get(option)
         if isinstance(value, str):
             place = file.parent / Path(value).expanduser()
-            options[option] = str(place) if place.is_dir() else value
+            options[option] = str(place) if place.exists() else value
     return options

@@ -1,4 +1,4 @@
-"""Turn a source of rows into examples, and split them into sides for good."""
+"""Turn a source of rows into examples."""
 
 from __future__ import annotations
 
@@ -13,6 +13,25 @@ from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example
 
 _LISTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """How rows become examples.
+
+    Attributes:
+        format: a row format or a task template; None = found from the columns of each row.
+        columns: (name that the format expects, name in the source), for columns with names of their own.
+        skip_bad_rows: count rows that are no examples instead of refusing the source.
+    """
+
+    format: str | None = None
+    columns: tuple[tuple[str, str], ...] = ()
+    skip_bad_rows: bool = False
+
+
+BY_COLUMNS = RowOptions()
+"""Every row's format is found from its columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,40 +60,28 @@ class _Rows:
             yield row.renamed(self.columns)
 
 
-def load_examples(
-    source: str,
-    *,
-    row_format: str | None = None,
-    columns: Mapping[str, str] | None = None,
-    skip_bad_rows: bool = False,
-) -> Loaded:
-    """Load all examples of a source.
-
-    Args:
-        source: see `client_agent.data.sources.rows`.
-        row_format: a row format or a task template; None = found from the columns of the first row.
-        columns: names that the format expects -> names in the source.
-        skip_bad_rows: count rows that are no examples instead of refusing the source.
+def load_examples(source: str, options: RowOptions = BY_COLUMNS) -> Loaded:
+    """Load all examples of a source (`client_agent.data.sources.rows`).
 
     Raises:
         DataInvalid: the source cannot be read, has no examples, or has a bad row.
     """
-    counted = _Rows(source, columns or {}, skip_bad_rows)
+    counted = _Rows(source, dict(options.columns), options.skip_bad_rows)
     stream = iter(counted)
     first = next(stream, None)
     if first is None:
-        raise DataInvalid(
-            f"{source}: holds no example; write one JSON object with prompt and completion per line"
-        )
-    name = row_format or detected(first)
-    examples = tuple(_examples(_format(name), first, stream, counted))
+        raise DataInvalid(f"{source}: holds no example; write JSON lines with prompt and completion")
+    name = options.format or detected(first)
+    examples = tuple(_examples(_format(options.format), first, stream, counted))
     if not examples:
         listed = "\n  ".join(counted.errors[:_LISTED])
         raise DataInvalid(f"{source}: none of its {counted.count} rows is an example of {name}:\n  {listed}")
     return Loaded(examples, name, counted.count, tuple(counted.errors))
 
 
-def _format(name: str) -> Format:
+def _format(name: str | None) -> Format:
+    if name is None:
+        return per_row(lambda row: ROW_FORMATS[detected(row)](row))
     if name in ROW_FORMATS:
         return per_row(ROW_FORMATS[name])
     if name in template_names():

@@ -56,7 +56,7 @@ def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast, max_len
     """
     if not example.turns:
         return encode(tokenizer, example.prompt, example.completion, max_length=max_length)
-    prompt, answer = _render(example, tokenizer)
+    prompt, answer = rendered(example, tokenizer)
     return encode(tokenizer, prompt, answer, max_length=max_length, special=False)
 
 
@@ -103,7 +103,14 @@ def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) ->
     return texts
 
 
-def _render(example: Example, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str]:
+def rendered(example: Example, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str]:
+    """Return the text that the model reads, and the text that it learns.
+
+    Raises:
+        TokenizerUnfit: the tokenizer has no chat template, or one that changes earlier turns.
+    """
+    if not example.turns:
+        return example.prompt, example.completion
     before = _render_turns(example.turns, tokenizer)
     turns = [{"role": turn.role, "content": turn.content} for turn in example.turns]
     answer = {"role": "assistant", "content": example.completion}

@@ -226,6 +226,21 @@ def _bytes(file: Path, start: int, count: int) -> Iterator[bytes]:
             yield chunk
 
 
+def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
+    """Load a model's tokenizer alone.
+
+    Raises:
+        ModelNotFound: it cannot be loaded.
+        TokenizerUnfit: the tokenizer has no character offsets or no end-of-sequence token.
+    """
+    try:
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(_folder_of(source), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"{source}: its tokenizer cannot be loaded ({error})") from error
+    _check(tokenizer, source)
+    return cast(PreTrainedTokenizerFast, tokenizer)
+
+
 def _check(tokenizer: object, source: str) -> None:
     if not getattr(tokenizer, "is_fast", False):
         raise TokenizerUnfit(

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from client_agent import __version__
+from client_agent.data.load import RowOptions
 from client_agent.errors import ModelTooLarge, PivotMissing, SettingsUnusable
+from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
 from client_agent.settings import AgentSettings
 from client_agent.training.data import SiloData, load_data
@@ -95,9 +97,10 @@ def open_silo(settings: AgentSettings) -> Silo:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     device = device_named(settings.device)
-    data = load_data(settings.train, settings.test, test_share=settings.test_share)
+    data = load_silo_data(settings)
+    source = model_folder(settings.model, settings.folder)
     base = load_base_model(
-        settings.model,
+        source,
         device=device,
         dtype=dtype_of(settings, device),
         quantization=settings.quantization,
@@ -105,8 +108,26 @@ def open_silo(settings: AgentSettings) -> Silo:
     log.info(
         "silo: %s on %s, %d training and %d test examples", base.slug, device, len(data.train), len(data.test)
     )
-    few_bits_of = settings.model if settings.quantization != "none" else None
-    return Silo(base, data, settings.pivot_model, few_bits_of=few_bits_of)
+    pivot = settings.pivot_model
+    return Silo(
+        base,
+        data,
+        model_folder(pivot, settings.folder) if pivot is not None else None,
+        few_bits_of=source if settings.quantization != "none" else None,
+    )
+
+
+def load_silo_data(settings: AgentSettings) -> SiloData:
+    """Load the data of the settings, and log how many rows were skipped.
+
+    Raises:
+        DataInvalid: see `load_data`.
+    """
+    rows = RowOptions(settings.format, settings.columns, settings.skip_bad_rows)
+    data = load_data(settings.train, settings.test, test_share=settings.test_share, rows=rows)
+    if data.skipped:
+        log.warning("data: %d rows skipped; the first: %s", len(data.skipped), data.skipped[0])
+    return data
 
 
 def device_named(name: str) -> torch.device:

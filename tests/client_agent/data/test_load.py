@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from client_agent.data.load import load_examples
+from client_agent.data.load import RowOptions, load_examples
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example, Turn
 
@@ -58,12 +57,8 @@ def test_every_kind_of_file_gives_the_same_examples(tmp_path: Path, name: str) -
 
 def test_a_folder_saved_by_datasets_is_read_by_its_split(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # dill cannot name one of pyarrow's classes
-        table = datasets.Dataset.from_list(ROWS)
-        datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(
-            str(tmp_path / "saved")
-        )
+    sides = {"train": datasets.Dataset.from_list(ROWS), "test": datasets.Dataset.from_list(ROWS[:1])}
+    datasets.DatasetDict(sides).save_to_disk(str(tmp_path / "saved"))
     assert load_examples(f"{tmp_path / 'saved'}:test").rows == 1
     with pytest.raises(DataInvalid, match=r"choose a split, such as .*saved:test; it has train, test"):
         load_examples(str(tmp_path / "saved"))
@@ -92,11 +87,11 @@ def test_the_format_is_found_from_the_columns(tmp_path: Path, row: dict[str, Any
 def test_columns_are_mapped(tmp_path: Path) -> None:
     rows = [{"question": "a", "reply": "b", "prompt": "not this"}]
     source = write_jsonl(tmp_path / "rows.jsonl", rows)
-    columns = {"prompt": "question", "completion": "reply"}
-    loaded = load_examples(source, row_format="prompt_completion", columns=columns)
+    columns = (("prompt", "question"), ("completion", "reply"))
+    loaded = load_examples(source, RowOptions("prompt_completion", columns))
     assert loaded.examples == (Example("a", "b"),)
     with pytest.raises(DataInvalid, match=r"column answer is missing, and columns\.completion names it"):
-        load_examples(source, columns={"completion": "answer"})
+        load_examples(source, RowOptions(columns=(("completion", "answer"),)))
 
 
 def test_bad_rows_are_refused_by_their_place_or_counted(tmp_path: Path) -> None:
@@ -104,7 +99,7 @@ def test_bad_rows_are_refused_by_their_place_or_counted(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rows.jsonl", rows)
     with pytest.raises(DataInvalid, match=r"rows.jsonl line 2: column completion is no text but 5"):
         load_examples(source)
-    loaded = load_examples(source, skip_bad_rows=True)
+    loaded = load_examples(source, RowOptions(skip_bad_rows=True))
     assert (len(loaded.examples), loaded.rows, len(loaded.skipped)) == (2, 3, 1)
     assert "line 2: column completion" in loaded.skipped[0]
 
@@ -114,7 +109,7 @@ def test_a_source_of_bad_rows_alone_is_refused_though_they_may_be_skipped(tmp_pa
     with pytest.raises(
         DataInvalid, match=r"none of its 1 rows is an example of prompt_completion:\n .*line 1"
     ):
-        load_examples(source, skip_bad_rows=True)
+        load_examples(source, RowOptions(skip_bad_rows=True))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +139,7 @@ def test_a_row_of_a_csv_file_with_missing_cells_is_refused(tmp_path: Path, conte
 
 def test_labels_in_a_csv_file_are_text(tmp_path: Path) -> None:
     rows = [{"premise": "It rains.", "hypothesis": "The sun shines.", "label": "2"}]
-    loaded = load_examples(write_csv(tmp_path / "rows.csv", rows), row_format="mnli")
+    loaded = load_examples(write_csv(tmp_path / "rows.csv", rows), RowOptions("mnli"))
     assert loaded.examples[0].completion == " contradiction"
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from client_agent.data.load import load_examples
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example, Turn
 from client_agent.model.tokens import Encoded
-from client_agent.training.data import iterate_batches, load_data, read_examples
+from client_agent.training.data import iterate_batches, load_data
 
 
 def written(path: Path, *records: object) -> Path:
@@ -27,7 +28,8 @@ def test_prompts_and_chats_are_read(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
     file = written(tmp_path / "a.jsonl", {"prompt": "é", "completion": "b", "more": 1}, {"messages": chat})
     file.write_text(file.read_text(encoding="utf-8") + "\n  \n", encoding="utf-8")
-    assert read_examples(file) == [Example("é", "b"), Example("", "yes", (Turn("user", "hi"),))]
+    examples = (Example("é", "b"), Example("", "yes", (Turn("user", "hi"),)))
+    assert load_examples(str(file)).examples == examples
 
 
 @pytest.mark.parametrize(
@@ -35,30 +37,31 @@ def test_prompts_and_chats_are_read(tmp_path: Path) -> None:
     [
         ("{", "not JSON"),
         ("[1]", "not a JSON object"),
-        ('{"prompt": "a"}', "completion is missing"),
-        ('{"prompt": "", "completion": "b"}', "prompt is missing, empty"),
-        ('{"prompt": "a", "completion": 3}', "completion is missing, empty or not a string"),
-        ('{"messages": []}', "two or more"),
-        ('{"messages": [1, 2]}', "two or more"),
-        ('{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}', "user's"),
+        ('{"prompt": "a"}', "those of no format"),
+        ('{"prompt": "", "completion": "b"}', "column prompt is empty"),
+        ('{"prompt": "a", "completion": 3}', "column completion is no text but 3"),
+        ('{"messages": []}', "column messages is no list of objects"),
+        ('{"messages": [1, 2]}', r"column messages\[0\] is no object but 1"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "does not end with an assistant's answer"),
+        ('{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}', "assistant"),
         ('{"messages": [{"role": "user"}, {"role": "assistant", "content": "b"}]}', "content is missing"),
     ],
 )
 def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, trouble: str) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"prompt": "a", "completion": "b"}\n\n' + line + "\n", encoding="utf-8")
-    with pytest.raises(DataInvalid, match=rf"bad\.jsonl line 3: .*{trouble}"):
-        read_examples(file)
+    with pytest.raises(DataInvalid, match=rf"bad\.jsonl line 3.*{trouble}"):
+        load_examples(str(file))
 
 
 def test_unreadable_and_empty_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataInvalid, match="cannot be read"):
-        read_examples(tmp_path / "none.jsonl")
+        load_examples(str(tmp_path / "none.jsonl"))
     with pytest.raises(DataInvalid, match="no example"):
-        read_examples(written(tmp_path / "empty.jsonl"))
+        load_examples(str(written(tmp_path / "empty.jsonl")))
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}')
     with pytest.raises(DataInvalid, match="UTF-8"):
-        read_examples(tmp_path / "latin.jsonl")
+        load_examples(str(tmp_path / "latin.jsonl"))
 
 
 def test_an_example_stays_on_its_side_when_others_come(tmp_path: Path) -> None:

@@ -1,0 +1,181 @@
+"""Commands for a silo's data: show it as the model sees it, and write a first silo.toml."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from client_agent.cli.console import Config, Json, clear_errors, opened_settings
+from client_agent.errors import OutputUnwritable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedTokenizerFast
+
+    from client_agent.model.examples import Example
+    from client_agent.training.data import SiloData
+
+data = typer.Typer()
+
+_SHOWN = 3
+_MAX_LENGTH = 512
+_FORMATS = (
+    "messages, prompt_completion, sharegpt, alpaca, text, or a task template: natural_instructions, mnli, "
+    "commonsense_qa, squad, gsm8k, openbookqa, boolq, winogrande, arc_easy, arc_challenge"
+)
+
+
+@data.command("data")
+def show_data(
+    config: Config = None,
+    count: Annotated[
+        int, typer.Option("--examples", min=0, help="The number of examples to print.")
+    ] = _SHOWN,
+    max_length: Annotated[
+        int, typer.Option(min=2, help="The longest text in tokens; the plan's training.max_length.")
+    ] = _MAX_LENGTH,
+    as_json: Json = False,
+) -> None:
+    """Show the silo's examples as the model sees them: what is learnt, counts, lengths, duplicates.
+
+    Loads the tokenizer and no model. `format` in silo.toml names what a row is: messages, prompt_completion,
+    sharegpt, alpaca, text, or a task template (natural_instructions, mnli, commonsense_qa, squad, gsm8k,
+    openbookqa, boolq, winogrande, arc_easy, arc_challenge).
+    """
+    with clear_errors(), opened_settings(config) as settings:
+        from client_agent.model.gguf import model_folder
+        from client_agent.model.loading import load_tokenizer
+        from client_agent.training.silo import load_silo_data
+
+        silo_data = load_silo_data(settings)
+        tokenizer = load_tokenizer(model_folder(settings.model, settings.folder))
+        summary = _summary(silo_data, tokenizer, max_length)
+        if as_json:
+            print(json.dumps(summary, indent=1))
+            return
+        console = Console(highlight=False)
+        for example in silo_data.train[:count]:
+            console.print(_marked(example, tokenizer), soft_wrap=True)
+            console.rule(style="dim")
+        console.print("learnt text is [bold green]green[/], or between » and «")
+        console.print(_table(summary))
+
+
+def _marked(example: Example, tokenizer: PreTrainedTokenizerFast) -> Text:
+    """Return the text of an example with its learnt part marked."""
+    from client_agent.model.examples import rendered
+
+    prompt, answer = rendered(example, tokenizer)
+    return Text.assemble((prompt, "dim"), "»", (answer, "bold green"), "«")
+
+
+def _summary(
+    silo_data: SiloData, tokenizer: PreTrainedTokenizerFast, max_length: int
+) -> dict[str, dict[str, object] | int]:
+    """Count examples, tokens, cut texts and duplicates of both sets."""
+    train, test = silo_data.train, silo_data.test
+    shared = {example.key for example in train} & {example.key for example in test}
+    return {
+        "train": _counts(train, tokenizer, max_length),
+        "test": _counts(test, tokenizer, max_length),
+        "in both": len(shared),
+        "skipped rows": len(silo_data.skipped),
+    }
+
+
+def _counts(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, max_length: int
+) -> dict[str, object]:
+    from client_agent.model.examples import encode_example
+
+    texts = [encode_example(example, tokenizer, 2**20) for example in examples]
+    lengths = [len(text.ids) for text in texts]
+    return {
+        "examples": len(examples),
+        "duplicates": len(examples) - len({example.key for example in examples}),
+        "median tokens": int(statistics.median(lengths)),
+        "longest": max(lengths),
+        "learnt tokens": sum(sum(text.answer) for text in texts),
+        f"cut at {max_length}": sum(length > max_length for length in lengths),
+    }
+
+
+def _table(summary: dict[str, dict[str, object] | int]) -> Table:
+    table = Table(box=None)
+    table.add_column()
+    sets = {name: counts for name, counts in summary.items() if isinstance(counts, dict)}
+    for name in sets:
+        table.add_column(name, justify="right")
+    for row in next(iter(sets.values())):
+        table.add_row(row, *(str(counts[row]) for counts in sets.values()))
+    for name, counts in summary.items():
+        if isinstance(counts, int):
+            table.add_row(name, str(counts))
+    return table
+
+
+@data.command("init")
+def init(
+    model: Annotated[str, typer.Option(help="The base model: a folder, a .gguf file or a hub id.")],
+    train: Annotated[str, typer.Option(help="Training data: a file, a saved data set, or hub:<id>:<split>.")],
+    test: Annotated[str | None, typer.Option(help="Held-out data; by default a fifth of --train.")] = None,
+    url: Annotated[str, typer.Option(help="The coordinator's URL.")] = "http://127.0.0.1:8000",
+    row_format: Annotated[
+        str | None, typer.Option("--format", help=f"{_FORMATS}; by default found by the columns.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("silo.toml"),
+) -> None:
+    """Read the data once, and write a commented silo.toml for the other commands."""
+    with clear_errors():
+        if out.exists():
+            raise OutputUnwritable(f"--out: {out} exists already; remove it, or pass the name of a new file")
+        from client_agent.data.load import RowOptions, load_examples
+
+        loaded = load_examples(train, RowOptions(row_format))
+        if test is not None:
+            load_examples(test, RowOptions(row_format))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(_toml(model, train, test, url, loaded.format, is_found=row_format is None), "utf-8")
+    print(f"{out}: {len(loaded.examples)} examples of the format {loaded.format} in {train}")
+    print(f"next: tessera agent data --config {out}, then tessera agent check --config {out}")
+
+
+def _toml(model: str, train: str, test: str | None, url: str, row_format: str, *, is_found: bool) -> str:
+    def local(source: str) -> str:
+        """Return a path that stays right wherever the agent is started."""
+        return json.dumps(str(Path(source).absolute()) if Path(source).exists() else source)
+
+    test_line = f"test = {local(test)}" if test is not None else '# test = "test.jsonl"'
+    format_line = f'{"# " if is_found else ""}format = "{row_format}"'
+    return f"""\
+# A silo of Tessera. `tessera agent check` verifies it; the environment overrides it (TESSERA_AGENT_<OPTION>).
+
+# The coordinator.
+url = {json.dumps(url)}
+
+# The base model: a folder, a .gguf file or a hub id. On a GPU, quantization = "nf4" holds it in 4 bits.
+model = {local(model)}
+# quantization = "nf4"
+# The model that all silos of the federation share, if it is not this one.
+# pivot_model = "..."
+
+# Training data, and held-out data for scores; without `test`, a fifth of `train` is held out.
+train = {local(train)}
+{test_line}
+# What a row is; found by its columns if it is not set. Columns with other names are mapped.
+{format_line}
+# columns = {{ prompt = "question", completion = "answer" }}
+# skip_bad_rows = true
+
+# Limits of this silo, whatever a plan allows.
+# max_epsilon = 8.0
+# min_voices = 2
+"""

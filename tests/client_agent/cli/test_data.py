@@ -1,0 +1,77 @@
+"""`tessera agent init` and `tessera agent data`, as an engineer begins with data of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from client_agent.cli import commands
+from client_agent.settings import AgentSettings
+from tests.scenarios.agents import MODELS
+
+
+def tessera(*arguments: object) -> Result:
+    app = typer.Typer()
+    commands(app)
+    return CliRunner().invoke(app, ["agent", *map(str, arguments)])
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    file = tmp_path / "tickets.csv"
+    file.write_text("instruction,output\n" + "".join(f"route {i},desk {i % 3}\n" for i in range(40)))
+    return file
+
+
+def test_init_writes_settings_that_the_agent_reads(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "silo.toml"
+    done = tessera("init", "--model", MODELS["S"], "--train", table, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "40 examples of the format alpaca" in done.output
+    settings = AgentSettings.from_toml(out)
+    assert (settings.model, settings.train, settings.test) == (str(MODELS["S"]), str(table), None)
+
+
+def test_init_keeps_an_existing_file(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "silo.toml"
+    out.write_text("# mine\n")
+    done = tessera("init", "--model", MODELS["S"], "--train", table, "--out", out)
+    assert done.exit_code == 1
+    assert "exists already" in done.output
+    assert out.read_text() == "# mine\n"
+
+
+def test_init_refuses_data_that_cannot_be_read(tmp_path: Path) -> None:
+    out = tmp_path / "silo.toml"
+    done = tessera("init", "--model", "x", "--train", tmp_path / "none.csv", "--out", out)
+    assert done.exit_code == 1
+    assert "cannot be read" in done.output
+    assert not out.exists()
+
+
+def test_data_shows_what_is_learnt_and_counts(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "silo.toml"
+    tessera("init", "--model", MODELS["S"], "--train", table, "--test", table, "--out", out)
+    done = tessera("data", "--config", out, "--examples", "1")
+    assert done.exit_code == 0, done.output
+    assert "route 0" in done.output
+    assert "»desk 0«" in done.output
+    counts = json.loads(tessera("data", "--config", out, "--json").output)
+    assert counts["train"]["examples"] == counts["test"]["examples"] == counts["in both"] == 40
+    assert counts["skipped rows"] == 0
+    assert counts["train"]["learnt tokens"] > 40
+
+
+def test_skipped_rows_are_counted(table: Path, tmp_path: Path) -> None:
+    table.write_text(table.read_text() + "route 41,\n")
+    out = tmp_path / "silo.toml"
+    out.write_text(f'url = "http://127.0.0.1:1"\nmodel = "{MODELS["S"]}"\ntrain = "{table}"\n')
+    refused = tessera("data", "--config", out)
+    assert refused.exit_code == 1
+    assert "row 42: column output is empty" in " ".join(refused.output.split())
+    out.write_text(out.read_text() + "skip_bad_rows = true\n")
+    assert json.loads(tessera("data", "--config", out, "--json").stdout)["skipped rows"] == 1
