@@ -65,12 +65,16 @@ def _log_level() -> str:
 
 
 def configure_logging() -> None:
-    """Configure logging to standard error, at the level TESSERA_AGENT_LOG_LEVEL, without HTTP requests."""
-    logging.basicConfig(
-        level=_log_level(),
-        format="%(message)s",
-        handlers=[RichHandler(console=Console(stderr=True), show_path=False, omit_repeated_times=False)],
-    )
+    """Configure logging to standard error, at the level TESSERA_AGENT_LOG_LEVEL, without HTTP requests.
+
+    In a file a line is never wrapped.
+    """
+    console = Console(stderr=True)
+    if console.is_terminal:
+        handler: logging.Handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
+        logging.basicConfig(level=_log_level(), format="%(message)s", handlers=[handler])
+    else:
+        logging.basicConfig(level=_log_level(), format="%(asctime)s %(levelname)-8s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 

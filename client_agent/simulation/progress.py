@@ -27,6 +27,7 @@ class ProgressDisplay:
         self._lock = threading.Lock()
         self._began: dict[str, float] = {}
         self._bars: dict[str, TaskID] = {}
+        self._rounds: dict[str, int] = {}
         self._progress = Progress(
             TextColumn("{task.description:<36}"),
             BarColumn(bar_width=24),
@@ -52,13 +53,19 @@ class ProgressDisplay:
     def started(self, cell: Cell) -> None:
         with self._lock:
             self._began[cell.label] = time.monotonic()
+            self._rounds[cell.label] = 0
             self._bars[cell.label] = self._progress.add_task(
                 cell.label, total=cell.plan.rounds.total, doing="starting"
             )
+            if not self._console.is_terminal:
+                self._line(f"{cell.label}: started")
 
     def moved(self, cell: Cell, progress: worker_protocol.Progress) -> None:
         with self._lock:
             self._progress.update(self._bars[cell.label], completed=progress.rounds, doing=progress.doing)
+            if not self._console.is_terminal and progress.rounds != self._rounds[cell.label]:
+                self._line(f"{cell.label}: {progress.rounds} of {progress.total} rounds")
+            self._rounds[cell.label] = progress.rounds
 
     def ended(self, cell: Cell, failure: str | None) -> None:
         """Remove the run's bar and print its result or failure."""

@@ -11,12 +11,15 @@ import torch
 from client_agent import __version__
 from client_agent.data.load import RowOptions
 from client_agent.errors import ModelTooLarge, PivotMissing, SettingsUnusable
+from client_agent.model.examples import rendered
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
 from client_agent.settings import AgentSettings
 from client_agent.training.data import SiloData, load_data
 from schemas import PROTOCOL_VERSION
 from schemas.messages.enrolment import Profile
+
+_PROBED_EXAMPLES = 64
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +96,7 @@ def open_silo(settings: AgentSettings) -> Silo:
         SettingsUnusable: the device does not exist.
         ModelNotFound, UnknownArchitecture, TokenizerUnfit: see `load_base_model`.
         DataInvalid: see `load_data`.
+        TokenizerUnfit: the data are chats, and the tokenizer has no chat template.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -105,6 +109,7 @@ def open_silo(settings: AgentSettings) -> Silo:
         dtype=dtype_of(settings, device),
         quantization=settings.quantization,
     )
+    _require_renderable(data, base)
     log.info(
         "silo: %s on %s, %d training and %d test examples", base.slug, device, len(data.train), len(data.test)
     )
@@ -115,6 +120,16 @@ def open_silo(settings: AgentSettings) -> Silo:
         model_folder(pivot, settings.folder) if pivot is not None else None,
         few_bits_of=source if settings.quantization != "none" else None,
     )
+
+
+def _require_renderable(data: SiloData, base: BaseModel) -> None:
+    """Refuse chats that the tokenizer has no template for, before anything long starts.
+
+    Raises:
+        TokenizerUnfit: see `rendered`.
+    """
+    for example in (*data.train[:_PROBED_EXAMPLES], *data.test[:_PROBED_EXAMPLES]):
+        rendered(example, base.tokenizer)
 
 
 def load_silo_data(settings: AgentSettings) -> SiloData:

@@ -37,6 +37,30 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     return result
 
 
+def fitting_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    optional: Sequence[str],
+    title: str | None = None,
+) -> Table:
+    """Return a table that the terminal is wide enough for: `optional` columns are dropped in their order."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console()
+    names, cells = list(columns), [tuple(row) for row in rows]
+    result = table(names, cells, title=title)
+    for name in optional:
+        if Measurement.get(console, console.options.update(width=1000), result).maximum <= console.width:
+            break
+        place = names.index(name)
+        names.pop(place)
+        cells = [(*row[:place], *row[place + 1 :]) for row in cells]
+        result = table(names, cells, title=title)
+    return result
+
+
 def text(value: object) -> str:
     """Return a value as people read it."""
     from rich.markup import escape

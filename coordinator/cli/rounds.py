@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, print_json
-from coordinator.cli.output import ago, print_table, table, traffic, until
+from coordinator.cli.output import ago, fitting_table, print_table, traffic, until
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,7 +29,9 @@ def list_rounds(
     if as_json:
         print_json(rounds)
         return
-    print_table(
+    from rich.console import Console
+
+    shown = fitting_table(
         ["round", "state", "opened", "joined", "arrived", "rejected", "bytes", "mean loss", "mean exact"],
         [
             (
@@ -44,7 +46,9 @@ def list_rounds(
             )
             for r in rounds
         ],
+        optional=("bytes", "opened", "rejected", "joined"),
     )
+    Console().print(shown)
 
 
 @app.command("show")
@@ -151,7 +155,7 @@ def _round(details: dict[str, Any]) -> RenderableType:
     )
     measured = ["norm", "epsilon", "age", "loss", "exact", "why"]
     columns = ["client", "state", "joined", "received", "bytes", *measured]
-    return table(
+    return fitting_table(
         columns,
         [
             (
@@ -168,6 +172,7 @@ def _round(details: dict[str, Any]) -> RenderableType:
             )
             for c in details["clients"]
         ],
+        optional=("epsilon", "age", "norm", "bytes", "joined", "why", "received"),
         title=title,
     )
 

@@ -66,7 +66,7 @@ CONFIG = 'url = "https://t.example"\nmodel = "org/model"\ntrain = "data/train.js
 def test_paths_in_a_config_are_relative_to_it(tmp_path: Path) -> None:
     (tmp_path / "silo.toml").write_text(CONFIG)
     settings = read_settings(tmp_path / "silo.toml")
-    assert settings.train == tmp_path / "data/train.jsonl"
+    assert settings.train == str(tmp_path / "data/train.jsonl")
     assert settings.model == "org/model"
 
 
