@@ -13,8 +13,10 @@ ROOT = Path(__file__).parent.parent
 def last_command(target: str) -> str:
     """Return the last command that make would run."""
     # Under `make test` these variables would have this make report its folder, as a make called by make does.
-    env = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
-    done = subprocess.run(["make", "-n", target], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    inherited = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
+    env = {name: value for name, value in os.environ.items() if name not in inherited}
+    command = ["make", "-n", target]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[-1]
 
 
