@@ -48,7 +48,7 @@ def main() -> None:
     if (arguments.clients is None) != (arguments.values is None):
         parser.error("--clients and --values belong together")
     sizes = SIZES if arguments.clients is None else ((arguments.clients, arguments.values),)
-    found: dict[str, Any] = {"machine": figures.machine(), "block_mib": arguments.block_mib, "sizes": []}
+    result: dict[str, Any] = {"machine": figures.machine(), "block_mib": arguments.block_mib, "sizes": []}
     console = Console()
     for clients, values in sizes:
         measured = measure(
@@ -59,11 +59,11 @@ def main() -> None:
             folder=arguments.folder,
             database_url=arguments.postgres,
         )
-        found["sizes"].append(measured)
+        result["sizes"].append(measured)
         console.print(f"N = {clients}, D = {values}: {measured['ratio']:.2f} x the bare product")
-    figures.write(arguments.out, found)
-    show(console, found)
-    draw(arguments.out.with_suffix(".svg"), found)
+    figures.write(arguments.out, result)
+    show(console, result)
+    draw(arguments.out.with_suffix(".svg"), result)
     console.print(f"figures in {arguments.out}")
 
 
@@ -78,18 +78,18 @@ def measure(
     """
     runs = []
     for _ in range(repeats):
-        with tempfile.TemporaryDirectory(dir=folder) as here:
-            url = database_url or f"sqlite:///{Path(here) / 'tessera.db'}"
-            place = Place(url, Path(here), clients, values, block_mib)
+        with tempfile.TemporaryDirectory(dir=folder) as block:
+            url = database_url or f"sqlite:///{Path(block) / 'tessera.db'}"
+            place = Place(url, Path(block), clients, values, block_mib)
             _in_a_process_of_its_own(prepare, place)
             runs.append(
                 {name: _in_a_process_of_its_own(program, place) for name, program in PROGRAMS.items()}
             )
     for run in runs:
         np.testing.assert_allclose(run["tessera"]["sample"], run["product"]["sample"], rtol=1e-3, atol=1e-4)
-    kept = ("seconds", "cpu_seconds", "idle_rss_mib", "peak_rss_mib")
+    stored = ("seconds", "cpu_seconds", "idle_rss_mib", "peak_rss_mib")
     cost = {
-        name: {key: statistics.median(run[name][key] for run in runs) for key in kept} for name in PROGRAMS
+        name: {key: statistics.median(run[name][key] for run in runs) for key in stored} for name in PROGRAMS
     }
     return {
         "clients": clients,

@@ -18,7 +18,7 @@ from sqlalchemy import func, select
 from benchmarks.closed_round import close_round, layout_of, states
 from benchmarks.memory import MIB, peak_rss_mib
 from coordinator.aggregation import job, store
-from coordinator.aggregation.guard import guarded
+from coordinator.aggregation.guard import guard_weights
 from coordinator.aggregation.mixing import in_blocks
 from coordinator.aggregation.output_writer import Receiver
 from coordinator.aggregation.weighting import products
@@ -29,7 +29,9 @@ from coordinator.federations.store import federation, plan_of
 from coordinator.rounds import base_weights
 from coordinator.rounds import store as rounds
 from coordinator.storage import payloads
-from coordinator.strategies.base import Caps, Cohort, make
+from coordinator.strategies.base import Cohort
+from coordinator.strategies.capabilities import Caps
+from coordinator.strategies.opening import open_plan
 from schemas.maths.adapter import size
 
 _LEASE_SECONDS = 3600.0
@@ -86,15 +88,15 @@ def _tessera_unwritten(place: Place) -> dict[str, Any]:
     database = Database(place.url)
     with database.read() as session:
         ((federation_id, number),) = rounds.awaiting_worker(session, database_time(session))
-        plan = plan_of(federation(session, federation_id))
+        opened = open_plan(plan_of(federation(session, federation_id)))
     with _measured() as cost:
         with database.read() as session:
-            everyone = store.established(session, federation_id, plan, number)
-        cohort = Cohort([one.facts for one in everyone], plan.rounds.staleness_decay)
-        weighing = make(plan.strategy.name, plan.strategy.options).weigh(cohort)
-        held = {one.facts.client: one.state for one in everyone}
-        receivers = [Receiver(client, state.layout, b"") for client, state in held.items()]
-        for columns in in_blocks(database, weighing, held, receivers, block_bytes=place.block_mib * MIB):
+            everyone = store.established(session, federation_id, opened, number)
+        cohort = Cohort([item.facts for item in everyone], opened.plan.rounds.staleness_decay)
+        weighing = opened.strategy.weigh(cohort)
+        stored = {item.facts.client: item.state for item in everyone}
+        receivers = [Receiver(client, state.layout, b"") for client, state in stored.items()]
+        for columns in in_blocks(database, weighing, stored, receivers, block_bytes=place.block_mib * MIB):
             columns.product()
     return cost
 
@@ -104,22 +106,22 @@ def _agreement(place: Place) -> dict[str, Any]:
     database = Database(place.url)
     with database.read() as session:
         ((federation_id, number),) = rounds.awaiting_worker(session, database_time(session))
-        plan = plan_of(federation(session, federation_id))
-        everyone = store.established(session, federation_id, plan, number)
-    cohort = Cohort([one.facts for one in everyone], plan.rounds.staleness_decay)
-    asked = make(plan.strategy.name, plan.strategy.options).weigh(cohort)
-    states = {one.facts.client: one.state for one in everyone}
+        opened = open_plan(plan_of(federation(session, federation_id)))
+        everyone = store.established(session, federation_id, opened, number)
+    cohort = Cohort([item.facts for item in everyone], opened.plan.rounds.staleness_decay)
+    requested = opened.strategy.weigh(cohort)
+    states = {item.facts.client: item.state for item in everyone}
     with _measured() as cost:
-        found = products(
+        result = products(
             database,
-            asked,
+            requested,
             states,
             states.keys(),
-            seed=plan.training.seed,
+            seed=opened.plan.training.seed,
             block_bytes=place.block_mib * MIB,
             between=lambda: None,
         )
-        guarded(asked, found, Caps(other=0.2, others=0.7, length=1.0, strict=False))
+        guard_weights(requested, result, Caps(peer=0.2, peers=0.7, length=1.0, strict=False))
     return cost
 
 

@@ -16,10 +16,10 @@ WITHIN_PRODUCT = 2.0
 WITHIN_BUDGET = 1.25  # memory above idle / block budget, whatever N and D
 
 
-def show(console: Console, found: dict[str, Any]) -> None:
+def show(console: Console, result: dict[str, Any]) -> None:
     """Print figures."""
     rows = []
-    for size in found["sizes"]:
+    for size in result["sizes"]:
         tessera = size["tessera"]
         rows.append(
             [
@@ -39,12 +39,12 @@ def show(console: Console, found: dict[str, Any]) -> None:
     columns = ["N x D", "MiB", "product s", "files s", "tessera s", "tessera CPU s"]
     columns += ["unwritten / product", "tessera / product", "tessera / files"]
     columns += ["guard / product", "memory above idle, MiB"]
-    title = f"G = W U from the database, block budget {found['block_mib']} MiB (measured / goal)"
+    title = f"G = W U from the database, block budget {result['block_mib']} MiB (measured / goal)"
     figures.show(console, title, columns, rows)
-    figures.judge(console, wanted(found["sizes"], found["block_mib"]))
+    figures.judge(console, goals(result["sizes"], result["block_mib"]))
 
 
-def wanted(sizes: Sequence[figures.Row], block_mib: int) -> list[figures.Wanted]:
+def goals(sizes: Sequence[figures.Row], block_mib: int) -> list[figures.Wanted]:
     """List what is asked of these sizes, beside what was measured."""
     goals: list[figures.Wanted] = []
     for size in sizes:
@@ -57,16 +57,16 @@ def wanted(sizes: Sequence[figures.Row], block_mib: int) -> list[figures.Wanted]
     return goals
 
 
-def draw(path: Path, found: dict[str, Any]) -> None:
+def draw(path: Path, result: dict[str, Any]) -> None:
     """Draw seconds and memory over the bytes that are mixed."""
-    sizes = sorted(found["sizes"], key=lambda size: float(size["mib"]))
+    sizes = sorted(result["sizes"], key=lambda size: float(size["mib"]))
     with figures.style():
         figure = Figure(figsize=(8, 3.2), layout="constrained")
         time, memory = figure.subplots(1, 2)
         _lines(time, sizes, "seconds")
         time.set_ylabel("s")
         _lines(memory, sizes, "peak_rss_mib")
-        memory.axhline(found["block_mib"], color="#c1543c", linestyle=":", label="block budget")
+        memory.axhline(result["block_mib"], color="#c1543c", linestyle=":", label="block budget")
         memory.set_ylabel("peak memory, MiB")
         memory.set_yscale("log")
         memory.legend()

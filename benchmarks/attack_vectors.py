@@ -1,7 +1,7 @@
 """Clients and attackers as vectors, for what a table of attacks can say in a second. Trains nothing.
 
 Three tasks of four honest clients each, and six attackers (reliability.md section 4). An honest update is the
-task's direction and noise of its own; attackers copy the signatures of the first task's clients.
+task's direction and noise of its own; attackers copy the sketches of the first task's clients.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.guard import guarded
-from coordinator.strategies.base import ClientFacts, Cohort, Floats, Signature, make
+from coordinator.aggregation.guard import guard_weights
+from coordinator.strategies.base import ClientFacts, Cohort, Floats, Sketch
+from coordinator.strategies.opening import make
 
 TASKS, HONEST, ATTACKERS = 3, 4, 6
 VALUES = 4096
@@ -71,10 +72,10 @@ class Got:
 
 
 def play(attack: str, strategy: str, options: Mapping[str, Any], *, seed: int, organisation: bool) -> Got:
-    """Weigh and mix once; with `organisation` the attackers are all clients of one."""
+    """Weigh and mix once; with `organisation` the attackers are all clients of item."""
     rng = np.random.default_rng(seed)
     directions = [_direction(rng) for _ in range(TASKS)]
-    signatures = [_direction(rng)[:64] for _ in range(TASKS)]
+    sketches = [_direction(rng)[:64] for _ in range(TASKS)]
     scene = Scene(directions[0], _direction(rng), np.empty(0), rng)
     updates = [directions[k // HONEST] + scene.noise() for k in range(TASKS * HONEST)]
     scene = Scene(directions[0], scene.poison, np.stack(updates), rng)
@@ -82,29 +83,29 @@ def play(attack: str, strategy: str, options: Mapping[str, Any], *, seed: int, o
     clients = [
         _client(
             k,
-            signatures[k // HONEST if k < len(scene.honest) else 0],
+            sketches[k // HONEST if k < len(scene.honest) else 0],
             rng,
             "mallory" if organisation and k >= len(scene.honest) else None,
         )
         for k in range(len(updates))
     ]
     cohort = Cohort(clients, 1.0)
-    made = make(strategy, options)
-    asked = made.weigh(cohort)
+    built = make(strategy, options)
+    requested = built.weigh(cohort)
     states = np.stack(updates)
-    weights = asked.of_module(MODULE)
-    if made.caps is not None:
+    weights = requested.of_module(MODULE)
+    if built.caps is not None:
         products = {cohort.kind(MODULE): states @ states.T}
-        weights = guarded(asked, products, made.caps).of_module(MODULE)
-    given = (weights @ states)[:HONEST]
+        weights = guard_weights(requested, products, built.caps).of_module(MODULE)
+    inputs = (weights @ states)[:HONEST]
     if options.get("mix", "average") == "average" and strategy == "fedmosaic":
-        given = (given + states[:HONEST]) / 2
-    return Got(float((given @ scene.task).mean()), float((given @ scene.poison).mean()))
+        inputs = (inputs + states[:HONEST]) / 2
+    return Got(float((inputs @ scene.task).mean()), float((inputs @ scene.poison).mean()))
 
 
-def _client(k: int, signature: Floats, rng: np.random.Generator, organisation: str | None) -> ClientFacts:
-    noise = rng.standard_normal(signature.size) / np.sqrt(signature.size) * np.linalg.norm(signature)
-    vector: NDArray[np.float32] = (signature + _SIGNATURE_NOISE * noise).astype(np.float32)
+def _client(k: int, sketch: Floats, rng: np.random.Generator, organisation: str | None) -> ClientFacts:
+    noise = rng.standard_normal(sketch.size) / np.sqrt(sketch.size) * np.linalg.norm(sketch)
+    vector: NDArray[np.float32] = (sketch + _SIGNATURE_NOISE * noise).astype(np.float32)
     return ClientFacts(
         client=f"c{k:02}",
         base_model="m",
@@ -112,8 +113,8 @@ def _client(k: int, signature: Floats, rng: np.random.Generator, organisation: s
         modules={MODULE: (("b0.q.P", (VALUES,)),)},
         age=0,
         examples=10,
-        signature=Signature(vector),
-        signature_model="m",
+        sketch=Sketch(vector),
+        sketch_model="m",
         is_source=True,
         organisation=organisation,
     )

@@ -20,11 +20,11 @@ from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.train import Trained
 from client_agent.simulation.admin_client import Operator
-from client_agent.simulation.clients import SharedModels, silos_of
+from client_agent.simulation.clients import SharedModels, build_silos
 from client_agent.simulation.coordinator_process import running_coordinator
-from client_agent.simulation.federated_run import Federation, created, wait_until_published
+from client_agent.simulation.federated_run import Federation, create_federation, wait_until_published
 from client_agent.simulation.methods import Method, plan_of
-from client_agent.simulation.partition import drawn
+from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.results import Cell
 from client_agent.simulation.study import Study, StudySilo
 from client_agent.storage.round_folder import SIGNATURE, TRAINED, RoundFolder
@@ -56,7 +56,7 @@ class Attack:
 
 def _moved(victims: list[Trained], seed: int, *, times: float) -> Trained:
     """Send start + times x (the victims' mean - start)."""
-    mean = {name: np.mean([one.adapter[name] for one in victims], axis=0) for name in victims[0].adapter}
+    mean = {name: np.mean([item.adapter[name] for item in victims], axis=0) for name in victims[0].adapter}
     layout = in_order({name: values.shape for name, values in mean.items()})
     flat = np.concatenate([mean[name].ravel() for name in layout])
     start = start_values(layout, seed, 0, size(layout))
@@ -117,18 +117,18 @@ def run(where: Place, attack: str, guard: str, *, seed: int, rounds: int, tell: 
         },
     )
     cell = Cell("attacked", seed, False, plan_of(study, method, seed, None), "")
-    silos = silos_of(study, drawn(study, seed), where.models)
+    silos = build_silos(study, draw_examples(study, seed), where.models)
     folder = where.folder / f"{attack}-{guard}-{seed}"
-    found = Scored([], [])
-    with created(cell, study, silos, where.operator, folder, None) as federation:
+    result = Scored([], [])
+    with create_federation(cell, study, silos, where.operator, folder, None) as federation:
         where.operator.post(f"{federation.path}/start")
         for silo in study.silo:
             federation.enrol(silo)
         for number in range(1, rounds + 1):
-            _round(federation, number, ATTACKS[attack].craft, found)
+            _round(federation, number, ATTACKS[attack].craft, result)
             tell()
     shutil.rmtree(folder)
-    return found
+    return result
 
 
 def _study(attackers: int, rounds: int) -> Study:
@@ -150,30 +150,30 @@ def _study(attackers: int, rounds: int) -> Study:
     return Study.model_validate({"silo": [*honest, *mallory], "plan": plan})
 
 
-def _round(federation: Federation, number: int, craft: Craft, found: Scored) -> None:
+def _round(federation: Federation, number: int, craft: Craft, result: Scored) -> None:
     members = list(federation.members.values())
     victims, attackers = members[:HONEST], members[HONEST:]
-    for who in victims:
-        take_part(who, _brief(who, number))
-    trained = [Trained.read(_folder(who, number).path / TRAINED) for who in victims]
-    for who in attackers:
-        brief, folder = _brief(who, number), _folder(who, number)
-        made = craft(trained, brief.training.seed)
-        if made is not None:
-            folder.write(TRAINED, made.to_bytes())
+    for client in victims:
+        take_part(client, _brief(client, number))
+    trained = [Trained.read(_folder(client, number).path / TRAINED) for client in victims]
+    for client in attackers:
+        brief, folder = _brief(client, number), _folder(client, number)
+        built = craft(trained, brief.training.seed)
+        if built is not None:
+            folder.write(TRAINED, built.to_bytes())
         folder.write(SIGNATURE, _folder(victims[0], number).read(SIGNATURE))
-        take_part(who, brief)
+        take_part(client, brief)
     wait_until_published(federation, number)
-    found.before.append([one.scores.before.exact_match for one in trained])
-    found.after.append([one.scores.after.exact_match for one in trained])
+    result.before.append([item.scores.before.exact_match for item in trained])
+    result.after.append([item.scores.after.exact_match for item in trained])
 
 
-def _folder(who: Participant, number: int) -> RoundFolder:
-    return who.rounds.open(number)
+def _folder(client: Participant, number: int) -> RoundFolder:
+    return client.workspace.rounds.open(number)
 
 
-def _brief(who: Participant, number: int) -> RoundBrief:
-    answer = who.api.current_round(who.federation)
+def _brief(client: Participant, number: int) -> RoundBrief:
+    answer = client.session.api.current_round(client.session.federation_id)
     if not isinstance(answer, RoundBrief) or answer.round != number:
         raise RuntimeError(f"round {number} did not open")
     return answer

@@ -51,31 +51,31 @@ def main() -> None:
     console = Console()
     torch.set_num_threads(1)
     vectors = on_vectors(arguments.draws, console)
-    found: dict[str, Any] = {**figures.machine(), "draws": arguments.draws, "vectors": vectors}
+    result: dict[str, Any] = {**figures.machine(), "draws": arguments.draws, "vectors": vectors}
     _show_vectors(console, vectors)
     if not arguments.vectors_only:
-        found |= {"rounds": arguments.rounds, "seeds": arguments.seeds}
-        found["adapters"] = on_adapters(arguments.rounds, arguments.seeds, console)
-        _show_adapters(console, found["adapters"])
-    figures.write(arguments.out, found)
+        result |= {"rounds": arguments.rounds, "seeds": arguments.seeds}
+        result["adapters"] = on_adapters(arguments.rounds, arguments.seeds, console)
+        _show_adapters(console, result["adapters"])
+    figures.write(arguments.out, result)
 
 
 def on_vectors(draws: int, console: Console) -> dict[str, dict[str, dict[str, float]]]:
     """Play every attack against every method; means over draws."""
     attacks = [(name, False) for name in attack_vectors.ATTACKS] + [("stealth, decorrelated", True)]
-    made: dict[str, dict[str, dict[str, float]]] = {}
+    built: dict[str, dict[str, dict[str, float]]] = {}
     for attack, organisation in track(attacks, description="vectors", console=console):
-        row = made.setdefault(attack + _ONE_ORGANISATION * organisation, {})
+        row = built.setdefault(attack + _ONE_ORGANISATION * organisation, {})
         for method, (strategy, options) in METHODS.items():
             got = [
                 attack_vectors.play(attack, strategy, options, seed=seed, organisation=organisation)
                 for seed in range(draws)
             ]
             row[method] = {
-                "right": fmean(one.right for one in got),
-                "poison": fmean(one.poison for one in got),
+                "right": fmean(item.right for item in got),
+                "poison": fmean(item.poison for item in got),
             }
-    return made
+    return built
 
 
 def on_adapters(rounds: int, seeds: list[int], console: Console) -> dict[str, dict[str, dict[str, Any]]]:
@@ -86,7 +86,7 @@ def on_adapters(rounds: int, seeds: list[int], console: Console) -> dict[str, di
         for guard in ("off", "on")
         for seed in seeds
     ]
-    made: dict[str, dict[str, dict[str, Any]]] = {}
+    built: dict[str, dict[str, dict[str, Any]]] = {}
     with attacked_rounds.place(Path("runs/benchmarks/attacks").resolve()) as where:
         steps = iter(track(range(len(runs) * rounds), description="adapters", console=console))
         next(steps)
@@ -96,22 +96,22 @@ def on_adapters(rounds: int, seeds: list[int], console: Console) -> dict[str, di
                 next(steps, None)
 
             scored = attacked_rounds.run(where, attack, guard, seed=seed, rounds=rounds, tell=tell)
-            of = made.setdefault(attack, {}).setdefault(guard, {"before": {}, "after": {}})
+            of = built.setdefault(attack, {}).setdefault(guard, {"before": {}, "after": {}})
             of["before"][str(seed)], of["after"][str(seed)] = scored.before, scored.after
-    return made
+    return built
 
 
-def _show_vectors(console: Console, found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+def _show_vectors(console: Console, result: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
     rows = [
         (attack, *(f"{of[method]['right']:.2f} / {of[method]['poison']:.2f}" for method in METHODS))
-        for attack, of in found.items()
+        for attack, of in result.items()
     ]
     figures.show(console, "given of what is right / of poison", ("attack", *METHODS), rows)
 
 
-def _show_adapters(console: Console, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+def _show_adapters(console: Console, result: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
     rows = []
-    for attack, of in found.items():
+    for attack, of in result.items():
         row: list[object] = [attack]
         for guard in ("off", "on"):
             for when in ("before", "after"):

@@ -14,7 +14,7 @@ from coordinator.federations import store as federations
 from coordinator.rounds import participations
 from coordinator.rounds import store as rounds
 from coordinator.storage import payloads
-from coordinator.strategies.base import Signature
+from coordinator.strategies.base import Sketch
 from schemas.maths.adapter import Layout, lora_layout, size
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import UpdateManifest
@@ -50,7 +50,7 @@ def close_round(database: Database, layout: Layout, drawn: Sequence[NDArray[np.f
         row = rounds.open_round(session, federation.id, 1, moment)
         row.state, row.collecting_at, row.closing_at = "closing", moment, moment
     for place, state in enumerate(drawn):
-        signature = Signature(random.standard_normal(_SIGNATURE_DIM).astype(np.float32))
+        signature = Sketch(random.standard_normal(_SIGNATURE_DIM).astype(np.float32))
         with database.write() as session:
             _deliver(session, row, f"{federation.id}-{place:04}", layout, state, signature)
     return federation.id
@@ -79,7 +79,7 @@ def _deliver(
     client_id: str,
     layout: Layout,
     state: NDArray[np.float32],
-    signature: Signature,
+    signature: Sketch,
 ) -> None:
     moment = database_time(session)
     session.add(
@@ -127,5 +127,5 @@ def _deliver(
         )
     )
     participations.join(session, row.id, client_id, "sha256:" + "0" * 64, moment)
-    participations.mark(session, row.id, client_id, "arrived")
-    participations.keep_signature(session, row, client_id, "update", signature)
+    participations.set_state(session, row.id, client_id, "arrived")
+    participations.store_sketch(session, row, client_id, "update", signature)

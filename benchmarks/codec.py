@@ -40,8 +40,8 @@ def main() -> None:
     parser.add_argument("--values", type=int, default=10_000_000, help="values (default: 10,000,000)")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/codec.json"))
     arguments = parser.parse_args()
-    found = measure(arguments.values)
-    figures.write(arguments.out, {**figures.machine(), **found})
+    result = measure(arguments.values)
+    figures.write(arguments.out, {**figures.machine(), **result})
     columns = (
         "recipe",
         "encode s",
@@ -54,7 +54,7 @@ def main() -> None:
         "error",
     )
     figures.show(
-        Console(), f"{arguments.values:,} values", columns, [_row(one, found) for one in found["recipes"]]
+        Console(), f"{arguments.values:,} values", columns, [_row(item, result) for item in result["recipes"]]
     )
 
 
@@ -63,13 +63,13 @@ def measure(count: int) -> dict[str, Any]:
     values = np.random.default_rng(0).normal(size=count).astype(np.float32)
     target = np.empty_like(values)
     copy = _seconds(lambda: np.copyto(target, values))[0]
-    return {"values": count, "copy": copy, "recipes": [_one(name, values) for name in RECIPES]}
+    return {"values": count, "copy": copy, "recipes": [_measure(name, values) for name in RECIPES]}
 
 
-def _one(name: str, values: NDArray[np.float32]) -> dict[str, Any]:
+def _measure(name: str, values: NDArray[np.float32]) -> dict[str, Any]:
     recipe, layout = RECIPES[name], {"b0.q.P": values.shape}
     encoding, coded = _seconds(lambda: encode({"b0.q.P": values}, recipe, "benchmark"))
-    decoding, seen = _seconds(lambda: dict(decode(coded, layout, recipe))["b0.q.P"])
+    decoding, observed = _seconds(lambda: dict(decode(coded, layout, recipe))["b0.q.P"])
     raw = b"".join(stream.tobytes() for stream in coded.tensors.values())
     return {
         "recipe": name,
@@ -78,7 +78,7 @@ def _one(name: str, values: NDArray[np.float32]) -> dict[str, Any]:
         "bytes_per_value": len(raw) / values.size,
         "compressed_per_value": len(compress(raw)) / values.size,
         "bound_per_value": bound(layout, recipe) / values.size,
-        "relative_error": float(np.linalg.norm(seen - values) / np.linalg.norm(values)),
+        "relative_error": float(np.linalg.norm(observed - values) / np.linalg.norm(values)),
     }
 
 
@@ -91,11 +91,11 @@ def _seconds(work: Callable[[], Any]) -> tuple[float, Any]:
     return least, result
 
 
-def _row(one: dict[str, Any], found: dict[str, Any]) -> tuple[str, ...]:
-    copy = max(found["copy"], 1e-9)
-    seconds = (f(one[name]) for name in ("encode", "decode") for f in (_three, lambda s: f"{s / copy:.0f}"))
-    sizes = (_three(one[f"{name}_per_value"]) for name in ("bytes", "compressed", "bound"))
-    return (one["recipe"], *seconds, *sizes, _three(one["relative_error"]))
+def _row(item: dict[str, Any], result: dict[str, Any]) -> tuple[str, ...]:
+    copy = max(result["copy"], 1e-9)
+    seconds = (f(item[name]) for name in ("encode", "decode") for f in (_three, lambda s: f"{s / copy:.0f}"))
+    sizes = (_three(item[f"{name}_per_value"]) for name in ("bytes", "compressed", "bound"))
+    return (item["recipe"], *seconds, *sizes, _three(item["relative_error"]))
 
 
 def _three(number: float) -> str:

@@ -97,9 +97,9 @@ def measure(model: Model) -> list[Row]:
         ("LoRA r=8 on q, v, int4 / int8 (default)", qv, int4, int8),
         ("CA-PFL, 27 %, int8 / float32", qv, CA_PFL, f32),
         *(
-            (f"P, Q r={rank}, {told}", pq_layout(block_modules(_BLOCKS, ALL_ROLES), rank), up, down)
+            (f"P, Q r={rank}, {reported}", pq_layout(block_modules(_BLOCKS, ALL_ROLES), rank), up, down)
             for rank in (16, 32, 128)
-            for told, up, down in (
+            for reported, up, down in (
                 ("dense float32", f32, f32),
                 ("int4 / int8 (default)", int4, int8),
                 ("int4 / int4", int4, int4),
@@ -108,8 +108,8 @@ def measure(model: Model) -> list[Row]:
         ("P, Q r=32 and LoRA r=8 on all roles, int4 / int8", both, int4, int8),
     ]
     return [
-        Row(model.name, what, size(layout), _up(layout, up), _down(layout, down))
-        for what, layout, up, down in cases
+        Row(model.name, label, size(layout), _up(layout, up), _down(layout, down))
+        for label, layout, up, down in cases
     ]
 
 
@@ -118,7 +118,7 @@ def _up(layout: Layout, recipe: Recipe) -> int:
     signature: dict[str, Array] = {SIGNATURE: random.normal(size=_SIGNATURE_DIM).astype(np.float32)}
     manifest = UpdateManifest(
         federation="fed_" + "0" * 24,
-        recipe=_said(recipe),
+        recipe=_as_text(recipe),
         round=7,
         client="cli_" + "0" * 24,
         base=_DIGEST,
@@ -132,7 +132,7 @@ def _up(layout: Layout, recipe: Recipe) -> int:
 def _down(layout: Layout, recipe: Recipe) -> int:
     manifest: Manifest = WeightsManifest(
         federation="fed_" + "0" * 24,
-        recipe=_said(recipe),
+        recipe=_as_text(recipe),
         round=7,
         client="cli_" + "0" * 24,
         pack=_DIGEST,
@@ -148,7 +148,7 @@ def _tensors(layout: Layout, recipe: Recipe) -> dict[str, Array]:
     return dict(encode(values, recipe, "communication").tensors)
 
 
-def _said(recipe: Recipe) -> dict[str, object]:
+def _as_text(recipe: Recipe) -> dict[str, object]:
     if recipe.is_dense:
         return {}
     against = _DIGEST if recipe.reference != "none" else None
@@ -158,15 +158,19 @@ def _said(recipe: Recipe) -> dict[str, object]:
 def _picture(rows: list[Row]) -> Figure:
     figure = Figure(figsize=(8.4, 4.6 * len(MODELS)), layout="constrained")
     for axes, model in zip(figure.subplots(len(MODELS), squeeze=False)[:, 0], MODELS, strict=True):
-        mine = [row for row in rows if row.model == model.name]
+        selected = [row for row in rows if row.model == model.name]
         published = PUBLISHED[model.name]
-        names = [row.what for row in mine] + [name for name, _ in published]
+        names = [row.what for row in selected] + [name for name, _ in published]
         places = np.arange(len(names), 0, -1)
-        up = [row.up / MB for row in mine] + [mb for _, mb in published]
+        up = [row.up / MB for row in selected] + [mb for _, mb in published]
         bars = axes.barh(places + 0.2, up, 0.38, color="#1f4e79", label="up")
         axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=7)
         down = axes.barh(
-            places[: len(mine)] - 0.2, [r.down / MB for r in mine], 0.38, color="#7aa6c2", label="down"
+            places[: len(selected)] - 0.2,
+            [r.down / MB for r in selected],
+            0.38,
+            color="#7aa6c2",
+            label="down",
         )
         axes.bar_label(down, fmt="%.3g", padding=3, fontsize=7)
         axes.set_yticks(places, names)

@@ -28,7 +28,7 @@ _STYLE: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": Fa
 
 
 def machine() -> dict[str, Any]:
-    """Say where figures come from, and how busy it was."""
+    """Return the machine and its load, as the origin of figures."""
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "cores": os.cpu_count(),
@@ -67,11 +67,11 @@ class Wanted:
     most: float
 
 
-def judge(console: Console, wanted: Sequence[Wanted]) -> None:
-    """Say of each goal whether it is met. Nothing follows from it: a busy machine misses goals too."""
-    for one in wanted:
-        verdict = "met" if one.measured <= one.most else "missed"
-        console.print(f"{verdict:>6}: {one.what} {one.measured:.3g}, goal {one.most:g}")
+def judge(console: Console, expected: Sequence[Wanted]) -> None:
+    """Print for each goal whether it is met. Nothing follows from it: a busy machine misses goals too."""
+    for item in expected:
+        verdict = "met" if item.measured <= item.most else "missed"
+        console.print(f"{verdict:>6}: {item.what} {item.measured:.3g}, goal {item.most:g}")
 
 
 def save(path: Path, figure: Figure) -> None:
@@ -81,5 +81,5 @@ def save(path: Path, figure: Figure) -> None:
 
 
 def style() -> Any:
-    """Give the style that pictures are drawn in, to be used in a `with`."""
+    """Return the style that pictures are drawn in, to be used in a `with`."""
     return mpl.rc_context(_STYLE)

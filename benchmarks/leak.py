@@ -40,7 +40,7 @@ from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.model.tokens import Batch, Encoded, answer_logits, collate, pad_id
 from client_agent.privacy.accountant import noise_for
 from client_agent.privacy.release import Mechanism, release
-from client_agent.sketches.gradient import hashed, last_block_gradient
+from client_agent.sketches.gradient import buckets_and_signs, last_block_gradient
 from client_agent.sketches.per_record import record_sketches
 from examples.tasks import LETTERS, TASKS, draw
 from schemas.maths.seeded_random import stream
@@ -73,14 +73,14 @@ def main() -> None:
     torch.set_num_threads(1)
     base = load_base_model(str(ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
     attacker = Attacker.of(base)
-    found: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    result: dict[str, dict[int, list[tuple[float, float]]]] = {}
     cases = [(b, v) for b in BATCHES for v in range(VICTIMS[b] * arguments.rounds)]
     for batch, victim in track(cases, description="victims", console=console):
         for name, scores in attacked(attacker, batch, victim).items():
-            found.setdefault(name, {}).setdefault(batch, []).append(scores)
+            result.setdefault(name, {}).setdefault(batch, []).append(scores)
     means = {
         name: {str(batch): np.mean(scores, axis=0).tolist() for batch, scores in of.items()}
-        for name, of in found.items()
+        for name, of in result.items()
     }
     figures.write(arguments.out, {**figures.machine(), "rounds": arguments.rounds, "found": means})
     for at, title in enumerate(("prompts told from decoys (AUC)", "answer tokens read (share)")):
@@ -101,7 +101,7 @@ class Attacker:
         return cls(base, tuple(int(i) for i in ids))
 
     def continuations(self, contexts: Sequence[tuple[int, ...]]) -> list[tuple[Tensor, Tensor]]:
-        """Give, per context, the gradient g (v, d) of each next token, and u (d_ff,) at its last position."""
+        """Return per context the gradient g (v, d) of the next token, and u (d_ff,) at its last position."""
         texts = [_continued(context, token) for context in contexts for token in self.letters]
         batch = collate(texts, pad=pad_id(self.base.tokenizer))
         g, u, _ = last_block_gradient(self.base, batch)  # one answer token each: row i is of text i
@@ -109,7 +109,7 @@ class Attacker:
         return [(g[i : i + count], u[i]) for i in range(0, len(texts), count)]
 
     def says(self, context: tuple[int, ...]) -> int:
-        """Give the token that the model itself thinks likeliest."""
+        """Return the token that the model itself thinks likeliest."""
         batch = collate([_continued(context, self.letters[0])], pad=pad_id(self.base.tokenizer))
         logits, _ = answer_logits(self.base.model, self.base.parts, batch)
         return int(logits[0, list(self.letters)].argmax())
@@ -118,14 +118,14 @@ class Attacker:
 def attacked(attacker: Attacker, count: int, victim: int) -> dict[str, tuple[float, float]]:
     """Run both attacks on everything that a batch of `count` records may be seen as."""
     pool = draw(TASKS["cipher"], count + DECOYS, random.Random(f"leak:{count}:{victim}"))
-    texts = [Example(one.prompt, one.completion) for one in pool]
+    texts = [Example(item.prompt, item.completion) for item in pool]
     encoded = [encode_example(text, attacker.base.tokenizer, 64) for text in texts]
     contexts = [text.ids[: text.answer.index(True)] for text in encoded]
     answers = [text.ids[text.answer.index(True) :] for text in encoded[: min(count, READ)]]
-    seen = observed(attacker.base, texts[:count])
+    received = observed(attacker.base, texts[:count])
     firsts = attacker.continuations(contexts)
     results = {"nothing, the model alone": (0.5, _read(attacker, contexts, answers, None))}
-    for name, gradient in seen.items():
+    for name, gradient in received.items():
         for attack, check in (("span check", spans(gradient)), ("matching", matching(gradient))):
             # Of a prompt the best continuation counts: the attacker does not know which is right.
             scores = [float(check(gradient, g, u).max()) for g, u in firsts]
@@ -138,30 +138,30 @@ def attacked(attacker: Attacker, count: int, victim: int) -> dict[str, tuple[flo
 
 
 def observed(base: BaseModel, records: list[Example]) -> dict[str, Grid]:
-    """Give what the attacker sees of a batch, as a (d, d_ff) gradient."""
+    """Return what the attacker sees of a batch, as a (d, d_ff) gradient."""
     factors = [last_block_gradient(base, _alone(base, record))[:2] for record in records]
     whole = np.zeros((base.hidden_size, factors[0][1].shape[1]))
     for g, u in factors:
         gradient = (g.T @ u / len(g)).double().numpy()
         whole += gradient * min(1.0, CLIP / float(np.linalg.norm(gradient))) / len(records)
-    seen = {"whole gradient": whole}
+    received = {"whole gradient": whole}
     for dim in (256, 64):
         plan = SignaturePlan(dim=dim, clip=CLIP)
         sketches = list(record_sketches(base, records, plan))
-        clipped = [one * min(1.0, CLIP / float(np.linalg.norm(one))) for one in sketches]
-        seen[f"sketch of {dim}"] = undone(np.mean(clipped, axis=0), plan, whole.shape)
+        clipped = [item * min(1.0, CLIP / float(np.linalg.norm(item))) for item in sketches]
+        received[f"sketch of {dim}"] = undone(np.mean(clipped, axis=0), plan, whole.shape)
         if dim == 64:
             for budget in BUDGETS:
                 noise = noise_for(1, 1, 1, budget, DELTA)  # all are drawn: of how many does not matter
                 mechanism = Mechanism(len(records), len(records), noise, CLIP, dim)
-                made = release(sketches, mechanism, secrets.randbelow)
-                seen[f"sketch of 64, epsilon {budget:g}"] = undone(made, plan, whole.shape)
-    return seen
+                built = release(sketches, mechanism, secrets.randbelow)
+                received[f"sketch of 64, epsilon {budget:g}"] = undone(built, plan, whole.shape)
+    return received
 
 
 def undone(sketch: Grid, plan: SignaturePlan, shape: tuple[int, ...]) -> Grid:
     """Apply the sketch's adjoint: each entry gets its bucket's number with its sign."""
-    bucket, sign = hashed(stream("sketch", plan.seed), int(np.prod(shape)), plan.dim)
+    bucket, sign = buckets_and_signs(stream("sketch", plan.seed), int(np.prod(shape)), plan.dim)
     entries: Grid = (sketch[bucket] * sign).reshape(shape)
     return entries
 
@@ -182,12 +182,12 @@ def spans(gradient: Grid) -> Check:
 
 
 def matching(gradient: Grid) -> Check:
-    """How far the gradient of one token points where the observed one does: a cosine."""
+    """Return the cosine between the gradient of one token and the observed one."""
     length = np.linalg.norm(gradient)
 
-    def check(seen: Grid, g: Tensor, u: Tensor) -> NDArray[np.float64]:
+    def check(received: Grid, g: Tensor, u: Tensor) -> NDArray[np.float64]:
         wide, last = g.double().numpy(), u.double().numpy()
-        cosines: NDArray[np.float64] = wide @ (seen @ last)
+        cosines: NDArray[np.float64] = wide @ (received @ last)
         return cosines / (np.linalg.norm(wide, axis=1) * np.linalg.norm(last) * length)
 
     return check
@@ -197,18 +197,18 @@ def _read(
     attacker: Attacker,
     contexts: Sequence[tuple[int, ...]],
     answers: Sequence[tuple[int, ...]],
-    seen: tuple[Grid, Check] | None,
+    received: tuple[Grid, Check] | None,
 ) -> float:
     """Read every answer token by token; the share that is right, the end of the text included."""
     right = total = 0
     for context, answer in zip(contexts, answers, strict=False):
         read = context
         for token in answer:
-            if seen is None:
+            if received is None:
                 best = attacker.says(read)
             else:
                 ((g, u),) = attacker.continuations([read])
-                best = int(seen[1](seen[0], g, u).argmax())
+                best = int(received[1](received[0], g, u).argmax())
             read = (*read, attacker.letters[best])
             right += read[-1] == token
             total += 1
@@ -216,7 +216,7 @@ def _read(
 
 
 def _auc(true: Sequence[float], decoys: Sequence[float]) -> float:
-    """How likely a true one scores higher than a decoy; ties count half."""
+    """Return the probability that a true token scores higher than a decoy; ties count half."""
     differences = np.subtract.outer(np.array(true), np.array(decoys))
     return float((differences > 0).mean() + (differences == 0).mean() / 2)
 

@@ -52,7 +52,7 @@ def main() -> None:
     arguments = parser.parse_args()
     _allow_many_connections()
     console = Console()
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "machine": figures.machine(),
         "database": "sqlite" if arguments.sqlite else "postgresql",
         "agents": arguments.agents,
@@ -60,16 +60,16 @@ def main() -> None:
     with _coordinator(arguments.folder, sqlite=arguments.sqlite) as coordinator:
         federation_id, agents = _federation(coordinator, arguments.agents, console)
         with console.status("they poll"):
-            found["polls"] = _polls(coordinator, agents, arguments.poll_seconds)
+            result["polls"] = _polls(coordinator, agents, arguments.poll_seconds)
         with console.status("they join and deliver"):
-            found["uploads"], bodies = _uploads(coordinator, federation_id, agents)
+            result["uploads"], bodies = _uploads(coordinator, federation_id, agents)
     if not arguments.sqlite:
         with console.status("the same bytes to a server that only stores them"):
-            found["bare"] = _bare(agents, bodies)
+            result["bare"] = _bare(agents, bodies)
     with _coordinator(arguments.folder, sqlite=arguments.sqlite) as coordinator:
-        found["soak"] = _soak(coordinator, arguments.soak_requests, console)
-    figures.write(arguments.out, found)
-    _report(console, found)
+        result["soak"] = _soak(coordinator, arguments.soak_requests, console)
+    figures.write(arguments.out, result)
+    _report(console, result)
     console.print(f"figures in {arguments.out}")
 
 
@@ -161,13 +161,13 @@ def _soak(coordinator: Coordinator, requests: int, console: Console) -> dict[str
 
     with console.status(f"{rounds} rounds of {clients} clients"):
         for begun in range(0, rounds, _MOST_ROUNDS):
-            some = min(_MOST_ROUNDS, rounds - begun)
-            federation_id = coordinator.post("/v1/federations", _plan(clients, some, rank=1))["id"]
+            subset = min(_MOST_ROUNDS, rounds - begun)
+            federation_id = coordinator.post("/v1/federations", _plan(clients, subset, rank=1))["id"]
             agents = enrol(coordinator, federation_id, clients, layers=4, width=64)
             coordinator.post(f"/v1/federations/{federation_id}/start")
-            answered += asyncio.run(soak(coordinator.url, agents, some, look))
+            answered += asyncio.run(soak(coordinator.url, agents, subset, look))
     warm = [sample for sample in samples if sample[0] >= answered / 4]
-    slope = float(np.polyfit([one[0] for one in warm], [one[1] for one in warm], 1)[0])
+    slope = float(np.polyfit([item[0] for item in warm], [item[1] for item in warm], 1)[0])
     return {
         "requests": answered,
         "rounds": rounds,
@@ -179,14 +179,14 @@ def _soak(coordinator: Coordinator, requests: int, console: Console) -> dict[str
     }
 
 
-def _report(console: Console, found: dict[str, Any]) -> None:
-    polls, uploads, soaked = found["polls"], found["uploads"], found["soak"]
+def _report(console: Console, result: dict[str, Any]) -> None:
+    polls, uploads, soaked = result["polls"], result["uploads"], result["soak"]
     console.print(
         f"polls: p50 {polls['p50_seconds']:.3g} s; p99 of the agents' first, which connect, "
         f"{polls['p99_of_first_seconds']:.3g} s, of the later {polls['p99_of_later_seconds']:.3g} s"
     )
-    if "bare" in found:
-        bare = found["bare"]["seconds"]
+    if "bare" in result:
+        bare = result["bare"]["seconds"]
         console.print(
             f"uploads {uploads['seconds']:.3g} s, the same bytes through a server that only stores them "
             f"{bare:.3g} s: {uploads['seconds'] / bare:.3g} times as long"
@@ -195,16 +195,16 @@ def _report(console: Console, found: dict[str, Any]) -> None:
         console,
         [
             figures.Wanted(
-                f"{found['agents']} agents polling every 5 s: p99, s",
+                f"{result['agents']} agents polling every 5 s: p99, s",
                 polls["p99_seconds"],
                 GOAL_POLL_P99_SECONDS,
             ),
             figures.Wanted("polls that were refused", polls["refused"], 0),
             figures.Wanted(
-                f"{found['agents']} uploads of 1 MiB at once, s", uploads["seconds"], GOAL_UPLOAD_SECONDS
+                f"{result['agents']} uploads of 1 MiB at once, s", uploads["seconds"], GOAL_UPLOAD_SECONDS
             ),
             figures.Wanted("peak RSS meanwhile, MiB", uploads["peak_rss_mib"], GOAL_UPLOAD_RSS_MIB),
-            figures.Wanted("uploads that were lost", found["agents"] - uploads["arrived"], 0),
+            figures.Wanted("uploads that were lost", result["agents"] - uploads["arrived"], 0),
             figures.Wanted(
                 "RSS slope, MiB per 10,000 requests", soaked["rss_mib_per_10000"], GOAL_SOAK_MIB_PER_10000
             ),

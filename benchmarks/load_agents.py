@@ -59,10 +59,10 @@ def enrol(
     }
     agents = []
     for place in track(range(clients), "enrolling", transient=True):
-        wanted = {"client_name": f"client-{place}"}
-        token = coordinator.post(f"/v1/federations/{federation_id}/enrolment-tokens", wanted)["token"]
+        expected = {"client_name": f"client-{place}"}
+        token = coordinator.post(f"/v1/federations/{federation_id}/enrolment-tokens", expected)["token"]
         key, text = Ed25519PrivateKey.generate(), read(token)
-        said = enrolment_statement(
+        content = enrolment_statement(
             server=text.server,
             token=text.id,
             public_key=name_of(key),
@@ -70,18 +70,18 @@ def enrol(
         )
         request = {
             "token": token,
-            "name": wanted["client_name"],
+            "name": expected["client_name"],
             "profile": profile,
-            "public_key": said["public_key"],
-            "nonce": said["nonce"],
-            "proof": sign_document("tessera-enrolment-v1", said, key),
+            "public_key": content["public_key"],
+            "nonce": content["nonce"],
+            "proof": sign_document("tessera-enrolment-v1", content, key),
         }
         agents.append(Agent(coordinator.post("/v1/enrolments", request)["client_id"], federation_id, key, {}))
     with httpx.Client(base_url=coordinator.url, timeout=60) as http:
         path = "/v1/me"
-        told = http.get(path, headers=_signed(agents[0], "GET", http, path, None)).json()
-    layout = {name: tuple(shape) for name, shape in told["layout"].items()}
-    return [Agent(one.client_id, one.federation, one.key, layout) for one in agents]
+        reported = http.get(path, headers=_signed(agents[0], "GET", http, path, None)).json()
+    layout = {name: tuple(shape) for name, shape in reported["layout"].items()}
+    return [Agent(item.client_id, item.federation, item.key, layout) for item in agents]
 
 
 async def poll(
@@ -159,7 +159,7 @@ async def soak(url: str, agents: list[Agent], rounds: int, look: Callable[[int],
     answered = 0
     async with _connected(url, agents) as clients:
         for number in range(1, rounds + 1):
-            answered += sum(await asyncio.gather(*(_whole_round(*one, number) for one in clients)))
+            answered += sum(await asyncio.gather(*(_whole_round(*item, number) for item in clients)))
             if number % max(1, rounds // _LOOKS) == 0:
                 look(answered)
     return answered
@@ -167,12 +167,12 @@ async def soak(url: str, agents: list[Agent], rounds: int, look: Callable[[int],
 
 async def _whole_round(http: httpx.AsyncClient, agent: Agent, number: int) -> int:
     """Wait for a round, join it, take its weights, deliver; give the number of requests."""
-    asked = 0
+    requested = 0
     path = f"/v1/federations/{agent.federation}/rounds/current"
     while True:
         headers = _signed(agent, "GET", http, path, None, prefer="wait=30")
         answer = await http.get(path, headers=headers)
-        asked += 1
+        requested += 1
         if answer.status_code == httpx.codes.OK and answer.json()["round"] == number:
             break
     base = await _join(http, agent, number)
@@ -180,7 +180,7 @@ async def _whole_round(http: httpx.AsyncClient, agent: Agent, number: int) -> in
     _check(await http.get(weights, headers=_signed(agent, "GET", http, weights, None)))
     body = _update(agent, number, base)
     waits = await _deliver(http, agent, number, body, digest_of(body))
-    return asked + 3 + waits
+    return requested + 3 + waits
 
 
 async def _join(http: httpx.AsyncClient, agent: Agent, number: int) -> str:
@@ -241,7 +241,7 @@ def _check(answer: httpx.Response) -> httpx.Response:
 
 @asynccontextmanager
 async def _connected(url: str, agents: list[Agent]) -> AsyncIterator[list[tuple[httpx.AsyncClient, Agent]]]:
-    """Give each agent a connection of its own: a pool looks through all it has for every request."""
+    """Assign each agent a connection of its own: a pool looks through all it has for every request."""
     async with AsyncExitStack() as stack:
         trust = ssl.create_default_context()  # made once: reading it takes longer than a request
         clients = [

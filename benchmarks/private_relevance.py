@@ -26,12 +26,12 @@ from rich.progress import Progress
 from benchmarks import figures
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
-from client_agent.privacy.release import Averaged, averaged, drawn, release
+from client_agent.privacy.release import Averaged, averaged, release, sample_records
 from client_agent.rounds.sketch import mechanism_for
-from client_agent.sketches.gradient import Signature, sketch_of
+from client_agent.sketches.gradient import Sketch, sketch_of
 from client_agent.sketches.per_record import record_sketches
 from coordinator.strategies.base import ClientFacts, Cohort
-from coordinator.strategies.base import Signature as Sent
+from coordinator.strategies.base import Sketch as Sent
 from coordinator.strategies.fedmosaic import Options, Strategy
 from examples.tasks import TASKS, draw
 from schemas.messages.federations import SignatureDpPlan, SignaturePlan
@@ -62,7 +62,7 @@ class Silo:
         return cls(task, records, list(record_sketches(base, records, SignaturePlan(dim=max(DIMS)))))
 
     def folded(self, dim: int) -> Sketches:
-        """Give the sketches to `dim` numbers: neighbouring buckets share one of those, signs are the same."""
+        """Reduce the sketches to `dim` numbers: neighbours share one, signs are the same."""
         return [sketch.reshape(dim, -1).sum(1) for sketch in self.sketches]
 
 
@@ -79,81 +79,81 @@ def main() -> None:
     console = Console()
     torch.set_num_threads(1)
     base = load_base_model(str(ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
-    found = []
+    result = []
     with Progress(console=console) as progress:
         bar = progress.add_task("silos", total=len(COUNTS) * len(cases()))
         for count in COUNTS:
             drawn_silos = [
-                [Silo.of(base, *one) for one in silos(count, seed)] for seed in range(arguments.draws)
+                [Silo.of(base, *item) for item in silos(count, seed)] for seed in range(arguments.draws)
             ]
             for plan in cases():
-                found.append(measured(base, drawn_silos, plan))
+                result.append(measured(base, drawn_silos, plan))
                 progress.advance(bar)
-    figures.write(arguments.out, {**figures.machine(), "draws": arguments.draws, "found": found})
+    figures.write(arguments.out, {**figures.machine(), "draws": arguments.draws, "found": result})
     columns = ("records, budget, releases, numbers", "noise", *(f"round {number}" for number in ROUNDS))
-    rows = [(one["case"], one["noise"], *(_split(one["mass"][str(n)]) for n in ROUNDS)) for one in found]
+    rows = [(item["case"], item["noise"], *(_split(item["mass"][str(n)]) for n in ROUNDS)) for item in result]
     figures.show(console, "share of weight: own cluster / alone / wrong cluster", columns, rows)
 
 
 def cases() -> list[SignaturePlan]:
-    """Give the plans to compare: no privacy, and budgets over 20 releases and in one."""
-    made = [SignaturePlan()]
+    """Return the plans to compare: no privacy, and budgets over 20 releases and in item."""
+    built = [SignaturePlan()]
     for dim in DIMS:
         for budget in BUDGETS:
             # Twelve records are fewer than the default allows: this shows why.
             dp = SignatureDpPlan(epsilon=budget, releases=RELEASES, minimum_sample=12)
-            made.append(SignaturePlan(dim=dim, dp=dp))
+            built.append(SignaturePlan(dim=dim, dp=dp))
     for budget in BUDGETS:
-        made.append(SignaturePlan(dp=SignatureDpPlan(epsilon=budget, releases=1, minimum_sample=12)))
-    return made
+        built.append(SignaturePlan(dp=SignatureDpPlan(epsilon=budget, releases=1, minimum_sample=12)))
+    return built
 
 
 def silos(count: int, seed: int) -> list[tuple[str, Records]]:
     """Draw the silos' records, none in two silos."""
-    made: list[tuple[str, Records]] = []
+    built: list[tuple[str, Records]] = []
     for name in NAMES:
         pool = draw(TASKS[name], SILOS * count, random.Random(f"private:{name}:{seed}"))
-        texts = [Example(one.prompt, one.completion) for one in pool]
-        made += [(name, texts[i::SILOS]) for i in range(SILOS)]
-    return made
+        texts = [Example(item.prompt, item.completion) for item in pool]
+        built += [(name, texts[i::SILOS]) for i in range(SILOS)]
+    return built
 
 
 def measured(base: BaseModel, draws: Sequence[list[Silo]], plan: SignaturePlan) -> dict[str, Any]:
-    """Let every draw's silos send for 20 rounds, and average what the coordinator makes of it."""
+    """Simulate 20 rounds for every draw's silos, and average what the coordinator makes of it."""
     masses: dict[int, list[Mass]] = {number: [] for number in ROUNDS}
     for members in draws:
         sending = [signatures(base, silo, plan) for silo in members]
         for number in range(1, max(ROUNDS) + 1):
-            sent = [next(one) for one in sending]
+            sent = [next(item) for item in sending]
             if number in masses:
                 masses[number].append(mass([silo.task for silo in members], sent))
     records = draws[0][0].records
     noise = mechanism_for(records, plan, plan.dp).noise_multiplier if plan.dp is not None else 0.0
-    told = f"epsilon {plan.dp.epsilon:g}, {plan.dp.releases}" if plan.dp is not None else "none, -"
+    reported = f"epsilon {plan.dp.epsilon:g}, {plan.dp.releases}" if plan.dp is not None else "none, -"
     return {
-        "case": f"{len(records)}, {told}, {plan.dim}",
+        "case": f"{len(records)}, {reported}, {plan.dim}",
         "noise": noise,
         "mass": {str(number): np.mean(of, axis=0).tolist() for number, of in masses.items()},
     }
 
 
-def signatures(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Iterator[Signature]:
-    """Give what a silo sends, round after round."""
+def signatures(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Iterator[Sketch]:
+    """Yield the sketches that a silo sends, round after round."""
     if plan.dp is None:
         fixed = sketch_of(base, silo.records, plan)
         while True:
             yield fixed
     mechanism, sketches = mechanism_for(silo.records, plan, plan.dp), silo.folded(plan.dim)
     chance = random.SystemRandom().randrange
-    made: Averaged | None = None
+    built: Averaged | None = None
     while True:
-        if made is None or made.releases < (plan.dp.releases or 0):
-            sample = [sketches[record] for record in drawn(mechanism, chance)]
-            made = averaged(made, release(sample, mechanism, chance), mechanism, epsilon=0.0)
-        yield Signature(made.mean.astype(np.float32), made.reliability, made)
+        if built is None or built.releases < (plan.dp.releases or 0):
+            sample = [sketches[record] for record in sample_records(mechanism, chance)]
+            built = averaged(built, release(sample, mechanism, chance), mechanism, epsilon=0.0)
+        yield Sketch(built.mean.astype(np.float32), built.reliability, built)
 
 
-def mass(tasks: Sequence[str], sent: Sequence[Signature]) -> Mass:
+def mass(tasks: Sequence[str], sent: Sequence[Sketch]) -> Mass:
     """Weigh as the coordinator does: the mean share of weight on the own cluster, on itself, on others."""
     facts = [
         ClientFacts(
@@ -163,16 +163,16 @@ def mass(tasks: Sequence[str], sent: Sequence[Signature]) -> Mass:
             modules={"b0.v": (("b0.v.P", (2, 2)),)},
             age=0,
             examples=1,
-            signature=Sent(one.vector, one.reliability, one.epsilon),
-            signature_model="one",
+            sketch=Sent(item.vector, item.reliability, item.epsilon),
+            sketch_model="one",
             is_source=True,
         )
-        for i, one in enumerate(sent)
+        for i, item in enumerate(sent)
     ]
     relevance = Strategy(Options()).weigh(Cohort(facts, decay=0.5)).relevance
-    own = np.array([[one == other for other in tasks] for one in tasks])
+    local = np.array([[item == peer for peer in tasks] for item in tasks])
     alone = float(np.diag(relevance).mean())
-    right = float((relevance * own).sum(axis=1).mean()) - alone
+    right = float((relevance * local).sum(axis=1).mean()) - alone
     return right, alone, 1 - right - alone
 
 

@@ -62,7 +62,7 @@ def built(size: Size, *, device: torch.device, dtype: torch.dtype, quantization:
             for path, linear in list(layer.named_modules()):
                 if isinstance(linear, nn.Linear):
                     nn.init.normal_(linear.weight, std=_SPREAD)
-                    layer.set_submodule(path, _held(linear, dtype, quantization))
+                    layer.set_submodule(path, _allocated(linear, dtype, quantization))
             model.model.layers.append(layer)
     model.config.num_hidden_layers = model.model.config.num_hidden_layers = size.layers
     model.is_loaded_in_4bit = quantization == "nf4"  # peft asks these
@@ -94,7 +94,7 @@ def saved(size: Size, folder: Path, *, device: torch.device) -> str:
 
 
 def full_batch(size: Size, *, seed: int = 0) -> list[Example]:
-    """Give one batch of random text, every example exactly `size.length` tokens long, half of it answer."""
+    """Return one batch of random text, every example exactly `size.length` tokens long, half of it answer."""
     generator = torch.Generator().manual_seed(seed)
     count = size.length - 2  # bos and eos
     texts = [
@@ -122,7 +122,7 @@ def _config(size: Size) -> Any:
     )
 
 
-def _held(linear: nn.Linear, compute: torch.dtype, quantization: Quantization) -> nn.Module:
+def _allocated(linear: nn.Linear, compute: torch.dtype, quantization: Quantization) -> nn.Module:
     """Hold a dense layer's weights as asked, the way that transformers does when it loads them."""
     if quantization == "none":
         return linear

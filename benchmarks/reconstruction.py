@@ -16,10 +16,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.guard import guarded
-from coordinator.aggregation.voices import voiced
-from coordinator.strategies.base import ClientFacts, Cohort, Signature, make, modules_of
-from coordinator.strategies.capabilities import Folding, Source
+from coordinator.aggregation.guard import guard_weights
+from coordinator.aggregation.voices import require_voices
+from coordinator.strategies.base import ClientFacts, Cohort, Sketch, modules_of
+from coordinator.strategies.capabilities import Source
+from coordinator.strategies.opening import make
 from schemas.maths.adapter import Layout
 from schemas.maths.factors import Factors
 
@@ -34,9 +35,9 @@ _DRIFT = 0.3
 _IN_COMMON = 0.35  # of each update's length: a cosine of .1, as between silos of one task after a first round
 
 
-def members(count: int, signatures: Sequence[Sequence[float]] | None = None) -> Cohort:
-    """Return a cohort of established members of one base model, whose signatures are alike by default."""
-    vectors = signatures or [(1.0, 0.0, 0.0, 0.0)] * count
+def members(count: int, sketches: Sequence[Sequence[float]] | None = None) -> Cohort:
+    """Return a cohort of established members of one base model, whose sketches are alike by default."""
+    vectors = sketches or [(1.0, 0.0, 0.0, 0.0)] * count
     return Cohort(
         [
             ClientFacts(
@@ -46,8 +47,8 @@ def members(count: int, signatures: Sequence[Sequence[float]] | None = None) -> 
                 modules=modules_of(_SHAPES),
                 age=0,
                 examples=100,
-                signature=Signature(np.array(vector, np.float32)),
-                signature_model="m",
+                sketch=Sketch(np.array(vector, np.float32)),
+                sketch_model="m",
                 is_source=True,
             )
             for i, vector in enumerate(vectors)
@@ -57,9 +58,9 @@ def members(count: int, signatures: Sequence[Sequence[float]] | None = None) -> 
 
 
 def with_newcomer(cohort: Cohort, guess: Sequence[float]) -> Cohort:
-    """Return a cohort with a newcomer that sent `guess` as its signature, first in order."""
-    signature = Signature(np.array(guess, np.float32))
-    spy = replace(cohort.clients[0], client="a", age=None, examples=0, signature=signature, is_source=False)
+    """Return a cohort with a newcomer that sent `guess` as its sketch, first in order."""
+    sketch = Sketch(np.array(guess, np.float32))
+    spy = replace(cohort.clients[0], client="a", age=None, examples=0, sketch=sketch, is_source=False)
     return Cohort([spy, *cohort.clients], cohort.decay)
 
 
@@ -68,8 +69,8 @@ def weights(strategy_name: str, cohort: Cohort, updates: Floats, least: int) -> 
     strategy = make(strategy_name, {})
     weighing = strategy.weigh(cohort)
     products = {kind: updates @ updates.T for kind in cohort.kinds()}
-    settled = weighing if strategy.caps is None else guarded(weighing, products, strategy.caps)
-    return voiced(settled, least, common=isinstance(strategy, Folding)).of_module(_MODULE)
+    settled = weighing if strategy.caps is None else guard_weights(weighing, products, strategy.caps)
+    return require_voices(settled, least, common=strategy.traits.base_delta).of_module(_MODULE)
 
 
 def best_guess(equations: Floats, served: Floats, updates: Floats) -> float:
@@ -115,7 +116,6 @@ def of_fold(strategy_name: str, count: int, least: int, seed: int = 0) -> float:
     """
     rng = np.random.default_rng(seed)
     strategy = make(strategy_name, {})
-    assert isinstance(strategy, Folding)
     factors = [
         Factors(*(rng.standard_normal(shape).astype(np.float32) for shape in _SHAPES.values()))
         for _ in range(count)
@@ -125,7 +125,9 @@ def of_fold(strategy_name: str, count: int, least: int, seed: int = 0) -> float:
     row = weights(strategy_name, cohort, products, least)[0]
     if not row[1:].any():
         return best_guess(row[None, 1:], np.zeros((1, products.shape[1])), products[1:])
-    folded = strategy.fold([Source(pair, float(share)) for pair, share in zip(factors, row, strict=True)])
+    folded = strategy.base_delta(
+        [Source(pair, float(share)) for pair, share in zip(factors, row, strict=True)]
+    )
     whole = _product(folded.residual).ravel()
     if folded.served is not None:
         whole = whole + _product(folded.served).ravel()
@@ -133,7 +135,7 @@ def of_fold(strategy_name: str, count: int, least: int, seed: int = 0) -> float:
     for begin in range(0, folded.residual.rank, RANK):
         block = slice(begin, begin + RANK)
         part = _product(Factors(folded.residual.A[block], folded.residual.B[:, block])).ravel()
-        guesses += [_scaled_error(part, other) for other in products[1:]]
+        guesses += [_scaled_error(part, peer) for peer in products[1:]]
     return min(guesses)
 
 

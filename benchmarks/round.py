@@ -85,10 +85,10 @@ def main() -> None:
             )
         measured.append(size)
         console.print(f"{clients} x {mib} MiB, {strategy}: {size['seconds']:.3f} s per round")
-    found = {"machine": figures.machine(), "sizes": measured}
-    figures.write(arguments.out, found)
-    show(console, found)
-    draw(arguments.out.with_suffix(".svg"), found)
+    result = {"machine": figures.machine(), "sizes": measured}
+    figures.write(arguments.out, result)
+    show(console, result)
+    draw(arguments.out.with_suffix(".svg"), result)
     console.print(f"figures in {arguments.out}")
 
 
@@ -109,14 +109,14 @@ def measure(
     """
     with running(folder, database_url, {}) as coordinator:
         idle_rss, idle_cpu = coordinator.peak_rss_mib(), coordinator.cpu_seconds()
-        federation_id, seen = _run(coordinator, _plan(clients, mib, rounds + 1, strategy, compress))
+        federation_id, observed = _run(coordinator, _plan(clients, mib, rounds + 1, strategy, compress))
         views = [coordinator.get(f"/v1/federations/{federation_id}/rounds/{n}") for n in range(2, rounds + 2)]
         total_cpu = coordinator.cpu_seconds() - idle_cpu
     reference = _copy_and_hash(folder, clients, mib, rounds)
     payload = clients * mib * MIB
-    spans = [after.at - before.at for before, after in pairwise(seen[1:])]
-    processor = [after.cpu - before.cpu for before, after in pairwise(seen[1:])]
-    wire = (seen[-1].wire - seen[1].wire) / rounds
+    spans = [after.at - before.at for before, after in pairwise(observed[1:])]
+    processor = [after.cpu - before.cpu for before, after in pairwise(observed[1:])]
+    wire = (observed[-1].wire - observed[1].wire) / rounds
     opened = [datetime.fromisoformat(view["opened_at"]).timestamp() for view in views]
     return {
         "clients": clients,
@@ -127,15 +127,15 @@ def measure(
         "seconds": statistics.median(spans),
         "seconds_each": spans,
         "from_open_seconds": statistics.median(
-            end.wall - begin for begin, end in zip(opened, seen[2:], strict=True)
+            end.wall - begin for begin, end in zip(opened, observed[2:], strict=True)
         ),
         "phases": {phase: statistics.median(view["seconds"][phase] for view in views) for phase in _PHASES},
-        "copy_and_hash_seconds": statistics.median(one[0] for one in reference),
-        "copy_and_hash_cpu_seconds": statistics.median(one[1] for one in reference),
+        "copy_and_hash_seconds": statistics.median(item[0] for item in reference),
+        "copy_and_hash_cpu_seconds": statistics.median(item[1] for item in reference),
         "cpu_seconds": statistics.median(processor),
         "cpu_seconds_first_to_last": total_cpu,
         "idle_rss_mib": idle_rss,
-        "peak_rss_mib": seen[-1].rss,
+        "peak_rss_mib": observed[-1].rss,
         "wire_bytes": wire,
         "wire_ratio": wire / (2 * payload),
     }
@@ -157,19 +157,19 @@ def _run(coordinator: Coordinator, plan: dict[str, Any]) -> tuple[str, list[_Mom
     compress = plan["wire"]["compression"] == "zstd"
     federation_id = coordinator.post("/v1/federations", plan)["id"]
     context = multiprocessing.get_context("spawn")
-    told = context.Queue()
+    reported = context.Queue()
     processes = []
     for place in range(clients):
-        wanted = {"client_name": f"client-{place}"}
-        token = coordinator.post(f"/v1/federations/{federation_id}/enrolment-tokens", wanted)["token"]
+        expected = {"client_name": f"client-{place}"}
+        token = coordinator.post(f"/v1/federations/{federation_id}/enrolment-tokens", expected)["token"]
         task = Task(coordinator.url, token, place, clients, _profile(), strategy, compress)
-        processes.append(context.Process(target=take_part, args=(task, told), daemon=True))
+        processes.append(context.Process(target=take_part, args=(task, reported), daemon=True))
     try:
         for process in processes:
             process.start()
         _wait_for_members(coordinator, federation_id, clients)
         coordinator.post(f"/v1/federations/{federation_id}/start")
-        return federation_id, _watch(coordinator, told, clients, plan["rounds"]["total"])
+        return federation_id, _watch(coordinator, reported, clients, plan["rounds"]["total"])
     finally:
         for process in processes:
             process.join(timeout=10)
@@ -185,27 +185,27 @@ def _wait_for_members(coordinator: Coordinator, federation_id: str, clients: int
     time.sleep(1.0)  # each makes its random numbers, which is not what is measured
 
 
-def _watch(coordinator: Coordinator, told: Any, clients: int, rounds: int) -> list[_Moment]:
+def _watch(coordinator: Coordinator, reported: Any, clients: int, rounds: int) -> list[_Moment]:
     """Note the moments when all clients hold the weights of round 1, 2, ..., rounds + 1."""
     waiting: dict[int, list[Holds]] = {}
     moments: list[_Moment] = []
     latest: dict[int, Holds] = {}
     while len(moments) <= rounds:
-        holds = told.get(timeout=_SILENCE_SECONDS)
+        holds = reported.get(timeout=_SILENCE_SECONDS)
         if isinstance(holds, str):
             raise ServerFailed(holds)
         latest[holds.place] = holds
         arrived = waiting.setdefault(holds.round, [])
         arrived.append(holds)
         if len(arrived) == clients:
-            at = max(one.at for one in arrived)
+            at = max(item.at for item in arrived)
             moments.append(
                 _Moment(
                     at=at,
                     wall=time.time() - (time.monotonic() - at),
                     cpu=coordinator.cpu_seconds(),
                     rss=coordinator.peak_rss_mib(),
-                    wire=sum(one.sent + one.received for one in arrived),
+                    wire=sum(item.sent + item.received for item in arrived),
                 )
             )
     return moments
@@ -239,7 +239,7 @@ def _profile() -> Profile:
 def _copy_and_hash(folder: Path, clients: int, mib: int, repeats: int) -> list[tuple[float, float]]:
     """Hash 2 N bodies and write each to a file, synced: (seconds, processor seconds), several times."""
     body = os.urandom(mib * MIB)
-    found = []
+    result = []
     for _ in range(repeats):
         began, used = time.perf_counter(), time.process_time()
         for place in range(2 * clients):
@@ -248,10 +248,10 @@ def _copy_and_hash(folder: Path, clients: int, mib: int, repeats: int) -> list[t
                 file.write(body)
                 file.flush()
                 os.fsync(file.fileno())
-        found.append((time.perf_counter() - began, time.process_time() - used))
+        result.append((time.perf_counter() - began, time.process_time() - used))
         for place in range(2 * clients):
             (folder / f"copy-{place}").unlink()
-    return found
+    return result
 
 
 if __name__ == "__main__":

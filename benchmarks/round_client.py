@@ -66,7 +66,7 @@ class WrongWeights(Exception):
 
 
 def relevance(strategy: str, clients: int) -> NDArray[np.float64]:
-    """Say who listens to whom, (N, N).
+    """Return the relevance matrix, (N, N).
 
     Signatures are pairwise orthogonal: under fedmosaic, at temperature 1 and without a floor, everybody
     listens to everybody and e times as much to itself, so that no two clients are served the same.
@@ -76,16 +76,16 @@ def relevance(strategy: str, clients: int) -> NDArray[np.float64]:
     return rows
 
 
-def take_part(task: Task, told: Queue[Holds | str]) -> None:
+def take_part(task: Task, reported: Queue[Holds | str]) -> None:
     """Take part until the federation is over; tells of every round's weights, or of what went wrong."""
     try:
-        _take_part(task, told)
+        _take_part(task, reported)
     except Exception as error:
-        told.put(f"client {task.place}: {type(error).__name__}: {error}")
+        reported.put(f"client {task.place}: {type(error).__name__}: {error}")
         raise
 
 
-def _take_part(task: Task, told: Queue[Holds | str]) -> None:
+def _take_part(task: Task, reported: Queue[Holds | str]) -> None:
     traffic = _Traffic()
     api = CoordinatorApi(task.url, key=None, deadline_seconds=_DEADLINE_SECONDS)
     with TemporaryDirectory() as folder:
@@ -102,25 +102,25 @@ def _take_part(task: Task, told: Queue[Holds | str]) -> None:
     layout = {name: tuple(shape) for name, shape in api.me().layout.items()}
     steps = [_step(layout, place) for place in range(task.clients)]
     firsts = {name: np.stack([step[name][0] for step in steps]) for name in layout}  # (N, width)
-    held = {name: np.zeros_like(rows) for name, rows in firsts.items()}
+    stored = {name: np.zeros_like(rows) for name, rows in firsts.items()}
     listens = relevance(task.strategy, task.clients)
-    own, number = steps[task.place], 1
+    local, number = steps[task.place], 1
     del steps
     while True:
         brief = _next(api, member.federation_id, number)
         if isinstance(brief, RoundBrief):
             api.join(member.federation_id, number, None)
         body = api.weights(member.federation_id, number)
-        told.put(Holds(task.place, number, time.monotonic(), traffic.sent, traffic.received))
+        reported.put(Holds(task.place, number, time.monotonic(), traffic.sent, traffic.received))
         with unpack(body.body, encoding=None, expected=slots(layout), max_bytes=2**40) as envelope:
             served = {name: envelope.read_float32(name) for name in layout}
-        _check(served, held, task.place, number)
+        _check(served, stored, task.place, number)
         if isinstance(brief, FinishedBrief):
             return
-        update = _update(served, own, task, member.federation_id, member.client_id, number, body.digest)
+        update = _update(served, local, task, member.federation_id, member.client_id, number, body.digest)
         del body, served
         api.push_update(member.federation_id, number, update)
-        held = {name: listens @ (rows + firsts[name]) for name, rows in held.items()}
+        stored = {name: listens @ (rows + firsts[name]) for name, rows in stored.items()}
         number += 1
 
 
@@ -142,20 +142,20 @@ def _step(layout: dict[str, tuple[int, ...]], place: int) -> Adapter:
     return {name: random.standard_normal(shape, np.float32) for name, shape in layout.items()}
 
 
-def _check(served: Adapter, held: dict[str, Any], place: int, number: int) -> None:
+def _check(served: Adapter, stored: dict[str, Any], place: int, number: int) -> None:
     """Compare the first row of every tensor with what must have come of all updates so far."""
     for name, values in served.items():
-        if not np.allclose(values[0], held[name][place], rtol=_TOLERANCE, atol=_TOLERANCE):
+        if not np.allclose(values[0], stored[name][place], rtol=_TOLERANCE, atol=_TOLERANCE):
             raise WrongWeights(f"round {number}: {name}")
 
 
 def _update(
-    served: Adapter, own: Adapter, task: Task, federation: str, client: str, number: int, base: str
+    served: Adapter, local: Adapter, task: Task, federation: str, client: str, number: int, base: str
 ) -> bytes:
     manifest = UpdateManifest(
         federation=federation, recipe={}, round=number, client=client, base=base, pack=None, examples=1
     )
-    moved = {name: values + own[name] for name, values in served.items()}
+    moved = {name: values + local[name] for name, values in served.items()}
     if task.strategy == "fedmosaic":
         moved[SIGNATURE] = np.eye(task.clients, dtype=np.float32)[task.place]
     return pack(moved, manifest, compress=task.compress)
@@ -175,9 +175,9 @@ class _CountedStream(httpcore.NetworkStream):
         self._traffic = traffic
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        found = self._stream.read(max_bytes, timeout)
-        self._traffic.received += len(found)
-        return found
+        result = self._stream.read(max_bytes, timeout)
+        self._traffic.received += len(result)
+        return result
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._traffic.sent += len(buffer)

@@ -30,10 +30,10 @@ GOALS = {(4, 1): Goal(0.3, 150, 0.05), (8, 8): Goal(1.0, 200, 0.4), (8, 64): Goa
 _NO_GOAL = (None, None, None)
 
 
-def show(console: Console, found: dict[str, Any]) -> None:
+def show(console: Console, result: dict[str, Any]) -> None:
     """Print figures and, behind a slash, what is asked for."""
     rows = []
-    for size in found["sizes"]:
+    for size in result["sizes"]:
         goal = GOALS.get((size["clients"], size["mib"]))
         seconds, rss_mib, cpu_seconds = (goal.seconds, goal.rss_mib, goal.cpu_seconds) if goal else _NO_GOAL
         rows.append(
@@ -59,10 +59,10 @@ def show(console: Console, found: dict[str, Any]) -> None:
         "bytes / 2NB",
     ]
     figures.show(console, "A round through the running coordinator (measured / goal)", columns, rows)
-    figures.judge(console, wanted(found["sizes"]))
+    figures.judge(console, goals(result["sizes"]))
 
 
-def wanted(sizes: Sequence[figures.Row]) -> list[figures.Wanted]:
+def goals(sizes: Sequence[figures.Row]) -> list[figures.Wanted]:
     """List what is asked of these sizes, beside what was measured."""
     goals: list[figures.Wanted] = []
     for size in sizes:
@@ -93,9 +93,9 @@ def wanted(sizes: Sequence[figures.Row]) -> list[figures.Wanted]:
     return goals
 
 
-def draw(path: Path, found: dict[str, Any]) -> None:
+def draw(path: Path, result: dict[str, Any]) -> None:
     """Draw seconds, memory and processor time over the sizes, goals as lines."""
-    sizes = found["sizes"]
+    sizes = result["sizes"]
     names = [f"{size['clients']} x {size['mib']}\n{size['strategy']}" for size in sizes]
     parts = (
         ("seconds", "seconds per round", "s"),
@@ -109,12 +109,12 @@ def draw(path: Path, found: dict[str, Any]) -> None:
             for place, size in enumerate(sizes):
                 goal = GOALS.get((size["clients"], size["mib"]))
                 if goal is not None:
-                    asked = {
+                    requested = {
                         "seconds": goal.seconds,
                         "peak_rss_mib": goal.rss_mib,
                         "cpu_seconds": goal.cpu_seconds,
                     }
-                    axes.hlines(asked[key], place - 0.4, place + 0.4, color="#c1543c")
+                    axes.hlines(requested[key], place - 0.4, place + 0.4, color="#c1543c")
             axes.set_title(title)
             axes.set_ylabel(unit)
             axes.set_xlabel("clients x MiB (line: goal)")

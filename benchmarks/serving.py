@@ -35,12 +35,12 @@ class Coordinator:
         )
 
     def cpu_seconds(self) -> float:
-        """Give the processor time that the server has used so far, user and system."""
+        """Return the processor time that the server has used so far, user and system."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
     def peak_rss_mib(self) -> float:
-        """Give the largest resident memory the server ever had, MiB."""
+        """Return the largest resident memory the server ever had, MiB."""
         return peak_rss_mib(self.process.pid)
 
     def get(self, path: str) -> Any:

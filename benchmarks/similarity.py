@@ -4,7 +4,7 @@
 
 Four silos each of the tasks cipher, cipher_b (the same prompts, another table) and label; their signatures
 are made with examples/models/tiny-s. Compared are plain cosines and those corrected for noise
-(docs/decisions/0014-similarity-corrected-for-noise.md).
+(docs/decisions/0014-noise-corrected-similarity.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.progress import track
 from benchmarks import figures
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
-from client_agent.sketches.gradient import Signature, sketch_of
+from client_agent.sketches.gradient import Sketch, sketch_of
 from examples.tasks import TASKS, draw
 from schemas.messages.federations import SignaturePlan
 
@@ -48,46 +48,46 @@ def main() -> None:
     console = Console()
     torch.set_num_threads(1)
     base = load_base_model(str(ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
-    found = {
+    result = {
         count: summarised(
             [pair for seed in range(arguments.draws) for pair in pairs(silos(base, count, seed))]
         )
         for count in track(COUNTS, description="examples per silo", console=console)
     }
-    figures.write(arguments.out, {**figures.machine(), "draws": arguments.draws, "found": found})
+    figures.write(arguments.out, {**figures.machine(), "draws": arguments.draws, "found": result})
     for kind, floors in FLOORS.items():
         columns = ("examples", "one task", "lowest", "same prompts", "highest", *(f"> {f}" for f in floors))
-        figures.show(console, kind, columns, [(count, *_row(of[kind])) for count, of in found.items()])
+        figures.show(console, kind, columns, [(count, *_row(of[kind])) for count, of in result.items()])
     console.print("> floor: share of pairs of one task that it loses / of the same prompts that it keeps")
 
 
-def silos(base: BaseModel, count: int, seed: int) -> list[tuple[str, Signature]]:
+def silos(base: BaseModel, count: int, seed: int) -> list[tuple[str, Sketch]]:
     """Draw the silos' examples, none in two silos, and sign them."""
-    signed: list[tuple[str, Signature]] = []
+    signed: list[tuple[str, Sketch]] = []
     plan = SignaturePlan(probe_examples=count)
     for name in NAMES:
         pool = draw(TASKS[name], SILOS * count, random.Random(f"similarity:{name}:{seed}"))
-        texts = [Example(one.prompt, one.completion) for one in pool]
+        texts = [Example(item.prompt, item.completion) for item in pool]
         signed += [(name, sketch_of(base, texts[i::SILOS], plan)) for i in range(SILOS)]
     return signed
 
 
-def pairs(signed: list[tuple[str, Signature]]) -> list[Pair]:
+def pairs(signed: list[tuple[str, Sketch]]) -> list[Pair]:
     """Compare all pairs: the two tasks, cos, and cos / sqrt(rho_i rho_j)."""
-    made: list[Pair] = []
-    for (one, a), (other, b) in combinations(signed, 2):
+    built: list[Pair] = []
+    for (item, a), (peer, b) in combinations(signed, 2):
         cosine = float(a.vector @ b.vector / (np.linalg.norm(a.vector) * np.linalg.norm(b.vector)))
-        made.append((one, other, cosine, cosine / float(np.sqrt(a.reliability * b.reliability))))
-    return made
+        built.append((item, peer, cosine, cosine / float(np.sqrt(a.reliability * b.reliability))))
+    return built
 
 
 def summarised(compared: list[Pair]) -> dict[str, Any]:
     """Sum up pairs of one task against pairs that only share their prompts."""
-    made: dict[str, Any] = {}
+    built: dict[str, Any] = {}
     for at, kind in enumerate(FLOORS, start=2):
         same = np.array([pair[at] for pair in compared if pair[0] == pair[1]], float)
         alike = np.array([pair[at] for pair in compared if pair[:2] == ("cipher", "cipher_b")], float)
-        made[kind] = {
+        built[kind] = {
             "one_task": {"mean": same.mean(), "lowest": same.min()},
             "same_prompts": {"mean": alike.mean(), "highest": alike.max()},
             "floors": {
@@ -95,11 +95,11 @@ def summarised(compared: list[Pair]) -> dict[str, Any]:
                 for floor in FLOORS[kind]
             },
         }
-    return made
+    return built
 
 
 def _row(of: dict[str, Any]) -> list[object]:
-    floors = [f"{one['lost']:.2f} / {one['kept']:.2f}" for one in of["floors"].values()]
+    floors = [f"{item['lost']:.2f} / {item['kept']:.2f}" for item in of["floors"].values()]
     return [*of["one_task"].values(), *of["same_prompts"].values(), *floors]
 
 

@@ -142,7 +142,7 @@ def main() -> None:
         parser.error("there is no GPU here that torch can use: leave --device out to measure on the CPU")
     name = f"training_step-{arguments.size}-{arguments.quantization}.json"
     out = arguments.out or Path("runs/benchmarks") / name
-    found = measure(
+    result = measure(
         SIZES[arguments.size],
         device=_device(arguments.device),
         quantization=arguments.quantization,
@@ -151,7 +151,7 @@ def main() -> None:
         repetitions=arguments.repetitions,
         steps=arguments.steps,
     )
-    figures.write(out, {"size": arguments.size, **found})
+    figures.write(out, {"size": arguments.size, **result})
     console = Console()
     rows = [
         (
@@ -162,12 +162,12 @@ def main() -> None:
             row["ratio"],
             row["trainable"],
         )
-        for name, row in found["adapters"].items()
+        for name, row in result["adapters"].items()
     ]
-    title = f"{arguments.size}, {found['quantization']}, {found['dtype']} on {found['device']}"
+    title = f"{arguments.size}, {result['quantization']}, {result['dtype']} on {result['device']}"
     columns = ("adapter", "ms per step", "tokens/s", "peak MiB", "PQ-LoRA's step / its", "trainable")
     figures.show(console, title, columns, rows)
-    ratio = found["adapters"][SAME]["ratio"]
+    ratio = result["adapters"][SAME]["ratio"]
     console.print(f"PQ-LoRA / peft LoRA around the same layers: {ratio:.3f} (goal {GOAL}); figures in {out}")
 
 
@@ -181,7 +181,7 @@ def measure(
     repetitions: int,
     steps: int,
 ) -> dict[str, Any]:
-    """Let every kind of adapter train `repetitions` times `steps` steps in turn; give medians."""
+    """Train every kind of adapter `repetitions` times `steps` steps in turn; give medians."""
     if device.type == "cpu":
         torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Keep taking part until the federation is over. Decides what stops the agent and what is only waited out."""
+"""Take part in rounds until the federation is finished; decides which errors stop the agent."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from client_agent.errors import (
     PivotPackAwaited,
     RequestTooSlow,
 )
-from client_agent.identity.key_rotation import went_over
+from client_agent.identity.key_rotation import switch_to_accepted_key
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.steps import finish, resume, take_part
+from client_agent.rounds.steps import archive_trained, finish, resume, take_part
 from client_agent.transport.client import NothingYet
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 
 log = logging.getLogger("tessera.agent")
 
-# Only in our own words: a proxy whose coordinator is being replaced answers 404 and 403 too, without a slug.
+# By slug, not by status: a proxy in front of a restarting coordinator answers 404 and 403 too, without one.
 _FATAL = frozenset(
     {"key-revoked", "signature-invalid", "signature-profile", "forbidden", "not-found", "protocol-version"}
 )
-_PASSING = (
+_TRANSIENT = (
     CoordinatorUnreachable,
     DownloadDamaged,
     AnswerUnreadable,
@@ -38,21 +38,26 @@ _PASSING = (
     PivotPackAwaited,
     RequestTooSlow,
 )
-_PAUSE_AFTER_TROUBLE = 5.0
-_WAIT_SECONDS = 30  # a coordinator that cannot make us wait answers at once, and says when to come back
+_PAUSE_SECONDS = 5.0
+_WAIT_SECONDS = 30  # a coordinator without long polling answers at once, with a time to ask again
 
 
-def run(participant: Participant, sleep: Callable[[float], None]) -> None:
-    """Poll, take part, repeat; returns when the federation is finished.
+def run(participant: Participant, sleep: Callable[[float], None] | None = None) -> None:
+    """Take part in rounds until the federation is finished. Safe to interrupt: the next run resumes.
+
+    Args:
+        sleep: waits between requests, in place of the participant's own.
 
     Raises:
-        Stopped: a stop was asked for.
-        AgentError: something only a person can mend: a revoked key, a model or data that do not work.
+        Stopped: the agent was stopped.
+        AgentError: a person must act: the key is revoked, or the model or the data do not work.
     """
+    sleep = sleep or participant.sleep
+    session = participant.session
     while True:
         try:
             resume(participant)
-            answer = participant.api.current_round(participant.federation, wait_seconds=_WAIT_SECONDS)
+            answer = session.api.current_round(session.federation_id, wait_seconds=_WAIT_SECONDS)
             if isinstance(answer, NothingYet):
                 sleep(answer.seconds)
                 continue
@@ -60,75 +65,77 @@ def run(participant: Participant, sleep: Callable[[float], None]) -> None:
                 finish(participant, answer)
                 return
             if not take_part(participant, answer):
-                sleep(_PAUSE_AFTER_TROUBLE)
-        except _PASSING as trouble:
+                sleep(_PAUSE_SECONDS)
+        except _TRANSIENT as trouble:
             _wait_out(trouble, sleep)
         except CoordinatorRefused as refusal:
-            if refusal.slug in _FATAL and not _has_another_key(participant, refusal):
+            if refusal.slug in _FATAL and not _has_new_key(participant, refusal):
                 raise
             _wait_out(refusal, sleep)
 
 
-def _has_another_key(participant: Participant, refusal: CoordinatorRefused) -> bool:
-    """Say whether our key is over because the one that is to replace it counts, or may."""
+def _has_new_key(participant: Participant, refusal: CoordinatorRefused) -> bool:
+    """Whether the key is revoked because its replacement is valid, or may be."""
     if refusal.slug != "key-revoked":
         return False
     try:
-        return went_over(participant.api, participant.folder)
-    except _PASSING:
-        return True  # asked again, when this key is refused the next time
-    except CoordinatorRefused as other:
-        return other.slug not in _FATAL
+        return switch_to_accepted_key(participant.session.api, participant.workspace.folder)
+    except _TRANSIENT:
+        return True  # checked again when this key is refused next
+    except CoordinatorRefused as error:
+        return error.slug not in _FATAL
 
 
-def prepare(participant: Participant, sleep: Callable[[float], None]) -> str | None:
-    """Wait for a round, make the packs that are missing, and give the digest of ours.
+def prepare(participant: Participant, sleep: Callable[[float], None] | None = None) -> str | None:
+    """Wait for a round, make the missing alignment packs, and return the digest of the client's own.
 
     Raises:
-        Stopped: a stop was asked for.
-        FederationOver: there is nothing to prepare for.
+        Stopped: the agent was stopped.
+        FederationOver: the federation is finished.
     """
-    return frames_when_there(participant, next_round(participant, sleep), sleep).pack_digest
+    brief = next_round(participant, sleep)
+    return wait_for_frames(participant, brief, sleep).pack_digest
 
 
-def frames_when_there(
-    participant: Participant, brief: RoundBrief, sleep: Callable[[float], None]
+def wait_for_frames(
+    participant: Participant, brief: RoundBrief, sleep: Callable[[float], None] | None = None
 ) -> FramesInUse:
-    """Return the federation's frames, and wait for the pivot's pack where they are made on another's.
+    """Return the federation's frames, after the pivot's pack is stored if they are fitted to it.
 
     Raises:
-        Stopped: a stop was asked for.
+        Stopped: the agent was stopped.
     """
-    participant.follow_packs(brief)
+    if brief.alignment is not None and participant.trainer.drop_ended_pack():
+        archive_trained(participant.workspace.rounds)
     while True:
         try:
-            return participant.frames(brief)
+            return participant.trainer.frames(brief)
         except PivotPackAwaited as trouble:
-            _wait_out(trouble, sleep)
+            _wait_out(trouble, sleep or participant.sleep)
 
 
-def next_round(participant: Participant, sleep: Callable[[float], None]) -> RoundBrief:
-    """Wait for a round that waits for us: not before the federation starts, nor while our update is in.
+def next_round(participant: Participant, sleep: Callable[[float], None] | None = None) -> RoundBrief:
+    """Wait for the next round that needs this client's update.
 
     Raises:
-        Stopped: a stop was asked for.
-        FederationOver: there will be none.
+        Stopped: the agent was stopped.
+        FederationOver: there is none.
     """
-    is_told = False
+    session, is_logged = participant.session, False
     while True:
-        answer = participant.api.current_round(
-            participant.federation, wait_seconds=_WAIT_SECONDS if is_told else 0
+        answer = session.api.current_round(
+            session.federation_id, wait_seconds=_WAIT_SECONDS if is_logged else 0
         )
         if isinstance(answer, FinishedBrief):
             raise FederationOver
         if isinstance(answer, RoundBrief):
             return answer
-        if not is_told:
+        if not is_logged:
             log.info("waiting for a round to open")
-            is_told = True
-        sleep(answer.seconds)
+            is_logged = True
+        (sleep or participant.sleep)(answer.seconds)
 
 
 def _wait_out(trouble: AgentError, sleep: Callable[[float], None]) -> None:
-    log.warning("%s; the agent goes on", trouble)
-    sleep(_PAUSE_AFTER_TROUBLE * random.uniform(0.5, 1.5))
+    log.warning("%s; the agent tries again", trouble)
+    sleep(_PAUSE_SECONDS * random.uniform(0.5, 1.5))

@@ -1,4 +1,4 @@
-"""Say what can go wrong in an agent: every class is a fact, every message says what to do about it."""
+"""The errors of an agent: each class is a fact, each message says what to do next."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 class AgentError(Exception):
-    """Something that a person in the silo, or the daemon, has to react to."""
+    """An error that a person in the silo, or the daemon, must handle."""
 
 
 class ModelNotFound(AgentError):
-    """There is no loadable base model at the given place."""
+    """A path or hub id is no loadable base model."""
 
 
 class ModelTooLarge(AgentError):
@@ -18,19 +18,19 @@ class ModelTooLarge(AgentError):
 
 
 class UnknownArchitecture(AgentError):
-    """No entry of `client_agent/model/architectures.py` describes this kind of model."""
+    """`client_agent/model/architectures.py` has no entry for this kind of model."""
 
 
 class TokenizerUnfit(AgentError):
-    """The tokenizer lacks something that training needs: character offsets, an end token, a chat template."""
+    """The tokenizer lacks character offsets, an end token or a chat template, which training needs."""
 
 
 class LayoutMismatch(AgentError):
-    """Tensors do not have the names and shapes that the adapter has."""
+    """Tensors do not match the names and shapes of the adapter."""
 
 
 class AdapterInPlace(AgentError):
-    """The bare base model is needed, and an adapter is wrapped around it, or the other way round."""
+    """An adapter is injected where the bare base model is needed, or the other way round."""
 
 
 class DataInvalid(AgentError):
@@ -46,7 +46,7 @@ class LossNotFinite(AgentError):
 
 
 class SignatureUnusable(AgentError):
-    """The signature is zero or not finite, so that nobody's relevance could be computed from it."""
+    """A gradient sketch is zero or not finite, so that no relevance can be computed from it."""
 
 
 class PivotMissing(AgentError):
@@ -54,15 +54,15 @@ class PivotMissing(AgentError):
 
 
 class AlignmentImpossible(AgentError):
-    """No alignment pack can be made, or a stored one does not fit this base model."""
+    """An alignment pack cannot be made, or a stored one is of another base model."""
 
 
 class UnknownStrategy(AgentError):
-    """No file of `client_agent/strategies/` has this name."""
+    """This agent has no strategy of this name."""
 
 
 class StrategyOptionsInvalid(AgentError):
-    """The plan's strategy options do not mean anything to this agent."""
+    """The plan's strategy options have values that this agent does not support."""
 
 
 class SettingsUnusable(AgentError):
@@ -74,15 +74,15 @@ class PlanUnusable(AgentError):
 
 
 class NothingTrained(AgentError):
-    """The agent's folder does not hold the trained adapter that is asked for."""
+    """The agent's folder has no such trained adapter."""
 
 
 class AdapterUnreadable(AgentError):
-    """A file or folder holds no trained adapter of this silo's base model."""
+    """A file or folder is not a trained adapter of this silo's base model."""
 
 
 class ProvenanceMismatch(AgentError):
-    """An adapter was trained under another plan, alignment pack or base model than it is to act under."""
+    """An adapter was trained with another plan, alignment pack or base model than it is loaded with."""
 
 
 class TextTooLong(AgentError):
@@ -94,94 +94,98 @@ class StudyUnusable(AgentError):
 
 
 class OutputUnwritable(AgentError):
-    """Results cannot be written where they should go."""
+    """The output file or folder cannot be written."""
 
 
 class CoordinatorStopped(AgentError):
-    """The coordinator that was started for simulated clients does not run."""
+    """The coordinator of a simulation does not run."""
 
 
 class RoundMissed(AgentError):
-    """A simulated client's update did not count in a round, so that methods cannot be compared."""
+    """A simulated client's update was not counted in a round, so that methods cannot be compared."""
+
+
+class NoResults(AgentError):
+    """No run of a comparison finished."""
 
 
 class NotEnrolled(AgentError):
-    """The agent's folder holds no membership."""
+    """The agent's folder has no membership."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(f"{folder.absolute()} holds no membership: run `tessera agent enrol` first")
 
 
 class AlreadyEnrolled(AgentError):
-    """The agent's folder holds a membership already."""
+    """The agent's folder already has a membership."""
 
 
 class TokenDamaged(AgentError):
-    """What should be an enrolment token is not one, or not all of it."""
+    """A text is not a complete enrolment token."""
 
     def __init__(self) -> None:
-        super().__init__("this is not an enrolment token, or not all of it; copy it whole: tsr1_...")
+        super().__init__("this is not a complete enrolment token; copy it whole: tsr1_...")
 
 
 class CoordinatorNotTrusted(AgentError):
-    """Who answers does not have the signing key that the enrolment token names."""
+    """The server lacks the signing key that the enrolment token names."""
 
     def __init__(self) -> None:
         super().__init__(
-            "who answers at the URL is not the coordinator that the enrolment token is of; nothing was sent "
-            "to it: check the URL and what stands in between, and ask the operator"
+            "the server at the URL is not the coordinator of the enrolment token; nothing was sent to it. "
+            "Check the URL and any proxy, and ask the operator"
         )
 
 
 class ManifestRefused(AgentError):
-    """What the coordinator signed for a round cannot be believed."""
+    """A round's manifest contradicts what the coordinator signed before."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(
-            f"the coordinator's manifest is refused: {why}. It was set back to an older state, or it lies: "
-            "ask the operator. If it was restored from a backup, `tessera agent accept-restored` shows what "
-            "it offers and, if you agree, goes on from there"
+            f"the coordinator's manifest is refused: {reason}. The coordinator was set back to an older "
+            "state, or is dishonest; ask the operator. If a backup was restored, `tessera agent "
+            "accept-restored` shows the coordinator's state and continues from it after your confirmation"
         )
 
 
 class NothingWasRestored(AgentError):
-    """The coordinator is no older than what this silo has seen of it."""
+    """The coordinator's state is not older than this silo's last manifest."""
 
 
 class NotInTheBackup(AgentError):
-    """The coordinator was set back to before this client, or its key, was there."""
+    """The coordinator was restored to a state without this client or its key."""
 
-    def __init__(self, why: CoordinatorRefused) -> None:
+    def __init__(self, refusal: CoordinatorRefused) -> None:
         super().__init__(
-            f"the coordinator does not know this client's key: {why}. If it was restored from a backup, that "
-            "one is older than this client, or than its key: ask the operator for a token, and enrol anew "
+            f"the coordinator does not know this client's key: {refusal}. If it was restored from a backup, "
+            "the backup is older than the client or its key: ask the operator for a token, and enrol anew "
             "with another folder"
         )
 
 
 class RosterRefused(AgentError):
-    """The coordinator counts somebody among the members whom this silo does not let in."""
+    """The coordinator's roster has a member that the silo's policy does not allow."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(
-            f"the federation's roster is refused: {why}. Ask the operator and the other silos; the file that "
-            "`roster` names has the pinned members"
+            f"the federation's roster is refused: {reason}. Ask the operator and the other silos; the file "
+            "of the `roster` setting has the pinned members"
         )
 
 
 class ManifestExpired(AgentError):
-    """The round that the coordinator shows is over; the daemon asks again."""
+    """The deadline of the coordinator's current round has passed; the daemon tries again."""
 
     def __init__(self, round_number: int) -> None:
-        super().__init__(f"round {round_number} is shown though its deadline is over")
+        super().__init__(f"round {round_number} is still current after its deadline")
 
 
 class FolderInUse(AgentError):
-    """Another process works on the same folder."""
+    """Another process uses the same folder."""
 
 
 class Stopped(AgentError):
-    """The agent was asked to stop."""
+    """The agent was stopped before its work was done."""
 
     def __init__(self) -> None:
         super().__init__("stopped before the end")
@@ -191,19 +195,19 @@ class FederationOver(AgentError):
     """The federation is finished."""
 
     def __init__(self) -> None:
-        super().__init__("the federation is finished; there is nothing left to prepare")
+        super().__init__("the federation is finished; no further round needs preparation")
 
 
 class CoordinatorUnreachable(AgentError):
-    """No answer within the deadline; the daemon goes on trying."""
+    """No answer within the deadline; the daemon tries again."""
 
     def __init__(self, url: str, trouble: str, seconds: float) -> None:
-        tried = f" for {seconds:.0f} s" if seconds >= 1 else ""
-        super().__init__(f"{url} did not answer{tried} ({trouble}); check the URL, proxy and network")
+        duration = f" for {seconds:.0f} s" if seconds >= 1 else ""
+        super().__init__(f"{url} did not answer{duration} ({trouble}); check the URL, proxy and network")
 
 
 class CoordinatorRefused(AgentError):
-    """The coordinator answered with a problem: its slug or "", and what was `expected`, if it says so."""
+    """The coordinator answered with a problem: its `slug` or "", and the `expected` value, if any."""
 
     def __init__(self, status: int, slug: str, detail: str, path: str, expected: str | None = None) -> None:
         super().__init__(f"the coordinator refused {path}: {detail} ({status} {slug})".replace(" )", ")"))
@@ -211,52 +215,52 @@ class CoordinatorRefused(AgentError):
 
 
 class RequestTooSlow(AgentError):
-    """A request was on its way for longer than its signature lives; the daemon tries again."""
+    """A request arrived after its signature had expired; the daemon tries again."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"{path} was minutes on its way, and its signature was over when it arrived: what stands in "
-            "between must pass bodies on as they come (nginx: proxy_request_buffering off), or the line is "
-            "too slow for what is sent"
+            f"{path} took minutes, and its signature had expired when it arrived. A proxy must not buffer "
+            "bodies (nginx: proxy_request_buffering off); otherwise the connection is too slow for the body"
         )
 
 
 class KeyRefused(AgentError):
-    """The coordinator does not take the key in a file for a new one."""
+    """The coordinator does not accept the key in a file as a new key."""
 
-    def __init__(self, file: object, why: CoordinatorRefused) -> None:
+    def __init__(self, file: object, refusal: CoordinatorRefused) -> None:
         super().__init__(
-            f"the key in {file} is not taken: {why}; move that file away, and the same command makes another"
+            f"the key in {file} is not accepted: {refusal}; move that file away, and repeat the command to "
+            "make a new key"
         )
 
 
 class PackRefused(AgentError):
-    """The coordinator does not take the alignment pack that was made here."""
+    """The coordinator does not accept this agent's alignment pack."""
 
-    def __init__(self, base_model: str, why: CoordinatorRefused) -> None:
+    def __init__(self, base_model: str, refusal: CoordinatorRefused) -> None:
         super().__init__(
-            f"the alignment pack of {base_model} was made and not taken: {why}; "
-            "ask the operator whether the plan's limits and this model fit together"
+            f"the alignment pack of {base_model} is not accepted: {refusal}; "
+            "ask the operator whether the plan's limits suit this model"
         )
 
 
 class PivotPackAwaited(AgentError):
-    """The pivot's alignment pack is not stored, and is not ours to make; the daemon asks again."""
+    """The pivot's alignment pack is not stored, and another client makes it; the daemon tries again."""
 
     def __init__(self, federation_id: str, pivot: str) -> None:
         super().__init__(
-            f"the alignment pack of the pivot {pivot} is not stored yet: a client of that base model makes "
-            "it when it runs; if the federation has none, an operator makes it with "
+            f"the alignment pack of the pivot {pivot} is not stored yet; a client of that base model makes "
+            "it when it runs. If the federation has no such client, an operator makes it with "
             f"`tessera agent make-pivot-pack {federation_id} MODEL`"
         )
 
 
 class AnswerUnreadable(AgentError):
-    """The coordinator's answer is not what the protocol says: different versions, or something in between."""
+    """An answer does not follow the protocol: other versions, or a proxy."""
 
     def __init__(self, path: str, trouble: str) -> None:
         super().__init__(
-            f"the answer to {path} is not understood; is the URL a Tessera coordinator? {trouble}"
+            f"the answer to {path} is not Tessera's protocol; check that the URL is a coordinator: {trouble}"
         )
 
 
@@ -264,4 +268,4 @@ class DownloadDamaged(AgentError):
     """Downloaded bytes do not match their digest."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{path} arrived damaged: its digest does not match; it will be fetched again")
+        super().__init__(f"{path}: download damaged (digest mismatch); it is downloaded again")

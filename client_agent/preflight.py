@@ -1,4 +1,4 @@
-"""Look at everything a run needs, and say about each what was found. Changes nothing."""
+"""Check everything that a run needs: settings, device, model, data and connection. Changes nothing."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject
 from client_agent.errors import AgentError, CoordinatorRefused, NotEnrolled
-from client_agent.identity.membership import one_try, read_membership, waiting_key
+from client_agent.identity.membership import connect_once, pending_key_file, read_membership
 from client_agent.model.examples import encode_all, encode_for
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
 from client_agent.model.tokens import collate, pad_id
 from client_agent.privacy.budget import require_private, require_voices
 from client_agent.privacy.ledger import Ledger
-from client_agent.rounds.plan import KnownPlan, federation_plan, known_plan
+from client_agent.rounds.plan import SiloPlan, federation_plan, training_plan
 from client_agent.rounds.sketch import mechanism_for
 from client_agent.settings import AgentSettings, read_settings
 from client_agent.training.data import SiloData, load_data
@@ -27,7 +27,7 @@ from schemas import PROTOCOL_VERSION
 from schemas.identity.keys import thumbprint
 from schemas.messages.federations import TrainingPlan
 from schemas.peers import of_members
-from schemas.privacy import promise, spent
+from schemas.privacy import budget_status, guarantee
 
 _PROBE_EXAMPLES = 4
 _PROBE_LENGTH = 512
@@ -35,17 +35,22 @@ _PROBE_LENGTH = 512
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
-    what: str
-    good: bool
-    found: str
+    subject: str
+    passed: bool
+    detail: str
+
+    def document(self) -> dict[str, str | bool]:
+        """Return the finding under the keys of `tessera agent check --json`."""
+        return {"what": self.subject, "good": self.passed, "found": self.detail}
 
 
 def findings(config: Path | None, plan: Path | None = None) -> list[Finding]:
-    """Look at settings, device, model, data and connection; a wrong one never hides the next.
+    """Run every check; a failed one does not prevent the next.
 
-    What hangs on the plan is looked at under that of the file `plan`, or else under `known_plan`'s.
+    Args:
+        plan: the file of the plan to check for; None = the plan of `training_plan`.
     """
     try:
         settings = read_settings(config)
@@ -54,27 +59,27 @@ def findings(config: Path | None, plan: Path | None = None) -> list[Finding]:
     results = [Finding("configuration", True, str(config) if config else "from the environment")]
 
     @cache
-    def known() -> KnownPlan:
-        return known_plan(settings, plan)
+    def silo_plan() -> SiloPlan:
+        return training_plan(settings, plan)
 
-    looks: dict[str, Callable[[AgentSettings], str]] = {
+    checks: dict[str, Callable[[AgentSettings], str]] = {
         "device": _device,
         "model": _model,
         "shared model": _shared_model,
-        "data": lambda settings: _data(settings, known().training),
-        "memory": lambda settings: _memory(settings, known()),
-        "privacy": lambda settings: _privacy(settings, known()),
+        "data": lambda settings: _data(settings, silo_plan().training),
+        "memory": lambda settings: _memory(settings, silo_plan()),
+        "privacy": lambda settings: _privacy(settings, silo_plan()),
         "other members": lambda settings: _members(settings, plan),
         "connection": _connection,
         "identity": _identity,
     }
-    for what, look in looks.items():
+    for subject, check in checks.items():
         try:
-            results.append(Finding(what, True, look(settings)))
+            results.append(Finding(subject, True, check(settings)))
         except AgentError as error:
-            results.append(Finding(what, False, str(error)))
-        except Exception as error:  # what nobody foresaw must not hide the next finding either
-            results.append(Finding(what, False, f"{type(error).__name__}: {error}"))
+            results.append(Finding(subject, False, str(error)))
+        except Exception as error:  # an unexpected error must not prevent the next check either
+            results.append(Finding(subject, False, f"{type(error).__name__}: {error}"))
     return results
 
 
@@ -93,21 +98,21 @@ def _shared_model(settings: AgentSettings) -> str:
     return base_model_slug(settings.pivot_model) if settings.pivot_model else "our own model"
 
 
-def _memory(settings: AgentSettings, known: KnownPlan) -> str:
+def _memory(settings: AgentSettings, planned: SiloPlan) -> str:
     base = _loaded(settings)
-    batch, length = known.training.batch_size, min(known.training.max_length, base.positions)
-    chosen = _examples(settings).train[:_PROBE_EXAMPLES]
-    texts = encode_all(chosen, base.tokenizer, min(_PROBE_LENGTH, length))
+    batch, length = planned.training.batch_size, min(planned.training.max_length, base.positions)
+    examples = _examples(settings).train[:_PROBE_EXAMPLES]
+    texts = encode_all(examples, base.tokenizer, min(_PROBE_LENGTH, length))
     probe = collate(texts, pad=pad_id(base.tokenizer)).to(base.device)
-    # Which frames they are makes no difference to what a step needs.
-    frames = random_frames(base, known.adapter, 0) if known.adapter.kind == "pq" else {}
-    with inject(base, known.adapter, frames, gated=False, seed=0) as adapter:
+    # The memory of a step does not depend on the values of the frames.
+    frames = random_frames(base, planned.adapter, 0) if planned.adapter.kind == "pq" else {}
+    with inject(base, planned.adapter, frames, gated=False, seed=0) as adapter:
         needed = step_memory(base, adapter, probe)
-    planned = ", as planned" if known.training.gradient_checkpointing else ""
+    suffix = ", as planned" if planned.training.gradient_checkpointing else ""
     return (
-        f"{_size(held_bytes(base))} of weights; a step of {batch} x {length} tokens ({known.source}) up to "
+        f"{_size(held_bytes(base))} of weights; a step of {batch} x {length} tokens ({planned.source}) up to "
         f"{_size(needed.step(batch * length))} more, {_size(needed.recomputing_step(batch * length))} with "
-        f"checkpointing{planned}"
+        f"checkpointing{suffix}"
     )
 
 
@@ -123,34 +128,36 @@ def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
     return f"{len(data.train)} to train on, {len(data.test)} held out, loss now {metrics.loss:.2f}"
 
 
-def _privacy(settings: AgentSettings, known: KnownPlan) -> str:
-    plan, most = known.signature, settings.max_epsilon
-    if most is not None and known.guessed:
-        return f"max_epsilon {most:g} is kept, whatever the federation's plan will say ({known.source})"
+def _privacy(settings: AgentSettings, planned: SiloPlan) -> str:
+    plan, most = planned.signature, settings.max_epsilon
+    if most is not None and planned.guessed:
+        return f"max_epsilon {most:g} is kept, whatever the federation's plan will say ({planned.source})"
     require_private(plan, most)
     if plan.dp is None:
-        return f"signatures without noise ({known.source}): the coordinator is trusted with them"
+        return f"gradient sketches without noise ({planned.source}): the coordinator is trusted with them"
     mechanism = mechanism_for(_examples(settings).train, plan, plan.dp)
-    made = Ledger(settings.folder).read().releases
-    so_far = spent(plan, max((entry.epsilon for entry in made), default=0.0), len(made))
-    ours = "no max_epsilon is set: the plan alone says" if most is None else f"max_epsilon {most:g} is kept"
-    return f"{promise(plan)}. Noise {mechanism.noise_multiplier:.2f}; {so_far}; {ours}"
+    releases = Ledger(settings.folder).read().releases
+    so_far = budget_status(plan, max((entry.epsilon for entry in releases), default=0.0), len(releases))
+    limit = "no max_epsilon is set: the plan decides" if most is None else f"max_epsilon {most:g} is kept"
+    return f"{guarantee(plan)}. Noise {mechanism.noise_multiplier:.2f}; {so_far}; {limit}"
 
 
 def _members(settings: AgentSettings, file: Path | None) -> str:
-    planned, least = federation_plan(settings, file), settings.min_voices
-    if planned is None:
+    plan, least = federation_plan(settings, file), settings.min_voices
+    if plan is None:
         return f"min_voices {least} is kept, whatever the federation's plan will say (not enrolled yet)"
-    require_voices(planned, least)
-    return " ".join([*of_members(planned), f"This silo's min_voices is {least}."])
+    require_voices(plan, least)
+    return " ".join([*of_members(plan), f"This silo's min_voices is {least}."])
 
 
 def _connection(settings: AgentSettings) -> str:
-    with one_try(settings, None) as api:
+    with connect_once(settings, None) as api:
         hello = api.hello()
     if hello.protocol_version != PROTOCOL_VERSION:
-        theirs = hello.protocol_version
-        raise AgentError(f"it speaks protocol {theirs}, this agent {PROTOCOL_VERSION}; update one of them")
+        raise AgentError(
+            f"the coordinator speaks protocol {hello.protocol_version}, this agent {PROTOCOL_VERSION}; "
+            "update the older one"
+        )
     return f"{hello.name} at {settings.url}, protocol {hello.protocol_version}"
 
 
@@ -159,12 +166,12 @@ def _identity(settings: AgentSettings) -> str:
         membership = read_membership(settings.folder)
     except NotEnrolled:
         return "not enrolled yet: `tessera agent enrol` is the next step"
-    waiting = waiting_key(settings.folder)
+    waiting = pending_key_file(settings.folder)
     unfinished = (
         f"; {waiting} waits: `tessera agent rotate-key` finishes replacing the key" if waiting else ""
     )
     try:
-        with one_try(settings, membership) as api:
+        with connect_once(settings, membership) as api:
             api.proved_hello(thumbprint(membership.server_key))
             me = api.me()
     except CoordinatorRefused as refusal:

@@ -1,7 +1,4 @@
-"""Open the connection and the participant that a command or a program of the silo works with.
-
-Heavy libraries are imported when they are needed.
-"""
+"""The Python way in: open the connection and the participant of a silo. Imports torch when it is needed."""
 
 from __future__ import annotations
 
@@ -23,29 +20,27 @@ if TYPE_CHECKING:
 
 
 class StopFlag:
-    """Set by SIGTERM or SIGINT; sleeping and training look at it, so that stopping is quick."""
+    """A request to stop, checked while sleeping and before every training step."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
     def listen(self) -> None:
-        """Take the signals of this process."""
+        """Set the flag on SIGTERM and SIGINT. Main thread only."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
     def set(self) -> None:
-        """Ask for a stop."""
         self._event.set()
 
     def is_set(self) -> bool:
-        """Say whether a stop was asked for."""
         return self._event.is_set()
 
     def sleep(self, seconds: float) -> None:
         """Wait.
 
         Raises:
-            Stopped: a stop was asked for before or while waiting.
+            Stopped: the flag is set before or while waiting.
         """
         if self._event.wait(seconds):
             raise Stopped
@@ -54,11 +49,18 @@ class StopFlag:
         self._event.set()
 
 
+def stop_on_signal() -> StopFlag:
+    """Return a flag that SIGTERM and SIGINT set. Main thread only."""
+    flag = StopFlag()
+    flag.listen()
+    return flag
+
+
 @contextmanager
 def connection(
     settings: AgentSettings, key: Ed25519PrivateKey | None, stop: StopFlag | None = None
 ) -> Iterator[CoordinatorApi]:
-    """Connect to the coordinator that the settings name; without `key` only what needs no identity works."""
+    """Connect to the coordinator of the settings; without `key` only for requests that need no identity."""
     import time
 
     from client_agent.identity.membership import read_membership
@@ -75,47 +77,60 @@ def connection(
 
 
 @contextmanager
-def participant(
-    settings: AgentSettings, enrolment: tuple[str, str] | None = None
-) -> Iterator[tuple[Participant, StopFlag]]:
-    """Open everything a round needs; with `enrolment` = (token, name), enrol first where that is missing."""
-    from client_agent.identity.key_rotation import key_in_use
-    from client_agent.identity.membership import enrol as spend
-    from client_agent.identity.membership import exclusive, is_enrolled, keep_to, read_membership
+def open_participant(
+    settings: AgentSettings,
+    enrolment: tuple[str, str] | None = None,
+    *,
+    stop: StopFlag | None = None,
+) -> Iterator[Participant]:
+    """Load the silo's model and data, and connect as its client. The agent's folder is locked meanwhile.
+
+    Args:
+        enrolment: an enrolment token and the client's name, to enrol first if the folder has no membership.
+        stop: lets another thread or a signal handler stop the participant; it then raises `Stopped`.
+
+    Raises:
+        NotEnrolled: the folder has no membership, and `enrolment` is None.
+        FolderInUse: another process uses the folder.
+        AgentError: the model, the data or the connection do not work.
+    """
+    from client_agent.identity.key_rotation import current_key
+    from client_agent.identity.membership import enrol as redeem_token
+    from client_agent.identity.membership import (
+        exclusive,
+        is_enrolled,
+        read_membership,
+        set_aside_earlier_client,
+    )
 
     if enrolment is None:
-        read_membership(settings.folder)  # that nobody enrolled is said before torch is, and a model
+        read_membership(settings.folder)  # before torch is imported and a model loaded
 
     from client_agent.identity.roster import read_pins
     from client_agent.rounds.participant import Participant
     from client_agent.training.silo import open_silo
 
-    pins = read_pins(settings.roster)
-    stop = StopFlag()
-    stop.listen()
+    pins, flag = read_pins(settings.roster), stop or StopFlag()
     with exclusive(settings.folder):
         silo = open_silo(settings)
         if enrolment is not None and not is_enrolled(settings.folder):
-            with connection(settings, None, stop) as api:
-                spend(api, settings.folder, token=enrolment[0], name=enrolment[1], profile=silo.profile)
+            token, name = enrolment
+            with connection(settings, None, flag) as api:
+                redeem_token(api, settings.folder, token=token, name=name, profile=silo.profile)
         membership = read_membership(settings.folder)
-        keep_to(settings.folder, membership)
-        key = key_in_use(lambda key: connection(settings, key, stop), settings.folder)
-        with connection(settings, key, stop) as api:
-            yield (
-                Participant(
-                    silo=silo,
-                    api=api,
-                    federation=membership.federation_id,
-                    client=membership.client_id,
-                    folder=settings.folder,
-                    keep_rounds=settings.keep_rounds,
-                    stop=stop.is_set,
-                    server_key=membership.server_key,
-                    pins=pins,
-                    max_epsilon=settings.max_epsilon,
-                    min_voices=settings.min_voices,
-                    lora_rank=settings.lora_rank,
-                ),
-                stop,
+        set_aside_earlier_client(settings.folder, membership)
+        key = current_key(lambda key: connection(settings, key, flag), settings.folder)
+        with connection(settings, key, flag) as api:
+            yield Participant.of(
+                silo,
+                api,
+                membership,
+                settings.folder,
+                keep_rounds=settings.keep_rounds,
+                stop=flag.is_set,
+                sleep=flag.sleep,
+                pins=pins,
+                max_epsilon=settings.max_epsilon,
+                min_voices=settings.min_voices,
+                lora_rank=settings.lora_rank,
             )

@@ -1,4 +1,4 @@
-"""What a silo's engineer may set: a TOML file, and every option also as TESSERA_AGENT_<OPTION>."""
+"""Settings of a silo: a TOML file; every option can also be set as TESSERA_AGENT_<OPTION>."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Quantization = Literal["none", "nf4", "int8"]
 
 
 class AgentSettings(BaseSettings):
-    """One silo: where the coordinator is, which model, which data, and where the agent keeps its state."""
+    """One silo: its coordinator, base model, data, and the folder of the agent's state."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         env_prefix=_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True
@@ -27,48 +27,53 @@ class AgentSettings(BaseSettings):
     url: HttpUrl
     """The coordinator, like https://tessera.example.org."""
     insecure: Annotated[bool, Field(validate_default=True)] = False
-    """Whether `url` may be plain http:// to another machine: who is in between reads all adapters."""
+    """Whether `url` may be plain http:// to another machine, where the network can read every adapter."""
     folder: Path = Path(_FOLDER)
-    """Where the private key, the rounds and the trained adapters are kept; back it up."""
+    """The folder of the private key, the rounds and the trained adapters; back it up."""
     model: str
     """The base model: a local path or a hub id."""
     pivot_model: str | None = None
-    """The model all silos share for signatures and alignment: needed when it is not `model`."""
+    """The model that all silos share for gradient sketches and alignment; needed if it is not `model`."""
     roster: Path | None = None
-    """The members, by name, with their public keys (JSON): where the plan's roster_policy is pinned."""
+    """A JSON file of the members' names and public keys, for plans with a pinned roster_policy."""
     train: Path
     """Training examples, JSONL with prompt/completion or messages."""
     test: Path | None = None
-    """Held-out examples for scores; without it a share of `train` is held out by a stable hash."""
+    """Held-out examples for scores; by default a share of `train`, chosen by a stable hash."""
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The share of `train` that is held out when there is no `test`."""
+    """The held-out share of `train` without `test`."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:<n>."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The base model's type: auto is bfloat16 on a GPU or when quantised, else float32. Adapters: float32."""
     quantization: Quantization = "none"
-    """How the base model's linear layers are held in memory: as `dtype` says, in 4 bits or in 8 bits."""
+    """The format of the base model's linear layers in memory: `dtype`, 4 bits or 8 bits."""
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads; set it to 1 when several agents share a machine."""
     request_deadline_seconds: Annotated[float, Field(gt=0)] = 900.0
-    """How long a request is retried before the agent reports it and polls later; large bodies have more."""
+    """How long a request is retried before the agent logs the failure; large bodies are retried longer."""
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """What signatures may cost in privacy at most, whatever a plan allows; without it the plan alone says."""
+    """The limit on the privacy cost of gradient sketches, whatever the plan allows; default: the plan's."""
     min_voices: Annotated[int, Field(ge=1)] = 1
-    """Of how many other members a mixture must be made at least; plans with fewer are refused."""
+    """The fewest peers in a served mixture; plans with fewer are refused."""
     lora_rank: Annotated[int, Field(ge=1)] | None = None
-    """The rank that this silo begins with where a strategy lets ranks differ; without it the plan's."""
+    """The first rank of this silo under a strategy with mixed ranks; by default the plan's."""
     keep_rounds: Annotated[int, Field(ge=1)] = 2
-    """How many finished rounds stay on disk."""
+    """The number of finished rounds that stay on disk."""
+
+    @classmethod
+    def from_toml(cls, file: Path | str) -> AgentSettings:
+        """Read a silo's TOML file; the environment overrides it. See `read_settings`."""
+        return read_settings(Path(file))
 
     @field_validator("insecure")
     @classmethod
-    def _is_encrypted(cls, insecure: bool, others: ValidationInfo) -> bool:
-        url = others.data.get("url")
+    def _is_encrypted(cls, insecure: bool, values: ValidationInfo) -> bool:
+        url = values.data.get("url")
         if url is not None and not insecure and is_exposed(str(url)):
             raise ValueError(
-                f"{url} is not encrypted: everybody on the way reads the adapters; use https://, or set "
-                "insecure = true where the network itself is trusted"
+                f"{url} is not encrypted: anyone on the network can read the adapters; use https://, or set "
+                "insecure = true in a trusted network"
             )
         return insecure
 
@@ -81,15 +86,15 @@ class AgentSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Let the environment win over the file, whose values arrive as arguments."""
+        """Order the sources: the environment overrides the file, whose values are arguments."""
         return env_settings, init_settings
 
 
 def read_settings(file: Path | None) -> AgentSettings:
-    """Read silo.toml and the environment; paths in the file are relative to it, and so is `folder`'s default.
+    """Read a TOML file and the environment; the file's paths, and the default `folder`, are relative to it.
 
     Raises:
-        SettingsUnusable: the file cannot be read, or an option is missing, unknown or wrong.
+        SettingsUnusable: the file cannot be read, or an option is missing, unknown or invalid.
     """
     options = _from_file(file) if file is not None else {}
     if file is not None:

@@ -1,7 +1,4 @@
-"""Say how a silo's agent stands: who it is, whether it runs, what its federation does, how its rounds went.
-
-Reads the folder and asks the coordinator once; changes nothing and loads no model.
-"""
+"""The status of a silo's agent: identity, process, coordinator and rounds. Loads no model."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from client_agent.errors import AgentError
-from client_agent.identity.membership import Membership, is_in_use, one_try, read_membership
+from client_agent.identity.membership import Membership, connect_once, is_in_use, read_membership
 from client_agent.settings import AgentSettings
 from client_agent.storage.round_folder import (
     CLOSED,
@@ -28,17 +25,17 @@ from schemas.messages.updates import Receipt
 _STEPS: Final = (
     (SCORES_SENT, "update and scores delivered"),
     (RECEIPT, "update delivered"),
-    (UPDATE, "update made, not delivered yet"),
-    (TRAINED, "trained, no update made yet"),
+    (UPDATE, "update encoded, not delivered yet"),
+    (TRAINED, "trained, update not encoded yet"),
     (WEIGHTS, "weights received, not trained yet"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class RoundHere:
-    """A round in the agent's folder; exact match is that on the silo's own held-out examples.
+class RoundStatus:
+    """A round in the agent's folder. `before` and `after` are exact match on the silo's held-out examples.
 
-    What is not known is null: before the scores are sent, or where the round went on without this client.
+    Fields are None until scores and update are sent.
     """
 
     round: int
@@ -50,10 +47,10 @@ class RoundHere:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """How an agent stands; `coordinator` is what it says, or why it does not.
+    """An agent's status. `coordinator` is its answer, or the error.
 
-    `well` unless something needs somebody: the coordinator does not answer or has no place for this client,
-    or no agent runs though the federation is not finished.
+    `well` is false if a person must act: the coordinator does not answer or refuses this client, or the agent
+    does not run and the federation is not finished.
     """
 
     name: str
@@ -63,26 +60,26 @@ class AgentStatus:
     running: bool
     coordinator: str
     well: bool
-    rounds: list[RoundHere]
+    rounds: list[RoundStatus]
 
 
-def standing(settings: AgentSettings) -> AgentStatus:
-    """Look at the folder, newest round first, and ask the coordinator once.
+def read_status(settings: AgentSettings) -> AgentStatus:
+    """Read the agent's folder, newest round first, and send the coordinator one request.
 
     Raises:
-        NotEnrolled: this agent is nobody yet.
-        SettingsUnusable: what enrolment left is damaged.
+        NotEnrolled: the folder has no membership.
+        SettingsUnusable: the membership is damaged.
     """
     member = read_membership(settings.folder)
     running = is_in_use(settings.folder)
-    said, reached, finished = _asked(settings, member)
+    answer, reached, finished = _coordinator_status(settings, member)
     return AgentStatus(
         name=member.name,
         client=member.client_id,
         federation=member.federation_id,
         url=str(settings.url),
         running=running,
-        coordinator=said,
+        coordinator=answer,
         well=reached and (running or finished),
         rounds=[
             _round(f) for f in RoundFolders(settings.folder / member.federation_id / "rounds").newest_first()
@@ -90,28 +87,28 @@ def standing(settings: AgentSettings) -> AgentStatus:
     )
 
 
-def _asked(settings: AgentSettings, member: Membership) -> tuple[str, bool, bool]:
-    """Say what the coordinator says, whether it answers this client, and whether all is over."""
+def _coordinator_status(settings: AgentSettings, member: Membership) -> tuple[str, bool, bool]:
+    """Return the coordinator's status as text, whether it accepts this client, and whether it is finished."""
     try:
-        with one_try(settings, member) as api:
-            now = api.current_round(member.federation_id)
+        with connect_once(settings, member) as api:
+            current = api.current_round(member.federation_id)
     except AgentError as error:
         return str(error), False, False
-    if isinstance(now, FinishedBrief):
+    if isinstance(current, FinishedBrief):
         return "the federation is finished", True, True
-    if isinstance(now, RoundBrief):
-        until = f" until {now.deadline:%Y-%m-%d %H:%M:%S} UTC" if now.deadline is not None else ""
-        return f"round {now.round} is {now.state}{until}", True, False
+    if isinstance(current, RoundBrief):
+        until = f" until {current.deadline:%Y-%m-%d %H:%M:%S} UTC" if current.deadline is not None else ""
+        return f"round {current.round} is {current.state}{until}", True, False
     return "nothing to do for this client now", True, False
 
 
-def _round(folder: RoundFolder) -> RoundHere:
-    state = next((said for file, said in _STEPS if folder.has(file)), "being joined")
+def _round(folder: RoundFolder) -> RoundStatus:
+    state = next((text for file, text in _STEPS if folder.has(file)), "joining")
     if folder.has(CLOSED):
-        state = f"{state}; over for this client: {json.loads(folder.read(CLOSED))['reason']}"
+        state = f"{state}; closed: {json.loads(folder.read(CLOSED))['reason']}"
     scores = Scores.model_validate_json(folder.read(SCORES_SENT)) if folder.has(SCORES_SENT) else None
     receipt = Receipt.model_validate_json(folder.read(RECEIPT)) if folder.has(RECEIPT) else None
-    return RoundHere(
+    return RoundStatus(
         round=folder.number,
         state=state,
         before=scores.before.exact_match if scores is not None else None,

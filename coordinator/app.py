@@ -1,4 +1,4 @@
-"""Put the service together: settings in, an ASGI application out. Decides nothing by itself."""
+"""Assemble the service: an ASGI application from settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coordinator import health
 from coordinator.alignment import anchors, transfer_test
 from coordinator.alignment import routes as alignment
 from coordinator.auth.last_seen import LastSeenWriter
-from coordinator.auth.nonces import Reads
+from coordinator.auth.nonces import ReadNonces
 from coordinator.auth.reserved_connections import ReservedForPeople
 from coordinator.dashboard import api_docs
 from coordinator.dashboard import routes as dashboard
@@ -24,21 +24,21 @@ from coordinator.db.engine import Database
 from coordinator.db.single_process import only_replica
 from coordinator.enrolment import key_rotation, person_tokens
 from coordinator.enrolment import routes as enrolment
-from coordinator.enrolment.failure_delay import Stumbles
+from coordinator.enrolment.failure_delay import FailureDelays
 from coordinator.federations import clients, event_stream
 from coordinator.federations import routes as federations
 from coordinator.federations.event_fanout import Streams
 from coordinator.http import openapi, problems
-from coordinator.http.limits.body_deadline import PacedBodies
+from coordinator.http.limits.body_deadline import BodyDeadline
 from coordinator.http.limits.concurrency import KeyedLock
-from coordinator.http.limits.poll_rate import Polls
-from coordinator.http.limits.request_target import Targets
-from coordinator.http.request_log import Observed
+from coordinator.http.limits.poll_rate import PollRate
+from coordinator.http.limits.request_target import TargetCheck
+from coordinator.http.request_log import RequestLog
 from coordinator.joining import routes as aggregation
 from coordinator.observability.metrics import Metrics
 from coordinator.rounds import admin_routes, reader_routes
 from coordinator.rounds import routes as rounds
-from coordinator.rounds.long_poll import Waiting
+from coordinator.rounds.long_poll import LongPolls
 from coordinator.settings import Settings
 from coordinator.storage import server_key
 from coordinator.updates import routes as updates
@@ -46,15 +46,16 @@ from coordinator.updates.group_commit import GroupCommit
 from coordinator.weights import routes as weights
 from coordinator.workers import Ticker
 
-KEEPERS = 2
-"""How many transactions keep updates of a round at the same time: they write bytes in parallel."""
+COMMITTERS = 2
+"""Concurrent transactions that store updates of a round."""
 
-KEPT_TOGETHER = 16
-"""How many updates of a round one transaction keeps at most."""
-# Threads of their own: most of them wait until their updates are kept, and nobody else should for one.
+UPDATES_PER_COMMIT = 16
+"""Largest number of updates of a round in one transaction."""
+
+# Separate threads: most wait for a commit of their updates, and must not block other requests.
 _DELIVERERS = 24
 
-# A request is compared with one router after the other: what comes most often stands first.
+# Routers are matched in order, so the most frequent come first.
 _ROUTERS = (
     rounds.router,
     aggregation.router,
@@ -79,7 +80,7 @@ _ROUTERS = (
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Make the service; it connects to its database when it is started."""
+    """Build the application; it connects to its database at startup."""
     app = FastAPI(
         openapi_url=None,
         docs_url=None,
@@ -94,21 +95,21 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.metrics = Metrics()
     app.state.stopping = threading.Event()
-    app.state.polls = Polls(settings.polls_per_second)
-    app.state.reads = Reads()
-    app.state.turns = KeyedLock()
-    app.state.together = GroupCommit(servers=KEEPERS, most=KEPT_TOGETHER)
+    app.state.poll_rate = PollRate(settings.polls_per_second)
+    app.state.reads = ReadNonces()
+    app.state.locks = KeyedLock()
+    app.state.group_commit = GroupCommit(max_leaders=COMMITTERS, max_batch=UPDATES_PER_COMMIT)
     app.state.deliverers = anyio.CapacityLimiter(_DELIVERERS)
-    app.state.sightings = LastSeenWriter()
-    app.state.stumbles = Stumbles()
+    app.state.last_seen = LastSeenWriter()
+    app.state.failure_delays = FailureDelays()
     problems.install(app)
     for router in _ROUTERS:
         app.include_router(router)
     openapi.install(app)
-    app.add_middleware(PacedBodies, bytes_per_second=settings.upload_bytes_per_second)
+    app.add_middleware(BodyDeadline, bytes_per_second=settings.upload_bytes_per_second)
     app.add_middleware(ReservedForPeople)
-    app.add_middleware(Targets, goes_by=settings.goes_by)
-    app.add_middleware(Observed, metrics=app.state.metrics, trusts=settings.trusts)
+    app.add_middleware(TargetCheck, goes_by=settings.goes_by)
+    app.add_middleware(RequestLog, metrics=app.state.metrics, trusts=settings.trusts)
     return app
 
 
@@ -120,7 +121,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         stack.callback(database.close)
         stack.enter_context(only_replica(database))
         await to_thread.run_sync(migrate.prepare, database)
-        waiting = Waiting(database, app.state.stopping)
+        long_polls = LongPolls(database, app.state.stopping)
         ticker = Ticker(
             database,
             lease_seconds=settings.lease_seconds,
@@ -128,17 +129,17 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             block_bytes=settings.block_bytes,
             keep_rounds=settings.keep_rounds,
             metrics=app.state.metrics,
-            moved=waiting.look,
+            moved=long_polls.notify,
         )
         app.state.database = database
-        app.state.waiting = waiting
+        app.state.long_polls = long_polls
         app.state.streams = streams = Streams(database, app.state.stopping)
         app.state.server_key = server_key.load(database, settings.signing_key)
         app.state.ticker = ticker
         ticker.start()
         stack.callback(ticker.stop)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(waiting.run)
+            tasks.start_soon(long_polls.run)
             tasks.start_soon(streams.run)
             yield
             tasks.cancel_scope.cancel()

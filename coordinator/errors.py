@@ -1,4 +1,4 @@
-"""Every error of the service on one screen: a class per fact, with its status and problem type."""
+"""The errors of the service: one class per fact, with status, problem type and title."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import JsonValue
 
 
 class SettingsUnusable(Exception):
-    """The service cannot start with these settings; the message says which and what to do."""
+    """The service cannot start; the message names the setting and the remedy."""
 
 
 class ReplyEnded(Exception):
-    """An answer under way has to end before all of it is there: the message is the problem type's slug."""
+    """A response in progress must end early; the message is the slug of the problem type."""
 
 
 class Refused(Exception):
@@ -31,12 +31,11 @@ class Refused(Exception):
         self.facts = facts
 
     def fields(self) -> dict[str, str]:
-        """Give the header fields of the answer."""
         return dict(self.headers)
 
 
 class AuthMissing(Refused):
-    status, slug, title = 401, "auth-missing", "This request carries no credential"
+    status, slug, title = 401, "auth-missing", "The request has no credential; sign it or send a bearer token"
     headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": "Bearer"}
 
 
@@ -49,31 +48,27 @@ _SIGNATURE: dict[str, str] = {"WWW-Authenticate": "Signature"}
 
 
 class SignatureProfileBroken(Refused):
-    status, slug, title = 401, "signature-profile", "The signature is not of the form that is accepted here"
+    status, slug, title = 401, "signature-profile", "The signature does not follow the signature profile"
     headers = _SIGNATURE
 
 
 class SignatureInvalid(Refused):
-    status, slug, title = (
-        401,
-        "signature-invalid",
-        "The signature is not a known key's over this request",
-    )
+    status, slug, title = 401, "signature-invalid", "The signature is wrong, or its key is not enrolled"
     headers = _SIGNATURE
 
 
 class ClockSkew(Refused):
-    status, slug, title = 401, "clock-skew", "The signature's time is not near this server's"
+    status, slug, title = 401, "clock-skew", "The signature's time is off; synchronise the client's clock"
     headers = _SIGNATURE
 
 
 class KeyRevoked(Refused):
-    status, slug, title = 401, "key-revoked", "This key is not accepted any more"
+    status, slug, title = 401, "key-revoked", "This key was revoked or replaced; sign with the current key"
     headers = _SIGNATURE
 
 
 class Replayed(Refused):
-    status, slug, title = 401, "replayed", "This signed request was received before; sign it anew"
+    status, slug, title = 401, "replayed", "This signed request was received before; sign it with a new nonce"
     headers = _SIGNATURE
 
 
@@ -83,66 +78,66 @@ class EnrolmentTokenInvalid(Refused):
 
 
 class EnrolmentTokenMisused(EnrolmentTokenInvalid):
-    # Answered like a token that nobody made, and written into the audit log.
+    # The response is that of an unknown token; the audit log has the reason.
     def __init__(self, token_id: str, reason: str) -> None:
         super().__init__()
         self.token_id, self.reason = token_id, reason
 
 
 class Forbidden(Refused):
-    status, slug, title = 403, "forbidden", "Your role does not allow this"
+    status, slug, title = 403, "forbidden", "Your role or credential does not allow this"
 
 
 class NotFound(Refused):
-    status, slug, title = 404, "not-found", "There is no such thing, or it is not yours"
+    status, slug, title = 404, "not-found", "Not found, or not accessible to you"
 
 
 class MethodNotAllowed(Refused):
-    status, slug, title = 405, "method-not-allowed", "This path does not take that method"
+    status, slug, title = 405, "method-not-allowed", "This path does not support this method; see Allow"
 
 
 class FederationStateConflict(Refused):
-    status, slug, title = 409, "federation-state", "The federation is not in a state that allows this"
+    status, slug, title = 409, "federation-state", "The federation's state does not allow this"
 
 
 class ClientNameTaken(Refused):
     status, slug, title = (
         409,
         "client-name-taken",
-        "The federation has a client of this name, or an unused token for one, which replace ends",
+        "A client or an unused token has this name; choose another, or replace the token with `replace`",
     )
 
 
 class RoundClosed(Refused):
-    status, slug, title = 409, "round-closed", "The round no longer takes this"
+    status, slug, title = 409, "round-closed", "The round is closed for this; continue with the next round"
 
 
 class NotJoined(Refused):
-    status, slug, title = 409, "not-joined", "Join the round first"
+    status, slug, title = 409, "not-joined", "The client has not joined the round; join it first"
 
 
 class UploadConflict(Refused):
-    status, slug, title = 409, "upload-conflict", "Other bytes were accepted under this name before"
+    status, slug, title = 409, "upload-conflict", "Different content was accepted before and is not replaced"
 
 
 class AnchorsMissing(Refused):
-    status, slug, title = 409, "anchors-missing", "Store the anchor texts that the plan aligns on first"
+    status, slug, title = 409, "anchors-missing", "The anchor texts of the plan are missing; store them first"
 
 
 class PackMissing(Refused):
-    status, slug, title = 409, "pack-missing", "The alignment pack of your base model is not stored yet"
+    status, slug, title = 409, "pack-missing", "Your base model has no alignment pack yet; store it first"
 
 
 class PivotPackMissing(Refused):
     status, slug, title = (
         409,
         "pivot-pack-missing",
-        "The pivot's pack comes first, from a client of that base model or an operator; try again then",
+        "The pivot's pack is not stored yet; retry once a client of the pivot or an operator has stored it",
     )
 
 
 class RequestTimeout(Refused):
-    status, slug, title = 408, "request-timeout", "The request came too slowly"
+    status, slug, title = 408, "request-timeout", "The request was too slow; send it again"
     headers: ClassVar[dict[str, str]] = {"Connection": "close"}
 
 
@@ -151,52 +146,51 @@ class BaseMismatch(Refused):
 
 
 class ReferenceMismatch(Refused):
-    status, slug, title = 412, "reference-mismatch", "The update is the difference to something else"
+    status, slug, title = 412, "reference-mismatch", "The update is not relative to the served reference"
 
 
 class BodyTooLarge(Refused):
-    status, slug, title = 413, "body-too-large", "The body is larger than this route accepts"
+    status, slug, title = 413, "body-too-large", "The body is larger than this route accepts; see `limit`"
 
 
 class BodyOverran(BodyTooLarge):
-    # The rest is never read, so the connection cannot carry another request.
+    # The rest of the body is not read, so the connection cannot be reused.
     headers: ClassVar[dict[str, str]] = {"Connection": "close"}
 
 
 class AuthorityUnknown(Refused):
-    status, slug, title = 421, "authority-unknown", "This server does not go by the name in the Host field"
+    status, slug, title = 421, "authority-unknown", "The Host field does not name this server"
 
 
 class MediaTypeRefused(Refused):
-    status, slug, title = 415, "media-type", "This route does not accept that media type"
+    status, slug, title = 415, "media-type", "This route does not accept this media type; see `accepts`"
 
 
 class ContentEncodingRefused(Refused):
-    status, slug, title = 415, "content-encoding", "Only zstd or no content encoding is accepted"
+    status, slug, title = 415, "content-encoding", "This content encoding is not accepted; see `accepts`"
 
 
 class RangeUnsatisfiable(Refused):
-    status, slug, title = 416, "range", "The range lies outside the body"
+    status, slug, title = 416, "range", "The range lies outside the body; see Content-Range"
 
     def fields(self) -> dict[str, str]:
-        """Say how long the body is."""
         return {"Content-Range": f"bytes */{self.facts['size']}"}
 
 
 class DigestMissing(Refused):
-    status, slug, title = 400, "digest-missing", "Content-Digest with sha-256 is required"
+    status, slug, title = 400, "digest-missing", "Content-Digest is missing; send it with sha-256"
 
 
 class DigestMismatch(Refused):
-    status, slug, title = 400, "digest-mismatch", "Content-Digest does not match the received bytes"
+    status, slug, title = 400, "digest-mismatch", "Content-Digest does not match the body; send it again"
 
 
 class BodyIncomplete(Refused):
-    status, slug, title = 400, "body-incomplete", "The body ended before its announced length"
+    status, slug, title = 400, "body-incomplete", "The body ended before its announced length; send it again"
 
 
 class RequestMalformed(Refused):
-    status, slug, title = 400, "malformed-request", "This is not an HTTP/1.1 request"
+    status, slug, title = 400, "malformed-request", "This is not a valid HTTP/1.1 request"
 
 
 class JsonMalformed(Refused):
@@ -204,15 +198,11 @@ class JsonMalformed(Refused):
 
 
 class Invalid(Refused):
-    status, slug, title = 422, "validation", "A field is missing or wrong"
+    status, slug, title = 422, "validation", "A field is missing or wrong; see `errors`"
 
 
 class WeakPublicKey(Refused):
-    status, slug, title = (
-        422,
-        "weak-public-key",
-        "The public key may not be used, or is not proved yours",
-    )
+    status, slug, title = 422, "weak-public-key", "The public key is not acceptable, or its proof is wrong"
 
 
 class MetadataRefused(Refused):
@@ -220,7 +210,7 @@ class MetadataRefused(Refused):
 
 
 class NormExceeded(Refused):
-    status, slug, title = 422, "norm-exceeded", "The update's norm is over the federation's limit"
+    status, slug, title = 422, "norm-exceeded", "The update's norm exceeds limits.max_norm of the plan"
 
 
 class SignatureRefused(Refused):
@@ -228,61 +218,59 @@ class SignatureRefused(Refused):
 
 
 class ProtocolVersionUnsupported(Refused):
-    status, slug, title = 426, "protocol-version", "This protocol version is not spoken here"
+    status, slug, title = 426, "protocol-version", "Unsupported protocol version; use one of `supported`"
     headers: ClassVar[dict[str, str]] = {"Upgrade": "tessera/1"}
 
 
 class RateLimited(Refused):
-    status, slug, title = 429, "rate-limited", "Too many requests; wait as long as Retry-After says"
+    status, slug, title = 429, "rate-limited", "Too many requests; retry after Retry-After seconds"
 
     def __init__(self, seconds: float, detail: str | None = None) -> None:
         super().__init__(detail)
         self.seconds = seconds
 
     def fields(self) -> dict[str, str]:
-        """Say how long to wait, and spread those who come back."""
+        """Return Retry-After with a random part, so that clients do not return at once."""
         return {"Retry-After": str(math.ceil(self.seconds) + random.randint(0, 5))}
 
 
 class TooManyStreams(RateLimited):
-    title = "You follow as many event streams as one caller may; close one"
+    title = "Too many event streams of one caller; close one"
 
 
 class TooManySigned(RateLimited):
-    title = "Too many requests are signed with this key; wait"
+    title = "Too many requests were signed with this key; retry after Retry-After seconds"
 
 
 class TargetTooLong(Refused):
-    status, slug, title = 414, "target-too-long", "The path and the query are too long together"
+    status, slug, title = 414, "target-too-long", "Path and query are too long; shorten them to `limit` bytes"
 
 
 class HeadTooLarge(Refused):
-    status, slug, title = 431, "head-too-large", "The target and the header fields are too large together"
+    status, slug, title = 431, "head-too-large", "Target and header fields are too large; shorten them"
 
 
 class Busy(Refused):
-    status, slug, title = 503, "busy", "Too much at once; try again"
+    status, slug, title = 503, "busy", "The server is busy; retry after Retry-After seconds"
 
     def fields(self) -> dict[str, str]:
-        """Spread those who come back."""
         return {"Retry-After": str(random.randint(1, 5))}
 
 
 class Unavailable(Refused):
-    status, slug, title = 503, "unavailable", "The database does not answer; try again"
+    status, slug, title = 503, "unavailable", "The database does not answer; retry after Retry-After seconds"
 
     def fields(self) -> dict[str, str]:
-        """Spread those who come back."""
         return {"Retry-After": str(random.randint(3, 10))}
 
 
 class StorageFull(Refused):
-    status, slug, title = 507, "storage-full", "There is no space left here; try again later"
+    status, slug, title = 507, "storage-full", "The disk is full; retry after Retry-After seconds"
 
     def fields(self) -> dict[str, str]:
-        """Spread those who come back. A body that found no space is not read to its end."""
+        """Close the connection: the rest of the body is not read."""
         return {"Retry-After": str(random.randint(45, 90)), "Connection": "close"}
 
 
 class Internal(Refused):
-    status, slug, title = 500, "internal", "Something went wrong here; the log has this incident"
+    status, slug, title = 500, "internal", "Internal error; the server's log contains `incident`"

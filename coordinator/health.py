@@ -1,4 +1,4 @@
-"""The routes that need no identity: is it alive, is it ready, who is it, what has it counted."""
+"""Routes without authentication: liveness, readiness, identity and metrics."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ router = APIRouter(tags=["about"])
 
 @router.get("/healthz", response_class=PlainTextResponse)
 async def is_alive() -> str:
-    """Say that the process answers."""
+    """Return ok while the process answers."""
     return "ok\n"
 
 
 @router.get("/readyz", response_class=PlainTextResponse, responses=answers(Unavailable))
 def is_ready(database: TheDatabase) -> str:
-    """Say whether the database answers and its migrations are current."""
+    """Return ready if the database answers and its migrations are current."""
     if not migrate.is_current(database):
-        raise Unavailable("the database is not migrated: run `tessera migrate`")
+        raise Unavailable("the database is not migrated to this version; run `tessera migrate`")
     return "ready\n"
 
 
@@ -42,13 +42,13 @@ def hello(
     key: TheServerKey,
     challenge: Annotated[
         str | None,
-        Query(pattern=r"^[A-Za-z0-9_-]{16,64}$", description="What the signed answer repeats."),
+        Query(pattern=r"^[A-Za-z0-9_-]{16,64}$", description="Challenge that the signed response repeats."),
     ] = None,
 ) -> Hello:
-    """Introduce this coordinator, signed with the key whose thumbprint every enrolment token has."""
-    with database.look() as asked:
-        now = database_time(asked)
-    said = Hello(
+    """Return the coordinator's identity, signed with the key whose thumbprint enrolment tokens pin."""
+    with database.autocommit() as connection:
+        now = database_time(connection)
+    unsigned = Hello(
         name=settings.name,
         protocol_version=PROTOCOL_VERSION,
         server_time=now,
@@ -57,8 +57,8 @@ def hello(
         challenge=challenge,
         signature="",
     )
-    signature = key.sign("tessera-hello-v1", said.model_dump(mode="json"))
-    return said.model_copy(update={"signature": signature})
+    signature = key.sign("tessera-hello-v1", unsigned.model_dump(mode="json"))
+    return unsigned.model_copy(update={"signature": signature})
 
 
 def _may_see_metrics(request: Request) -> None:
@@ -67,14 +67,14 @@ def _may_see_metrics(request: Request) -> None:
 
 
 @router.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(_may_see_metrics)])
-def metrics(database: TheDatabase, counted: TheMetrics, settings: TheSettings) -> Response:
-    """Return this process' counters, and the rounds of all, in Prometheus' text format.
+def metrics(database: TheDatabase, process_metrics: TheMetrics, settings: TheSettings) -> Response:
+    """Return the metrics of this process, and the rounds by state, in Prometheus' text format.
 
-    Where anybody may read them, they are up to a second old.
+    Public metrics are up to a second old.
     """
-    text = counted.recent() if settings.public_metrics else None
+    text = process_metrics.recent() if settings.public_metrics else None
     if text is None:
         with database.read() as session:
             rounds = rounds_by_state(session)
-        text = counted.render(rounds)
+        text = process_metrics.render(rounds)
     return Response(text, media_type=CONTENT_TYPE)

@@ -1,4 +1,4 @@
-"""Run the service in this process: check that it can start, say where it listens, stop gracefully."""
+"""Run the service in this process: check that it can start, print its address, stop gracefully."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from coordinator.storage import server_key
 from schemas.private_files import close_umask, tighten
 
 _GRACE_SECONDS = 10
-# Clients give up an idle connection after five seconds: who does so first must not be us, in mid-request.
+# Longer than the five seconds of clients: the server must not close a connection as a request is sent.
 _KEEP_ALIVE_SECONDS = 20
-_LOOK_AGAIN_SECONDS = 1
+_RETRY_SECONDS = 1
 _OTHER_FILES = 500
 _ENDINGS = ("", "-wal", "-shm", "-journal", "-serving", "-signing-key")
 _MALLOC_ARENAS = -8  # M_ARENA_MAX of malloc.h
@@ -48,7 +48,7 @@ log = logs.logger(__name__)
 
 
 def serve(*, host: str | None = None, port: int | None = None) -> None:
-    """Serve until told to stop.
+    """Serve until stopped.
 
     Raises:
         SettingsUnusable: the settings or the database do not allow it.
@@ -61,7 +61,7 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
         log.warning("unknown-variables", names=misspelt)
     with _database(settings) as database, only_replica(database):
         migrations.prepare(database)
-        _close_files(database)
+        _restrict_files(database)
         with database.read() as session:
             unsafe = unsafe_settings(session)
         if unsafe:
@@ -70,58 +70,58 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
         file = first_admin.make_token(database) if settings.admin_token is None else None
     if file is not None:
         print(f"The first admin's token is in {file}: keep it elsewhere and delete the file", flush=True)
-    _share_heaps()
-    _allow_files(settings.connections)
+    _limit_heaps()
+    _raise_file_limit(settings.connections)
     server = Server(create_app(settings), settings)
-    _spare_what_stays()
+    _freeze_objects()
     try:
         server.run()
     except SystemExit as error:
         at = f"{settings.host}:{settings.port}"
-        raise SettingsUnusable(f"cannot listen on {at}; the log says more") from error
+        raise SettingsUnusable(f"cannot listen on {at}; see the log, or set TESSERA_PORT") from error
 
 
-def _spare_what_stays() -> None:
-    """Let the garbage collector pass over what was made until now: while it runs, all requests wait."""
+def _freeze_objects() -> None:
+    """Exclude existing objects from garbage collection, during which all requests wait."""
     gc.collect()
     gc.freeze()
 
 
-def _share_heaps() -> None:
-    """Have all threads share two heaps: glibc gives each its own, and keeps what bodies left in them."""
+def _limit_heaps() -> None:
+    """Limit glibc to two heaps for all threads: one per thread would retain the memory of bodies."""
     if sys.platform == "linux":
         set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
         if set_option is not None:
             set_option(_MALLOC_ARENAS, 2)
 
 
-def _allow_files(connections: int) -> None:
-    """Have the operating system allow a file for each connection, and those for the database, if it does."""
+def _raise_file_limit(connections: int) -> None:
+    """Raise the limit of open files to one per connection and those of the database."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed = connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        if allowed < wanted:
-            log.warning("few-open-files", allowed=allowed, wanted=wanted)
+        if allowed < needed:
+            log.warning("few-open-files", allowed=allowed, needed=needed)
 
 
 def migrate() -> None:
-    """Bring the database to this version.
+    """Migrate the database to this version.
 
     Raises:
-        SettingsUnusable: there is no such database.
+        SettingsUnusable: the database cannot be used.
     """
     close_umask()
     settings = load_settings()
     logs.configure(settings.log_level, settings.log_format)
     with _database(settings) as database:
         migrations.upgrade(database)
-        _close_files(database)
+        _restrict_files(database)
 
 
 def backup(target: Path, *, progress: Callable[[int, int], None]) -> None:
-    """Copy the database to a new file; `progress` is told pages done and pages in all.
+    """Copy the database to a new file; `progress` is called with the copied and total pages.
 
     Raises:
         SettingsUnusable: it cannot be copied.
@@ -132,19 +132,22 @@ def backup(target: Path, *, progress: Callable[[int, int], None]) -> None:
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Read the environment and the secrets' files; `overrides` come from the command line.
+    """Read the environment and the secret files; `overrides` come from the command line.
 
     Raises:
-        SettingsUnusable: a variable has an unusable value; the message names it and never shows it.
+        SettingsUnusable: a variable has an unusable value; the message names the variable without the
+            value.
     """
     folder = os.environ.get(SECRETS_DIR)
     if folder and not Path(folder).is_dir():
-        raise SettingsUnusable(f"{SECRETS_DIR}: there is no folder {folder}")
+        raise SettingsUnusable(
+            f"{SECRETS_DIR}: there is no folder {folder}; create it or correct the variable"
+        )
     try:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})
     except SettingsError as error:
         raise SettingsUnusable(
-            f"{SECRETS_DIR}: user {os.geteuid()} cannot read it: {error.__cause__ or error}"
+            f"{SECRETS_DIR}: user {os.geteuid()} cannot read it ({error.__cause__ or error}); change its mode"
         ) from error
     except ValidationError as error:
         faults = "; ".join(
@@ -154,7 +157,7 @@ def load_settings(**overrides: Any) -> Settings:
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that says where it listens, and ends event streams when it is told to stop."""
+    """A uvicorn server that prints its address, and ends event streams when it stops."""
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
         super().__init__(
@@ -176,19 +179,17 @@ class Server(uvicorn.Server):
         self._app = app
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        """Start, then say so."""
         await super().startup(sockets)
         if self.started:
             print(f"Tessera listens on {self.url}", flush=True)
 
     @property
     def url(self) -> str:
-        """Where the service is reached."""
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to stop: requests finish, streams end."""
+        """Stop: requests finish, streams end; a second interrupt forces it."""
         self._app.state.stopping.set()
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
@@ -199,27 +200,27 @@ def _database(settings: Settings) -> Iterator[Database]:
     database = Database(settings.database_url)
     try:
         if not database.is_sqlite:
-            _wait_until_it_answers(database, settings.database_wait_seconds)
+            _wait_for_database(database, settings.database_wait_seconds)
         yield database
     except DatabaseError as error:
         shown = database.url.render_as_string()
         raise SettingsUnusable(
-            f"TESSERA_DATABASE_URL: {shown} does not answer: {_said(error, database)}"
+            f"TESSERA_DATABASE_URL: {shown} does not answer: {_reason(error, database)}; start it"
         ) from error
     finally:
         database.close()
 
 
-def _close_files(database: Database) -> None:
-    """Close an SQLite database's files to other users; the folder they lie in may be anybody's."""
+def _restrict_files(database: Database) -> None:
+    """Deny other users access to an SQLite database's files; its folder may be shared."""
     if database.is_sqlite and database.url.database:
         closed = tighten(Path(f"{database.url.database}{ending}") for ending in _ENDINGS)
         if closed:
             log.warning("files-were-open-to-others", closed=[str(path) for path in closed])
 
 
-def _wait_until_it_answers(database: Database, seconds: float) -> None:
-    """Be patient with a database that starts at the same time, or is short of connections for a moment.
+def _wait_for_database(database: Database, seconds: float) -> None:
+    """Wait for a database that is starting, or short of connections for a moment.
 
     Raises:
         OperationalError: it did not answer in time.
@@ -233,14 +234,14 @@ def _wait_until_it_answers(database: Database, seconds: float) -> None:
         except OperationalError as error:
             if time.monotonic() > deadline:
                 raise
-            log.warning("database-does-not-answer", reason=_said(error, database))
-        time.sleep(_LOOK_AGAIN_SECONDS)
+            log.warning("database-does-not-answer", reason=_reason(error, database))
+        time.sleep(_RETRY_SECONDS)
 
 
-def _said(error: DatabaseError, database: Database) -> str:
-    """What the driver said, on one line, without the password should it be in it."""
-    said = " ".join(str(error.orig).split())
-    return said.replace(database.url.password, "***") if database.url.password else said
+def _reason(error: DatabaseError, database: Database) -> str:
+    """Return the driver's message on one line, without the password."""
+    message = " ".join(str(error.orig).split())
+    return message.replace(database.url.password, "***") if database.url.password else message
 
 
 def _variable(location: tuple[int | str, ...]) -> str:

@@ -1,7 +1,5 @@
-"""How one process of the coordinator is configured: `TESSERA_*` variables, or files of these names.
-
-Files are for secrets: in the folder that TESSERA_SECRETS_DIR names, `tessera_admin_token` holds what
-TESSERA_ADMIN_TOKEN would say. The environment wins.
+"""Settings of a coordinator process: `TESSERA_*` variables, or files of these names in
+TESSERA_SECRETS_DIR. The environment takes precedence.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ from sqlalchemy.exc import ArgumentError
 
 PREFIX = "TESSERA_"
 SECRETS_DIR = f"{PREFIX}SECRETS_DIR"
-_OF_AGENTS = "AGENT_"
+_AGENT_PREFIX = "AGENT_"
 _ADMIN_TOKEN_CHARACTERS = 20
-_OF_OTHERS = {
+_EXTERNAL = {
     "SECRETS_DIR",
     "URL",
     "TOKEN",
@@ -34,84 +32,87 @@ _OF_OTHERS = {
     "HTTP_PORT",
     "HTTPS_PORT",
 }
-"""What the operator's commands and Compose read."""
+"""Variables of the operator commands and of Compose."""
 
 
 class Settings(BaseSettings):
-    """Everything that differs between two coordinators; a federation's own choices are in its plan."""
+    """Settings of one coordinator; a federation's settings are in its plan."""
 
-    # Compose hands on an empty value where nothing is set.
+    # Compose passes an empty value for an unset variable.
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
 
     database_password: Annotated[
-        SecretStr | None, Field(description="joins a database_url that names a user and no password")
+        SecretStr | None, Field(description="password for a database_url that names only a user")
     ] = None
     database_url: Annotated[
         str, Field(description="sqlite:///file.db or postgresql://user:password@host/name")
     ] = "sqlite:///tessera.db"
     database_wait_seconds: Annotated[
-        float, Field(ge=0, description="how long to wait for PostgreSQL when starting")
+        float, Field(ge=0, description="seconds to wait for PostgreSQL at startup")
     ] = 15.0
     admin_token: Annotated[
         SecretStr | None,
-        Field(description="always accepted as admin, 20 characters or more; empty = there is none"),
+        Field(description="token of an admin, 20 characters or more; empty: none"),
     ] = None
     signing_key: Annotated[
         SecretStr | None,
-        Field(description="32 random bytes, base64url; SQLite makes a file of its own where it is not set"),
+        Field(description="32 random bytes, base64url; generated in a file beside SQLite if unset"),
     ] = None
     public_names: Annotated[
-        str, Field(description="the names clients call this server by, with or without port; comma-separated")
+        str,
+        Field(description="host names in the URLs that clients use, with or without port; comma-separated"),
     ] = "localhost,127.0.0.1,[::1]"
     trusted_proxies: Annotated[
         str,
-        Field(description="addresses and networks whose X-Forwarded-For is believed; comma-separated"),
+        Field(description="addresses and networks whose X-Forwarded-For is trusted; comma-separated"),
     ] = ""
     failed_enrolments_per_minute: Annotated[
         int,
-        Field(ge=1, description="how often an enrolment may fail per address, replicas together"),
+        Field(ge=1, description="failed enrolments per address before 429, across replicas"),
     ] = 5
     failed_tokens_per_minute: Annotated[
         int,
-        Field(ge=1, description="how many wrong bearer tokens per address are answered 401, then 429"),
+        Field(ge=1, description="invalid bearer tokens per address before 429, across replicas"),
     ] = 20
     polls_per_second: Annotated[
-        float, Field(gt=0, description="how often one client may ask for its round, after ten at once")
+        float, Field(gt=0, description="polls of one client per second, after a burst of ten")
     ] = 1.0
     upload_bytes_per_second: Annotated[
-        int, Field(ge=1000, description="a body has 30 s and then this pace; lower it for slow lines")
+        int, Field(ge=1000, description="slowest pace of a body after 30 s; lower it for slow networks")
     ] = 1_000_000
     connections: Annotated[
         int,
-        Field(ge=1, description="how many connections there may be at once; others are told to come again"),
+        Field(ge=1, description="concurrent connections; further ones get 503"),
     ] = 2000
     storage_reserve_mib: Annotated[
-        int, Field(ge=0, description="SQLite: no upload is taken while the disk has less than this free")
+        int, Field(ge=0, description="SQLite: uploads are refused while less disk space is free")
     ] = 256
-    host: Annotated[str, Field(description="the address to listen on")] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535, description="the port to listen on")] = 8000
-    name: Annotated[str, Field(min_length=1, max_length=100, description="what /v1/hello says")] = "Tessera"
-    public_metrics: Annotated[bool, Field(description="/metrics answers without a token")] = False
-    dashboard: Annotated[bool, Field(description="/ shows the dashboard, /docs the API")] = True
+    host: Annotated[str, Field(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="port to listen on")] = 8000
+    name: Annotated[str, Field(min_length=1, max_length=100, description="name in /v1/hello")] = "Tessera"
+    public_metrics: Annotated[bool, Field(description="serve /metrics without a token")] = False
+    dashboard: Annotated[bool, Field(description="serve the dashboard on / and the API's page on /docs")] = (
+        True
+    )
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Field(description="the least that is logged")
+        Literal["debug", "info", "warning", "error"], Field(description="lowest level that is logged")
     ] = "info"
-    log_format: Annotated[Literal["json", "console"], Field(description="for machines or for eyes")] = "json"
+    log_format: Annotated[
+        Literal["json", "console"], Field(description="json for machines, console for people")
+    ] = "json"
     aggregation_block_mib: Annotated[
         int,
-        Field(ge=1, le=65536, description="memory while aggregating: for what is read, made and written"),
+        Field(ge=1, le=65536, description="memory of an aggregation for reading, mixing and writing"),
     ] = 192
     keep_rounds: Annotated[
         int | None,
-        Field(ge=1, le=2**31 - 1, description="how many published rounds keep their tensors; empty: all"),
+        Field(ge=1, le=2**31 - 1, description="published rounds that keep their tensors; empty: all"),
     ] = None
     lease_seconds: Annotated[
-        float, Field(gt=0, description="how long an aggregating process may be silent")
+        float, Field(gt=0, description="lease of an aggregation; another process takes over after it")
     ] = 60.0
-    tick_seconds: Annotated[float, Field(gt=0, description="how often rounds are looked at")] = 1.0
-    retry_seconds: Annotated[
-        float, Field(gt=0, description="how long clients with nothing to do are told to wait")
-    ] = 5.0
+    tick_seconds: Annotated[float, Field(gt=0, description="interval of checks for due rounds")] = 1.0
+    retry_seconds: Annotated[float, Field(gt=0, description="Retry-After of clients without a round")] = 5.0
 
     @classmethod
     def settings_customise_sources(
@@ -122,7 +123,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Look for files where the environment says, at the moment it is asked."""
+        """Read secret files from the folder that the environment names at this moment."""
         folder = os.environ.get(SECRETS_DIR)
         files = SecretsSettingsSource(settings_cls, secrets_dir=folder or None)
         return init_settings, env_settings, files
@@ -131,17 +132,17 @@ class Settings(BaseSettings):
     @classmethod
     def _not_empty(cls, password: SecretStr | None) -> SecretStr | None:
         if password is not None and not password.get_secret_value():
-            raise ValueError("its file is empty: write the password into it, or do not give the file")
+            raise ValueError("the file is empty; write the password into it or remove it")
         return password
 
     @field_validator("database_url")
     @classmethod
-    def _with_password(cls, url: str, others: ValidationInfo) -> str:
-        password: SecretStr | None = others.data.get("database_password")
+    def _with_password(cls, url: str, info: ValidationInfo) -> str:
+        password: SecretStr | None = info.data.get("database_password")
         try:
             parsed = make_url(url)
         except ArgumentError:
-            return url  # said where the database is opened
+            return url  # reported when the database is opened
         if password is None or parsed.username is None or parsed.password is not None:
             return url
         return parsed.set(password=password.get_secret_value()).render_as_string(hide_password=False)
@@ -167,7 +168,7 @@ class Settings(BaseSettings):
         for name in _listed(names):
             if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:[0-9]+)?", name):
                 raise ValueError(
-                    f"{name} is no name: give the host of the URL that clients use, and nothing else of it"
+                    f"{name} is not a host name; give only the host, and port, of the URL that clients use"
                 )
         return names
 
@@ -179,17 +180,19 @@ class Settings(BaseSettings):
                 if proxy != "*":
                     ip_network(proxy)
             except ValueError as error:
-                raise ValueError(f"{error}; addresses are like 10.0.0.5, networks like 10.0.0.0/8") from error
+                raise ValueError(
+                    f"{error}; write addresses like 10.0.0.5 and networks like 10.0.0.0/8"
+                ) from error
         return proxies
 
     def goes_by(self, authority: str) -> bool:
-        """Say whether a Host field names this server; a public name without a port stands for every port."""
+        """Whether a Host field names this server; a public name without a port matches every port."""
         names = {name.lower() for name in _listed(self.public_names)}
         host = authority.lower()
         return host in names or re.sub(r":[0-9]*$", "", host) in names
 
     def trusts(self, address: str | None) -> bool:
-        """Whether an address is that of a proxy whose header fields are believed."""
+        """Whether an address belongs to a trusted proxy."""
         proxies = _listed(self.trusted_proxies)
         if not proxies or address is None:
             return False
@@ -201,15 +204,14 @@ class Settings(BaseSettings):
 
     @property
     def block_bytes(self) -> int:
-        """The aggregation block in bytes."""
         return self.aggregation_block_mib * 2**20
 
 
 def unread(variables: Iterable[str]) -> list[str]:
-    """Name those that begin like ours and that nobody reads: most likely they are misspelt."""
+    """Return the `TESSERA_*` variables that no setting reads, most likely misspelt."""
     names = [name.upper().removeprefix(PREFIX) for name in variables if name.upper().startswith(PREFIX)]
-    known = _OF_OTHERS | {field.upper() for field in Settings.model_fields}
-    return sorted(PREFIX + name for name in names if name not in known and not name.startswith(_OF_AGENTS))
+    read = _EXTERNAL | {field.upper() for field in Settings.model_fields}
+    return sorted(PREFIX + name for name in names if name not in read and not name.startswith(_AGENT_PREFIX))
 
 
 @cache

@@ -1,8 +1,7 @@
-"""Threads that nobody has to nurse: one moves rounds whose time has come, one aggregates them, one tidies,
-and one tells what rounds count.
+"""Background workers: advance due rounds, aggregate, clean up, publish events.
 
-The first three look at the database when they are woken and every tick, so that what happens on another
-replica, and what was going on when a process died, is found without being told.
+The first three query the database when woken and at every tick, so that they also find the work of other
+replicas and of processes that died.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ log = logger(__name__)
 
 
 class Stopped(Exception):
-    """The service is stopping; the work is left to the next worker."""
+    """The service is stopping; another worker continues."""
 
 
 class Ticker:
-    """Drives rounds from `start` to `stop`; `wake` says that something may be due.
+    """Runs the workers from `start` to `stop`; `wake` makes them check for work.
 
-    It calls `moved` after every commit in which a round may have opened or a federation ended.
+    `moved` is called after every commit in which a round may have opened or a federation ended.
     """
 
     def __init__(
@@ -58,83 +57,83 @@ class Ticker:
         self._keep_rounds = keep_rounds
         self._metrics = metrics
         self._moved = moved
-        self._untold = PendingNotifications()
+        self._pending = PendingNotifications()
         self._stopping = threading.Event()
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
         self._tick_seconds = tick_seconds
-        self._telling = _Loop("telling", self._tell, self._untold.pause, self._stopping)
+        self._publisher = _Loop("events", self._publish, self._pending.seconds_until_due, self._stopping)
         self._loops = [
-            _Loop("rounds", self._drive, self._tick, self._stopping),
+            _Loop("rounds", self._advance, self._tick, self._stopping),
             _Loop("aggregation", self._aggregate, self._tick, self._stopping),
-            _Loop("tidying", self._tidy, self._tick, self._stopping),
-            self._telling,
+            _Loop("cleanup", self._clean_up, self._tick, self._stopping),
+            self._publisher,
         ]
 
     def start(self) -> None:
-        """Begin."""
-        if self._database.is_sqlite:  # no other process serves this file, so no other worker is alive
+        """Start the threads."""
+        if self._database.is_sqlite:  # no other process serves this file, so all leases are stale
             with self._database.write() as session:
                 rounds.expire_leases(session)
         for loop in self._loops:
             loop.start()
 
     def wake(self) -> None:
-        """Look at the database now."""
+        """Check for work now."""
         for loop in self._loops:
             loop.wake()
 
     def note(self, change: Change) -> None:
-        """See to it that a change is told soon."""
-        if self._untold.note(change):
-            self._telling.wake()
+        """Publish a change soon."""
+        if self._pending.add(change):
+            self._publisher.wake()
 
     def stop(self) -> None:
-        """End; tell what is untold; give up an aggregation in progress, for any worker to claim at once."""
+        """Stop the threads, publish pending events, and release the lease of an aggregation in progress."""
         self._stopping.set()
         self.wake()
         for loop in self._loops:
             loop.join()
         try:
-            self._untold.tell(self._database, is_due=True)
+            self._pending.publish(self._database, is_due=True)
         except Exception:
-            log.exception("counts-not-told")
+            log.exception("event-publication-failed")
 
     def _tick(self) -> float:
         return self._tick_seconds
 
-    def _drive(self) -> bool:
+    def _advance(self) -> bool:
         moved = drive(self._database)
         if moved:
             self.wake()
             self._moved()
         return False
 
-    def _tell(self) -> bool:
-        self._untold.tell(self._database)
+    def _publish(self) -> bool:
+        self._pending.publish(self._database)
         return False
 
-    def _tidy(self) -> bool:
-        """Forget and delete a little of what nobody needs, now and then; say whether there may be more."""
+    def _clean_up(self) -> bool:
+        """Delete expired rows and unreferenced payloads; return whether there may be more."""
         if time.monotonic() < self._next_collection:
             return False
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
-        while not self._stopping.is_set() and failure_limit.forget_old(self._database):
+        while not self._stopping.is_set() and failure_limit.delete_expired(self._database):
             pass
         signed = 0
-        while not self._stopping.is_set() and (gone := nonces.forget_old(self._database)):
-            signed += gone
-        forgotten = retention.thin_out(self._database, self._keep_rounds) if self._keep_rounds else 0
+        while not self._stopping.is_set() and (deleted := nonces.delete_expired(self._database)):
+            signed += deleted
+        forgotten = retention.prune_rounds(self._database, self._keep_rounds) if self._keep_rounds else 0
         collected = garbage_collection.collect(self._database)
-        forgotten += event_log.forget_old(self._database)
+        forgotten += event_log.delete_old(self._database)
         if signed or forgotten or collected:
-            log.info("tidied", signed=signed, forgotten=forgotten, collected=collected)
+            log.info("cleaned-up", signed=signed, forgotten=forgotten, collected=collected)
         if not forgotten and not collected:
             return False
         self._next_collection = time.monotonic()
         return True
 
     def _aggregate(self) -> bool:
-        """Aggregate one round; say whether there may be another."""
+        """Aggregate one round; return whether there may be another."""
         claim = job.claim_due(self._database, self._lease_seconds)
         if claim is None:
             return False
@@ -148,7 +147,7 @@ class Ticker:
         def between() -> None:
             if self._stopping.is_set():
                 raise Stopped
-            lease.keep()
+            lease.extend()
 
         began = time.monotonic()
         try:
@@ -156,9 +155,9 @@ class Ticker:
         except rounds.LostRace:
             log.info("aggregation-overtaken")
         except Stopped:
-            lease.give_up()
+            lease.release()
         except (OperationalError, InterfaceError, PoolExhausted):
-            log.exception("aggregation-interrupted")  # the lease runs out, and the round is claimed again
+            log.exception("aggregation-interrupted")  # the round is claimed again after the lease expires
         except Exception:
             log.exception("aggregation-failed")
             job.abandon(self._database, claim)
@@ -171,7 +170,7 @@ class Ticker:
 
 
 def drive(database: Database) -> bool:
-    """Take the steps that are due in the rounds that take updates; say whether there were any."""
+    """Advance the open rounds that are due; return whether there were any."""
     with database.read() as session:
         now = database_time(session)
         due = [
@@ -182,13 +181,13 @@ def drive(database: Database) -> bool:
     for federation_id, round_number in due:
         with database.write() as session:
             lock_federation(session, federation_id)
-            row = rounds.numbered(session, federation_id, round_number, lock=True)
+            row = rounds.get_round(session, federation_id, round_number, lock=True)
             transitions.advance(session, row, database_time(session))
     return bool(due)
 
 
 class _Loop:
-    """A thread that works when woken and after each pause, and outlives a database's bad moments."""
+    """A thread that works when woken and after each pause, and continues after errors."""
 
     def __init__(
         self,

@@ -100,16 +100,16 @@ TASKS: Final[dict[str, Task]] = {task.name: task for task in (*PUBLIC_TASKS, *CL
 
 def draw(task: Task, count: int, rng: random.Random, *, avoid: Collection[str] = ()) -> list[Example]:
     """Draw `count` examples of `task`, all different, none with a prompt in `avoid`."""
-    taken = set(avoid)
+    used = set(avoid)
     examples: list[Example] = []
     room = sum(len(task.letters) ** length for length in task.lengths)
-    if count > room - len(taken):
-        raise ValueError(f"{task.name} has {room} strings; {count} new ones beside {len(taken)} are too many")
+    if count > room - len(used):
+        raise ValueError(f"{task.name} has {room} strings; {count} new ones beside {len(used)} are too many")
     while len(examples) < count:
         text = "".join(rng.choices(task.letters, k=rng.choice(task.lengths)))
         example = task.example(text)
-        if example.prompt not in taken:
-            taken.add(example.prompt)
+        if example.prompt not in used:
+            used.add(example.prompt)
             examples.append(example)
     return examples
 

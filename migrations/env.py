@@ -9,7 +9,7 @@ import coordinator.db.tables.alignment
 import coordinator.db.tables.identity
 import coordinator.db.tables.weights  # noqa: F401 - a table has to be imported to be known
 from coordinator.db.engine import Database
-from coordinator.db.migrate import changing_tables
+from coordinator.db.migrate import schema_transaction
 from coordinator.db.tables.federations import Table
 from coordinator.settings import Settings
 
@@ -42,7 +42,7 @@ def main() -> None:
         return
     database = Database(Settings().database_url)
     try:
-        with changing_tables(database) as connection:
+        with schema_transaction(database) as connection:
             run(connection)
     finally:
         database.close()

@@ -1,3 +1,3 @@
-"""What both sides must agree on to the bit: messages, bytes on the wire, shared algebra. NumPy at most."""
+"""The shared contract of coordinator and agent: messages, wire format, identity and maths. NumPy at most."""
 
 PROTOCOL_VERSION = 1

@@ -1,8 +1,4 @@
-"""The one command line, `tessera`: finds the groups of commands that are installed, imports the rest lazily.
-
-Each side adds its commands through the entry-point group `tessera.commands`; a command imports what it needs
-when it runs, so that help is quick and needs no extra.
-"""
+"""The `tessera` command: command groups come from the entry points `tessera.commands` and load lazily."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ _DISTRIBUTION = "tessera-fl"
 
 
 def main() -> None:
-    """Run `tessera`."""
     app = typer.Typer(
         name="tessera",
         help="Personalised federated fine-tuning of language models, across organisations and architectures.",
@@ -41,7 +36,6 @@ def main() -> None:
 
 
 def _print_version(requested: bool) -> None:
-    """Print the version and end."""
     if requested:
         typer.echo(f"tessera {version(_DISTRIBUTION)}")
         raise typer.Exit
@@ -53,11 +47,11 @@ def _root(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Make `tessera` a group even when a single command is installed."""
+    """Keep `tessera` a command group even with a single command installed."""
 
 
 def _extra_with(module: str) -> str | None:
-    """Find the extra of this distribution that brings a module."""
+    """Return the extra of this distribution that installs a module, or None."""
     for requirement in requires(_DISTRIBUTION) or []:
         name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].replace("-", "_").lower()
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)

@@ -1,7 +1,4 @@
-"""Say in words what a plan's differential privacy of signatures promises, and how much of it is spent.
-
-The same sentences on both sides: agents print them, the coordinator shows them. Pure.
-"""
+"""The differential-privacy guarantee of a plan's sketches and the spent budget, as text for both sides."""
 
 from __future__ import annotations
 
@@ -10,22 +7,22 @@ import math
 from schemas.messages.federations import SignaturePlan
 
 
-def promise(plan: SignaturePlan) -> str | None:
-    """Say what signatures promise about a single record; None without differential privacy."""
+def guarantee(plan: SignaturePlan) -> str | None:
+    """Return the guarantee for a single record as text; None without differential privacy."""
     dp = plan.dp
     if dp is None:
         return None
     return (
-        f"signatures: record-level ({dp.epsilon:g}, {dp.delta:g})-differential privacy against everybody, "
-        "the coordinator included: whether any one record of a silo is there changes how likely anything is "
-        f"that can be concluded from all its signatures by a factor of {_factor(dp.epsilon)} at most, except "
-        f"with probability {dp.delta:g}; not covered: the adapters, with which the coordinator is trusted, "
-        "how many examples a silo has, and when it answers"
+        f"sketches: record-level ({dp.epsilon:g}, {dp.delta:g})-differential privacy against everybody, "
+        "the coordinator included: the presence of any one record of a silo changes the probability of any "
+        f"conclusion from all its sketches by a factor of at most {_factor(dp.epsilon)}, except with "
+        f"probability {dp.delta:g}; not covered: the adapters, with which the coordinator is trusted, "
+        "the number of examples of a silo, and its response times"
     )
 
 
-def spent(plan: SignaturePlan, epsilon: float, releases: int | None = None) -> str:
-    """Say how much of the budget a client has spent; `releases` are those it has made, if known."""
+def budget_status(plan: SignaturePlan, epsilon: float, releases: int | None = None) -> str:
+    """Return the spent budget as text; `releases` is the number of published sketches, if available."""
     dp = plan.dp
     if dp is None:
         return "no privacy budget"

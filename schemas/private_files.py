@@ -1,7 +1,4 @@
-"""Keep files to their owner: what is written from now on, and what an earlier version left open to others.
-
-A folder is closed only by who knows that nothing but Tessera's own files is in it.
-"""
+"""File permissions: new files and folders belong to their owner alone, and older ones are tightened."""
 
 from __future__ import annotations
 
@@ -13,24 +10,24 @@ from pathlib import Path
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 
-_OF_OTHERS = 0o077
+_GROUP_AND_OTHERS = 0o077
 
 
 def close_umask() -> None:
-    """Restrict this process to making files and folders that nobody but its user may open."""
-    os.umask(_OF_OTHERS)
+    """Restrict new files and folders of this process to the owner."""
+    os.umask(_GROUP_AND_OTHERS)
 
 
 def tighten(paths: Iterable[Path]) -> list[Path]:
-    """Close files and folders to everybody but their owner; return those that were open.
+    """Restrict files and folders to their owner; return those that were open.
 
-    What is missing, a link, or somebody else's is left alone, and so are files that cannot be changed.
+    Missing files, links, files of another user and read-only files are skipped.
     """
     return [path for path in paths if _tightened(path)]
 
 
 def below(folder: Path) -> Iterator[Path]:
-    """Return a folder with everything in it, without following links out of it."""
+    """Yield a folder and everything in it, without following links."""
     yield folder
     for root, folders, files in os.walk(folder):
         yield from (Path(root, name) for name in (*folders, *files))
@@ -39,7 +36,7 @@ def below(folder: Path) -> Iterator[Path]:
 def _tightened(path: Path) -> bool:
     try:
         status = path.lstat()
-        if status.st_uid != os.geteuid() or not stat.S_IMODE(status.st_mode) & _OF_OTHERS:
+        if status.st_uid != os.geteuid() or not stat.S_IMODE(status.st_mode) & _GROUP_AND_OTHERS:
             return False
         if stat.S_ISDIR(status.st_mode):
             path.chmod(FOLDER_MODE)

@@ -1,4 +1,4 @@
-"""The error body on the wire (RFC 9457). Knows no framework and no error class."""
+"""The error body on the wire (RFC 9457), independent of framework and error classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PREFIX = "urn:tessera:problem:"
 
 
 class Problem(BaseModel):
-    """What went wrong, for machines (`type`, facts) and for people (`title`, `detail`)."""
+    """An error: `type` and facts for machines, `title` and `detail` for people."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -22,5 +22,5 @@ class Problem(BaseModel):
 
     @property
     def slug(self) -> str:
-        """The last part of `type`: `round-closed`."""
+        """Return the last part of `type`, such as `round-closed`."""
         return self.type.removeprefix(PREFIX)

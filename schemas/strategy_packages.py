@@ -1,4 +1,4 @@
-"""Find strategies that are installed as packages of their own: entry points of the group `tessera.strategies`.
+"""Find strategies that are installed as packages of their own, by entry points of `tessera.strategies`.
 
 An entry point's name is the strategy's; its value is a package with the modules `coordinator` and `agent`.
 """
@@ -28,7 +28,7 @@ def strategy_packages() -> Mapping[str, str]:
         earlier = packages.setdefault(entry.name, entry)
         if earlier.value != entry.value:
             raise AmbiguousStrategy(
-                f"strategy {entry.name!r} is defined by {_label(earlier)} and by {_label(entry)}: uninstall one"
+                f"strategy {entry.name!r} is defined by {_label(earlier)} and {_label(entry)}: uninstall one"
             )
     return {name: entry.value for name, entry in packages.items()}
 

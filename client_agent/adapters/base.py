@@ -1,9 +1,9 @@
-"""Say what training, scoring and rounds may ask of an adapter, whatever kind it is; and swap modules."""
+"""The interface of every adapter, and functions that replace modules and copy or check tensors."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -13,20 +13,22 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from client_agent.adapters.layers import FoldedLinear, FusedLora, PQLinear
+from client_agent.adapters.layers import BaseDeltaLinear, FusedLora, PQLinear
 from client_agent.errors import AdapterInPlace, LayoutMismatch
+from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import Layout
 from schemas.maths.factors import Factors
 
 State = Mapping[str, NDArray[np.float32]]
+Penalty = Callable[[Mapping[str, nn.Parameter]], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class LoraFactors:
-    """What an adapter adds to one linear layer W, as an ordinary LoRA: W x + B A x + bias; float32.
+    """The update of one linear layer W as an ordinary LoRA: W x + B A x + bias; float32.
 
-    A is (r, d_in), B is (d_out, r) with every scale in it, bias is (d_out,) or nothing.
+    A is (r, d_in), B is (d_out, r) with every scale in it, bias is (d_out,) or None.
     """
 
     A: NDArray[np.float32]
@@ -35,44 +37,64 @@ class LoraFactors:
 
 
 class Adapter(Protocol):
-    """Trainable tensors in place around a frozen base; leaving its context takes them away again."""
+    """Trainable tensors around a frozen base model; leaving the context restores the base model."""
 
     @property
     def layout(self) -> Layout:
-        """Names and shapes of the tensors that travel."""
+        """Return names and shapes of the tensors that are sent to the coordinator."""
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Everything that trains, by name; private ones included."""
+        """Return every trainable parameter by name, private ones included."""
 
     def parameter_groups(self, learning_rate: float) -> list[dict[str, Any]]:
-        """Give an optimiser the parameters with the learning rate that each needs."""
+        """Return optimiser parameter groups, each with its learning rate."""
 
     def state(self) -> dict[str, NDArray[np.float32]]:
-        """Copy the tensors that travel."""
+        """Copy the tensors that are sent to the coordinator."""
 
     def load(self, state: State) -> None:
-        """Set the tensors that travel; `LayoutMismatch` when names or shapes differ."""
+        """Set the tensors of `state`.
+
+        Raises:
+            LayoutMismatch: names or shapes differ.
+        """
 
     def load_global(self, state: State) -> None:
-        """Set the frozen global branch of a gated adapter; `AdapterInPlace` when there is none."""
+        """Set the frozen global branch of a gated adapter.
 
-    def load_fold(self, fold: Mapping[str, Factors]) -> None:
-        """Set what was added to the base model for good, by module; `AdapterInPlace` where that cannot be."""
+        Raises:
+            AdapterInPlace: the adapter has no global branch.
+            LayoutMismatch: names or shapes differ.
+        """
+
+    def load_base_delta(self, base_delta: Mapping[str, Factors]) -> None:
+        """Set the base delta by module name, in place of the previous one.
+
+        Raises:
+            AdapterInPlace: adapters of this kind accept no base delta.
+            LayoutMismatch: a module is not adapted, or has other widths.
+        """
 
     def private_state(self) -> dict[str, NDArray[np.float32]]:
         """Copy the tensors that never leave the client: gates, private LoRA ranks."""
 
     def load_private(self, state: State) -> None:
-        """Set the tensors that never leave the client."""
+        """Set the tensors of `private_state`."""
 
     def merged_state(self) -> dict[str, NDArray[np.float32]]:
-        """Give the one adapter that acts: local and global branch mixed by the gates."""
+        """Return the state of the equivalent adapter with one branch: local and global mixed by the gates."""
 
     def as_lora(self) -> dict[str, LoraFactors]:
-        """Give the same function as ordinary LoRA factors, by the path of the module that they adapt."""
+        """Return the equivalent ordinary LoRA factors by module path."""
+
+    def penalty(self, examples: Sequence[Example], max_length: int, round_number: int) -> Penalty | None:
+        """Return the adapter's own loss term of a round on a client's examples; None = it has none."""
+
+    def end_round(self) -> None:
+        """Update what is not trained by gradients, after a round's training."""
 
     def remove(self) -> None:
-        """Put the original modules back. Twice is as good as once."""
+        """Restore the original modules. Idempotent."""
 
     def __enter__(self) -> Self: ...
 
@@ -82,15 +104,22 @@ class Adapter(Protocol):
 
 
 class Removable(ABC):
-    """A context whose end is `remove`, around a base model that stays as it was."""
+    """A context manager that calls `remove` on exit, and by default refuses a base delta."""
 
     @abstractmethod
-    def remove(self) -> None:
-        """Put the original modules back."""
+    def remove(self) -> None: ...
 
-    def load_fold(self, fold: Mapping[str, Factors]) -> None:
-        """Refuse: only an ordinary LoRA by itself says what it adds by (layer, role)."""
-        raise AdapterInPlace("only an ordinary LoRA that travels whole can be folded into a base model")
+    def load_base_delta(self, base_delta: Mapping[str, Factors]) -> None:
+        """Raise `AdapterInPlace`: only an ordinary LoRA maps its tensors to (layer, role)."""
+        raise AdapterInPlace(
+            "this adapter accepts no base delta; use a strategy whose ordinary LoRA is sent as a whole"
+        )
+
+    def penalty(self, examples: Sequence[Example], max_length: int, round_number: int) -> Penalty | None:
+        return None
+
+    def end_round(self) -> None:
+        return None
 
     def __enter__(self) -> Self:
         return self
@@ -102,20 +131,19 @@ class Removable(ABC):
 
 
 def require_bare(base: BaseModel) -> None:
-    """Make sure that no adapter is in place.
+    """Check that the base model carries no adapter.
 
     Raises:
-        AdapterInPlace: one is.
+        AdapterInPlace: it carries one.
     """
-    own = (PQLinear, FusedLora, FoldedLinear)
-    if hasattr(base.model, "peft_config") or any(isinstance(m, own) for m in base.model.modules()):
+    adapter_layers = (PQLinear, FusedLora, BaseDeltaLinear)
+    if hasattr(base.model, "peft_config") or any(isinstance(m, adapter_layers) for m in base.model.modules()):
         raise AdapterInPlace(
-            f"{base.slug} carries an adapter where the bare model is needed; leave that adapter first"
+            f"{base.slug} already carries an adapter, and the bare model is needed; remove that adapter first"
         )
 
 
 def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Put `module` in the place of the one at `path`."""
     parent, _, child = path.rpartition(".")
     setattr(model.get_submodule(parent), child, module)
 
@@ -124,7 +152,7 @@ def copy_in(targets: Mapping[str, torch.Tensor], state: State) -> None:
     """Copy arrays into tensors of the same names and shapes.
 
     Raises:
-        LayoutMismatch: a name is missing or too many, or a shape differs; nothing was copied.
+        LayoutMismatch: a name is missing or unexpected, or a shape differs; nothing was copied.
     """
     require_fit({name: tuple(target.shape) for name, target in targets.items()}, state)
     with torch.no_grad():
@@ -133,36 +161,35 @@ def copy_in(targets: Mapping[str, torch.Tensor], state: State) -> None:
 
 
 def require_fit(layout: Layout, state: State) -> None:
-    """Make sure that arrays have the names and shapes of a layout.
+    """Check that arrays have the names and shapes of a layout.
 
     Raises:
-        LayoutMismatch: a name is missing or too many, or a shape differs.
+        LayoutMismatch: a name is missing or unexpected, or a shape differs.
     """
     if layout.keys() != state.keys():
-        missing, unknown = sorted(layout.keys() - state.keys()), sorted(state.keys() - layout.keys())
+        missing, unexpected = sorted(layout.keys() - state.keys()), sorted(state.keys() - layout.keys())
         raise LayoutMismatch(
-            f"the adapter and the tensors for it differ: missing {missing[:3]}, unknown {unknown[:3]}; "
-            "check that plan and alignment pack are those the tensors were made under"
+            f"the tensors do not fit the adapter: missing {missing[:3]}, unexpected {unexpected[:3]}; "
+            "use the plan and the alignment pack that the tensors were trained with"
         )
     for name, shape in layout.items():
         if shape != state[name].shape:
             raise LayoutMismatch(
-                f"{name} has shape {state[name].shape} and the adapter needs {shape}; "
-                "check that rank and base model are those the tensors were made for"
+                f"{name} has shape {state[name].shape}, and the adapter needs {shape}; "
+                "use the rank and the base model that the tensors were trained with"
             )
 
 
 def copy_out(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[np.float32]]:
-    """Copy tensors to arrays, by name in order."""
     return {name: np.array(tensors[name].detach().float().cpu().numpy()) for name in sorted(tensors)}
 
 
-def side_by_side(parts: Iterable[LoraFactors]) -> LoraFactors:
-    """Add LoRA up: A stacked (r1 + r2, d_in), B joined (d_out, r1 + r2), biases summed."""
-    listed = list(parts)
-    biases = [part.bias for part in listed if part.bias is not None]
+def side_by_side(factors: Iterable[LoraFactors]) -> LoraFactors:
+    """Concatenate LoRA factors: A stacked (r1 + r2, d_in), B joined (d_out, r1 + r2), biases summed."""
+    summands = list(factors)
+    biases = [summand.bias for summand in summands if summand.bias is not None]
     return LoraFactors(
-        A=np.concatenate([part.A for part in listed]),
-        B=np.concatenate([part.B for part in listed], axis=1),
+        A=np.concatenate([summand.A for summand in summands]),
+        B=np.concatenate([summand.B for summand in summands], axis=1),
         bias=np.sum(biases, axis=0) if biases else None,
     )

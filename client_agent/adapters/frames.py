@@ -1,4 +1,4 @@
-"""Hold the frozen A, B between which P and Q live, and make the ones that mean nothing: random frames."""
+"""The frozen factors A, B of PQ-LoRA: learning rates, random frames, and the modules that carry them."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Frame:
 
 
 Frames = Mapping[str, Frame]
-"""Frames by module name (`b0.q`); a (block, role) without one carries no adapter."""
+"""Frames by module name (`b0.q`); a (block, role) without a frame carries no adapter."""
 
 
 def frame_of(a: NDArray[Any], b: NDArray[Any]) -> Frame:
-    """Pair A and B with their rate, sqrt(r) / |B| in the Frobenius norm.
+    """Pair A and B with their learning-rate factor, sqrt(r) / |B| in the Frobenius norm.
 
     A step dP moves the output by s B dP z with z = A h, for random signs in proportion to |B| rms(z). A is
-    fitted so that z has the pivot's values: |A| is large where it reaches into directions of little variance,
-    and says nothing about the step. B is fitted to gradients, and nothing ties its size to the pivot's, whose
-    frames are orthonormal: their rate is 1 (docs/decisions/0013).
+    fitted so that z has the pivot's values: |A| is large along directions of little variance, and does not
+    determine the step. B is fitted to gradients, and its norm is unrelated to the pivot's. The pivot's frames
+    are orthonormal, with rate 1 (docs/decisions/0013).
     """
     a, b = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
     size = float(np.linalg.norm(b.astype(np.float64)))
@@ -50,9 +50,9 @@ def frame_of(a: NDArray[Any], b: NDArray[Any]) -> Frame:
 
 
 def random_frames(base: BaseModel, plan: AdapterPlan, seed: int) -> dict[str, Frame]:
-    """Draw A and B of the plan's (block, role)s from the seed: entries +-1/sqrt(d), so that the rate is 1.
+    """Draw A and B of every (block, role) of the plan from the seed: entries +-1/sqrt(d), so the rate is 1.
 
-    Agents of one base model draw the same frames; those of different ones have nothing in common.
+    Agents of the same base model draw the same frames; frames of different base models are unrelated.
     """
     frames: dict[str, Frame] = {}
     for name, _, role in present_modules(base, plan):
@@ -64,7 +64,7 @@ def random_frames(base: BaseModel, plan: AdapterPlan, seed: int) -> dict[str, Fr
 
 
 def wrapped_layers(base: BaseModel, plan: AdapterPlan) -> tuple[int, ...]:
-    """Give the layer that carries each block's adapter: the block's last.
+    """Return the index of the layer that carries each block's adapter: the last layer of the block.
 
     Raises:
         LayoutMismatch: the model has fewer layers than the plan has blocks.
@@ -73,22 +73,21 @@ def wrapped_layers(base: BaseModel, plan: AdapterPlan) -> tuple[int, ...]:
         return block_ends(base.layers, plan.blocks)
     except ValueError as error:
         raise LayoutMismatch(
-            f"{base.slug} has {base.layers} layers and the plan {plan.blocks} blocks; "
+            f"{base.slug} has {base.layers} layers, and the plan has {plan.blocks} blocks; "
             "use a deeper model, or a plan with fewer blocks"
         ) from error
 
 
 def present_modules(base: BaseModel, plan: AdapterPlan) -> list[tuple[str, int, Role]]:
-    """List name, block and role of the plan's (block, role)s that this architecture has, blocks first."""
-    wanted = plan.modules(base.shapes)
-    everything = (
+    """List (name, block, role) of every module of the plan that this architecture has, blocks first."""
+    planned = plan.modules(base.shapes)
+    candidates = (
         (module_name(block, role), block, role)
         for block in range(plan.blocks)
         for role in present_roles(base, plan)
     )
-    return [module for module in everything if module[0] in wanted]
+    return [module for module in candidates if module[0] in planned]
 
 
 def present_roles(base: BaseModel, plan: AdapterPlan) -> list[Role]:
-    """Give the plan's roles that this architecture has, in the plan's order."""
     return [role for role in plan.roles if role in base.shapes]

@@ -1,4 +1,4 @@
-"""Layers that compute a frozen linear layer with an adapter or a base delta beside it."""
+"""Layers that compute a frozen linear layer plus an adapter or a base delta."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from client_agent.model.architectures import block_diagonal, in_own_rows, linear_shape
+from client_agent.model.architectures import block_diagonal, linear_shape, place_rows
 
-GATE_AT_START = -1.386  # sigmoid of it is 0.2
+GATE_AT_START = -1.386  # sigmoid(-1.386) = 0.2
 
 
 class PQCore(nn.Module):
-    """P and Q of one role, and frozen global ones beside them when `gated`.
+    """Local P and Q of one role, and a frozen global pair when `gated`.
 
     Since both branches share A and B, the gated sum (1-b) h_L + b h_G is one branch with
     P = (1-b) P_L + b P_G and Q likewise, b = sigmoid(gate).
@@ -35,7 +35,7 @@ class PQCore(nn.Module):
             self.gate = nn.Parameter(torch.tensor(GATE_AT_START, device=device))
 
     def merged(self) -> tuple[Tensor, Tensor]:
-        """Give P (r, r) and Q (r,) as they act: the gate's mixture, or the local ones without a gate."""
+        """Return P (r, r) and Q (r,) of the gated sum, or the local pair without a gate."""
         if not self.gated:
             return self.P, self.Q
         b = torch.sigmoid(self.gate)
@@ -43,11 +43,11 @@ class PQCore(nn.Module):
 
 
 class PQLinear(nn.Module):
-    """A linear layer and the PQ-LoRA branches of the n roles that it serves: one, or several if it is fused.
+    """A linear layer with PQ-LoRA branches of the n roles that it serves; n > 1 when it is fused.
 
-    The branches are one of rank n r, whose P is block-diagonal: A (n r, d_in) holds the roles' A one below
-    the other, B (d_out, n r) each role's B in its own columns and in the rows that the role owns.
-    All of it is float32, whatever the base is.
+    The branches form one of rank n r with a block-diagonal P: A (n r, d_in) stacks the roles' A, and
+    B (d_out, n r) holds each role's B in its own columns and its own output rows.
+    Adapter tensors are float32 in any precision of the base model.
     """
 
     A: Tensor
@@ -63,14 +63,14 @@ class PQLinear(nn.Module):
         self.cores = nn.ModuleList(cores)
 
     def merged(self) -> tuple[Tensor, Tensor]:
-        """Give P (n r, n r) and Q (n r,) as they act."""
+        """Return P (n r, n r) and Q (n r,) of all n roles, gates applied."""
         pairs = [cast(PQCore, core).merged() for core in self.cores]
         if len(pairs) == 1:
             return pairs[0]
         return block_diagonal([p for p, _ in pairs]), torch.cat([q for _, q in pairs])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the adapter to the base layer's output: (..., d_in) -> (..., d_out), in the base's dtype."""
+        """Return the base layer's output plus the adapter's: (..., d_in) -> (..., d_out), base dtype."""
         y = cast(Tensor, self.base_layer(x))
         with torch.autocast(x.device.type, enabled=False):
             p, q = self.merged()
@@ -80,34 +80,33 @@ class PQLinear(nn.Module):
 
 
 class FusedLora(nn.Module):
-    """A linear layer and the LoRA of each role that it serves; `rows` are the outputs that each role owns.
+    """A linear layer with a LoRA of each role that it serves; `rows` are the output rows of each role.
 
-    Its parameters are float32, whatever the base is.
+    Parameters are float32 in any precision of the base model.
     """
 
     def __init__(self, base_layer: nn.Module, rows: Sequence[Tensor], rank: int, scale: float) -> None:
         super().__init__()
         self.base_layer = base_layer
         device = next(base_layer.parameters()).device
-        self.rows = [own.to(device) for own in rows]
+        self.rows = [role_rows.to(device) for role_rows in rows]
         self.scale = scale
         self.out_features, self.in_features = linear_shape(base_layer)
         self.A = nn.ParameterList(torch.zeros(rank, self.in_features, device=device) for _ in rows)
-        self.B = nn.ParameterList(torch.zeros(len(own), rank, device=device) for own in rows)
+        self.B = nn.ParameterList(torch.zeros(len(role_rows), rank, device=device) for role_rows in rows)
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        """Give A (n r, d_in) and s B (d_out, n r) of all n roles together."""
-        return torch.cat(list(self.A)), self.scale * in_own_rows(list(self.B), self.rows, self.out_features)
+        """Return A (n r, d_in) and s B (d_out, n r) of all n roles."""
+        return torch.cat(list(self.A)), self.scale * place_rows(list(self.B), self.rows, self.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the adapters to the base layer's output: (..., d_in) -> (..., d_out), in the base's dtype."""
         y = cast(Tensor, self.base_layer(x))
         a, b = self.factors()
         return y + nnf.linear(nnf.linear(x.float(), a), b).to(y.dtype)
 
 
-class FoldedLinear(nn.Module):
-    """A layer, with or without an adapter around it, and what was folded into it."""
+class BaseDeltaLinear(nn.Module):
+    """A layer, adapted or not, plus the base delta B A."""
 
     A: Tensor
     B: Tensor
@@ -121,6 +120,6 @@ class FoldedLinear(nn.Module):
         self.register_buffer("B", b.to(device, torch.float32), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add B A x to the layer's output: (..., d_in) -> (..., d_out), in the layer's dtype."""
+        """Return the layer's output plus B A x: (..., d_in) -> (..., d_out), in the layer's dtype."""
         y = cast(Tensor, self.base_layer(x))
         return y + nnf.linear(nnf.linear(x.float(), self.A), self.B).to(y.dtype)

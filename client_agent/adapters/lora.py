@@ -1,4 +1,4 @@
-"""Ordinary LoRA around a base model, in peft's layers: every layer's linear layers. Trains nothing."""
+"""Ordinary LoRA around every layer of a base model, in peft's layers where a linear layer serves one role."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from client_agent.adapters.base import (
     side_by_side,
 )
 from client_agent.adapters.frames import present_roles
-from client_agent.adapters.layers import FoldedLinear, FusedLora
+from client_agent.adapters.layers import BaseDeltaLinear, FusedLora
 from client_agent.errors import AdapterInPlace, LayoutMismatch
-from client_agent.model.architectures import in_own_rows, linear_shape
+from client_agent.model.architectures import linear_shape, place_rows
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import Layout, layer_module_name, lora_layout
 from schemas.maths.factors import Factors
@@ -36,7 +36,7 @@ Arrays = dict[str, NDArray[np.float32]]
 
 
 class LoraAdapter(Removable):
-    """A and B of every (layer, role) of one base model: in peft's layers, or in ours where fused."""
+    """A and B of every (layer, role) of one base model: in peft's layers, or in `FusedLora` layers."""
 
     def __init__(self, base: BaseModel, plan: AdapterPlan, *, seed: int) -> None:
         require_bare(base)
@@ -48,15 +48,15 @@ class LoraAdapter(Removable):
             for role in roles:
                 served.setdefault(base.parts.path(layer, role), {})[layer_module_name(layer, role)] = role
         self._served = served
-        self._inner = {path: self._model.get_submodule(path) for path in served}
-        self._folded: dict[str, LoraFactors] = {}
+        self._base_layers = {path: self._model.get_submodule(path) for path in served}
+        self._base_delta: dict[str, LoraFactors] = {}
         self._fused: dict[str, FusedLora] = {}
         self._single: dict[str, str] = {}
         self._rows: dict[str, torch.Tensor] = {}
         for path, members in served.items():
             if any(base.parts.is_fused(role) for role in members.values()):
                 rows = [base.parts.rows(self._model, role) for role in members.values()]
-                self._fused[path] = FusedLora(self._inner[path], rows, plan.rank, plan.scale)
+                self._fused[path] = FusedLora(self._base_layers[path], rows, plan.rank, plan.scale)
                 self._rows |= dict(zip(members, rows, strict=True))
             else:
                 (self._single[path],) = members
@@ -74,7 +74,7 @@ class LoraAdapter(Removable):
         self.load({name: np.zeros(shape, np.float32) for name, shape in self.layout.items()})
 
     def _inject_single(self, plan: AdapterPlan) -> dict[str, nn.Parameter]:
-        """Put peft's layers around the linear layers that serve one role."""
+        """Inject peft's layers around the linear layers that serve one role."""
         from peft import LoraConfig, inject_adapter_in_model  # seconds to import
 
         config = LoraConfig(
@@ -82,7 +82,7 @@ class LoraAdapter(Removable):
             lora_alpha=cast(int, plan.scale * plan.rank),  # peft scales by lora_alpha / r; fractions work
             target_modules=list(self._single),
             init_lora_weights=False,
-            fan_in_fan_out=any(isinstance(self._inner[path], Conv1D) for path in self._single),
+            fan_in_fan_out=any(isinstance(self._base_layers[path], Conv1D) for path in self._single),
         )
         inject_adapter_in_model(config, self._model)
         tensors: dict[str, nn.Parameter] = {}
@@ -94,106 +94,101 @@ class LoraAdapter(Removable):
         return tensors
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Give every A and B."""
         return dict(self._tensors)
 
     def parameter_groups(self, learning_rate: float) -> list[dict[str, Any]]:
-        """Give one group: all of them train at `learning_rate`."""
         return [{"params": list(self._tensors.values()), "lr": learning_rate}]
 
     def state(self) -> Arrays:
-        """Copy A (r, d_in) and B (d_out, r) of every (layer, role)."""
         return copy_out(self._tensors)
 
     def load(self, state: State) -> None:
-        """Set A and B. A rank that is zero altogether gets the A of the start."""
+        """Set A and B; a rank with A = B = 0 is initialised with the A drawn from the seed."""
         require_fit(self.layout, state)
-        copy_in(self._tensors, revived(state, self._start))
+        copy_in(self._tensors, initialize_zero_ranks(state, self._start))
 
     def load_global(self, state: State) -> None:
-        """Refuse: ordinary LoRA has no frozen factors that two branches could share."""
         raise AdapterInPlace("an ordinary LoRA has no global branch; use adapter.kind pq with mix gate")
 
     @torch.no_grad()
-    def load_fold(self, fold: Mapping[str, Factors]) -> None:
-        """Put what was added to each (layer, role) for good beside A and B, times the scale; frozen.
+    def load_base_delta(self, base_delta: Mapping[str, Factors]) -> None:
+        """Put the base delta, frozen and times the scale, beside A and B of each (layer, role).
 
         Raises:
             LayoutMismatch: a module is not adapted here, or has other widths.
         """
         widths = {name: (self.layout[f"{name}.B"][0], self.layout[f"{name}.A"][1]) for name in self._names()}
-        for name, one in fold.items():
-            if widths.get(name) != (len(one.B), one.A.shape[1]):
-                raise LayoutMismatch(f"what is folded into {name} does not fit this base model and plan")
+        for name, factors in base_delta.items():
+            if widths.get(name) != (len(factors.B), factors.A.shape[1]):
+                raise LayoutMismatch(
+                    f"the base delta of {name} does not fit this base model and plan; "
+                    "check that model is the base model that this client joined with"
+                )
         for path, members in self._served.items():
-            added = [name for name in members if name in fold]
+            changed = [name for name in members if name in base_delta]
             layer = self._model.get_submodule(path)
-            if isinstance(layer, FoldedLinear):
+            if isinstance(layer, BaseDeltaLinear):
                 layer = layer.base_layer
                 replace_module(self._model, path, layer)
-                del self._folded[path]
-            if not added:
+                del self._base_delta[path]
+            if not changed:
                 continue
-            a = torch.from_numpy(np.concatenate([fold[name].A for name in added]))
-            parts = [self._scale * torch.from_numpy(fold[name].B) for name in added]
-            d_out = linear_shape(self._inner[path])[0]
-            rows = [self._rows.get(name, torch.arange(d_out)) for name in added]
-            b = in_own_rows(parts, rows, d_out)
-            replace_module(self._model, path, FoldedLinear(layer, a, b))
-            self._folded[path] = LoraFactors(a.numpy(), b.numpy(), None)
+            a = torch.from_numpy(np.concatenate([base_delta[name].A for name in changed]))
+            factors_b = [self._scale * torch.from_numpy(base_delta[name].B) for name in changed]
+            d_out = linear_shape(self._base_layers[path])[0]
+            rows = [self._rows.get(name, torch.arange(d_out)) for name in changed]
+            b = place_rows(factors_b, rows, d_out)
+            replace_module(self._model, path, BaseDeltaLinear(layer, a, b))
+            self._base_delta[path] = LoraFactors(a.numpy(), b.numpy(), None)
 
     def _names(self) -> list[str]:
         return [name for members in self._served.values() for name in members]
 
     def private_state(self) -> Arrays:
-        """Give nothing: all of it travels."""
         return {}
 
     def load_private(self, state: State) -> None:
-        """Accept nothing but nothing."""
         copy_in({}, state)
 
     def merged_state(self) -> Arrays:
-        """Give the state: there is one branch."""
         return self.state()
 
     def as_lora(self) -> dict[str, LoraFactors]:
-        """Give A and scale * B of every module, without bias, and what was folded into it beside them.
+        """Return A and scale * B by module path, without bias and with the base delta's ranks appended.
 
-        They have n r ranks where a module serves n roles.
+        A module that serves n roles has n r ranks.
         """
         state, scale = self.state(), np.float32(self._scale)
         single = {
             path: LoraFactors(state[f"{name}.A"], scale * state[f"{name}.B"], None)
             for path, name in self._single.items()
         }
-        own = single | {path: _factors(wrapper) for path, wrapper in self._fused.items()}
+        trained = single | {path: _factors(wrapper) for path, wrapper in self._fused.items()}
         return {
-            path: side_by_side([one, self._folded[path]]) if path in self._folded else one
-            for path, one in own.items()
+            path: side_by_side([factors, self._base_delta[path]]) if path in self._base_delta else factors
+            for path, factors in trained.items()
         }
 
     def remove(self) -> None:
-        """Put the original linear layers back."""
-        for path, inner in self._inner.items():
-            replace_module(self._model, path, inner)
-        self._inner.clear()
+        for path, base_layer in self._base_layers.items():
+            replace_module(self._model, path, base_layer)
+        self._base_layers.clear()
         if hasattr(self._model, "peft_config"):
             del self._model.peft_config
 
 
-def revived(state: State, start: State) -> Arrays:
-    """Give ranks whose A and B are zero altogether the A of `start`; leave the others as they are.
+def initialize_zero_ranks(state: State, start: State) -> Arrays:
+    """Copy `state` with the A of `start` in every rank where A = B = 0.
 
-    The function is the same, since B = 0; but from A = B = 0 no gradient would ever arise, and zeros are
-    what the first round serves, and what pads an adapter of fewer ranks.
+    The function stays the same, since B = 0. From A = B = 0 the gradient is zero, and zeros are served in the
+    first round and pad an adapter of fewer ranks.
     """
-    made = {**state}
+    loaded = {**state}
     for name in start.keys() & state.keys():
         if name.endswith(".A"):
             alive = np.logical_or(state[name].any(axis=1), state[f"{name[:-1]}B"].any(axis=0))  # (r,)
-            made[name] = np.where(np.expand_dims(alive, 1), state[name], start[name])
-    return made
+            loaded[name] = np.where(np.expand_dims(alive, 1), state[name], start[name])
+    return loaded
 
 
 @torch.no_grad()

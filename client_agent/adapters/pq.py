@@ -1,7 +1,6 @@
-"""PQ-LoRA around a base model: which modules it wraps, what of it travels, what stays. Trains nothing.
+"""PQ-LoRA around the last layer of each block of a base model (fedmosaic.md section 2).
 
-It wraps the last layer of each block (fedmosaic.md section 2): tensors are named by block ordinal and role,
-never by layer number, so that models of any depth agree.
+Tensors are named by block ordinal and role, never by layer number, so that names agree across depths.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from client_agent.adapters.base import LoraFactors, Removable, State, copy_in, c
 from client_agent.adapters.frames import Frame, Frames, present_modules, wrapped_layers
 from client_agent.adapters.layers import PQCore, PQLinear
 from client_agent.errors import AdapterInPlace, LayoutMismatch
-from client_agent.model.architectures import in_own_rows, linear_shape
+from client_agent.model.architectures import linear_shape, place_rows
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import Layout, pq_layout
 from schemas.messages.federations import AdapterPlan, Role
@@ -43,8 +42,8 @@ class PQAdapter(Removable):
                 placed.setdefault(base.parts.path(ends[block], role), {})[name] = role
         if not placed:
             raise LayoutMismatch(
-                "no (block, role) of the plan has a frame: the alignment pack selects nothing; have the "
-                "operator raise alignment.max_error, choose another pivot, or leave alignment out"
+                "no (block, role) of the plan has a frame: the alignment pack selects none; ask the "
+                "operator to raise alignment.max_error, choose another pivot, or leave alignment out"
             )
         for path, members in placed.items():
             cores = {name: PQCore(plan.rank, base.device, gated=gated) for name in members}
@@ -64,19 +63,17 @@ class PQAdapter(Removable):
         scale: float,
         cores: Sequence[PQCore],
     ) -> PQLinear:
-        """Wrap the linear layer at a path for the (block, role) that it serves."""
-        inner = self._model.get_submodule(path)
+        base_layer = self._model.get_submodule(path)
         a = torch.cat([torch.tensor(frames[name].A, device=base.device) for name in members])
         b = [torch.tensor(frames[name].B, device=base.device) for name in members]
         rows = [base.parts.rows(self._model, role).to(base.device) for role in members.values()]
-        return PQLinear(inner, a, in_own_rows(b, rows, linear_shape(inner)[0]), scale, cores=cores)
+        return PQLinear(base_layer, a, place_rows(b, rows, linear_shape(base_layer)[0]), scale, cores=cores)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Give every P and Q, and every gate."""
         return {**self._shared(), **self._gates()}
 
     def parameter_groups(self, learning_rate: float) -> list[dict[str, Any]]:
-        """Group by frame: P, Q and gate of a frame train at learning_rate * its rate; gates do not decay."""
+        """Group parameters by frame: P, Q and gate train at learning_rate * rate; gates do not decay."""
         groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
         for name, core in self._cores.items():
             groups.setdefault((self._rates[name], True), []).extend((core.P, core.Q))
@@ -88,40 +85,35 @@ class PQAdapter(Removable):
         ]
 
     def state(self) -> Arrays:
-        """Copy P (r, r) and Q (r,) of every (block, role)."""
         return copy_out(self._shared())
 
     def load(self, state: State) -> None:
-        """Set P and Q of every (block, role)."""
         copy_in(self._shared(), state)
 
     def load_global(self, state: State) -> None:
-        """Set the frozen global P and Q beside the local ones."""
         if not self._gated:
             raise AdapterInPlace("the adapter has no global branch; inject it with gated=True to load one")
         targets = {f"{name}.P": core.P_global for name, core in self._cores.items()}
         copy_in(targets | {f"{name}.Q": core.Q_global for name, core in self._cores.items()}, state)
 
     def private_state(self) -> Arrays:
-        """Copy the gates, `b0.q.gate` with shape (); none without a global branch."""
+        """Copy the gates, `b0.q.gate` with shape (); empty without a global branch."""
         return copy_out(self._gates())
 
     def load_private(self, state: State) -> None:
-        """Set the gates."""
         copy_in(self._gates(), state)
 
     def merged_state(self) -> Arrays:
-        """Give P = (1-b) P_L + b P_G and Q likewise: what acts (fedmosaic.md section 2)."""
+        """Return P = (1-b) P_L + b P_G and Q likewise (fedmosaic.md section 2)."""
         merged = {name: core.merged() for name, core in self._cores.items()}
         tensors = {f"{name}.P": p for name, (p, _) in merged.items()}
         return copy_out(tensors | {f"{name}.Q": q for name, (_, q) in merged.items()})
 
     def as_lora(self) -> dict[str, LoraFactors]:
-        """Give A, s B P and the bias s B Q of every wrapped module; of rank n r where it serves n roles."""
+        """Return A, s B P and the bias s B Q by module path; rank n r where a module serves n roles."""
         return {path: _factors(layer) for path, layer in self._layers.items()}
 
     def remove(self) -> None:
-        """Put the original linear layers back."""
         for path, layer in self._layers.items():
             replace_module(self._model, path, layer.base_layer)
         self._layers.clear()
@@ -146,6 +138,6 @@ def _check_frame(frame: Frame, name: str, rank: int, shape: tuple[int, int]) -> 
     if frame.A.shape != (rank, d_in) or frame.B.shape != (d_out, rank):
         raise LayoutMismatch(
             f"the frame of {name} is for rank {frame.A.shape[0]} and a layer {frame.B.shape[0]} x "
-            f"{frame.A.shape[1]}, and this model needs rank {rank} and {d_out} x {d_in}; "
-            "is the alignment pack that of this base model and plan?"
+            f"{frame.A.shape[1]}; this model needs rank {rank} and {d_out} x {d_in}; "
+            "use the alignment pack of this base model and plan"
         )

@@ -1,7 +1,7 @@
-"""Say what an adapter was trained under, so that its tensors are never put back under anything else.
+"""The conditions under which an adapter was trained, and the check that it is loaded under the same.
 
-P and Q mean what they mean between their own frames, at their own scale and around their own base model;
-under others they fit just as well and do something else. Knows no file and no round.
+P and Q are valid only between their frames, at their scale and around their base model; under others they fit
+in shape and compute a different function.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from schemas.wire.digests import digest_from_hash
 
 
 class Origin(Strict):
-    """What an adapter's function hangs on beside its own tensors; `precision` is the base model's.
+    """The inputs that, with its tensors, determine an adapter's function; `precision` is the base model's.
 
-    `frames` names A and B; `seed` drew them where no alignment pack gave them.
+    `frames` is the digest of A and B; `seed` drew them if no alignment pack is in use.
     """
 
     base_model: BaseModelSlug
@@ -34,7 +34,6 @@ class Origin(Strict):
 
 
 def origin_of(base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool, seed: int) -> Origin:
-    """Say what an adapter that is injected so is trained under."""
     return Origin(
         base_model=base.slug,
         precision=precision_of(base.model),
@@ -46,46 +45,50 @@ def origin_of(base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool
 
 
 def require_plan(origin: Origin, plan: AdapterPlan) -> None:
-    """Make sure that a plan's adapter is the one that was trained.
+    """Check that a plan describes the adapter that was trained.
 
     Raises:
-        ProvenanceMismatch: a field differs; roles may come in another order.
+        ProvenanceMismatch: a field differs; the order of roles is ignored.
     """
-    there, here = (_fields(one) for one in (origin.adapter, plan))
-    different = [f"{name} {there[name]}, not {here[name]}" for name in there if there[name] != here[name]]
+    trained, current = _fields(origin.adapter), _fields(plan)
+    different = [
+        f"{name} {value}, not {current[name]}" for name, value in trained.items() if value != current[name]
+    ]
     if different:
         raise ProvenanceMismatch(
-            f"the adapter was trained with {'; '.join(different)}: give the plan that it was trained under"
+            f"the adapter was trained with {'; '.join(different)}; pass the plan that it was trained with"
         )
 
 
-def require_same(origin: Origin, here: Origin) -> None:
-    """Make sure that what was trained under `origin` does the same under `here`, in whatever precision.
+def require_same(origin: Origin, current: Origin) -> None:
+    """Check that an adapter trained under `origin` computes the same function under `current`.
+
+    Precision is not compared.
 
     Raises:
         ProvenanceMismatch: base model, adapter, gates or frames differ.
     """
-    if origin.base_model != here.base_model:
+    if origin.base_model != current.base_model:
         raise ProvenanceMismatch(
-            f"the adapter was trained on {origin.base_model}, and the model here is {here.base_model}: "
-            "set model to the one that it was trained on"
+            f"the adapter was trained on {origin.base_model}, and the model here is {current.base_model}; "
+            "set model to the base model that it was trained on"
         )
-    require_plan(origin, here.adapter)
-    if origin.gated != here.gated:
+    require_plan(origin, current.adapter)
+    if origin.gated != current.gated:
         raise ProvenanceMismatch(
-            "the adapter was trained with gates, and here are none, or the other way round: give the plan "
-            "that it was trained under"
+            f"the adapter was trained {'with' if origin.gated else 'without'} gates, and this plan is "
+            f"{'with' if current.gated else 'without'} gates; pass the plan that it was trained with"
         )
-    if origin.frames != here.frames:
-        seeds = f"seed {origin.seed}, not {here.seed}; " if origin.seed != here.seed else ""
+    if origin.frames != current.frames:
+        seeds = f"seed {origin.seed}, not {current.seed}; " if origin.seed != current.seed else ""
         raise ProvenanceMismatch(
-            f"the adapter was trained between other frames ({seeds}{origin.frames[:19]}, not "
-            f"{here.frames[:19]}): give the same training.seed and the same alignment pack, or neither pack"
+            f"the adapter was trained with different frames ({seeds}{origin.frames[:19]}, not "
+            f"{current.frames[:19]}); use the same training.seed and the same alignment pack, or no pack"
         )
 
 
 def _fields(plan: AdapterPlan) -> dict[str, object]:
-    """Give the fields of a plan; the order in which it lists roles and modules means nothing."""
+    """Return the fields of a plan, with roles and modules sorted, since their order has no effect."""
     modules = ", ".join(sorted(plan.target_modules)) if plan.target_modules is not None else None
     return {**plan.model_dump(), "roles": ", ".join(sorted(plan.roles)), "target_modules": modules}
 

@@ -1,4 +1,4 @@
-"""Remove the last ranks of an adapter in a round in which they became smaller."""
+"""Prune the last ranks of an adapter in a round in which they shrank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from schemas.maths.adapter import at_rank, factor_of, module_of
 from schemas.maths.factors import Factors
 
 
-def tail(parameters: Mapping[str, Tensor], first: int) -> Tensor:
-    """Give the size of the ranks from `first` on: () float32, differentiable."""
+def tail_size(parameters: Mapping[str, Tensor], first: int) -> Tensor:
+    """Return sum over modules of |B[:, first:]| |A[first:]| (): float32, differentiable."""
     sizes = [
         torch.linalg.vector_norm(parameters[f"{module_of(name)}.B"][:, first:])
         * torch.linalg.vector_norm(a[first:])
@@ -26,47 +26,46 @@ def tail(parameters: Mapping[str, Tensor], first: int) -> Tensor:
     return torch.stack(sizes).sum()
 
 
-def drawn_to_zero(first: int, strength: float) -> Callable[[Mapping[str, nn.Parameter]], Tensor]:
-    """Make what is added to the loss so that the ranks from `first` on shrink where nothing holds them."""
-    return lambda parameters: strength * tail(parameters, first)
+def tail_penalty(first: int, strength: float) -> Callable[[Mapping[str, nn.Parameter]], Tensor]:
+    """Return the loss term that shrinks the ranks from `first` on."""
+    return lambda parameters: strength * tail_size(parameters, first)
 
 
 Arrays = dict[str, NDArray[np.float32]]
 
 
 class Pruner:
-    """Watches the last ranks of an adapter from before a round's training to its end."""
+    """Compares the size of an adapter's last ranks before and after a round's training."""
 
     def __init__(self, adapter: Adapter, pruning: Pruning) -> None:
         self._adapter = adapter
         self._rank = rank_of(adapter.state())
-        self._kept = pruning.kept(self._rank)
-        self.penalty = drawn_to_zero(self._kept, pruning.strength)
+        self._target = pruning.target(self._rank)
+        self.penalty = tail_penalty(self._target, pruning.strength)
         self._before = self._size()
 
     def pruned(self) -> Arrays:
-        """Give the adapter after training, of fewer ranks where it prunes, and let it act as it is given."""
+        """Return the adapter's state after training, truncated and loaded if its last ranks shrank."""
         state = self._adapter.state()
-        if self._kept == self._rank or self._size() >= self._before:
+        if self._target == self._rank or self._size() >= self._before:
             return state
-        self._adapter.load(of_rank(of_rank(state, self._kept), self._rank))
-        return of_rank(state, self._kept)
+        self._adapter.load(resize_ranks(resize_ranks(state, self._target), self._rank))
+        return resize_ranks(state, self._target)
 
     def _size(self) -> float:
         state = {name: torch.from_numpy(values) for name, values in self._adapter.state().items()}
-        return float(tail(state, self._kept))
+        return float(tail_size(state, self._target))
 
 
 def rank_of(state: Mapping[str, NDArray[np.float32]]) -> int:
-    """Give the rank of A and B, which is one for all modules."""
     return next(len(values) for name, values in state.items() if factor_of(name) == "A")
 
 
-def of_rank(state: Mapping[str, NDArray[np.float32]], rank: int) -> Arrays:
-    """Give the first ranks of all A and B, or as many with zeros behind them."""
-    made: Arrays = {}
+def resize_ranks(state: Mapping[str, NDArray[np.float32]], rank: int) -> Arrays:
+    """Return A and B of every module truncated to `rank`, or padded with zeros."""
+    resized: Arrays = {}
     for name, values in state.items():
         if factor_of(name) == "A":
-            one = Factors(values, state[f"{module_of(name)}.B"]).of_rank(rank)
-            made |= {name: one.A, f"{module_of(name)}.B": one.B}
-    return {name: made[name] for name in at_rank({n: v.shape for n, v in state.items()}, rank)}
+            factors = Factors(values, state[f"{module_of(name)}.B"]).of_rank(rank)
+            resized |= {name: factors.A, f"{module_of(name)}.B": factors.B}
+    return {name: resized[name] for name in at_rank({n: v.shape for n, v in state.items()}, rank)}

@@ -1,7 +1,6 @@
-"""Ask a model about the anchors: what goes into its linear layers and which gradients come back.
+"""Forward and backward passes over the anchors: inputs and output gradients of a model's linear layers.
 
-Decides the target strings, which follow from a seed and are the same for every model, and which positions
-count. Knows no frames. (fedmosaic.md section 3)
+Target strings follow from a seed and are equal for all models (fedmosaic.md section 3).
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from schemas.maths.seeded_random import below, permutation
 from schemas.messages.alignment import Anchor
 from schemas.messages.federations import AdapterPlan
 
-_MAX_LENGTH = 512  # tokens of an anchor that are read
-_BATCH_TOKENS = 1024  # padding included; bounds the activations that a backward pass needs
+_MAX_LENGTH = 512  # tokens per anchor; longer anchors are truncated
+_BATCH_TOKENS = 1024  # per batch, padding included; bounds the activations of a backward pass
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One (block, role) in one model. Sites with equal `source` read one and the same activation.
+    """One (block, role) in one model. Sites with equal `source` have the same input activation.
 
-    The role's are the outputs `rows` (d_out,) of `linear`, which may serve other roles too.
+    `rows` (d_out,) are the role's output rows of `linear`, which may serve several roles.
     """
 
     name: str
@@ -47,7 +46,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One anchor, tokenised, and at each position the token of its target string that is asked for."""
+    """One tokenised anchor with the target token of each position."""
 
     anchor: int
     encoded: Encoded
@@ -55,18 +54,18 @@ class Text:
 
     @property
     def read(self) -> list[int]:
-        """The positions of real characters; a special token's activation is not comparable."""
+        """Return the positions of tokens with characters; special tokens are not comparable."""
         return [t for t, (start, end) in enumerate(self.encoded.spans) if end > start]
 
     @property
     def predicting(self) -> list[int]:
-        """The positions of real characters that have a target."""
+        """Return the positions of tokens with characters and a target."""
         return [t for t in self.read if self.targets[t] != NO_TARGET]
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """A batch after one forward and one backward pass: h by source (n, t, d_in), g by site (n, t, d_out)."""
+class BatchResponses:
+    """Inputs h by source (n, t, d_in) and output gradients g by site (n, t, d_out) of one batch."""
 
     texts: Sequence[Text]
     batch: Batch
@@ -75,7 +74,7 @@ class Answered:
 
 
 def sites_of(base: BaseModel, plan: AdapterPlan) -> list[Site]:
-    """List the (block, role)s of a model that the plan adapts, blocks first, then in the plan's order."""
+    """List the (block, role)s of a model that the plan adapts, blocks first, then the plan's order."""
     sites: list[Site] = []
     ends = wrapped_layers(base, plan)
     for name, block, role in present_modules(base, plan):
@@ -88,7 +87,7 @@ def sites_of(base: BaseModel, plan: AdapterPlan) -> list[Site]:
 
 
 def random_targets(anchors: Sequence[Anchor], seed: int) -> list[str]:
-    """Give every anchor a random string as long as its answer, of the characters of all answers."""
+    """Draw a random string for every anchor, as long as its answer, from the characters of all answers."""
     letters = alphabet(anchors)
     return [
         "".join(letters[i] for i in below(len(letters), len(anchor.answer), "target", seed, anchor.id))
@@ -97,7 +96,7 @@ def random_targets(anchors: Sequence[Anchor], seed: int) -> list[str]:
 
 
 def pseudo_task(anchors: Sequence[Anchor], seed: int, task: int, count: int) -> dict[int, str]:
-    """Draw `count` anchors and send their answers through a permutation of characters, both by `task`."""
+    """Draw `count` anchors and permute the characters of their answers, both seeded by `task`."""
     letters = alphabet(anchors)
     order = permutation(len(letters), "pseudo-task", seed, task)
     table = str.maketrans({letter: letters[i] for letter, i in zip(letters, order, strict=True)})
@@ -106,34 +105,33 @@ def pseudo_task(anchors: Sequence[Anchor], seed: int, task: int, count: int) -> 
 
 
 def alphabet(anchors: Sequence[Anchor]) -> list[str]:
-    """Give the characters of all answers, in order, without blanks, which some tokenizers drop.
+    """Return the sorted characters of all answers without whitespace, which some tokenizers drop.
 
     Raises:
-        AlignmentImpossible: there are none.
+        AlignmentImpossible: every answer is blank.
     """
     letters = sorted({letter for anchor in anchors for letter in anchor.answer if not letter.isspace()})
     if not letters:
-        raise AlignmentImpossible("the anchors' answers are blank; have the operator set others")
+        raise AlignmentImpossible("the anchors' answers are blank; ask the operator to replace the anchors")
     return letters
 
 
-def asked(base: BaseModel, anchors: Sequence[Anchor], targets: Mapping[int, str]) -> list[Text]:
-    """Tokenise the anchors that have a target string.
+def with_targets(base: BaseModel, anchors: Sequence[Anchor], targets: Mapping[int, str]) -> list[Text]:
+    """Tokenise the anchors that have a target string, and set the target token of every answer position.
 
-    The model reads prompt and true answer, as it would in public text, and is asked for the target at the
-    answer's positions: at the token that begins at a character, for the target's token on that character, or
-    the next one where the tokenizer leaves a character out. So every answer's token is asked for something,
-    whatever the target. eos is left out, since nothing random is to be learnt about it.
+    The input is the prompt and the true answer, as in public text. The target of an answer token that begins
+    at a character is the target string's token on that character, or on the next if the tokenizer skips that
+    character. So every answer token has a target. eos has none, since a random target for it is meaningless.
     """
-    return [_asked(base, index, anchors[index], target) for index, target in targets.items()]
+    return [_with_target(base, index, anchors[index], target) for index, target in targets.items()]
 
 
-def _asked(base: BaseModel, index: int, anchor: Anchor, target: str) -> Text:
+def _with_target(base: BaseModel, index: int, anchor: Anchor, target: str) -> Text:
     text = encode(base.tokenizer, anchor.prompt, anchor.answer, max_length=_MAX_LENGTH, closed=False)
-    other = encode(base.tokenizer, anchor.prompt, target, max_length=sys.maxsize, closed=False)
+    target_text = encode(base.tokenizer, anchor.prompt, target, max_length=sys.maxsize, closed=False)
     first = len(anchor.prompt)
-    on_character: list[int] = []  # from the target's first character on
-    for token, answer, (_, end) in zip(other.ids, other.answer, other.spans, strict=True):
+    on_character: list[int] = []  # target token by character of the target string
+    for token, answer, (_, end) in zip(target_text.ids, target_text.answer, target_text.spans, strict=True):
         if answer:
             on_character += [token] * (end - first - len(on_character))
     last = len(on_character) - 1
@@ -145,7 +143,6 @@ def _asked(base: BaseModel, index: int, anchor: Anchor, target: str) -> Text:
 
 
 def batches_of(texts: Sequence[Text]) -> Iterator[list[Text]]:
-    """Cut texts, in order, into batches of at most `_BATCH_TOKENS` padded tokens."""
     group: list[Text] = []
     longest = 0
     for text in texts:
@@ -159,11 +156,11 @@ def batches_of(texts: Sequence[Text]) -> Iterator[list[Text]]:
         yield group
 
 
-def answered(base: BaseModel, sites: Sequence[Site], texts: Sequence[Text]) -> Answered:
-    """Run one batch: inputs and output gradients of all sites, from one forward and one backward pass.
+def run_batch(base: BaseModel, sites: Sequence[Site], texts: Sequence[Text]) -> BatchResponses:
+    """Compute inputs and output gradients of all sites in one forward and one backward pass.
 
     The loss is the summed cross-entropy of the targets, so that a token's gradient does not depend on
-    its batch. The attention kernel is the one whose backward pass is deterministic on every device.
+    its batch. The math attention kernel has a deterministic backward pass on every device.
 
     Raises:
         AlignmentImpossible: the loss is NaN or infinite.
@@ -173,7 +170,7 @@ def answered(base: BaseModel, sites: Sequence[Site], texts: Sequence[Text]) -> A
         pad=pad_id(base.tokenizer),
         targets=[text.targets for text in texts],
     ).to(base.device)
-    with _caught(sites) as (inputs, outputs), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with _captured(sites) as (inputs, outputs), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         logits, targets = answer_logits(base.model, base.parts, batch)
         loss = nnf.cross_entropy(logits, targets, reduction="sum")
         if not loss.isfinite():
@@ -182,26 +179,26 @@ def answered(base: BaseModel, sites: Sequence[Site], texts: Sequence[Text]) -> A
             )
         gradients = torch.autograd.grad(loss, list(outputs.values()))
     of_module = dict(zip(outputs, gradients, strict=True))
-    return Answered(
+    return BatchResponses(
         texts, batch, inputs, {site.name: of_module[site.linear][..., site.rows] for site in sites}
     )
 
 
 @contextmanager
-def _caught(sites: Sequence[Site]) -> Iterator[tuple[dict[str, Tensor], dict[nn.Module, Tensor]]]:
-    """Catch inputs (by source) and outputs (by linear layer) of all sites; outputs take part in the graph."""
+def _captured(sites: Sequence[Site]) -> Iterator[tuple[dict[str, Tensor], dict[nn.Module, Tensor]]]:
+    """Capture inputs by source and outputs by linear layer of all sites; outputs are part of the graph."""
     inputs: dict[str, Tensor] = {}
     outputs: dict[nn.Module, Tensor] = {}
 
-    def catcher(source: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def catch(linear: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+    def capture_of(source: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def capture(linear: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
             inputs[source] = arguments[0].detach()
             outputs[linear] = output if output.requires_grad else output.requires_grad_()
 
-        return catch
+        return capture
 
     sources = {site.linear: site.source for site in sites}
-    hooks = [linear.register_forward_hook(catcher(source)) for linear, source in sources.items()]
+    hooks = [linear.register_forward_hook(capture_of(source)) for linear, source in sources.items()]
     try:
         yield inputs, outputs
     finally:

@@ -1,8 +1,8 @@
-"""Make alignment packs: the frozen A, B under which P and Q mean the same in every base model.
+"""Fit alignment packs: the frozen A, B under which P and Q have the same effect in every base model.
 
-dL/dP = sum_t (B^T g_t)(A h_t)^T. So P is right in two models only if both A h and B^T g agree on the same
-text: both are fitted to the pivot's, in closed form (fedmosaic.md section 3, `pca-tok`). The same inputs on
-one machine give the same bytes.
+dL/dP = sum_t (B^T g_t)(A h_t)^T. So P transfers between two models only if both A h and B^T g agree on the
+same text: both are fitted to the pivot's, in closed form (fedmosaic.md section 3, `pca-tok`). Equal inputs
+on one machine yield equal bytes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from client_agent.adapters.base import require_bare
 from client_agent.adapters.frames import random_frames
-from client_agent.alignment.anchor_responses import Site, Text, asked, random_targets, sites_of
+from client_agent.alignment.anchor_responses import Site, Text, random_targets, sites_of, with_targets
 from client_agent.alignment.least_squares import Moments, Residual
 from client_agent.alignment.module_selection import TaskFrames, task_errors
 from client_agent.alignment.pack import OFFSETS, Pack
-from client_agent.alignment.token_matching import Progress, Responses, Rows, alignment_set, passes
+from client_agent.alignment.token_matching import Progress, Responses, Rows, alignment_set, response_rows
 from client_agent.errors import AlignmentImpossible
 from client_agent.model.loading import BaseModel
 from schemas.messages.alignment import AlignmentManifest, Anchor, PackErrors, random_set
@@ -28,9 +28,9 @@ from schemas.wire.envelope import Array
 
 RIDGE_A = 1e-2
 RIDGE_B = 0.1
-HELD_OUT_EVERY = 8  # one anchor in so many measures and does not fit
+HELD_OUT_EVERY = 8  # every eighth anchor measures the error and is not fitted
 FEWEST_ANCHORS = 64
-_MOMENT_BYTES = 8 * 2**30  # blocks are worked on together as long as their moments fit
+_MOMENT_BYTES = 8 * 2**30  # upper bound on the moments of the blocks that share a pass
 
 
 def pivot_pack(
@@ -42,10 +42,10 @@ def pivot_pack(
     *,
     progress: Progress | None = None,
 ) -> Pack:
-    """Make the pivot's pack: A and B are the principal directions of its own inputs and output gradients.
+    """Build the pivot's pack: A and B are the principal directions of its inputs and output gradients.
 
-    It selects everything, without error, and carries the pivot's responses z = A h at every token and
-    g = B^T dL/dh_O at every token that predicts one of the random target's.
+    It selects every module with error 0, and contains the pivot's responses z = A h at every token and
+    g = B^T dL/dh_O at every token with a target.
 
     Raises:
         AlignmentImpossible: too few anchors, or responses beyond float16.
@@ -57,13 +57,13 @@ def pivot_pack(
     sites = sites_of(pivot, adapter_plan)
     for group in _groups(sites):
         inputs, gradients = _empty(group)
-        for rows in passes(pivot, group, texts, progress, "pivot: directions"):
+        for rows in response_rows(pivot, group, texts, progress, "pivot: directions"):
             _add(inputs, gradients, group, rows)
         a = {source: moments.principal(r) for source, moments in inputs.items()}  # (r, d_in)
         b = {name: moments.principal(r) for name, moments in gradients.items()}  # (r, d_out)
         z: dict[str, list[Tensor]] = {site.name: [] for site in group}
         g: dict[str, list[Tensor]] = {site.name: [] for site in group}
-        for rows in passes(pivot, group, texts, progress, "pivot: responses"):
+        for rows in response_rows(pivot, group, texts, progress, "pivot: responses"):
             for site in group:
                 z[site.name].append(rows.h[site.source].double() @ a[site.source].T)
                 g[site.name].append(rows.g[site.name].double() @ b[site.name].T)
@@ -94,10 +94,10 @@ def aligned_pack(
     *,
     progress: Progress | None = None,
 ) -> Pack:
-    """Make another base model's pack: A h and B^T g are fitted to the pivot's responses, by ridge regression.
+    """Build another base model's pack: A h and B^T g are fitted to the pivot's responses by ridge regression.
 
-    Errors are measured on anchors and pseudo-tasks that did not fit; a (block, role) is selected when its
-    error on pseudo-tasks is below `plan.max_error`.
+    Errors are measured on held-out anchors and pseudo-tasks; a (block, role) is selected if its error on
+    pseudo-tasks is below `plan.max_error`.
 
     Raises:
         AlignmentImpossible: too few anchors, or the pivot's pack was made from other anchors or weights.
@@ -112,13 +112,13 @@ def aligned_pack(
     errors: dict[str, PackErrors] = {}
     pivot_sites = {site.name: site for site in sites_of(pivot, adapter_plan)}
     for group in _groups([s for s in sites_of(base, adapter_plan) if f"{s.name}.z" in of_pivot.tensors]):
-        a, b = _fitted(base, group, fitting, responses, progress)
-        missed = {site.name: (Residual(), Residual()) for site in group}
-        for rows in passes(base, group, held_out, progress, "measuring", responses):
+        a, b = _fit(base, group, fitting, responses, progress)
+        residuals = {site.name: (Residual(), Residual()) for site in group}
+        for rows in response_rows(base, group, held_out, progress, "measuring", responses):
             for site in group:
                 z, g = responses.z(site.name, rows.z_rows), responses.g(site.name, rows.g_rows)
-                missed[site.name][0].add(rows.h[site.source].double() @ a[site.source].T, z)
-                missed[site.name][1].add(rows.g[site.name].double() @ b[site.name].T, g)
+                residuals[site.name][0].add(rows.h[site.source].double() @ a[site.source].T, z)
+                residuals[site.name][1].add(rows.g[site.name].double() @ b[site.name].T, g)
         of_pivots = responses.frames(group, pivot_sites, pivot.device)
         by_task = task_errors(
             TaskFrames(base, group, a, None),
@@ -129,7 +129,7 @@ def aligned_pack(
         )
         for site in group:
             tensors |= _frame_tensors(site, a[site.source], b[site.name])
-            in_a, in_b = missed[site.name]
+            in_a, in_b = residuals[site.name]
             errors[site.name] = PackErrors(a=in_a.relative, b_token=in_b.relative, b_task=by_task[site.name])
     manifest = AlignmentManifest(
         federation=federation_id,
@@ -143,7 +143,7 @@ def aligned_pack(
 
 
 def random_pack(base: BaseModel, adapter_plan: AdapterPlan, plan: AlignmentPlan, federation_id: str) -> Pack:
-    """Make a pack of frames that follow from the seed alone: everything is selected, nothing is aligned."""
+    """Build a pack of random frames from the seed: every module is selected, none is aligned."""
     frames = random_frames(base, adapter_plan, plan.seed)
     tensors: dict[str, Array] = {f"{name}.A": frame.A for name, frame in frames.items()}
     tensors |= {f"{name}.B": frame.B for name, frame in frames.items()}
@@ -158,7 +158,7 @@ def random_pack(base: BaseModel, adapter_plan: AdapterPlan, plan: AlignmentPlan,
     return Pack(tensors, manifest)
 
 
-def _fitted(
+def _fit(
     base: BaseModel,
     group: Sequence[Site],
     texts: Sequence[Text],
@@ -168,12 +168,12 @@ def _fitted(
     """Fit A (r, d_in) by source and B^T (r, d_out) by name to the pivot's responses (steps 1 and 3)."""
     inputs, gradients = _empty(group)
     matched = 0
-    for rows in passes(base, group, texts, progress, "fitting", responses):
+    for rows in response_rows(base, group, texts, progress, "fitting", responses):
         _add(inputs, gradients, group, rows, responses)
         matched += len(rows.g_rows)
     if not matched:
         raise AlignmentImpossible(
-            f"no token of {base.slug} ends where one of the pivot's does; choose another pivot"
+            f"no token of {base.slug} ends at the same character as a pivot token; choose another pivot"
         )
     a = {source: moments.ridge(RIDGE_A).T for source, moments in inputs.items()}
     return a, {name: moments.ridge(RIDGE_B).T for name, moments in gradients.items()}
@@ -190,9 +190,9 @@ def _add(
     rows: Rows,
     responses: Responses | None = None,
 ) -> None:
-    one_of = {site.source: site.name for site in group}
+    representative = {site.source: site.name for site in group}
     for source, moments in inputs.items():
-        z = responses.z(one_of[source], rows.z_rows) if responses is not None else None
+        z = responses.z(representative[source], rows.z_rows) if responses is not None else None
         moments.add(rows.h[source], z)
     for name, moments in gradients.items():
         g = responses.g(name, rows.g_rows) if responses is not None else None
@@ -203,14 +203,14 @@ def _texts(base: BaseModel, anchors: Sequence[Anchor], plan: AlignmentPlan) -> l
     require_bare(base)
     if len(anchors) < FEWEST_ANCHORS:
         raise AlignmentImpossible(
-            f"{len(anchors)} anchors are too few to align on: have the operator set {FEWEST_ANCHORS} "
-            "or more, better a thousand"
+            f"{len(anchors)} anchors are too few to align on; ask the operator to set {FEWEST_ANCHORS} "
+            "or more (1000 is recommended)"
         )
-    return asked(base, anchors, dict(enumerate(random_targets(anchors, plan.seed))))
+    return with_targets(base, anchors, dict(enumerate(random_targets(anchors, plan.seed))))
 
 
 def _groups(sites: Sequence[Site]) -> Iterator[list[Site]]:
-    """Put as many blocks together as their moments leave room for; always at least one."""
+    """Group as many blocks as `_MOMENT_BYTES` allows for their moments; at least one."""
     group: list[Site] = []
     size = 0
     for block in sorted({site.block for site in sites}):

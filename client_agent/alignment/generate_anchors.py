@@ -1,7 +1,7 @@
-"""Have a model write anchor texts of its own, for federations that have no public texts to align on.
+"""Anchor texts that the pivot writes, for federations without public texts to align on.
 
-A pivot that has learnt to write texts puts activations and gradients where texts put them; random tokens
-would not (docs/decisions/0031-anchors-that-the-pivot-writes.md).
+Activations and gradients on sampled text resemble those on real text; those on random tokens do not
+(docs/decisions/0031-pivot-written-anchors.md).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from schemas.messages.alignment import Anchor
 _AT_ONCE = 64
 _FEWEST_TOKENS = 4
 _PROMPT_SHARE = 2 / 3
-_MOST_TRIES = 20  # texts written for each that is wanted: a model that has little to say repeats itself
+_MOST_TRIES = 20  # texts per anchor: models with little variety repeat themselves
 
 
-def written_anchors(
+def generate_anchors(
     pivot: BaseModel,
     count: int,
     *,
@@ -31,22 +31,21 @@ def written_anchors(
     max_tokens: int,
     progress: Callable[[int], None] | None = None,
 ) -> list[Anchor]:
-    """Give `count` different texts of the pivot, each cut into a prompt and an answer a third as long.
+    """Sample `count` distinct texts of the pivot, and split each into a prompt and a third as answer.
 
-    Every token is drawn from the model's own distribution, as it is: a text ends where the model ends it, or
-    after `max_tokens`. The same seed gives the same texts on one machine. `progress` is told how many there
-    are.
+    Tokens are sampled at temperature 1 until a special token or `max_tokens`. The same seed yields the same
+    texts on one machine. `progress` is called with the number of texts so far.
 
     Raises:
-        AlignmentImpossible: the model writes too few different texts.
-        TokenizerUnfit: nothing says where a text of this model begins.
+        AlignmentImpossible: the model writes too few distinct texts.
+        TokenizerUnfit: the tokenizer has neither a bos nor an eos token.
     """
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     length = min(max_tokens, pivot.positions - 1)
     anchors: dict[tuple[str, str], Anchor] = {}
     tried = 0
     while len(anchors) < count and tried < _MOST_TRIES * count:
-        for ids in _texts(pivot, length, dice):
+        for ids in _texts(pivot, length, generator):
             cut = _cut(pivot, ids)
             if cut is not None and cut not in anchors and len(anchors) < count:
                 anchors[cut] = Anchor(id=f"w{len(anchors):05}", prompt=cut[0], answer=cut[1])
@@ -56,14 +55,14 @@ def written_anchors(
     if len(anchors) < count:
         raise AlignmentImpossible(
             f"{pivot.slug} wrote {tried} texts, of which {len(anchors)} are different and long enough; it "
-            "may have learnt to answer only: let another model write, or use public texts"
+            "may be trained for answers only: use another model, or public texts"
         )
     return [*anchors.values()]
 
 
 @torch.inference_mode()
-def _texts(pivot: BaseModel, length: int, dice: torch.Generator) -> Iterator[list[int]]:
-    """Write texts side by side, each from the token that opens one on; give their tokens, no special ones."""
+def _texts(pivot: BaseModel, length: int, generator: torch.Generator) -> Iterator[list[int]]:
+    """Sample texts in a batch, each from the opening token; yield their token ids without special tokens."""
     model, tokenizer = cast(Any, pivot.model), cast(Any, pivot.tokenizer)
     opening = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if opening is None:
@@ -74,7 +73,7 @@ def _texts(pivot: BaseModel, length: int, dice: torch.Generator) -> Iterator[lis
     for _ in range(length):
         output = model(input_ids=ids, past_key_values=past, use_cache=True)
         chances = output.logits[:, -1].float().softmax(-1).cpu()  # (n, V)
-        ids = torch.multinomial(chances, 1, generator=dice).to(pivot.device)  # (n, 1)
+        ids = torch.multinomial(chances, 1, generator=generator).to(pivot.device)  # (n, 1)
         written.append(ids)
         past = output.past_key_values
     special = set(tokenizer.all_special_ids)
@@ -84,7 +83,7 @@ def _texts(pivot: BaseModel, length: int, dice: torch.Generator) -> Iterator[lis
 
 
 def _cut(pivot: BaseModel, ids: list[int]) -> tuple[str, str] | None:
-    """Cut a text in two, if both parts are text and its tokens can be told apart."""
+    """Split a text into prompt and answer; None if one of them is empty or their tokens overlap."""
     if len(ids) < _FEWEST_TOKENS:
         return None
     decode = cast(Any, pivot.tokenizer).decode
@@ -97,6 +96,6 @@ def _cut(pivot: BaseModel, ids: list[int]) -> tuple[str, str] | None:
         return None
     try:
         encode(pivot.tokenizer, prompt, answer, max_length=pivot.positions, closed=False)
-    except TokenizerUnfit:  # both are one token
+    except TokenizerUnfit:  # one token spans both
         return None
     return prompt, answer

@@ -1,4 +1,4 @@
-"""Fit linear maps from sums that fit in memory, whatever the number of rows. All of it in float64."""
+"""Ridge regression and principal directions from running sums of a fixed size, in float64."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Moments:
-    """Sums over rows x (d_in,) and y (d_out,): X^T X and X^T Y."""
+    """Second moments of rows x (d_in,) and y (d_out,): X^T X and X^T Y."""
 
     xx: Tensor | None = None  # (d_in, d_in)
     xy: Tensor | None = None  # (d_in, d_out)
 
     def add(self, x: Tensor, y: Tensor | None = None) -> None:
-        """Add rows x (n, d_in), and y (n, d_out) to be predicted from them."""
         x = x.double()
         square = x.T @ x
         self.xx = square if self.xx is None else self.xx.add_(square)
@@ -26,10 +25,9 @@ class Moments:
             self.xy = product if self.xy is None else self.xy.add_(product)
 
     def principal(self, rank: int) -> Tensor:
-        """Give the first `rank` principal directions, uncentred, as orthonormal rows: (rank, d_in).
+        """Return the first `rank` principal directions, uncentred, as orthonormal rows (rank, d_in).
 
-        Each has its largest entry positive, so that the same sums give the same rows. Rows beyond d_in are
-        zero.
+        The largest entry of each is positive, so that equal sums yield equal rows. Rows beyond d_in are zero.
         """
         assert self.xx is not None
         directions = torch.linalg.eigh(self.xx).eigenvectors.flip(-1)[:, :rank].T  # (<= rank, d_in)
@@ -49,18 +47,16 @@ class Moments:
 
 @dataclass(slots=True)
 class Residual:
-    """The relative error ||prediction - y|| / ||y|| over all rows seen."""
+    """The relative error ||prediction - y|| / ||y|| over all added rows."""
 
-    _missed: float = field(default=0.0)
-    _whole: float = field(default=0.0)
+    _error: float = field(default=0.0)
+    _total: float = field(default=0.0)
 
     def add(self, prediction: Tensor, y: Tensor) -> None:
-        """Add rows, both (n, d)."""
         y = y.double()
-        self._missed += float((prediction - y).square().sum())
-        self._whole += float(y.square().sum())
+        self._error += float((prediction - y).square().sum())
+        self._total += float(y.square().sum())
 
     @property
     def relative(self) -> float:
-        """The error; 0 when there was nothing to predict and nothing was predicted."""
-        return (self._missed / self._whole) ** 0.5 if self._whole else float(self._missed > 0)
+        return (self._error / self._total) ** 0.5 if self._total else float(self._error > 0)

@@ -1,4 +1,4 @@
-"""Hold an alignment pack: one base model's frames, and what is said about them. Write and read its body."""
+"""An alignment pack: the frames of one base model and their manifest, and their body on the wire."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _MOST_BYTES = 2**33
 class Pack:
     """Tensors `b0.q.A` (r, d_in) and `.B` (d_out, r) of every (block, role), float32.
 
-    The pivot's also has its responses to the anchors: `b0.q.z` (tokens, r), `.g` (answer tokens, r), float16,
-    and `offsets` (tokens, 3) int32: anchor, start, end.
+    The pivot's pack also has responses to the anchors: `b0.q.z` (tokens, r), `.g` (answer tokens, r),
+    float16, and `offsets` (tokens, 3) int32: anchor, start, end.
     """
 
     tensors: Mapping[str, Array]
     manifest: AlignmentManifest
 
     def frames(self, base: BaseModel) -> dict[str, Frame]:
-        """Give the frames of the selected (block, role), for the base model that they belong to.
+        """Return the frames of the selected (block, role) for their base model.
 
         Raises:
-            AlignmentImpossible: the pack is another base model's.
+            AlignmentImpossible: the pack belongs to another base model.
         """
         if self.manifest.base_model != base.slug:
             raise AlignmentImpossible(
-                f"this alignment pack is one of {self.manifest.base_model}, and the model here is "
-                f"{base.slug}: give the pack of this model"
+                f"this alignment pack is of {self.manifest.base_model}, and the model here is "
+                f"{base.slug}; pass the pack of this base model"
             )
         return {
             name: frame_of(self.tensors[f"{name}.A"], self.tensors[f"{name}.B"])
@@ -50,27 +50,31 @@ class Pack:
         }
 
     def to_body(self) -> bytes:
-        """Write the body that is stored at the coordinator; the same pack gives the same bytes."""
         return pack(self.tensors, self.manifest, compress=True)
 
     @classmethod
     def from_body(cls, body: bytes) -> Self:
-        """Read a body, compressed or not.
+        """Parse a body, compressed or not.
 
         Raises:
-            AlignmentImpossible: it is none, or lacks a tensor that its manifest selects.
+            AlignmentImpossible: the body is malformed, or lacks a tensor that its manifest selects.
+
         """
         encoding: Encoding | None = "zstd" if is_frame(body) else None
         try:
             with unpack(body, encoding=encoding, expected=_expected(), max_bytes=_MOST_BYTES) as envelope:
                 manifest = envelope.manifest(AlignmentManifest)
-                made = cls({name: envelope.read(name) for name in envelope.names}, manifest)
+                parsed = cls({name: envelope.read(name) for name in envelope.names}, manifest)
         except BodyRefused as refusal:
-            raise AlignmentImpossible(f"unreadable alignment pack ({refusal}); have it replaced") from refusal
-        lacking = [n for n in manifest.selected if not {f"{n}.A", f"{n}.B"} <= made.tensors.keys()]
+            raise AlignmentImpossible(
+                f"unreadable alignment pack ({refusal}); ask the operator to replace it"
+            ) from refusal
+        lacking = [n for n in manifest.selected if not {f"{n}.A", f"{n}.B"} <= parsed.tensors.keys()]
         if lacking:
-            raise AlignmentImpossible(f"the alignment pack lacks frames of {lacking[0]}; have it replaced")
-        return made
+            raise AlignmentImpossible(
+                f"the alignment pack lacks frames of {lacking[0]}; ask the operator to replace it"
+            )
+        return parsed
 
 
 def _expected() -> Expected:
@@ -78,6 +82,6 @@ def _expected() -> Expected:
     slots = {OFFSETS: Slot((None, 3), frozenset({"I32"}), optional=True)}
     for block in range(_MOST_BLOCKS):
         for role in ALL_ROLES:
-            for part, dtypes in (("A", exact), ("B", exact), ("z", half), ("g", half)):
-                slots[f"{module_name(block, role)}.{part}"] = Slot((None, None), dtypes, optional=True)
+            for tensor, dtypes in (("A", exact), ("B", exact), ("z", half), ("g", half)):
+                slots[f"{module_name(block, role)}.{tensor}"] = Slot((None, None), dtypes, optional=True)
     return slots

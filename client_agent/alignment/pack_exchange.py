@@ -1,4 +1,4 @@
-"""Get a federation's frames: from disk, from the coordinator, or by making the pack nobody made yet."""
+"""Obtain a federation's frames: from disk, from the coordinator, or by building the base model's pack."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PACK = "pack.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class FramesInUse:
-    """The frames, and the digest of the pack they came from, or None without alignment."""
+    """Frames, and the digest of their alignment pack; None without alignment."""
 
     frames: Frames
     pack_digest: str | None
@@ -52,25 +52,25 @@ def frames_for(
     folder: Path,
     stop: Callable[[], bool],
 ) -> FramesInUse:
-    """Give the frames of the federation; after this returns the coordinator has our base model's pack.
+    """Return the federation's frames, and make sure that the coordinator has this base model's pack.
 
     Raises:
-        PivotPackAwaited: the pivot's pack comes first, and is another's to make.
-        PivotMissing, AlignmentImpossible: the pack must be made here and cannot be.
-        PackRefused: the coordinator does not take the pack that was made.
-        Stopped: `stop` said so; what was finished before is not made again.
+        PivotPackAwaited: the pivot's pack does not exist yet, and another client builds it.
+        PivotMissing, AlignmentImpossible: the pack cannot be built on this machine.
+        PackRefused: the coordinator refuses the built pack.
+        Stopped: `stop` returned true; a finished pack is not built again.
     """
     if brief.alignment is not None and not (folder / _PACK).exists():
-        making = _Making(silo, api, federation_id, folder, brief.adapter, brief.alignment, stop)
-        write_durably(folder / _PACK, making.our_pack())
-    return frames_kept(brief, silo.base, folder)
+        builder = _PackBuilder(silo, api, federation_id, folder, brief.adapter, brief.alignment, stop)
+        write_durably(folder / _PACK, builder.fetch_or_build())
+    return stored_frames(brief, silo.base, folder)
 
 
-def frames_kept(brief: RoundBrief, base: BaseModel, folder: Path) -> FramesInUse:
-    """Give the frames that this machine has: those of the pack in the folder, or random ones.
+def stored_frames(brief: RoundBrief, base: BaseModel, folder: Path) -> FramesInUse:
+    """Return the frames on this machine: those of the stored pack, or random ones without alignment.
 
     Raises:
-        AlignmentImpossible: the pack is not here, or is not one of this base model.
+        AlignmentImpossible: the pack is missing, or belongs to another base model.
     """
     if brief.adapter.kind == "lora":
         return FramesInUse({}, None)
@@ -78,36 +78,38 @@ def frames_kept(brief: RoundBrief, base: BaseModel, folder: Path) -> FramesInUse
         return FramesInUse(random_frames(base, brief.adapter, brief.training.seed), None)
     file = folder / _PACK
     if not file.exists():
-        raise AlignmentImpossible(f"{file} is missing; `tessera agent align` fetches it")
+        raise AlignmentImpossible(f"{file} is missing; run `tessera agent align` to fetch it")
     body = file.read_bytes()
     return FramesInUse(Pack.from_body(body).frames(base), digest_of(body))
 
 
-def drop_ended(base_model: str, api: CoordinatorApi, federation_id: str, folder: Path) -> bool:
-    """Set the pack that this machine has aside if it ended; return whether it did.
+def archive_voided_pack(base_model: str, api: CoordinatorApi, federation_id: str, folder: Path) -> bool:
+    """Archive the stored pack if it is no longer valid; return whether it was archived.
 
-    It did when the coordinator has another one, or says that ours does not count any more. One that the
-    coordinator has merely lost is kept, and delivered again.
+    A pack is no longer valid if the coordinator has another pack or lists this one as voided. A pack that the
+    coordinator lost is still valid, and is delivered again.
     """
     file = folder / _PACK
     if not file.exists():
         return False
-    kept, packs = digest_of(file.read_bytes()), api.packs(federation_id)
+    stored, packs = digest_of(file.read_bytes()), api.packs(federation_id)
     current = next((pack.digest for pack in packs.items if pack.base_model == base_model), None)
-    is_voided = any((pack.base_model, pack.digest) == (base_model, kept) for pack in packs.voided)
-    if current == kept or (current is None and not is_voided):
+    is_voided = any((pack.base_model, pack.digest) == (base_model, stored) for pack in packs.voided)
+    if current == stored or (current is None and not is_voided):
         return False
-    log.warning("the alignment pack of %s does not count any more: begins anew under the next", base_model)
-    move_aside(file, "an alignment pack that ended")
+    log.warning("alignment pack: voided (%s); training restarts under the next pack", base_model)
+    move_aside(file, "a voided alignment pack")
     return True
 
 
-def deliver_kept(base_model: str, pivot: str, api: CoordinatorApi, federation_id: str, folder: Path) -> None:
-    """Deliver the pack that this machine has once more: the coordinator has lost it.
+def redeliver_pack(
+    base_model: str, pivot: str, api: CoordinatorApi, federation_id: str, folder: Path
+) -> None:
+    """Deliver the stored pack again after the coordinator lost it.
 
     Raises:
-        PivotPackAwaited: it has lost the pivot's as well, which another client delivers again.
-        PackRefused: it has another one by now, or does not take ours.
+        PivotPackAwaited: the coordinator also lost the pivot's pack, which another client delivers.
+        PackRefused: the coordinator has another pack, or refuses this one.
     """
     try:
         api.put_pack(federation_id, base_model, (folder / _PACK).read_bytes())
@@ -120,8 +122,8 @@ def deliver_kept(base_model: str, pivot: str, api: CoordinatorApi, federation_id
 
 
 @dataclass(frozen=True, slots=True)
-class _Making:
-    """What making packs needs."""
+class _PackBuilder:
+    """Builds and delivers this base model's alignment pack."""
 
     silo: Silo
     api: CoordinatorApi
@@ -131,8 +133,7 @@ class _Making:
     alignment: AlignmentPlan
     stop: Callable[[], bool]
 
-    def our_pack(self) -> bytes:
-        """Download our base model's pack; when there is none, make and deliver it."""
+    def fetch_or_build(self) -> bytes:
         slug = self.silo.base.slug
         stored = self.api.pack(self.federation, slug)
         if stored is not None:
@@ -147,14 +148,14 @@ class _Making:
         if stored is None:
             raise PivotPackAwaited(self.federation, self.alignment.pivot)
         of_pivot = stored.body
-        self._forget_misfit(slug, Pack.from_body(of_pivot).manifest.alignment_set)
-        ours = self.silo.model_named(slug)  # dense: everybody with these weights will use the pack
+        self._delete_outdated(slug, Pack.from_body(of_pivot).manifest.alignment_set)
+        base = self.silo.model_named(slug)  # dense, since all clients with these weights use the pack
         pivot = self.silo.model_named(self.alignment.pivot)
         anchors = self._anchors()
         return self._deliver(
             slug,
             lambda: aligned_pack(
-                ours,
+                base,
                 pivot,
                 Pack.from_body(of_pivot),
                 anchors,
@@ -168,13 +169,13 @@ class _Making:
     def _anchors(self) -> Sequence[Anchor]:
         return self.api.anchors(self.federation).anchors[: self.alignment.anchors]
 
-    def _forget_misfit(self, slug: str, alignment_set: str) -> None:
-        """Remove a pack of ours that was made on another pack of the pivot than the one that counts."""
-        file = self._made(slug)
+    def _delete_outdated(self, slug: str, alignment_set: str) -> None:
+        """Delete a built pack that was fitted to another pack of the pivot than the current one."""
+        file = self._built_file(slug)
         if file.exists() and Pack.from_body(file.read_bytes()).manifest.alignment_set != alignment_set:
             file.unlink()
 
-    def _made(self, base_model: str) -> Path:
+    def _built_file(self, base_model: str) -> Path:
         return self.folder / f"made-{base_model}.safetensors"
 
     def _pivot_pack(self) -> bytes:
@@ -189,16 +190,16 @@ class _Making:
         )
 
     def _deliver(self, base_model: str, make: Callable[[], Pack]) -> bytes:
-        """Make a pack once and deliver it; give what is stored: ours, or that of a faster agent."""
-        file = self._made(base_model)
+        """Build a pack once and deliver it; return the stored body, which may be another agent's."""
+        file = self._built_file(base_model)
         if not file.exists():
-            log.info("making the alignment pack of %s", base_model)
+            log.info("alignment pack: building (%s)", base_model)
             write_durably(file, make().to_body())
         body = file.read_bytes()
         try:
             self.api.put_pack(self.federation, base_model, body)
         except CoordinatorRefused as refusal:
-            if refusal.status == _UNKNOWN_CALLER:  # nothing was said about the pack
+            if refusal.status == _UNKNOWN_CALLER:  # not a verdict on the pack
                 raise
             if refusal.slug == _PIVOT_PACK_MISSING or self._pivot_was_replaced(refusal, body):
                 raise PivotPackAwaited(self.federation, self.alignment.pivot) from refusal
@@ -210,22 +211,20 @@ class _Making:
         return body
 
     def _pivot_was_replaced(self, refusal: CoordinatorRefused, body: bytes) -> bool:
-        """Whether the pivot's pack is no longer the one that a refused pack was made on."""
+        """Whether the pivot's current pack differs from the pack that a refused pack was fitted to."""
         if refusal.status != _UNFIT or self.alignment.frames == "random":
             return False
         stored = self.api.pack(self.federation, self.alignment.pivot)
         if stored is None:
             return True
-        made_on = Pack.from_body(body).manifest.alignment_set
-        return Pack.from_body(stored.body).manifest.alignment_set != made_on
+        fitted_to = Pack.from_body(body).manifest.alignment_set
+        return Pack.from_body(stored.body).manifest.alignment_set != fitted_to
 
     def _progress(self, base_model: str) -> Callable[[str, int, int], None]:
-        """Log a few lines per pass over the anchors, and look whether to stop."""
-
-        def show(what: str, done: int, total: int) -> None:
+        def show(stage: str, done: int, total: int) -> None:
             if self.stop():
                 raise Stopped
             if done == total or done % max(1, total // 3) == 0:
-                log.info("%s: %s, %d of %d", base_model, what, done, total)
+                log.info("alignment pack of %s: %s (%d of %d)", base_model, stage, done, total)
 
         return show

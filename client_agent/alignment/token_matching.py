@@ -1,7 +1,6 @@
-"""Match two models' tokens, which their tokenizers cut differently, and give the rows that both have.
+"""Match the tokens of two models, whose tokenizers split texts differently, by the text read so far.
 
-A position stands for the text read so far, so two positions match when their tokens end at the same
-character. Knows no solving.
+Two positions match if their tokens end at the same character.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client_agent.alignment.anchor_responses import Site, Text, answered, batches_of
+from client_agent.alignment.anchor_responses import Site, Text, batches_of, run_batch
 from client_agent.alignment.pack import OFFSETS, Pack
 from client_agent.errors import AlignmentImpossible
 from client_agent.model.loading import BaseModel
@@ -23,12 +22,12 @@ from schemas.messages.alignment import Anchor
 from schemas.wire.envelope import Array
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many texts are through, and of how many."""
+"""Called with the name of the pass, the number of texts done, and the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A batch's rows that count: h by source (n, d_in), g by name (m, d_out), and the pivot's for them."""
+    """Matched rows of a batch: h by source (n, d_in), g by name (m, d_out), and the pivot's row indices."""
 
     h: Mapping[str, Tensor]
     g: Mapping[str, Tensor]
@@ -37,10 +36,10 @@ class Rows:
 
 
 class Responses:
-    """The pivot's responses, found by anchor and by the character offset where a token ends.
+    """The pivot's responses by anchor and by the character offset at which a token ends.
 
     Raises:
-        AlignmentImpossible: the pack's digest is not that of this pivot, rank and these anchors.
+        AlignmentImpossible: the pack was made from another pivot, rank or anchors.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Responses:
         if of_pivot.manifest.alignment_set != alignment_set(pivot.slug, anchors, of_pivot.tensors, rank):
             raise AlignmentImpossible(
                 f"the pivot's pack was not made from {pivot.slug}, rank {rank} and these {len(anchors)} "
-                "anchors; check that pivot_model is the plan's pivot, and have the pack replaced if it is"
+                "anchors; check that pivot_model is the plan's pivot, or ask the operator to replace the pack"
             )
         self._pack = of_pivot
         self._device = device
@@ -65,37 +64,35 @@ class Responses:
                 predicting += 1
 
     def z(self, name: str, rows: Sequence[int]) -> Tensor:
-        """Give these rows of z (len(rows), r) of a (block, role), float64."""
         return self._tensor(self._pack.tensors[f"{name}.z"][rows])
 
     def g(self, name: str, rows: Sequence[int]) -> Tensor:
-        """Give these rows of B^T g (len(rows), r) of a (block, role), float64."""
         return self._tensor(self._pack.tensors[f"{name}.g"][rows])
 
     def frames(
         self, group: Sequence[Site], sites: Mapping[str, Site], device: torch.device
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Give the pivot's A by its source (r, d_in) and B^T by name (r, d_out), on the pivot's device."""
-        found = self._pack.tensors
-        a = {sites[site.name].source: self._tensor(found[f"{site.name}.A"]).to(device) for site in group}
-        return a, {site.name: self._tensor(found[f"{site.name}.B"]).T.to(device) for site in group}
+        """Return the pivot's A by source (r, d_in) and B^T by name (r, d_out), on the pivot's device."""
+        tensors = self._pack.tensors
+        a = {sites[site.name].source: self._tensor(tensors[f"{site.name}.A"]).to(device) for site in group}
+        return a, {site.name: self._tensor(tensors[f"{site.name}.B"]).T.to(device) for site in group}
 
     def _tensor(self, values: Array) -> Tensor:
         return torch.from_numpy(values.astype(np.float64)).to(self._device)
 
 
-def passes(
+def response_rows(
     base: BaseModel,
     sites: Sequence[Site],
     texts: Sequence[Text],
     progress: Progress | None,
-    what: str,
+    stage: str,
     responses: Responses | None = None,
 ) -> Iterator[Rows]:
-    """Run all texts; with the pivot's responses keep only the rows that the pivot has too."""
+    """Run all texts and yield rows per batch; with the pivot's responses, matched rows only."""
     done = 0
     for batch in batches_of(texts):
-        result = answered(base, sites, batch)
+        result = run_batch(base, sites, batch)
         read = [(i, t) for i, text in enumerate(batch) for t in text.read]
         predicting = [(i, t) for i, text in enumerate(batch) for t in text.predicting]
         z_rows: list[int] = []
@@ -111,33 +108,33 @@ def passes(
         )
         done += len(batch)
         if progress is not None:
-            progress(what, done, len(texts))
+            progress(stage, done, len(texts))
 
 
 def matched(
     batch: Sequence[Text], places: Sequence[tuple[int, int]], rows: Mapping[tuple[int, int], int]
 ) -> tuple[list[tuple[int, int]], list[int]]:
-    """Keep the places (text, position) whose token ends where one of the pivot's does, with the pivot's row.
+    """Return the (text, position) pairs whose token ends where a pivot token ends, and the pivot's rows.
 
-    A byte-level tokenizer may cut a character into several tokens, all of which end with it: only the last
-    has read it.
+    A byte-level tokenizer may split a character into several tokens that end at the same offset; only the
+    last of them has read the whole character.
     """
-    found = [
+    candidates = [
         (i, t, rows.get((batch[i].anchor, batch[i].encoded.spans[t][1])))
         for i, t in places
         if batch[i].encoded.spans[t + 1 : t + 2] != batch[i].encoded.spans[t : t + 1]
     ]
-    return [(i, t) for i, t, row in found if row is not None], [row for *_, row in found if row is not None]
+    matches = [(i, t, row) for i, t, row in candidates if row is not None]
+    return [(i, t) for i, t, _ in matches], [row for *_, row in matches]
 
 
 def _at(values: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
-    """Pick the rows at (text, position): (n, t, d) -> (len(places), d)."""
     index = torch.tensor(places, dtype=torch.long, device=values.device).reshape(-1, 2)
     return values[index[:, 0], index[:, 1]]
 
 
 def alignment_set(pivot: str, anchors: Sequence[Anchor], tensors: Mapping[str, Array], rank: int) -> str:
-    """Digest what responses mean: pivot, anchors, the responses themselves, rank."""
+    """Return the digest of pivot, anchors, the pivot's responses and rank."""
     digest = hashlib.sha256()
     texts = [[anchor.id, anchor.prompt, anchor.answer] for anchor in anchors]
     digest.update(json.dumps([pivot, texts, rank]).encode())

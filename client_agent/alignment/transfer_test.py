@@ -1,7 +1,7 @@
-"""Test an alignment pack: does what one architecture learnt help the other, more than anything else would?
+"""Test an alignment pack: whether P and Q trained in one architecture help the other more than controls do.
 
-P and Q are taught a public pseudo-task in one model and go on learning in the other. Knows no coordinator.
-(fedmosaic.md section 3, acceptance test)
+P and Q are trained on a public pseudo-task in one model and continue in the other (fedmosaic.md section 3,
+acceptance test).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from schemas.messages.federations import AdapterPlan, AlignmentPlan, TrainingPla
 from schemas.messages.rounds import Metrics
 
 TASKS = 6
-TAUGHT_STEPS = 60
-FURTHER_STEPS = 50
-_TAUGHT_BATCH = 16
-_FURTHER_BATCH = 8
-# At the plan's own rate every start has learnt a pseudo-task by the end, and where it began no longer shows.
-FURTHER_RATE = 0.3
-_MOST_EXAMPLES = 256  # to be taught with, as many others to go on with, and the most that are scored on
-_FIRST_TASK = FITTING_TASKS + HELD_OUT_TASKS  # those before have chosen what is shared
+SOURCE_STEPS = 60
+TARGET_STEPS = 50
+_SOURCE_BATCH = 16
+_TARGET_BATCH = 8
+# At the plan's learning rate every start converges on the pseudo-task, which hides the differences.
+TARGET_RATE = 0.3
+_MOST_EXAMPLES = 256  # per training set, and for the score
+_FIRST_TASK = FITTING_TASKS + HELD_OUT_TASKS  # earlier tasks selected the modules
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A model, the frames of what both packs share, and per pseudo-task random ones in their place."""
+    """A model, its frames of the modules that both packs select, and random frames per pseudo-task."""
 
     base: BaseModel
     frames: Frames
@@ -49,26 +49,29 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a pack is tested: under `training`'s rate, for `steps` further steps."""
+    """Settings of a test: `training`'s learning rate, and `steps` steps in the target model."""
 
     adapter: AdapterPlan
     training: TrainingPlan
     anchors: Sequence[Anchor]
     seed: int
-    steps: int = FURTHER_STEPS
+    steps: int = TARGET_STEPS
 
     @property
-    def teaching(self) -> TrainingPlan:
-        """How P and Q are taught."""
-        return self._plan(TAUGHT_STEPS, _TAUGHT_BATCH, self.training.learning_rate)
+    def source_plan(self) -> TrainingPlan:
+        """Return the plan of training in the source model."""
+        return self._plan(SOURCE_STEPS, _SOURCE_BATCH, self.training.learning_rate)
 
     @property
-    def going_on(self) -> TrainingPlan:
-        """How they go on learning in the other model."""
-        return self._plan(self.steps, _FURTHER_BATCH, FURTHER_RATE * self.training.learning_rate)
+    def target_plan(self) -> TrainingPlan:
+        """Return the plan of continued training in the target model."""
+        return self._plan(self.steps, _TARGET_BATCH, TARGET_RATE * self.training.learning_rate)
 
     def _plan(self, steps: int, batch_size: int, learning_rate: float) -> TrainingPlan:
-        """Take from the plan what hangs on the models, not what was made for its own number of steps.
+        """Copy the plan's model-dependent settings; warm-up and schedule depend on its number of steps.
+
+        A warm-up or a schedule over the plan's steps would end at another step here, or never.
+
 
         A warm-up or a schedule over the plan's steps would end elsewhere here, or never.
         """
@@ -85,47 +88,50 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A pseudo-task: to be taught with, the same prompts wrongly answered, to go on with, to be scored on."""
+    """A pseudo-task's examples: source training, the same with wrong answers, target training, scoring."""
 
-    teach: Sequence[Example]
+    source: Sequence[Example]
     wrong: Sequence[Example]
-    further: Sequence[Example]
+    target: Sequence[Example]
     held_out: Sequence[Example]
 
 
-def require_testable(own: BaseModel, plan: AlignmentPlan) -> None:
-    """Make sure that a plan aligns this base model to another.
+def require_testable(base: BaseModel, plan: AlignmentPlan) -> None:
+    """Check that a plan aligns this base model to another.
 
     Raises:
-        AlignmentImpossible: its frames are random, or the base model is the pivot itself.
+        AlignmentImpossible: the plan's frames are random, or the base model is the pivot.
     """
     if plan.frames == "random":
         raise AlignmentImpossible(
-            "the plan's alignment.frames are random: the packs are the control itself, and no test can tell "
-            "them apart; test under frames that are fitted"
+            "the plan's alignment.frames are random: the packs are the control itself, so there is no "
+            "difference to measure; test a plan with fitted frames"
         )
-    _require_another(own, plan.pivot)
+    _require_another(base, plan.pivot)
 
 
-def _require_another(own: BaseModel, pivot: str) -> None:
-    if own.slug == pivot:
+def _require_another(base: BaseModel, pivot: str) -> None:
+    if base.slug == pivot:
         raise AlignmentImpossible(
-            f"{own.slug} is the pivot, to which the others are aligned: test where another base model runs"
+            f"{base.slug} is the pivot, and the test needs another base model; run it where one is in use"
         )
 
 
-def sides(own: BaseModel, of_own: Pack, pivot: BaseModel, of_pivot: Pack, trial: Trial) -> tuple[Side, Side]:
-    """Put each model beside the frames that both packs share.
+def sides(
+    base: BaseModel, base_pack: Pack, pivot: BaseModel, of_pivot: Pack, trial: Trial
+) -> tuple[Side, Side]:
+    """Pair each model with its frames of the modules that both packs select.
 
     Raises:
-        AlignmentImpossible: the pack is the pivot's own or another model's, the packs share nothing, or they
-            share what the plan's adapter does not have.
+        AlignmentImpossible: the pack is the pivot's or another model's, the packs share no module, or they
+            share a module that the plan's adapter does not have.
     """
-    _require_another(own, pivot.slug)
-    shared = [name for name in of_own.manifest.selected if name in of_pivot.manifest.selected]
-    if not shared or of_own.manifest.alignment_set != of_pivot.manifest.alignment_set:
+    _require_another(base, pivot.slug)
+    shared = [name for name in base_pack.manifest.selected if name in of_pivot.manifest.selected]
+    if not shared or base_pack.manifest.alignment_set != of_pivot.manifest.alignment_set:
         raise AlignmentImpossible(
-            f"the packs of {own.slug} and {pivot.slug} share no (block, role): there is nothing to test"
+            f"the packs of {base.slug} and {pivot.slug} share no (block, role): there is nothing to test; "
+            "fit both with the same anchors and pivot"
         )
 
     def side(base: BaseModel, pack: Pack) -> Side:
@@ -135,12 +141,12 @@ def sides(own: BaseModel, of_own: Pack, pivot: BaseModel, of_pivot: Pack, trial:
         if foreign:
             raise AlignmentImpossible(
                 f"the pack of {base.slug} has frames of {foreign[0]}, and the plan's adapter has roles "
-                f"{', '.join(trial.adapter.roles)} in {trial.adapter.blocks} blocks: test it with the plan "
-                "that it was made under"
+                f"{', '.join(trial.adapter.roles)} in {trial.adapter.blocks} blocks; test it with the plan "
+                "that the pack was fitted for"
             )
         return Side(base, _only(frames, shared), [_only(drawn, shared) for drawn in random])
 
-    return side(own, of_own), side(pivot, of_pivot)
+    return side(base, base_pack), side(pivot, of_pivot)
 
 
 def _only(frames: Frames, names: Sequence[str]) -> Frames:
@@ -148,12 +154,12 @@ def _only(frames: Frames, names: Sequence[str]) -> Frames:
 
 
 def _seed(trial: Trial, task: int) -> int:
-    """Draw new random frames for each pseudo-task: one draw may be a lucky one."""
+    # New random frames for each pseudo-task, since a single draw may be lucky.
     return trial.seed + task
 
 
-def judge(
-    own: Side,
+def run_transfer_test(
+    base: Side,
     pivot: Side,
     trial: Trial,
     *,
@@ -161,62 +167,60 @@ def judge(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Acceptance:
-    """Test the pack of `own`, whose digest is `pack`, in both directions.
+    """Test the pack of `base`, whose digest is `pack`, in both directions.
 
-    Every start goes on with the same examples in the same order, for as many steps at the same rate, which
-    is FURTHER_RATE times the plan's. Random frames are drawn in each model and for each pseudo-task, and are
-    taught the right task.
+    All starts continue with the same examples in the same order, for the same number of steps at TARGET_RATE
+    times the plan's learning rate. Random frames are drawn per model and pseudo-task, and trained on the
+    right task.
 
     Raises:
-        Stopped: `stop` said so.
+        Stopped: `stop` returned true.
     """
     tasks = [_task(trial, number) for number in range(TASKS)]
     learner = _Learner(trial, progress, stop)
     directions = [
-        _direction(learner, source, target, tasks) for source, target in ((pivot, own), (own, pivot))
+        _direction(learner, source, target, tasks) for source, target in ((pivot, base), (base, pivot))
     ]
     return Acceptance(
         pack=pack,
         verdict=verdict_on(directions),
         directions=directions,
-        taught=TAUGHT_STEPS,
+        taught=SOURCE_STEPS,
         steps=trial.steps,
-        learning_rate=trial.going_on.learning_rate,
+        learning_rate=trial.target_plan.learning_rate,
         seed=trial.seed,
     )
 
 
 class _Learner:
-    """Trains P and Q; counts the steps of all trainings together."""
+    """Trains and scores P and Q; counts steps over all trainings for progress."""
 
     def __init__(self, trial: Trial, progress: Progress | None, stop: Callable[[], bool] | None) -> None:
-        # P and Q alone: what may train beside them means nothing in another architecture.
+        # P and Q only: other trainable tensors do not transfer to another architecture.
         self._adapter = trial.adapter.model_copy(update={"same_architecture_rank": 0, "private_rank": 0})
-        self._taught, self._further = trial.teaching, trial.going_on
+        self._source_plan, self._target_plan = trial.source_plan, trial.target_plan
         self._progress = progress
         self._stop = stop
         self._done = 0
-        self._total = 2 * TASKS * (3 * TAUGHT_STEPS + 4 * trial.steps)
+        self._total = 2 * TASKS * (3 * SOURCE_STEPS + 4 * trial.steps)
 
-    def taught(self, base: BaseModel, frames: Frames, examples: Sequence[Example]) -> State:
-        """Teach from zero; give P and Q."""
+    def train_source(self, base: BaseModel, frames: Frames, examples: Sequence[Example]) -> State:
         with inject_pq(base, self._adapter, frames, gated=False) as adapter:
-            self._train(base, adapter, examples, self._taught)
+            self._train(base, adapter, examples, self._source_plan)
             return adapter.state()
 
-    def gone_on(self, base: BaseModel, frames: Frames, start: State | None, task: _Task) -> Metrics:
-        """Take the further steps from a start, or from zero; give the score on held-out anchors."""
+    def train_target(self, base: BaseModel, frames: Frames, start: State | None, task: _Task) -> Metrics:
+        """Train from `start`, or from zero, in the target model; return the score on held-out anchors."""
         with inject_pq(base, self._adapter, frames, gated=False) as adapter:
             if start is not None:
                 adapter.load(start)
-            self._train(base, adapter, task.further, self._further)
-            return evaluate(base, task.held_out, max_length=self._further.max_length)
+            self._train(base, adapter, task.target, self._target_plan)
+            return evaluate(base, task.held_out, max_length=self._target_plan.max_length)
 
     def score(self, base: BaseModel, frames: Frames, state: State, task: _Task) -> Metrics:
-        """Score P and Q as they are."""
         with inject_pq(base, self._adapter, frames, gated=False) as adapter:
             adapter.load(state)
-            return evaluate(base, task.held_out, max_length=self._further.max_length)
+            return evaluate(base, task.held_out, max_length=self._target_plan.max_length)
 
     def _train(
         self, base: BaseModel, adapter: Adapter, examples: Sequence[Example], plan: TrainingPlan
@@ -234,27 +238,27 @@ class _Learner:
 
 
 def _direction(learner: _Learner, source: Side, target: Side, tasks: Sequence[_Task]) -> Direction:
-    """Teach in the source, go on in the target, one pseudo-task after the other."""
-    learnt: list[Metrics] = []
+    """Train in the source and continue in the target, for every pseudo-task."""
+    source_scores: list[Metrics] = []
     endings: dict[Start, list[Metrics]] = {}
     for number, task in enumerate(tasks):
-        right = learner.taught(source.base, source.frames, task.teach)
-        learnt.append(learner.score(source.base, source.frames, right, task))
+        right = learner.train_source(source.base, source.frames, task.source)
+        source_scores.append(learner.score(source.base, source.frames, right, task))
         starts: dict[Start, tuple[Frames, State | None]] = {
             "right": (target.frames, right),
             "zero": (target.frames, None),
-            "wrong_task": (target.frames, learner.taught(source.base, source.frames, task.wrong)),
+            "wrong_task": (target.frames, learner.train_source(source.base, source.frames, task.wrong)),
             "random_frames": (
                 target.random[number],
-                learner.taught(source.base, source.random[number], task.teach),
+                learner.train_source(source.base, source.random[number], task.source),
             ),
         }
         for name, (frames, start) in starts.items():
-            endings.setdefault(name, []).append(learner.gone_on(target.base, frames, start, task))
+            endings.setdefault(name, []).append(learner.train_target(target.base, frames, start, task))
     return Direction(
         source=source.base.slug,
         target=target.base.slug,
-        learnt=_ending(learnt),
+        learnt=_ending(source_scores),
         endings={name: _ending(scores) for name, scores in endings.items()},
     )
 
@@ -264,23 +268,23 @@ def _ending(scores: Sequence[Metrics]) -> Ending:
 
 
 def _task(trial: Trial, number: int) -> _Task:
-    """Draw a pseudo-task and a wrong one on its prompts; it is scored on held-out anchors.
+    """Draw a pseudo-task and a wrong task on its prompts; scores are on held-out anchors.
 
-    They fitted no frame but the pivot's own, whose principal directions are those of all anchors.
+    Held-out anchors fitted no frames except the pivot's, which are principal directions over all anchors.
     """
     anchors = trial.anchors
     first = _FIRST_TASK + 2 * number
     right, wrong = (pseudo_task(anchors, trial.seed, task, len(anchors)) for task in (first, first + 1))
     held_out = [i for i in right if i % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
-    rest = [i for i in right if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
-    half = min(ceil(len(rest) / 2), _MOST_EXAMPLES)
+    fitting = [i for i in right if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
+    half = min(ceil(len(fitting) / 2), _MOST_EXAMPLES)
 
     def examples(answers: Mapping[int, str], chosen: Sequence[int]) -> list[Example]:
         return [Example(anchors[i].prompt, answers[i]) for i in chosen]
 
     return _Task(
-        teach=examples(right, rest[:half]),
-        wrong=examples(wrong, rest[:half]),
-        further=examples(right, rest[half : 2 * half]),
+        source=examples(right, fitting[:half]),
+        wrong=examples(wrong, fitting[:half]),
+        target=examples(right, fitting[half : 2 * half]),
         held_out=examples(right, held_out[:_MOST_EXAMPLES]),
     )

@@ -1,4 +1,4 @@
-"""What a silo does with an adapter that it has trained: export it for others' tools, and try it."""
+"""Commands for a trained adapter: export it as a PEFT checkpoint, and generate text with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from client_agent.cli.console import Config, clear_errors, opened_settings, read
 from client_agent.errors import AdapterUnreadable, OutputUnwritable, SettingsUnusable
 
 if TYPE_CHECKING:
-    from client_agent.rounds.checkpoints import Reopened, What
+    from client_agent.rounds.checkpoints import Reopened, Variant
     from client_agent.rounds.train import Trained
     from client_agent.settings import AgentSettings
     from client_agent.training.silo import Silo
@@ -23,88 +23,87 @@ adapters = typer.Typer()
 
 Round = Annotated[
     str | None,
-    typer.Option("--round", help="A round that is still on disk, or latest.", show_default="latest"),
+    typer.Option("--round", help="The number of a round still on disk, or latest.", show_default="latest"),
 ]
 File = Annotated[
     Path | None,
-    typer.Option("--adapter", help="Instead of a round: what `agent train --out` wrote; needs --plan."),
+    typer.Option("--adapter", help="Instead of a round: a file of `agent train --out`; needs --plan."),
 ]
 FileOrFolder = Annotated[
     Path | None,
     typer.Option(
         "--adapter",
-        help="Instead of a round: what `agent train --out` wrote, with --plan; or what export wrote.",
+        help="Instead of a round: a file of `agent train --out`, with --plan; or a folder of `agent export`.",
     ),
 ]
-Plan = Annotated[Path | None, typer.Option(help="With --adapter FILE: the plan that it was trained under.")]
+Plan = Annotated[Path | None, typer.Option(help="With --adapter FILE: the federation plan used in training.")]
 Pack = Annotated[
-    Path | None, typer.Option(help="With --adapter FILE: the pack that it was trained with, if any.")
+    Path | None, typer.Option(help="With --adapter FILE: the alignment pack used in training, if any.")
 ]
 
 
-class _Found(Protocol):
-    """An adapter whose files are there; what can be wrong with them is said before a model is loaded."""
+class _AdapterSource(Protocol):
+    """An adapter on disk, validated before the base model is loaded."""
 
-    def in_place(self, silo: Silo) -> AbstractContextManager[Reopened]:
-        """Put it around the silo's base model."""
+    def attach(self, silo: Silo) -> AbstractContextManager[Reopened]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class _OfRound:
-    """What a round of the federation left, or what the coordinator served for it."""
+class _RoundAdapter:
+    """The adapter of a round: trained here, or served by the coordinator."""
 
     home: Path
     number: int | None
-    what: What
+    weights: Variant
 
-    def in_place(self, silo: Silo) -> AbstractContextManager[Reopened]:
-        """Put it around the silo's base model."""
+    def attach(self, silo: Silo) -> AbstractContextManager[Reopened]:
         from client_agent.rounds.checkpoints import adapter_of_round
 
-        return adapter_of_round(silo, self.home, self.number, self.what)
+        return adapter_of_round(silo, self.home, self.number, self.weights)
 
 
 @dataclass(frozen=True, slots=True)
-class _OfFile:
-    """What was trained alone, with the plan and perhaps the pack that belong to it."""
+class _FileAdapter:
+    """An adapter of `agent train`, with its plan and alignment pack."""
 
     trained: Trained
     plan: FederationPlan
     pack: bytes | None
 
-    def in_place(self, silo: Silo) -> AbstractContextManager[Reopened]:
-        """Put it around the silo's base model."""
+    def attach(self, silo: Silo) -> AbstractContextManager[Reopened]:
         from client_agent.rounds.checkpoints import reopened
 
         return reopened(silo, self.plan, self.pack, self.trained)
 
 
-def _found(
+def _adapter_source(
     settings: AgentSettings,
     number: str | None,
     file: Path | None,
     plan: Path | None,
     pack: Path | None,
-    what: What = "local",
-) -> _Found:
-    """Find what the options ask for.
+    weights: Variant = "local",
+) -> _AdapterSource:
+    """Return the adapter that the options select.
 
     Raises:
-        SettingsUnusable: they contradict each other, or one is missing.
-        NotEnrolled, NothingTrained, AdapterUnreadable, PlanUnusable, TrainedUnderAnother: it is not there, or
-            cannot be what was meant.
+        SettingsUnusable: the options contradict each other, or one is missing.
+        NotEnrolled, NothingTrained, AdapterUnreadable, PlanUnusable, ProvenanceMismatch: the adapter does not
+            exist, or does not fit the plan.
     """
     if file is None:
         if plan is not None or pack is not None:
-            raise SettingsUnusable("--plan and --pack belong to --adapter FILE; a round has its own")
-        return _of_round(settings, number, what)
-    _require_there(file, number)
+            raise SettingsUnusable(
+                "--plan and --pack belong to --adapter FILE, and a round has its own; leave them out"
+            )
+        return _round_adapter(settings, number, weights)
+    _require_exists(file, number)
     if file.is_dir():
-        raise SettingsUnusable(f"--adapter: {file} is a folder; give a file that `tessera agent train` wrote")
+        raise SettingsUnusable(f"--adapter: {file} is a folder; pass a file of `tessera agent train --out`")
     if plan is None:
-        raise SettingsUnusable("--adapter needs --plan: the plan that it was trained under")
-    if what == "personalised":
-        raise SettingsUnusable("--what personalised is of a round; what was trained alone is local")
+        raise SettingsUnusable("--adapter FILE needs a plan; add --plan with the plan used in training")
+    if weights == "personalised":
+        raise SettingsUnusable("--what personalised needs a round; with --adapter FILE use --what local")
     from client_agent.rounds.checkpoints import read_trained
     from client_agent.rounds.plan import read_plan
     from client_agent.rounds.standalone import require_frames
@@ -112,87 +111,92 @@ def _found(
     trained_under = read_plan(plan)
     body = read_file(pack) if pack is not None else None
     require_frames(trained_under, body)
-    return _OfFile(read_trained(file, trained_under), trained_under, body)
+    return _FileAdapter(read_trained(file, trained_under), trained_under, body)
 
 
-def _of_round(settings: AgentSettings, number: str | None, what: What) -> _OfRound:
+def _round_adapter(settings: AgentSettings, option: str | None, weights: Variant) -> _RoundAdapter:
     from client_agent.identity.membership import read_membership
     from client_agent.rounds.checkpoints import round_with
 
-    if number not in (None, "latest") and not number.isdecimal():
-        raise SettingsUnusable(f"--round must be a number or latest, not {number!r}")
-    wanted = int(number) if number is not None and number != "latest" else None
+    if option not in (None, "latest") and not option.isdecimal():
+        raise SettingsUnusable(f"--round must be a number or latest, not {option!r}")
+    round_number = int(option) if option is not None and option != "latest" else None
     home = settings.folder / read_membership(settings.folder).federation_id
-    round_with(home, wanted, what)
-    return _OfRound(home, wanted, what)
+    round_with(home, round_number, weights)
+    return _RoundAdapter(home, round_number, weights)
 
 
-def _require_there(adapter: Path, number: str | None) -> None:
+def _require_exists(adapter: Path, number: str | None) -> None:
     if number is not None:
-        raise SettingsUnusable("--round and --adapter are two different adapters; give one of them")
+        raise SettingsUnusable("--round and --adapter select two different adapters; pass only one of them")
     if not adapter.exists():
         raise AdapterUnreadable(
-            f"--adapter: there is no {adapter}; give a file that `tessera agent train --out` wrote, or a "
-            "folder that `tessera agent export` wrote"
+            f"--adapter: {adapter} does not exist; pass a file of `tessera agent train --out`, or a folder "
+            "of `tessera agent export`"
         )
 
 
 @adapters.command()
 def export(
-    out: Annotated[Path, typer.Option(help="The folder to write adapter_config.json and tensors into.")],
+    out: Annotated[Path, typer.Option(help="The folder for adapter_config.json and the tensors.")],
     config: Config = None,
     number: Round = None,
-    what: Annotated[
+    weights: Annotated[
         Literal["local", "personalised"],
-        typer.Option(help="What was trained and scored, or what the coordinator served."),
+        typer.Option(
+            "--what", help="The locally trained adapter, or the weights that the coordinator served."
+        ),
     ] = "local",
     adapter: File = None,
     plan: Plan = None,
     pack: Pack = None,
 ) -> None:
-    """Write a standard PEFT LoRA checkpoint, which public peft loads without Tessera.
+    """Write a standard PEFT LoRA checkpoint, which the public peft library loads without Tessera.
 
-    It does what was scored on the base model in the precision that it was trained in, which is said.
+    It reproduces the scored adapter on the base model in the precision of its training. The command prints
+    that precision.
     """
     with clear_errors(), opened_settings(config) as settings:
-        in_the_way = next((path for path in (out, *out.parents) if path.exists() and not path.is_dir()), None)
-        if in_the_way is not None:
+        blocking = next((path for path in (out, *out.parents) if path.exists() and not path.is_dir()), None)
+        if blocking is not None:
             raise OutputUnwritable(
-                f"--out: {in_the_way} is no folder; give a folder, or the name of a new one"
+                f"--out: {blocking} is not a folder; pass a folder, or the name of a new one"
             )
-        found = _found(settings, number, adapter, plan, pack, what)
-        from client_agent.adapters.peft_export import how_exact, write_checkpoint
+        source = _adapter_source(settings, number, adapter, plan, pack, weights)
+        from client_agent.adapters.peft_export import precision_note, write_checkpoint
         from client_agent.training.silo import open_silo
 
         silo = open_silo(settings)
-        with found.in_place(silo) as (placed, origin):
+        with source.attach(silo) as (placed, origin):
             factors = placed.as_lora()
-            write_checkpoint(out, factors, silo.base.model, _name_for_others(settings.model))
-        values = sum(one.A.size + one.B.size for one in factors.values())
+            write_checkpoint(out, factors, silo.base.model, _public_model_name(settings.model))
+        values = sum(factor.A.size + factor.B.size for factor in factors.values())
         print(f"{out}: LoRA of {len(factors)} modules, {values} values, for {settings.model}")
-        print(how_exact(origin.precision if origin is not None else None))
+        print(precision_note(origin.precision if origin is not None else None))
 
 
 @adapters.command()
 def generate(
-    prompt: Annotated[str, typer.Option(help="What to continue, written as the prompts of the data are.")],
+    prompt: Annotated[str, typer.Option(help="The prompt, in the form of the prompts in the silo's data.")],
     config: Config = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Where to stop at the latest.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to generate.")] = 128,
     number: Round = None,
-    base: Annotated[bool, typer.Option("--base", help="Ask the base model without any adapter.")] = False,
+    base: Annotated[bool, typer.Option("--base", help="Use the base model without an adapter.")] = False,
     adapter: FileOrFolder = None,
     plan: Plan = None,
     pack: Pack = None,
 ) -> None:
-    """Let the silo's model answer, with the adapter that was trained last: the likeliest token each time.
+    """Generate text with the silo's model and its latest trained adapter, by greedy decoding.
 
     If the silo's data are chats, the prompt is the user's turn.
     """
     with clear_errors(), opened_settings(config) as settings:
         if base and any(option is not None for option in (number, adapter, plan, pack)):
-            raise SettingsUnusable("--base asks the model without any adapter; leave it out, or the others")
+            raise SettingsUnusable(
+                "--base uses no adapter; pass either --base or the options that select an adapter"
+            )
         checkpoint = _checkpoint(number, adapter, plan, pack)
-        found = None if base or checkpoint else _found(settings, number, adapter, plan, pack)
+        source = None if base or checkpoint else _adapter_source(settings, number, adapter, plan, pack)
         from client_agent.model.examples import encode_prompt
         from client_agent.model.generation import completion
         from client_agent.training.silo import open_silo
@@ -200,7 +204,7 @@ def generate(
         silo = open_silo(settings)
         chat = bool(silo.data.train[0].turns)
         ids = encode_prompt(prompt, silo.base.tokenizer, chat=chat)
-        with _answering(silo, found, checkpoint):
+        with _attached(silo, source, checkpoint):
             for text in completion(silo.base, ids, max_new_tokens=max_new_tokens):
                 print(text, end="", flush=True)
         print()
@@ -209,28 +213,31 @@ def generate(
 def _checkpoint(
     number: str | None, adapter: Path | None, plan: Path | None, pack: Path | None
 ) -> Path | None:
-    """Give --adapter if it is a checkpoint's folder, which needs nothing beside it."""
+    """Return --adapter if it is the folder of a PEFT checkpoint, which needs no plan and no pack."""
     if adapter is None or not adapter.is_dir():
         return None
     from client_agent.adapters.peft_export import require_checkpoint
 
-    _require_there(adapter, number)
+    _require_exists(adapter, number)
     if plan is not None or pack is not None:
         raise SettingsUnusable(
-            f"--plan and --pack belong to a file that `tessera agent train` wrote, and {adapter} is a folder"
+            f"--plan and --pack belong to a file of `tessera agent train`, and {adapter} is a folder; leave "
+            "them out"
         )
     require_checkpoint(adapter)
     return adapter
 
 
-def _answering(silo: Silo, found: _Found | None, checkpoint: Path | None) -> AbstractContextManager[object]:
+def _attached(
+    silo: Silo, source: _AdapterSource | None, checkpoint: Path | None
+) -> AbstractContextManager[object]:
     from client_agent.adapters.peft_export import checkpoint_in_place
 
     if checkpoint is not None:
         return checkpoint_in_place(silo.base, checkpoint)
-    return found.in_place(silo) if found is not None else nullcontext()
+    return source.attach(silo) if source is not None else nullcontext()
 
 
-def _name_for_others(model: str) -> str:
-    """Name the base model as it is found from any folder: a path in full, a hub id as it is."""
+def _public_model_name(model: str) -> str:
+    """Return the base model's name as valid in any folder: an absolute path, or the hub id unchanged."""
     return str(Path(model).resolve()) if Path(model).is_dir() else model

@@ -1,4 +1,4 @@
-"""Commands for alignment: anchors, packs and the transfer test."""
+"""The command that tests whether an alignment pack transfers a task."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from client_agent.cli.console import Bars, Config, Json, be_quiet, clear_errors, opened_settings, read_file
-from client_agent.errors import AlignmentImpossible, OutputUnwritable, PlanUnusable, SettingsUnusable, Stopped
-from client_agent.session import participant
+from client_agent.cli.console import (
+    Bars,
+    Config,
+    Json,
+    clear_errors,
+    opened_settings,
+    read_file,
+)
+from client_agent.errors import AlignmentImpossible, PlanUnusable, SettingsUnusable, Stopped
+from client_agent.session import open_participant, stop_on_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from client_agent.rounds.participant import Participant
     from client_agent.settings import AgentSettings
@@ -40,14 +47,14 @@ def alignment_test(
         int | None,
         typer.Option(
             min=1,
-            help="Further steps in the model that was not taught, at 0.3 of the plan's learning rate.",
+            help="Further training steps in the receiving model, at 0.3 of the plan's learning rate.",
             show_default="50",
         ),
     ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
-            min=0, max=2**63 - 1, help="Draws the pseudo-tasks; the plan's alignment.seed if not given."
+            min=0, max=2**63 - 1, help="The seed of the pseudo-tasks; default: the plan's alignment.seed."
         ),
     ] = None,
     plan: Annotated[
@@ -55,35 +62,38 @@ def alignment_test(
     ] = None,
     anchors: Annotated[Path | None, typer.Option(help="With --plan: the anchor texts as JSON.")] = None,
     store: Annotated[
-        bool, typer.Option("--store", help="Store the verdict also with another --steps or --seed.")
+        bool, typer.Option("--store", help="Store the verdict even with a non-default --steps or --seed.")
     ] = False,
     pack: Annotated[
-        Path | None, typer.Option(help="With --plan: our base model's pack; made if not given.")
+        Path | None, typer.Option(help="With --plan: the pack of the silo's base model; default: make one.")
     ] = None,
     pivot_pack: Annotated[
-        Path | None, typer.Option(help="With --plan: the pivot's pack; made if not given.")
+        Path | None, typer.Option(help="With --plan: the pivot's pack; default: make one.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Test our base model's alignment pack in both directions; exit 1 if it fails.
+    """Test the alignment pack of the silo's base model in both directions. Exit 1 if it fails.
 
-    P and Q are taught public pseudo-tasks in one model and go on learning in the other. They must end better
-    than zero, than those of a wrong task and than those between random frames, each by a one-sided paired t
-    test over the pseudo-tasks at 95 %.
+    P and Q learn public pseudo-tasks in one model and continue in the other model. They must end better than
+    three controls, each by a one-sided paired t test over the pseudo-tasks at 95 %: a start from zero, P and
+    Q of a wrong task, and P and Q between random frames.
 
-    The coordinator stores the verdict if steps and seed are the default ones, so that nobody tries until one
-    suits; --store stores another one, with its settings. With --plan it is printed and stored nowhere.
+    The coordinator stores the verdict only for the default steps and seed, so that repeated trials cannot
+    select a good one. --store stores the verdict of another trial, with its settings. With --plan the
+    verdict is printed and not stored.
     """
     with clear_errors(), opened_settings(config) as settings, Bars() as bars:
         if plan is not None and store:
-            raise SettingsUnusable("--store is for a federation's coordinator; with --plan there is none")
+            raise SettingsUnusable("--store needs a coordinator, and --plan uses none; pass only one of them")
         if plan is not None and anchors is not None:
-            tested, shared = _offline(settings, plan, anchors, pack, pivot_pack, steps, seed, bars)
+            tested, shared = _test_offline(settings, plan, anchors, pack, pivot_pack, steps, seed, bars)
         elif any((plan, anchors, pack, pivot_pack)):
-            raise SettingsUnusable("--plan and --anchors go together, --pack and --pivot-pack with them")
+            raise SettingsUnusable(
+                "an offline test needs both --plan and --anchors; --pack and --pivot-pack need them too"
+            )
         else:
-            with participant(settings) as (who, stop):
-                tested, shared = _in_federation(who, stop.sleep, steps, seed, bars, store=store)
+            with open_participant(settings, stop=stop_on_signal()) as participant:
+                tested, shared = _test_in_federation(participant, steps, seed, bars, store=store)
     print(tested.model_dump_json(indent=1)) if as_json else _show(tested, shared)
     if tested.verdict == "failed":
         raise typer.Exit(1)
@@ -94,54 +104,66 @@ def _show(tested: Acceptance, shared: Sequence[str]) -> None:
         Console().print(_table(direction, tested))
     print(f"Both packs share {','.join(shared)}")
     print(
-        "passed: what one model learns helps the other."
+        "passed: training in one model improves the other."
         if tested.verdict == "passed"
-        else "failed: this base model should share with the identical base model only."
+        else "failed: this base model should share with clients of the same base model only."
     )
 
 
-def _in_federation(
-    who: Participant,
-    sleep: Callable[[float], None],
+def _test_in_federation(
+    participant: Participant,
     steps: int | None,
     seed: int | None,
     bars: Bars,
     *,
     store: bool,
 ) -> tuple[Acceptance, list[str]]:
-    """Test the stored packs, and name what both share; one that nobody has made yet is made first."""
+    """Test the stored packs; return the verdict and the shared (block, role). Make missing packs first."""
     from client_agent.alignment.pack import Pack
-    from client_agent.alignment.transfer_test import FURTHER_STEPS, Trial, judge, require_testable, sides
-    from client_agent.daemon import frames_when_there, next_round
+    from client_agent.alignment.transfer_test import (
+        TARGET_STEPS,
+        Trial,
+        require_testable,
+        run_transfer_test,
+        sides,
+    )
+    from client_agent.daemon import next_round, wait_for_frames
     from schemas.wire.digests import digest_of
 
-    brief = next_round(who, sleep)
-    alignment, own = brief.alignment, who.silo.base
+    session, trainer = participant.session, participant.trainer
+    brief = next_round(participant)
+    alignment, base = brief.alignment, trainer.silo.base
     if alignment is None:
-        raise AlignmentImpossible("this federation aligns no base models: there is nothing to test")
-    require_testable(own, alignment)
-    frames_when_there(who, brief, sleep)
-    ours, theirs = (who.api.pack(who.federation, slug) for slug in (own.slug, alignment.pivot))
-    if ours is None or theirs is None:
-        raise AlignmentImpossible("an alignment pack is not stored any more; try again")
+        raise AlignmentImpossible("this federation uses no alignment packs; there is nothing to test")
+    require_testable(base, alignment)
+    wait_for_frames(participant, brief)
+    client_pack, pivot_pack = (
+        session.api.pack(session.federation_id, slug) for slug in (base.slug, alignment.pivot)
+    )
+    if client_pack is None or pivot_pack is None:
+        raise AlignmentImpossible("an alignment pack was removed from the coordinator meanwhile; try again")
     trial = Trial(
         brief.adapter,
         brief.training,
-        who.api.anchors(who.federation).anchors[: alignment.anchors],
+        session.api.anchors(session.federation_id).anchors[: alignment.anchors],
         alignment.seed if seed is None else seed,
-        steps or FURTHER_STEPS,
+        steps or TARGET_STEPS,
     )
-    pivot = who.silo.model_named(alignment.pivot)
-    one, other = sides(own, Pack.from_body(ours.body), pivot, Pack.from_body(theirs.body), trial)
-    tested = judge(one, other, trial, pack=digest_of(ours.body), progress=bars, stop=who.stop)
-    if store or (trial.steps, trial.seed) == (FURTHER_STEPS, alignment.seed):
-        who.api.put_acceptance(who.federation, own.slug, tested)
+    pivot = trainer.silo.model_named(alignment.pivot)
+    client_side, pivot_side = sides(
+        base, Pack.from_body(client_pack.body), pivot, Pack.from_body(pivot_pack.body), trial
+    )
+    tested = run_transfer_test(
+        client_side, pivot_side, trial, pack=digest_of(client_pack.body), progress=bars, stop=trainer.stop
+    )
+    if store or (trial.steps, trial.seed) == (TARGET_STEPS, alignment.seed):
+        session.api.put_acceptance(session.federation_id, base.slug, tested)
     else:
-        log.warning("the verdict is not stored: steps or seed are not the default ones; --store stores it")
-    return tested, [*one.frames]
+        log.warning("verdict: not stored (non-default steps or seed); --store stores it")
+    return tested, [*client_side.frames]
 
 
-def _offline(
+def _test_offline(
     settings: AgentSettings,
     plan_file: Path,
     anchors_file: Path,
@@ -151,50 +173,56 @@ def _offline(
     seed: int | None,
     bars: Bars,
 ) -> tuple[Acceptance, list[str]]:
-    """Test packs that are files, or that are made here and thrown away; name what both share."""
+    """Test packs from files, or temporary ones; return the verdict and the shared (block, role)."""
     from client_agent.alignment.fit_packs import aligned_pack, pivot_pack
     from client_agent.alignment.pack import Pack
-    from client_agent.alignment.transfer_test import FURTHER_STEPS, Trial, judge, require_testable, sides
+    from client_agent.alignment.transfer_test import (
+        TARGET_STEPS,
+        Trial,
+        require_testable,
+        run_transfer_test,
+        sides,
+    )
     from client_agent.rounds.plan import read_plan
-    from client_agent.session import StopFlag
     from client_agent.training.silo import open_silo
     from schemas.wire.digests import digest_of
 
     plan = read_plan(plan_file)
     alignment = plan.alignment
     if alignment is None:
-        raise PlanUnusable(f"{plan_file} has no alignment: name a pivot in it")
-    anchors = _anchors(anchors_file)[: alignment.anchors]
-    of_own = read_file(pack_file) if pack_file is not None else None
-    of_pivot = Pack.from_body(read_file(pivot_pack_file)) if pivot_pack_file is not None else None
-    stop = StopFlag()
-    stop.listen()
+        raise PlanUnusable(f"{plan_file} has no alignment; set alignment.pivot in it")
+    anchors = _read_anchors(anchors_file)[: alignment.anchors]
+    client_body = read_file(pack_file) if pack_file is not None else None
+    pivot_side_pack = Pack.from_body(read_file(pivot_pack_file)) if pivot_pack_file is not None else None
+    stop = stop_on_signal()
     silo = open_silo(settings)
-    own = silo.base
-    require_testable(own, alignment)
+    base = silo.base
+    require_testable(base, alignment)
     pivot = silo.model_named(alignment.pivot)
 
-    def progress(what: str, done: int, total: int) -> None:
+    def progress(task: str, done: int, total: int) -> None:
         if stop.is_set():
             raise Stopped
-        bars(what, done, total)
+        bars(task, done, total)
 
-    if of_pivot is None:
-        of_pivot = pivot_pack(pivot, anchors, plan.adapter, alignment, "offline", progress=progress)
-    if of_own is None:
-        dense = silo.model_named(own.slug)
-        made = aligned_pack(
-            dense, pivot, of_pivot, anchors, plan.adapter, alignment, "offline", progress=progress
+    if pivot_side_pack is None:
+        pivot_side_pack = pivot_pack(pivot, anchors, plan.adapter, alignment, "offline", progress=progress)
+    if client_body is None:
+        dense = silo.model_named(base.slug)
+        fitted_pack = aligned_pack(
+            dense, pivot, pivot_side_pack, anchors, plan.adapter, alignment, "offline", progress=progress
         )
-        of_own = made.to_body()
-    drawn_by = alignment.seed if seed is None else seed
-    trial = Trial(plan.adapter, plan.training, anchors, drawn_by, steps or FURTHER_STEPS)
-    one, other = sides(own, Pack.from_body(of_own), pivot, of_pivot, trial)
-    tested = judge(one, other, trial, pack=digest_of(of_own), progress=bars, stop=stop.is_set)
-    return tested, [*one.frames]
+        client_body = fitted_pack.to_body()
+    task_seed = alignment.seed if seed is None else seed
+    trial = Trial(plan.adapter, plan.training, anchors, task_seed, steps or TARGET_STEPS)
+    client_side, pivot_side = sides(base, Pack.from_body(client_body), pivot, pivot_side_pack, trial)
+    tested = run_transfer_test(
+        client_side, pivot_side, trial, pack=digest_of(client_body), progress=bars, stop=stop.is_set
+    )
+    return tested, [*client_side.frames]
 
 
-def _anchors(file: Path) -> list[Anchor]:
+def _read_anchors(file: Path) -> list[Anchor]:
     from pydantic import ValidationError
 
     from schemas.messages.alignment import Anchors
@@ -204,15 +232,18 @@ def _anchors(file: Path) -> list[Anchor]:
     except ValidationError as error:
         fault = error.errors()[0]
         place = ".".join(map(str, fault["loc"]))
-        raise PlanUnusable(f"{file} holds no anchor texts: {place}: {fault['msg']}") from error
+        raise PlanUnusable(
+            f"{file} is not a file of anchor texts ({place}: {fault['msg']}); "
+            "`tessera agent write-anchors` writes one"
+        ) from error
 
 
 def _table(direction: Direction, tested: Acceptance) -> Table:
-    """Lay out how every start ended; means over pseudo-tasks with their standard errors."""
+    """Build the table of one direction: per start, means over pseudo-tasks and their standard errors."""
     from schemas.maths.paired_test import spread
     from schemas.messages.alignment import CONTROLS
 
-    def shown(values: list[float]) -> str:
+    def mean_and_error(values: list[float]) -> str:
         mean, error = spread(values)
         return f"{mean:.3f} ± {error:.3f}"
 
@@ -222,7 +253,7 @@ def _table(direction: Direction, tested: Acceptance) -> Table:
         "start",
         "loss",
         "exact match",
-        "right P, Q ahead by",
+        "lead of right P, Q",
         "p",
         "",
         title=f"{direction.source} to {direction.target}: {tested.taught} steps there (exact match "
@@ -238,50 +269,7 @@ def _table(direction: Direction, tested: Acceptance) -> Table:
                 f"{lead.chance:.2g}",
                 "[green]yes" if direction.beats(start) else "[red]no",
             ]
-        table.add_row(_STARTS[start], shown(ending.loss), shown(ending.exact_match), *figures)
-    return table
-
-
-anchors = typer.Typer()
-
-
-@anchors.command("write-anchors")
-def write_anchors(
-    pivot: Annotated[str, typer.Argument(help="The pivot: a folder or a hub id.")],
-    out: Annotated[Path, typer.Option(help="The JSON file to write, for `tessera anchors put`.")],
-    count: Annotated[
-        int, typer.Option(min=1, max=100_000, help="How many texts; the plan's alignment.anchors.")
-    ] = 1024,
-    max_tokens: Annotated[
-        int, typer.Option(min=4, max=512, help="How long a text may be that the model does not end.")
-    ] = 32,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Draws the texts.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:<n>.")] = "auto",
-) -> None:
-    """Have the pivot write the texts on which base models are aligned, where nobody may give any.
-
-    Nothing is read but the pivot's weights. How good the texts are, `tessera agent alignment-test` tells: a
-    model that was taught to answer only, and never to write a question, writes none that help.
-    """
-    with clear_errors(), Bars() as bars:
-        be_quiet()
-        if out.exists() or not out.absolute().parent.is_dir():
-            raise OutputUnwritable(
-                f"--out: {out} exists already, or its folder does not; give the name of a new file"
-            )
-        from client_agent.alignment.generate_anchors import written_anchors
-        from client_agent.model.loading import load_base_model
-        from client_agent.storage.files import write_durably
-        from client_agent.training.silo import device_named
-        from schemas.messages.alignment import Anchors
-
-        model = load_base_model(pivot, device=device_named(device))
-        texts = written_anchors(
-            model,
-            count,
-            seed=seed,
-            max_tokens=max_tokens,
-            progress=lambda done: bars("texts", done, count),
+        table.add_row(
+            _STARTS[start], mean_and_error(ending.loss), mean_and_error(ending.exact_match), *figures
         )
-        write_durably(out, Anchors(anchors=texts).model_dump_json(indent=1).encode())
-    print(f"{out}: {count} texts that {model.slug} wrote, like {texts[0].prompt!r} + {texts[0].answer!r}")
+    return table

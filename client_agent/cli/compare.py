@@ -1,4 +1,4 @@
-"""`tessera compare`: an honest comparison of methods over the same silos, seeds and local steps."""
+"""`tessera compare`: compare methods over the same silos, seeds and local steps."""
 
 from __future__ import annotations
 
@@ -23,72 +23,75 @@ if TYPE_CHECKING:
 compare = typer.Typer()
 
 _INTERRUPTED = 130
-_LIKE = {"--methods": "local,fedmosaic", "--seeds": "0,1,2"}
+_EXAMPLE_LISTS = {"--methods": "local,fedmosaic", "--seeds": "0,1,2"}
 _SEED = re.compile("0|[1-9][0-9]*")
 _REPORT_EXTRA = ("jinja2", "matplotlib")
 
 
 @compare.command(name="compare")
 def compare_methods(
-    study: Annotated[Path, typer.Argument(help="The study: a TOML file that names silos, data and methods.")],
+    study: Annotated[Path, typer.Argument(help="The study: a TOML file with silos, data and methods.")],
     out: Annotated[
-        Path | None, typer.Option(help="Where to write.", show_default="runs/ and the study's name")
+        Path | None, typer.Option(help="The output folder.", show_default="runs/ and the study's name")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, like 0,1,2.", show_default="the study's")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, such as 0,1,2.", show_default="the study's")
+    ] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Methods, like local,fedmosaic.", show_default="the study's")
+        str | None, typer.Option(help="Methods, such as local,fedmosaic.", show_default="the study's")
     ] = None,
     examples: Annotated[
         int | None, typer.Option(min=1, help="Examples per silo.", show_default="the study's")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time.", show_default="one per core")
+        int | None, typer.Option(min=1, help="The number of parallel runs.", show_default="one per core")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what was run before.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Discard earlier results and run everything again.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Run methods through a real coordinator and real agents on this machine, and compare them.
+    """Run methods with a real coordinator and real agents on this machine, and compare them.
 
-    Safe to interrupt: the same command again goes on where it was.
+    Safe to interrupt: the same command resumes.
     """
     with clear_errors():
         from client_agent.simulation.compare import Comparison
-        from client_agent.simulation.study import read_study
+        from client_agent.simulation.study import Study
 
-        read = read_study(study)
+        planned = Study.from_toml(study)
         if examples is not None:
-            read = read.with_examples(examples)
-        name = study.stem if examples is None else f"{study.stem}-{examples}"
-        target = (out or Path("runs") / name).absolute()
-        comparison = Comparison.planned(read, target, _names(methods), _numbers(seeds))
+            planned = planned.with_examples(examples)
+        comparison = Comparison.planned(planned, out, _names(methods), _numbers(seeds))
         with comparison.claimed():
             if fresh:
                 comparison.forget()
             _run(comparison, workers or os.cpu_count() or 1)
             if comparison.results():
-                _report(comparison, comparison.reported(name), as_json)
+                _report(comparison, comparison.reported(), as_json)
             missing = comparison.missing()
     if missing:
-        said = f"{len(missing)} of {len(comparison.cells)} runs are missing; the same command again runs them"
-        Console(stderr=True).print(said, soft_wrap=True, highlight=False)
+        message = (
+            f"{len(missing)} of {len(comparison.cells)} runs are missing; repeat the command to run them"
+        )
+        Console(stderr=True).print(message, soft_wrap=True, highlight=False)
         raise typer.Exit(1)
 
 
 def _run(comparison: Comparison, workers: int) -> None:
-    """Run what is missing and show how it goes."""
-    from client_agent.simulation.progress import Teller
+    from client_agent.simulation.progress import ProgressDisplay
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     console = Console(stderr=True)
     try:
-        with Teller(console, comparison) as teller:
+        with ProgressDisplay(console, comparison) as teller:
             comparison.run(workers, teller)
     except KeyboardInterrupt:
         done, planned = len(comparison.results()), len(comparison.cells)
         console.print(
-            f"interrupted: {done} of {planned} runs are finished and kept in {comparison.out}; "
-            "the same command again runs the others",
+            f"interrupted: {done} of {planned} runs are finished and stored in {comparison.out}; "
+            "repeat the command to run the remaining ones",
             soft_wrap=True,
             highlight=False,
         )
@@ -103,16 +106,18 @@ def _report(comparison: Comparison, report: Report, as_json: bool) -> None:
         print(report.model_dump_json(indent=1))
     else:
         show(report, Console())
-    lacking = [name for name in _REPORT_EXTRA if find_spec(name) is None]
-    if lacking:
-        said = f"figures in {file}; for a page with pictures, in a clone of Tessera: pip install '.[report]'"
+    missing_packages = [name for name in _REPORT_EXTRA if find_spec(name) is None]
+    if missing_packages:
+        message = (
+            f"results: {file}; for an HTML page with charts, in a clone of Tessera: pip install '.[report]'"
+        )
     else:
         from client_agent.simulation.report.page import write_page
 
         page = comparison.out / "report.html"
         write_page(report, page)
-        said = f"figures in {file}, pictures in {page}"
-    Console(stderr=True).print(said, soft_wrap=True, highlight=False)
+        message = f"results: {file}; charts: {page}"
+    Console(stderr=True).print(message, soft_wrap=True, highlight=False)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -125,11 +130,11 @@ def _names(text: str | None, option: str = "--methods") -> list[str] | None:
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise typer.BadParameter(
-            f"{text!r} has an empty place; write like {_LIKE[option]}", param_hint=option
+            f"{text!r} has an empty item; write a list such as {_EXAMPLE_LISTS[option]}", param_hint=option
         )
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise typer.BadParameter(f"{twice[0]} is named twice in {text!r}; name it once", param_hint=option)
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise typer.BadParameter(f"{repeated[0]} is repeated in {text!r}; name it once", param_hint=option)
     return names
 
 
@@ -138,5 +143,7 @@ def _numbers(text: str | None) -> list[int] | None:
     if names is None:
         return None
     if not all(_SEED.fullmatch(name) for name in names):
-        raise typer.BadParameter(f"{text!r} is no list of numbers like 0,1,2", param_hint="--seeds")
+        raise typer.BadParameter(
+            f"{text!r} is not a list of seeds; write whole numbers such as 0,1,2", param_hint="--seeds"
+        )
     return [int(name) for name in names]

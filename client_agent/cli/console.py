@@ -1,7 +1,4 @@
-"""What commands share: options, settings, logs, errors that name a remedy, progress bars.
-
-Heavy libraries are imported when a command runs.
-"""
+"""Shared parts of the commands: options, settings, logging, error output and progress bars."""
 
 from __future__ import annotations
 
@@ -35,39 +32,40 @@ Config = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-_INTERRUPTED = 130  # as shells have it: 128 + SIGINT
+_INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 @contextmanager
 def clear_errors(*, resumes: bool = False) -> Iterator[None]:
-    """Print what went wrong and what to do; a traceback helps nobody in a silo.
+    """Print an `AgentError` without a traceback and exit 1.
 
-    `resumes` says that the command, once stopped, goes on where it was at its next start: only then is a
-    stop no failure.
+    A stop exits 0 if the command `resumes` at its next start, else 130.
     """
     try:
         yield
     except Stopped:
         if resumes:
-            print("stopped; what was under way resumes at the next start", file=sys.stderr)
+            print("stopped; the next start resumes the interrupted work", file=sys.stderr)
             raise typer.Exit(0) from None
-        print("stopped before the end; the next start begins anew", file=sys.stderr)
+        print("stopped before the end; the next start begins from zero", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
     except AgentError as error:
-        said = Text.assemble(("error: ", "red"), str(error))
-        Console(stderr=True, highlight=False).print(said, soft_wrap=True)
+        message = Text.assemble(("error: ", "red"), str(error))
+        Console(stderr=True, highlight=False).print(message, soft_wrap=True)
         raise typer.Exit(1) from error
 
 
 def _log_level() -> str:
     level = os.environ.get("TESSERA_AGENT_LOG_LEVEL", "info").upper()
     if level not in logging.getLevelNamesMapping():
-        raise SettingsUnusable("TESSERA_AGENT_LOG_LEVEL must be debug, info, warning or error")
+        raise SettingsUnusable(
+            "TESSERA_AGENT_LOG_LEVEL is not a log level; set it to debug, info, warning or error"
+        )
     return level
 
 
-def be_quiet() -> None:
-    """Log what TESSERA_AGENT_LOG_LEVEL says to standard error, and no request."""
+def configure_logging() -> None:
+    """Configure logging to standard error, at the level TESSERA_AGENT_LOG_LEVEL, without HTTP requests."""
     logging.basicConfig(
         level=_log_level(),
         format="%(message)s",
@@ -78,30 +76,25 @@ def be_quiet() -> None:
 
 @contextmanager
 def opened_settings(config: Path | None) -> Iterator[AgentSettings]:
-    """Read the settings, and be quiet and offline-friendly from before the heavy imports on."""
+    """Yield the settings, with logging configured before the heavy imports."""
     from client_agent.settings import read_settings
 
-    be_quiet()
+    configure_logging()
     yield read_settings(config)
 
 
 def read_file(file: Path) -> bytes:
-    """Read a file that an option names.
-
-    Raises:
-        SettingsUnusable: it cannot be read.
-    """
     try:
         return file.read_bytes()
     except OSError as error:
-        raise SettingsUnusable(f"{file} cannot be read: {error.strerror}") from error
+        raise SettingsUnusable(f"{file} cannot be read ({error.strerror}); check the path") from error
 
 
 log = logging.getLogger(__name__)
 
 
 class Bars:
-    """A bar for each kind of work on a terminal, a few plain lines elsewhere."""
+    """Progress: one bar per task on a terminal, a log line per fifth elsewhere."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -119,12 +112,11 @@ class Bars:
     ) -> None:
         self._bars.stop()
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Show how far something is."""
-        if what not in self._tasks:
-            self._tasks[what] = self._bars.add_task(what, total=total)
-        self._bars.update(self._tasks[what], completed=done)
+    def __call__(self, task: str, done: int, total: int) -> None:
+        if task not in self._tasks:
+            self._tasks[task] = self._bars.add_task(task, total=total)
+        self._bars.update(self._tasks[task], completed=done)
         fifths = 5 * done // max(1, total)
-        if self._bars.disable and fifths > self._fifths.get(what, 0):
-            self._fifths[what] = fifths
-            log.info("%s: %d of %d", what, done, total)
+        if self._bars.disable and fifths > self._fifths.get(task, 0):
+            self._fifths[task] = fifths
+            log.info("%s: progress (%d of %d)", task, done, total)

@@ -1,13 +1,14 @@
-"""Make the pivot's alignment pack where no client of the federation has the pivot as its own model."""
+"""Commands for whoever has the pivot's model: its alignment pack, and anchor texts that it writes."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from client_agent.cli.console import Bars, be_quiet, clear_errors
-from client_agent.errors import AlignmentImpossible, CoordinatorUnreachable, PlanUnusable
+from client_agent.cli.console import Bars, clear_errors, configure_logging
+from client_agent.errors import AlignmentImpossible, CoordinatorUnreachable, OutputUnwritable, PlanUnusable
 
 pivot = typer.Typer()
 
@@ -20,17 +21,17 @@ def make_pivot_pack(
         str, typer.Option(envvar=["TESSERA_TOKEN", "TESSERA_ADMIN_TOKEN"], help="An operator's token.")
     ],
     url: Annotated[
-        str, typer.Option(envvar="TESSERA_URL", help="Where the coordinator is.")
+        str, typer.Option(envvar="TESSERA_URL", help="The coordinator's URL.")
     ] = "http://127.0.0.1:8000",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:<n>.")] = "auto",
 ) -> None:
-    """Make the pivot's pack and store it as an operator; all other packs are made on it.
+    """Make the pivot's alignment pack and store it as an operator; all packs of other base models need it.
 
-    Clients whose own model is the pivot make it by themselves. Of several packs the one that is stored last
-    counts: replacing one ends all packs that were made on it, and what was learnt under them.
+    Clients of the pivot's base model make it themselves. The pack stored last is in use: replacing it
+    invalidates all packs that were made on it, and the weights that were trained with them.
     """
     with clear_errors(), Bars() as bars:
-        be_quiet()
+        configure_logging()
         import httpx
 
         from client_agent.alignment.fit_packs import pivot_pack
@@ -45,12 +46,13 @@ def make_pivot_pack(
             with Operator(url, token) as operator:
                 plan = FederationPlan.model_validate(operator.get(path)["plan"])
                 if plan.alignment is None or plan.alignment.frames == "random":
-                    raise PlanUnusable(f"{federation} makes no packs on a pivot's: there is nothing to make")
+                    raise PlanUnusable(f"{federation} uses no pivot pack; there is nothing to make")
                 texts = Anchors.model_validate(operator.get(f"{path}/anchors")).anchors
                 base = load_base_model(model, device=device_named(device))
                 if base.slug != plan.alignment.pivot:
                     raise AlignmentImpossible(
-                        f"the pivot of {federation} is {plan.alignment.pivot}, and {model} is {base.slug}"
+                        f"{model} is {base.slug}, and the pivot of {federation} is {plan.alignment.pivot}; "
+                        "pass the pivot model"
                     )
                 chosen = texts[: plan.alignment.anchors]
                 pack = pivot_pack(base, chosen, plan.adapter, plan.alignment, federation, progress=bars)
@@ -58,3 +60,45 @@ def make_pivot_pack(
         except httpx.TransportError as error:
             raise CoordinatorUnreachable(url, type(error).__name__, 0.0) from error
     print(f"the pack of {base.slug} is stored: {stored['digest']}")
+
+
+@pivot.command("write-anchors")
+def write_anchors(
+    model_source: Annotated[str, typer.Argument(metavar="PIVOT", help="The pivot: a folder or a hub id.")],
+    out: Annotated[Path, typer.Option(help="The JSON file to write, for `tessera anchors put`.")],
+    count: Annotated[
+        int, typer.Option(min=1, max=100_000, help="The number of texts; the plan's alignment.anchors.")
+    ] = 1024,
+    max_tokens: Annotated[
+        int, typer.Option(min=4, max=512, help="The most tokens of a text that the model does not end.")
+    ] = 32,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The seed of the texts.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:<n>.")] = "auto",
+) -> None:
+    """Write the anchor texts for alignment with the pivot model, where no silo may share text.
+
+    Reads nothing but the pivot's weights. Verify the texts with `tessera agent alignment-test`: a model that
+    was trained on answers only, and never on questions, writes texts of no use.
+    """
+    with clear_errors(), Bars() as bars:
+        configure_logging()
+        if out.exists() or not out.absolute().parent.is_dir():
+            raise OutputUnwritable(
+                f"--out: {out} exists already, or its folder does not exist; pass the name of a new file"
+            )
+        from client_agent.alignment.generate_anchors import generate_anchors
+        from client_agent.model.loading import load_base_model
+        from client_agent.storage.files import write_durably
+        from client_agent.training.silo import device_named
+        from schemas.messages.alignment import Anchors
+
+        model = load_base_model(model_source, device=device_named(device))
+        texts = generate_anchors(
+            model,
+            count,
+            seed=seed,
+            max_tokens=max_tokens,
+            progress=lambda done: bars("texts", done, count),
+        )
+        write_durably(out, Anchors(anchors=texts).model_dump_json(indent=1).encode())
+    print(f"{out}: {count} texts by {model.slug}, for example {texts[0].prompt!r} + {texts[0].answer!r}")

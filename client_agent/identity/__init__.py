@@ -1,1 +1,1 @@
-"""A silo's membership and keys, and what it has seen of its coordinator."""
+"""The client's identity: membership, keys, and verification of the coordinator's manifests and roster."""

@@ -1,8 +1,6 @@
-"""Take up a coordinator that was restored from a backup: what this silo has seen gives way to what it offers.
+"""Accept a coordinator that was restored from a backup, after a person confirms the offered state.
 
-Whether a backup was restored only people know: here is what they are shown, and what is done if they agree.
-What was seen later is kept in `earlier/`. The adapter that was trained last goes on, as that of the
-round before.
+Later state moves to `earlier/`. The latest trained adapter stays, as that of the round before.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from client_agent.errors import CoordinatorRefused, ManifestRefused, NothingWasR
 from client_agent.identity.manifests import Manifests
 from client_agent.identity.roster import ROSTER, Roster
 from client_agent.storage.archive import keep_copy, move_aside
-from client_agent.storage.base_delta import Fold
+from client_agent.storage.base_delta import BaseDelta
 from client_agent.storage.files import fsync_folder, write_durably
 from client_agent.storage.round_folder import (
     BRIEF,
@@ -36,163 +34,168 @@ from schemas.identity.keys import thumbprint
 from schemas.messages.rounds import FinishedBrief, RoundBrief, RoundManifest, SignedDocument
 
 _CARRIED = "rounds-carried-over"
-_OF_NO_ROUND = 0  # what was folded in a lost round can be exported, and is nothing that weights add to
+_NO_ROUND = 0  # the base delta of a lost round can be exported, and no served weights add to it
 Pins = Mapping[str, str]
-_LATER = "of the coordinator's state before it was restored"
+_REASON = "newer than the restored coordinator"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredManifest:
-    """A manifest as it was signed, and read."""
+    """A round manifest: the signed document and its parsed content."""
 
     document: SignedDocument
     manifest: RoundManifest
 
     def __str__(self) -> str:
         issued = self.manifest.issued_at.isoformat(timespec="seconds")
-        return f"round {self.manifest.round}, told {issued}, manifest {hash_of(self.document)}"
+        return f"round {self.manifest.round}, issued {issued}, manifest {hash_of(self.document)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What this silo has seen last, and the last thing that the coordinator knows it has told us.
+    """The last manifest that this silo accepted, beside the restored state of the coordinator.
 
     Attributes:
-        offered: None where it has told us of no round at all.
-        round_now: the round that it asks us to take part in, if there is one.
-        strangers: members that have other keys than the roster that this silo has followed says.
+        offered: the last manifest for this client in the restored state, if any.
+        open_round: the round that the coordinator now opens for this client, if any.
+        changed_members: names of members whose keys differ from this silo's roster.
     """
 
-    seen: StoredManifest
+    accepted: StoredManifest
     offered: StoredManifest | None
-    round_now: int | None
-    strangers: list[str]
+    open_round: int | None
+    changed_members: list[str]
 
     def __str__(self) -> str:
         lines = [
-            f"this silo has seen:     {self.seen}",
-            f"the coordinator offers: {self.offered or 'no round at all'}",
+            f"last accepted here:     {self.accepted}",
+            f"the coordinator offers: {self.offered or 'no round'}",
         ]
-        if self.offered is not None and self._is_the_one_before(self.offered):
-            lines.append("                        the very manifest that ours names as the one before it")
-        if self.round_now is not None:
-            lines.append(f"it now asks for:        round {self.round_now}")
-        if self.strangers:
-            lines.append(f"under other keys now:   {', '.join(self.strangers)}")
+        if self.offered is not None and self._is_predecessor(self.offered):
+            lines.append("                        (the predecessor of the last accepted manifest)")
+        if self.open_round is not None:
+            lines.append(f"open now:               round {self.open_round}")
+        if self.changed_members:
+            lines.append(f"members with new keys:  {', '.join(self.changed_members)}")
         return "\n".join(lines)
 
-    def _is_the_one_before(self, offered: StoredManifest) -> bool:
-        before = self.seen.manifest.previous
+    def _is_predecessor(self, offered: StoredManifest) -> bool:
+        before = self.accepted.manifest.previous
         return before is not None and before.hash == hash_of(offered.document)
 
 
-def look(held: Manifests, pins: Pins, api: CoordinatorApi) -> Offer:
-    """Compare what was seen with what the coordinator, after proving its key, knows now. Changes nothing.
+def compare_state(manifests: Manifests, pins: Pins, api: CoordinatorApi) -> Offer:
+    """Compare the last accepted manifest with the coordinator's state, after it proves its key. Read-only.
 
     Raises:
-        NothingWasRestored: what it knows follows what was seen, or nothing was seen yet.
-        NotInTheBackup: it does not know this client.
+        NothingWasRestored: the coordinator's state follows the accepted manifest, or none was accepted yet.
+        NotInTheBackup: the coordinator does not know this client.
         CoordinatorNotTrusted: another coordinator answers.
-        ManifestRefused: it offers what the pinned key has not signed, or a federation of another plan.
+        ManifestRefused: a manifest is not signed with the pinned key, or names another plan.
     """
-    document = held.held()
+    document = manifests.last_accepted()
     if document is None:
-        raise NothingWasRestored("this silo has joined no round yet: there is nothing to go back behind")
-    seen = StoredManifest(document, held.read(document))
-    api.proved_hello(thumbprint(held.server_key))
+        raise NothingWasRestored(
+            "this silo has joined no round yet, so that no state was lost; use `tessera agent run`"
+        )
+    accepted = StoredManifest(document, manifests.read(document))
+    api.proved_hello(thumbprint(manifests.server_key))
     try:
-        answer = api.current_round(held.federation)
-        newest = _newest(held, api, seen.manifest.round, answer)
+        answer = api.current_round(manifests.federation)
+        newest = _newest(manifests, api, accepted.manifest.round, answer)
     except CoordinatorRefused as refusal:
         if refusal.slug in ("signature-invalid", "key-revoked"):
             raise NotInTheBackup(refusal) from refusal
         raise
-    offered = StoredManifest(newest, held.read(newest)) if newest is not None else None
+    offered = StoredManifest(newest, manifests.read(newest)) if newest is not None else None
     if offered is not None:
-        _require_another(held, seen, offered, api)
+        _require_divergence(manifests, accepted, offered, api)
     return Offer(
-        seen,
+        accepted,
         offered,
         answer.round if isinstance(answer, RoundBrief) else None,
-        _roster(held, pins).strangers(offered.manifest, api) if offered is not None else [],
+        _roster(manifests, pins).changed_members(offered.manifest, api) if offered is not None else [],
     )
 
 
-def accept(offer: Offer, held: Manifests, pins: Pins, api: CoordinatorApi) -> None:
-    """Go on from what is offered. Killed anywhere, the same call again finishes what was begun.
+def accept(offer: Offer, manifests: Manifests, pins: Pins, api: CoordinatorApi) -> None:
+    """Adopt the offered state. After a crash at any point, a second call completes it.
 
-    The manifest is exchanged last: until then no round of the restored coordinator is taken part in.
+    The manifest is replaced last: until then the agent refuses rounds of the restored coordinator.
 
     Raises:
-        RosterRefused: the plan has members pinned, and one of the restored roster's is not.
+        RosterRefused: the plan requires pinned members, and one of the restored roster is not pinned.
     """
-    home, offered = held.folder, offer.offered
-    _carry_over(RoundFolders(home / "rounds"), held, before=offered.manifest.round if offered else 1)
+    home, offered = manifests.folder, offer.offered
+    _carry_over(RoundFolders(home / "rounds"), manifests, before=offered.manifest.round if offered else 1)
     for name in (FINAL_WEIGHTS, ROSTER, MANIFEST) if offered is None else (FINAL_WEIGHTS,):
         if (home / name).exists():
-            move_aside(home / name, _LATER)
+            move_aside(home / name, _REASON)
     if offered is None:
         return
     for name in (ROSTER, MANIFEST):
         if (home / name).exists():
             keep_copy(home / name)
-    _roster(held, pins).follow(offered.manifest, api, anew=True)
+    _roster(manifests, pins).follow(offered.manifest, api, from_start=True)
     write_durably(home / MANIFEST, json.dumps(offered.document).encode())
 
 
-def _roster(held: Manifests, pins: Pins) -> Roster:
-    return Roster(held.folder, held.plan.privacy.roster_policy, pins)
+def _roster(manifests: Manifests, pins: Pins) -> Roster:
+    return Roster(manifests.folder, manifests.plan.privacy.roster_policy, pins)
 
 
 def _newest(
-    held: Manifests, api: CoordinatorApi, seen: int, answer: RoundBrief | FinishedBrief | NothingYet
+    manifests: Manifests,
+    api: CoordinatorApi,
+    last_accepted: int,
+    answer: RoundBrief | FinishedBrief | NothingYet,
 ) -> SignedDocument | None:
-    """Find the last manifest that the coordinator knows of: it keeps all of this client's."""
+    """Return the last manifest for this client that the coordinator stores, if any."""
     if isinstance(answer, FinishedBrief) and answer.manifest is not None:
         return answer.manifest
-    latest = max(seen, answer.round) if isinstance(answer, RoundBrief) else seen
+    latest = max(last_accepted, answer.round) if isinstance(answer, RoundBrief) else last_accepted
     for round_number in range(latest, 0, -1):
         try:
-            return api.manifest(held.federation, round_number)
+            return api.manifest(manifests.federation, round_number)
         except CoordinatorRefused as refusal:
             if refusal.slug != "not-found":
                 raise
     return None
 
 
-def _require_another(
-    held: Manifests, seen: StoredManifest, offered: StoredManifest, api: CoordinatorApi
+def _require_divergence(
+    manifests: Manifests, accepted: StoredManifest, offered: StoredManifest, api: CoordinatorApi
 ) -> None:
-    """Make sure that what is offered does not simply follow, and is of the same federation's plan."""
-    if offered.manifest.plan != seen.manifest.plan:
-        raise ManifestRefused("it is of another plan than the rounds before, which no backup explains")
+    """Raise unless the offered manifest has the same plan and does not follow the accepted one."""
+    if offered.manifest.plan != accepted.manifest.plan:
+        raise ManifestRefused("it names another plan than earlier rounds, which no backup explains")
     try:
-        if offered.document != seen.document:
-            held.follow(offered.document, offered.manifest, seen.document, api)
+        if offered.document != accepted.document:
+            manifests.follow(offered.document, offered.manifest, accepted.document, api)
     except ManifestRefused:
         return
     raise NothingWasRestored(
-        f"nothing was lost: the coordinator knows all that this silo has seen ({seen}); "
-        "`tessera agent run` goes on"
+        f"nothing was lost: the coordinator still has this silo's last round ({accepted}); "
+        "continue with `tessera agent run`"
     )
 
 
-def _carry_over(rounds: RoundFolders, held: Manifests, *, before: int) -> None:
-    """Set all rounds aside but what the next one builds on, under a number that comes before it."""
-    there, carried = held.folder / "rounds", held.folder / _CARRIED
-    if there.exists():
+def _carry_over(rounds: RoundFolders, manifests: Manifests, *, before: int) -> None:
+    """Move all rounds aside; keep the latest trained adapter and sketch, numbered below round `before`."""
+    rounds_folder, carried = manifests.folder / "rounds", manifests.folder / _CARRIED
+    if rounds_folder.exists():
         shutil.rmtree(carried, ignore_errors=True)
         carried.mkdir()
         trained = next((folder for folder in rounds.newest_first() if folder.has(TRAINED)), None)
-        # Who joined and has not trained yet has paid for a signature all the same, and may have no other.
+        # A client that joined and has not trained yet has spent privacy budget on its sketch; keep it too.
         signed = next((folder for folder in rounds.newest_first() if folder.has(SIGNATURE)), None)
         last = trained or signed
         if last is not None:
             _copy(trained, signed, RoundFolders(carried).open(min(last.number, before - 1)), last.number)
-        move_aside(there, _LATER)
+        move_aside(rounds_folder, _REASON)
     if carried.exists():
-        carried.rename(there)
-        fsync_folder(held.folder)
+        carried.rename(rounds_folder)
+        fsync_folder(manifests.folder)
 
 
 def _copy(
@@ -202,8 +205,8 @@ def _copy(
         for name in (BRIEF, WEIGHTS, TRAINED):
             to.write(name, trained.read(name))
         if trained.has(FOLD):
-            added = Fold.from_bytes(trained.read(FOLD)).added
-            to.write(FOLD, Fold(_OF_NO_ROUND, added).to_bytes())
+            added = BaseDelta.from_bytes(trained.read(FOLD)).added
+            to.write(FOLD, BaseDelta(_NO_ROUND, added).to_bytes())
     if signed is not None:
         to.write(SIGNATURE, signed.read(SIGNATURE))
     to.write(CLOSED, json.dumps({"reason": "carried-over", "round": round_number}).encode())

@@ -1,4 +1,4 @@
-"""Replace this agent's key: stopped or cut off anywhere, it goes on, and no key that may count is lost."""
+"""Replace the agent's key: resumable after a crash at any point, without losing a key that may be valid."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from client_agent.identity.membership import (
     KEY,
     NEXT_KEY,
     Membership,
-    naming,
-    own_key,
+    load_or_create_key,
+    name_refused_key,
+    pending_key_file,
     read_key,
     read_membership,
-    waiting_key,
 )
 from client_agent.storage.archive import keep_copy
 from client_agent.storage.files import fsync_folder
@@ -34,18 +34,18 @@ Connect = Callable[[Ed25519PrivateKey], AbstractContextManager[CoordinatorApi]]
 
 
 def replace_key(connect: Connect, folder: Path, *, at_once: bool = False) -> str:
-    """Make a new key and have the old one endorse it; give when the old one is over, RFC 3339.
+    """Create a key, endorse it with the old one, and return when the old key expires (RFC 3339).
 
-    Killed or cut off at any point, the same call again finishes what was begun. `connect` gives a connection
-    that signs with a key. `at_once` leaves the old key, and those before it, no overlap.
+    After a crash or a lost answer, a second call completes the rotation. `connect` opens a connection that
+    signs with a key. `at_once` revokes the old key and all earlier ones without overlap.
 
     Raises:
         NotEnrolled: there is no membership.
-        KeyRefused: the new key is a client's already.
-        CoordinatorRefused: the coordinator does not take the new key.
+        KeyRefused: the new key belongs to a client already.
+        CoordinatorRefused: the coordinator does not accept the new key.
     """
-    member, old, new = read_membership(folder), read_key(folder), own_key(folder, NEXT_KEY)
-    said = rotation_statement(
+    member, old, new = read_membership(folder), read_key(folder), load_or_create_key(folder, NEXT_KEY)
+    statement = rotation_statement(
         federation_id=member.federation_id,
         client_id=member.client_id,
         old_key=name_of(old),
@@ -53,67 +53,70 @@ def replace_key(connect: Connect, folder: Path, *, at_once: bool = False) -> str
     )
     request = KeyRotation(
         public_key=name_of(new),
-        proof=sign("tessera-rotation-v1", said, new),
-        endorsement=sign("tessera-rotation-v1", said, old),
+        proof=sign("tessera-rotation-v1", statement, new),
+        endorsement=sign("tessera-rotation-v1", statement, old),
     )
     if at_once:
         request = request.model_copy(update={"overlap_seconds": 0})
     try:
-        with connect(old) as api, naming(folder / NEXT_KEY):
-            over = api.replace_key(request).old_key_expires_at.isoformat()
+        with connect(old) as api, name_refused_key(folder / NEXT_KEY):
+            expires_at = api.replace_key(request).old_key_expires_at.isoformat()
     except CoordinatorRefused as refusal:
-        # An earlier call was heard, and its answer lost for longer than the overlap.
+        # An earlier call succeeded, its answer was lost, and the overlap has passed since.
         if refusal.slug != "key-revoked" or not _is_accepted(connect, new, member):
             raise
-        over = "over"
+        expires_at = "expired already"
     _take_up_next(folder)
-    return over
+    return expires_at
 
 
-def key_in_use(connect: Connect, folder: Path) -> Ed25519PrivateKey:
-    """Give this agent's key; where replacing it was interrupted, the new one if the coordinator has it.
+def current_key(connect: Connect, folder: Path) -> Ed25519PrivateKey:
+    """Return the agent's key; after an interrupted rotation, the new key if the coordinator accepts it.
 
     Raises:
-        NotEnrolled: there is none.
-        CoordinatorUnreachable: which key counts cannot be found out now.
+        NotEnrolled: there is no key.
+        CoordinatorUnreachable: an interrupted rotation cannot be resolved now.
     """
-    if file := waiting_key(folder):
+    if file := pending_key_file(folder):
         if _is_accepted(connect, read_key(folder, NEXT_KEY), read_membership(folder)):
             _take_up_next(folder)
-            log.info("replacing the key was interrupted; the new key is in use now")
+            log.info("key rotation: completed after an interruption; the new key is in use")
         else:
-            log.warning("%s is not known to the coordinator: `tessera agent rotate-key` finishes that", file)
+            log.warning(
+                "key rotation: interrupted (%s is not known to the coordinator); complete it with "
+                "`tessera agent rotate-key`",
+                file,
+            )
     return read_key(folder)
 
 
-def went_over(api: CoordinatorApi, folder: Path) -> bool:
-    """Sign with the key that was to replace this agent's, if the coordinator has it by now.
+def switch_to_accepted_key(api: CoordinatorApi, folder: Path) -> bool:
+    """Switch to the pending new key if the coordinator accepts it by now. Return whether it does.
 
-    A request to replace a key may be taken long after it was given up, when the old key is in use again.
+    A delayed rotation request may arrive after the agent stopped waiting and uses the old key again.
     """
-    if waiting_key(folder) is None:
+    if pending_key_file(folder) is None:
         return False
     old, new, member = read_key(folder), read_key(folder, NEXT_KEY), read_membership(folder)
     api.sign_with(new)
-    has_it = False
+    accepted = False
     try:
-        has_it = _is_me(api, member)
+        accepted = _answers_for(api, member)
     finally:
-        if not has_it:
+        if not accepted:
             api.sign_with(old)
-    if has_it:
+    if accepted:
         _take_up_next(folder)
-        log.info("the coordinator has taken the new key meanwhile; it is in use now")
-    return has_it
+        log.info("key rotation: completed (the coordinator accepted the pending key); the new key is in use")
+    return accepted
 
 
 def _is_accepted(connect: Connect, key: Ed25519PrivateKey, member: Membership) -> bool:
-    """Ask whether the coordinator takes a key for this client's."""
     with connect(key) as api:
-        return _is_me(api, member)
+        return _answers_for(api, member)
 
 
-def _is_me(api: CoordinatorApi, member: Membership) -> bool:
+def _answers_for(api: CoordinatorApi, member: Membership) -> bool:
     try:
         return api.me().client_id == member.client_id
     except CoordinatorRefused as refusal:
@@ -123,7 +126,7 @@ def _is_me(api: CoordinatorApi, member: Membership) -> bool:
 
 
 def _take_up_next(folder: Path) -> None:
-    # That the coordinator has the new key is not signed: who stands in between may have made it up.
+    # The coordinator's answer is not signed, and a proxy may have forged it: the old key stays recoverable.
     keep_copy(folder / KEY)
     os.replace(folder / NEXT_KEY, folder / KEY)
     fsync_folder(folder)

@@ -1,6 +1,6 @@
-"""Hold the coordinator to what it signed: each round's manifest follows the one before, none is taken back.
+"""Verify the coordinator's signed round manifests: each follows the one before.
 
-Two manifests that cannot both be true are kept as evidence. Knows nothing of training.
+Two contradictory manifests are stored as evidence.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _GRACE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    """What one coordinator signed to one client, below a folder.
+    """The round manifests that one coordinator signed for one client, below a folder.
 
     Attributes:
-        server_key: the coordinator's public key, as enrolment proved it.
-        clock: gives seconds since 1970, on the coordinator's clock.
+        server_key: the coordinator's public key, as proved at enrolment.
+        clock: seconds since 1970, on the coordinator's clock.
     """
 
     folder: Path
@@ -52,24 +52,24 @@ class Manifests:
         weights: str,
         final: bool = False,
     ) -> RoundManifest:
-        """Check a round's manifest against its weights and all manifests before it; keep it.
+        """Verify a round's manifest against its weights and all earlier manifests, and store it.
 
-        The `final` one may have a higher number: rounds that were abandoned lie between.
+        The `final` manifest may have a higher round number, after abandoned rounds.
 
         Raises:
-            ManifestRefused: not signed, not ours, going back, leaving out or contradicting another.
-            ManifestExpired: its deadline is over.
+            ManifestRefused: it is unsigned, for another client, older, incomplete, or contradicts another.
+            ManifestExpired: its deadline has passed.
         """
         manifest = self.read(document)
         expected = max(round_number, manifest.round) if final else round_number
         if (manifest.round, manifest.weights) != (expected, weights):
             raise ManifestRefused(
-                f"it is not of round {round_number} and of the weights that are served for it"
+                f"it is not of round {round_number} and of the weights served for that round"
             )
-        held = self.held()
-        if held is not None and document != held:
-            self.follow(document or {}, manifest, held, api)
-        self._hold_to_plan(manifest, api)
+        accepted = self.last_accepted()
+        if accepted is not None and document != accepted:
+            self.follow(document or {}, manifest, accepted, api)
+        self._require_signed_plan(manifest, api)
         if manifest.deadline is not None and self.clock() > manifest.deadline.timestamp() + _GRACE_SECONDS:
             raise ManifestExpired(round_number)
         write_durably(self.folder / MANIFEST, json.dumps(document).encode())
@@ -77,14 +77,14 @@ class Manifests:
 
     @property
     def plan(self) -> FederationPlan:
-        """The plan that was fetched; once a manifest is accepted, the one that it names."""
+        """The federation's plan as fetched; after the first accepted manifest, the plan that it names."""
         return FederationPlan.model_validate_json((self.folder / _PLAN).read_bytes(), extra="ignore")
 
     def fetch_plan(self, api: CoordinatorApi) -> None:
-        """Keep the plan that is served, unless one is here: each manifest then has to name this very one.
+        """Store the served plan unless one is stored: each manifest then has to name this plan.
 
         Raises:
-            AnswerUnreadable: what is served is none.
+            AnswerUnreadable: the answer is not a plan.
         """
         if (self.folder / _PLAN).exists():
             return
@@ -96,38 +96,27 @@ class Manifests:
         write_durably(self.folder / _PLAN, plan)
 
     def hold_to_plan(self, brief: RoundBrief) -> None:
-        """Check that a brief asks for what the plan says.
-
-        Raises:
-            ManifestRefused: it asks for something else.
-        """
+        """Raise ManifestRefused if a round brief differs from the plan."""
         plan = self.plan
         for part in ("strategy", "adapter", "training", "signature", "alignment", "wire"):
             if getattr(brief, part) != getattr(plan, part):
-                raise ManifestRefused(
-                    f"round {brief.round} asks for another {part} than the federation's plan"
-                )
+                raise ManifestRefused(f"round {brief.round} has another {part} than the federation's plan")
 
     def hold_to_order(self, round_number: int) -> None:
-        """Check that what is asked for is not a round before one that was joined.
-
-        Raises:
-            ManifestRefused: it is.
-        """
-        held = self.held()
-        if held is not None and round_number < (last := self.read(held).round):
-            raise ManifestRefused(f"it is asked for round {round_number}, and round {last} was joined before")
+        """Raise ManifestRefused for a round before one that this client has joined."""
+        accepted = self.last_accepted()
+        if accepted is not None and round_number < (last := self.read(accepted).round):
+            raise ManifestRefused(f"it opens round {round_number}, and round {last} was joined before")
 
     def has_joined(self, round_number: int) -> bool:
-        """Say whether the coordinator has signed that this client is in a round, or in a later one."""
-        held = self.held()
-        return held is not None and self.read(held).round >= round_number
+        accepted = self.last_accepted()
+        return accepted is not None and self.read(accepted).round >= round_number
 
     def read(self, document: SignedDocument | None) -> RoundManifest:
-        """Read a manifest of this client's, whatever round it is of.
+        """Parse and verify a manifest for this client, of any round.
 
         Raises:
-            ManifestRefused: it is none, not signed with the coordinator's key, or not this client's.
+            ManifestRefused: it is malformed, not signed with the coordinator's key, or for another client.
         """
         try:
             manifest = RoundManifest.model_validate_json(json.dumps(document))
@@ -136,79 +125,83 @@ class Manifests:
         if not is_signed("tessera-round-v1", document or {}, manifest.signature, public_key(self.server_key)):
             raise ManifestRefused("it is not signed with the coordinator's key")
         if (manifest.federation, manifest.client) != (self.federation, self.client):
-            raise ManifestRefused("it is another federation's or another client's")
+            raise ManifestRefused("it is for another federation or another client")
         return manifest
 
-    def held(self) -> SignedDocument | None:
-        """Give the newest manifest that was accepted."""
+    def last_accepted(self) -> SignedDocument | None:
         file = self.folder / MANIFEST
         document: SignedDocument | None = json.loads(file.read_bytes()) if file.exists() else None
         return document
 
     def follow(
-        self, document: SignedDocument, manifest: RoundManifest, held: SignedDocument, api: CoordinatorApi
+        self, document: SignedDocument, manifest: RoundManifest, accepted: SignedDocument, api: CoordinatorApi
     ) -> None:
-        """Go back from a manifest to the one that is held, over those that never arrived here.
+        """Verify the chain from a manifest back to the accepted one; fetch the manifests in between.
 
         Raises:
-            ManifestRefused: it does not lead there; the two that contradict each other are kept.
+            ManifestRefused: the chain breaks; the two contradictory manifests are stored as evidence.
         """
-        last = self.read(held)
+        last = self.read(accepted)
         if manifest.round == last.round:
-            self._contradiction(document, held, f"there are two manifests of round {last.round}")
+            self._refuse_both(document, accepted, f"there are two manifests of round {last.round}")
         if manifest.round < last.round:
-            self._contradiction(document, held, f"round {last.round} was joined before")
+            self._refuse_both(document, accepted, f"round {last.round} was joined before")
         if manifest.plan != last.plan:
-            self._contradiction(document, held, "the plan was changed")
-        self._check_roster(document, manifest, held, last)
-        at = manifest
-        while at.previous is not None and at.previous.round > last.round:
-            missing = api.manifest(self.federation, at.previous.round)
-            if hash_of(missing) != at.previous.hash:
-                self._contradiction(document, missing, f"round {at.previous.round} is told differently")
-            at = self.read(missing)
-        if at.previous is None or (at.previous.round, at.previous.hash) != (last.round, hash_of(held)):
-            self._contradiction(document, held, f"it does not follow the manifest of round {last.round}")
+            self._refuse_both(document, accepted, "the plan was changed")
+        self._require_roster_order(document, manifest, accepted, last)
+        current = manifest
+        while current.previous is not None and current.previous.round > last.round:
+            missing = api.manifest(self.federation, current.previous.round)
+            if hash_of(missing) != current.previous.hash:
+                self._refuse_both(
+                    document, missing, f"there are two manifests of round {current.previous.round}"
+                )
+            current = self.read(missing)
+        if current.previous is None or (current.previous.round, current.previous.hash) != (
+            last.round,
+            hash_of(accepted),
+        ):
+            self._refuse_both(document, accepted, f"it does not follow the manifest of round {last.round}")
 
-    def _check_roster(
-        self, document: SignedDocument, manifest: RoundManifest, held: SignedDocument, last: RoundManifest
+    def _require_roster_order(
+        self, document: SignedDocument, manifest: RoundManifest, accepted: SignedDocument, last: RoundManifest
     ) -> None:
         if manifest.roster_version < last.roster_version:
-            self._contradiction(document, held, "the roster went back")
+            self._refuse_both(document, accepted, "the roster went back")
         if manifest.roster_version == last.roster_version and manifest.roster_hash != last.roster_hash:
-            self._contradiction(document, held, f"there are two rosters of version {last.roster_version}")
+            self._refuse_both(document, accepted, f"there are two rosters of version {last.roster_version}")
 
-    def _hold_to_plan(self, manifest: RoundManifest, api: CoordinatorApi) -> None:
-        """Make sure that the plan that is kept, or else that is served, is what the manifest names."""
+    def _require_signed_plan(self, manifest: RoundManifest, api: CoordinatorApi) -> None:
+        """Raise ManifestRefused unless the stored or served plan has the digest in the manifest."""
         file = self.folder / _PLAN
         if file.exists():
-            kept = file.read_bytes()
-            if digest_of(kept) == manifest.plan:
+            stored = file.read_bytes()
+            if digest_of(stored) == manifest.plan:
                 return
-            if self.held() is not None:
-                raise ManifestRefused("its plan is not the plan of the rounds before")
-            self._no_longer_believe(kept)
+            if self.last_accepted() is not None:
+                raise ManifestRefused("its plan is not the plan of earlier rounds")
+            self._reject_unsigned_plan(stored)
         plan = api.plan(self.federation)
         if digest_of(plan) != manifest.plan:
             raise ManifestRefused("its plan is not the plan that is served")
         write_durably(file, plan)
 
-    def _no_longer_believe(self, plan: bytes) -> None:
-        """Keep a plan as evidence that nobody signed for: people hear of it, and the next start asks anew.
+    def _reject_unsigned_plan(self, plan: bytes) -> None:
+        """Move an unsigned plan to the evidence; the next start fetches the plan again.
 
         Raises:
-            ManifestRefused: always; what was sent to join was made under that plan.
+            ManifestRefused: always, because the join request was made under that plan.
         """
         name = digest_of(plan).removeprefix("sha256:")[:16]
         write_durably(self.folder / _EVIDENCE / f"plan-{name}.json", plan)
         (self.folder / _PLAN).unlink()
         raise ManifestRefused(
-            "its plan is not the plan that was served before, under which this silo has asked to join; that "
-            f"one is kept in {self.folder / _EVIDENCE}, and the next start goes by the signed one"
+            "its plan is not the plan that was served before this silo's join; the earlier plan is stored in "
+            f"{self.folder / _EVIDENCE}, and the next start uses the signed plan"
         )
 
-    def _contradiction(self, one: SignedDocument, other: SignedDocument, what: str) -> None:
-        for document in (one, other):
+    def _refuse_both(self, document_a: SignedDocument, document_b: SignedDocument, reason: str) -> None:
+        for document in (document_a, document_b):
             name = hash_of(document).removeprefix("sha256:")[:16]
             write_durably(self.folder / _EVIDENCE / f"{name}.json", json.dumps(document, indent=1).encode())
-        raise ManifestRefused(f"{what}; both are kept in {self.folder / _EVIDENCE}")
+        raise ManifestRefused(f"{reason}; both manifests are stored in {self.folder / _EVIDENCE}")

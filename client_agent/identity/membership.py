@@ -1,7 +1,4 @@
-"""Who this agent is: its key and membership on disk, how it got them, and that only one process uses them.
-
-The private key is made here and never leaves the folder.
-"""
+"""The agent's identity on disk: enrolment, private key, membership, and the lock of its folder."""
 
 from __future__ import annotations
 
@@ -48,12 +45,12 @@ _LOCK = "agent.lock"
 KEY = "client.key"
 """The file of this agent's private key."""
 NEXT_KEY = "next.key"
-"""The file of the key that is to replace this agent's."""
+"""The file of the new key during a rotation."""
 _KEY_BYTES = 32
 
 
 class Membership(Strict):
-    """What enrolment gave this agent; `server_key` is the coordinator's public key, as it proved it."""
+    """The result of enrolment; `server_key` is the coordinator's public key, as proved at enrolment."""
 
     name: str
     client_id: str
@@ -62,10 +59,10 @@ class Membership(Strict):
 
 
 def read_membership(folder: Path) -> Membership:
-    """Read who this agent is.
+    """Read the membership.
 
     Raises:
-        NotEnrolled: it is nobody yet.
+        NotEnrolled: the folder holds no membership.
         SettingsUnusable: the file is damaged.
     """
     file = folder / _MEMBERSHIP
@@ -75,15 +72,16 @@ def read_membership(folder: Path) -> Membership:
         raise NotEnrolled(folder) from None
     except ValidationError as error:
         raise SettingsUnusable(
-            f"{file} is damaged; restore it from a backup, or revoke and enrol anew"
+            f"{file} is damaged; restore it from a backup, or ask the operator to revoke this client, "
+            "and enrol again"
         ) from error
 
 
 def read_key(folder: Path, name: str = KEY) -> Ed25519PrivateKey:
-    """Read this agent's private key, or the one that is to replace it.
+    """Read the agent's private key, or with `NEXT_KEY` the new key of a rotation.
 
     Raises:
-        NotEnrolled: there is none.
+        NotEnrolled: the file does not exist.
         SettingsUnusable: the file is damaged.
     """
     file = folder / name
@@ -92,48 +90,49 @@ def read_key(folder: Path, name: str = KEY) -> Ed25519PrivateKey:
     except FileNotFoundError:
         raise NotEnrolled(folder) from None
     except (ValueError, TypeError) as error:
-        raise SettingsUnusable(f"{file} is no private key; restore it from a backup") from error
+        raise SettingsUnusable(f"{file} is not a private key; restore it from a backup") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise SettingsUnusable(f"{file} is no Ed25519 key; restore it from a backup")
+        raise SettingsUnusable(f"{file} is not an Ed25519 key; restore it from a backup")
     return key
 
 
 def is_enrolled(folder: Path) -> bool:
-    """Say whether this agent is a member."""
     return (folder / _MEMBERSHIP).exists()
 
 
 def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: Profile) -> Membership:
-    """Spend a one-time token. Killed or cut off at any point, the same call again gives the same identity.
+    """Redeem an enrolment token. Idempotent: after a crash or a lost answer, repeat the same call.
 
-    Nothing of it is sent before the coordinator has proved that it is the one that the token names. What an
-    earlier client left in the folder is moved aside.
+    The token is sent only after the coordinator proves the key that the token names. Files of an earlier
+    client in the folder are moved aside.
 
     Raises:
         AlreadyEnrolled: the folder holds a membership.
-        KeyRefused: the key in the folder is a client's already.
-        TokenDamaged: the token was not copied whole.
+        KeyRefused: the key in the folder belongs to a client already.
+        TokenDamaged: the token is incomplete.
         CoordinatorNotTrusted: another coordinator answers.
         CoordinatorRefused: the token, the name or the profile is not accepted.
     """
     if is_enrolled(folder):
         raise AlreadyEnrolled(f"{folder} holds a membership already; use another folder for another client")
     try:
-        text = read(token)
+        token_text = read(token)
     except TokenMalformed as error:
         raise TokenDamaged from error
-    hello = api.proved_hello(text.server)
-    key = own_key(folder, KEY)
-    said = enrolment_statement(server=text.server, token=text.id, public_key=name_of(key), nonce=hello.nonce)
+    hello = api.proved_hello(token_text.server)
+    key = load_or_create_key(folder, KEY)
+    statement = enrolment_statement(
+        server=token_text.server, token=token_text.id, public_key=name_of(key), nonce=hello.nonce
+    )
     request = EnrolmentRequest(
         token=token,
         name=name,
         profile=profile,
-        public_key=said["public_key"],
-        nonce=said["nonce"],
-        proof=sign("tessera-enrolment-v1", said, key),
+        public_key=statement["public_key"],
+        nonce=statement["nonce"],
+        proof=sign("tessera-enrolment-v1", statement, key),
     )
-    with naming(folder / KEY):
+    with name_refused_key(folder / KEY):
         answer = api.enrol(request)
     membership = Membership(
         name=name,
@@ -141,15 +140,14 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
         federation_id=answer.federation_id,
         server_key=hello.signing_key,
     )
-    if left := waiting_key(folder):
-        move_aside(left)
-    keep_to(folder, membership)
+    if pending_key := pending_key_file(folder):
+        move_aside(pending_key)
+    set_aside_earlier_client(folder, membership)
     write_durably(folder / _MEMBERSHIP, membership.model_dump_json(indent=1).encode())
     return membership
 
 
-def keep_to(folder: Path, member: Membership) -> None:
-    """Move aside what a client before this one left of the federation."""
+def set_aside_earlier_client(folder: Path, member: Membership) -> None:
     set_aside(
         folder / member.federation_id,
         federation_id=member.federation_id,
@@ -158,15 +156,15 @@ def keep_to(folder: Path, member: Membership) -> None:
     )
 
 
-def waiting_key(folder: Path) -> Path | None:
-    """Name the file of a key that is to replace this agent's; None where no replacing is under way."""
+def pending_key_file(folder: Path) -> Path | None:
+    """Return the file of the new key during a rotation, else None."""
     file = folder / NEXT_KEY
     return file if file.exists() else None
 
 
 @contextmanager
-def naming(file: Path) -> Iterator[None]:
-    """Say which file holds the key that is refused."""
+def name_refused_key(file: Path) -> Iterator[None]:
+    """Raise KeyRefused, with the key's file, where the coordinator refuses a public key."""
     try:
         yield
     except CoordinatorRefused as refusal:
@@ -177,16 +175,18 @@ def naming(file: Path) -> Iterator[None]:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Keep a second process away from the folder.
+    """Lock the folder for this process.
 
     Raises:
-        FolderInUse: another agent runs on it.
-        SettingsUnusable: it cannot be made.
+        FolderInUse: another agent runs on the folder.
+        SettingsUnusable: the folder cannot be created.
     """
     try:
         open_folder(folder)
     except OSError as error:
-        raise SettingsUnusable(f"folder {folder} cannot be made: {error.strerror}") from error
+        raise SettingsUnusable(
+            f"folder {folder} cannot be created ({error.strerror}); set `folder` to a writable path"
+        ) from error
     with (folder / _LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -196,7 +196,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Say whether an agent runs on the folder; one that starts in this very moment may be refused."""
+    """Whether an agent runs on the folder. The probe may make an agent that starts just now fail."""
     try:
         with (folder / _LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -207,23 +207,24 @@ def is_in_use(folder: Path) -> bool:
     return False
 
 
-def pem_of(key: Ed25519PrivateKey) -> bytes:
-    """Write a private key as its file has it."""
+def encode_pem(key: Ed25519PrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def own_key(folder: Path, name: str) -> Ed25519PrivateKey:
-    """Make a key once: it is what makes a lost answer repeatable."""
+def load_or_create_key(folder: Path, name: str) -> Ed25519PrivateKey:
+    """Read a private key; create it first if the file is missing, so that a retry uses the same key."""
     file = folder / name
     if not file.exists():
         key = Ed25519PrivateKey.from_private_bytes(secrets.token_bytes(_KEY_BYTES))  # RFC 8032, section 5.1.5
-        write_durably(file, pem_of(key))
-    fsync_folder(folder)  # who made it may have been killed before this, and nobody may hear of it until then
+        write_durably(file, encode_pem(key))
+    fsync_folder(
+        folder
+    )  # an earlier process may have crashed before this; no request may use the key until then
     return read_key(folder, name)
 
 
-def one_try(settings: AgentSettings, member: Membership | None) -> CoordinatorApi:
-    """Connect for calls that are tried once; as nobody where there is no member.
+def connect_once(settings: AgentSettings, member: Membership | None) -> CoordinatorApi:
+    """Return a connection without retries, unauthenticated where there is no member.
 
     Raises:
         NotEnrolled, SettingsUnusable: the member's key is missing or damaged.

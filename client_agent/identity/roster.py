@@ -1,9 +1,4 @@
-"""Decide whom the coordinator may count among the members, where the plan has agents check it.
-
-`pinned`: only names and keys that people in the silo wrote down; a pin holds for the keys that were endorsed
-after it, and who was revoked needs none. `tofu`: whoever it names first under a name, and after that nobody
-else under it. A key changes only if the one before endorsed it.
-"""
+"""Verify the federation's roster of members under the plan's policy: `pinned`, `tofu` or `server`."""
 
 from __future__ import annotations
 
@@ -28,18 +23,15 @@ ROSTER = "roster.json"
 
 
 class _Member(Strict):
-    """A client that was enrolled once, and its keys, each endorsed by the one before: none if it is a bearer.
-
-    The last one is the one it has now.
-    """
+    """A client and its keys, newest last, each endorsed by the one before; empty for a bearer client."""
 
     name: str
     keys: list[str]
     revoked: bool = False
 
 
-class _Known(Strict):
-    """The roster as far as it was followed: the last link's version and hash, and all clients by id."""
+class _RosterState(Strict):
+    """The verified part of the roster: the last link's version and hash, and all clients by id."""
 
     version: int = 0
     hash: str | None = None
@@ -48,106 +40,119 @@ class _Known(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """A federation's roster as this agent believes it; `pins` are public keys by client name."""
+    """A federation's roster as this agent verified it.
+
+    `pinned` accepts only the client names and keys in `pins`, and the keys that a pinned key endorsed;
+    revoked members need no pin. `tofu` accepts the first client of a name and no second one. A key changes
+    only with the endorsement of the key before.
+    """
 
     folder: Path
     policy: RosterPolicy
     pins: Mapping[str, str]
 
-    def follow(self, manifest: RoundManifest, api: CoordinatorApi, *, anew: bool = False) -> None:
-        """Go on to the version that a manifest names, link by link; `anew` from the roster's beginning.
+    def follow(self, manifest: RoundManifest, api: CoordinatorApi, *, from_start: bool = False) -> None:
+        """Verify the roster link by link up to the version in a manifest; `from_start`: from its first link.
 
         Raises:
-            RosterRefused: a link is missing, or names somebody whom the policy does not let in.
+            RosterRefused: a link is missing, or has a member that the policy does not accept.
         """
         if self.pins and self.policy != "pinned":
             raise RosterRefused(
                 f"this silo pins members, and privacy.roster_policy is {self.policy!r}, not 'pinned'; "
-                "remove `roster` from silo.toml only if you believe the coordinator"
+                "remove `roster` from silo.toml only if you trust the coordinator's roster"
             )
         if self.policy == "server":
             return
-        begin = _Known() if anew else _read(self.folder / ROSTER)
-        known = self._on_from(begin, manifest, api)
+        start = _RosterState() if from_start else _read(self.folder / ROSTER)
+        state = self._follow_links(start, manifest, api)
         if self.policy == "pinned":
-            self._check_pins(known)
-        write_durably(self.folder / ROSTER, known.model_dump_json(indent=1).encode())
+            self._check_pins(state)
+        write_durably(self.folder / ROSTER, state.model_dump_json(indent=1).encode())
 
-    def strangers(self, manifest: RoundManifest, api: CoordinatorApi) -> list[str]:
-        """Name who has other keys, when the roster is read from its beginning, than are known here."""
+    def changed_members(self, manifest: RoundManifest, api: CoordinatorApi) -> list[str]:
+        """Return the names of members whose keys in the full roster are disjoint from those stored here."""
         if self.policy == "server":
             return []
-        known = {one.name: {*one.keys} for one in _read(self.folder / ROSTER).members.values()}
-        members = self._on_from(_Known(), manifest, api).members.values()
-        found = {one.name: {*one.keys} for one in members if one.name in known}
-        return sorted(n for n, keys in found.items() if keys != known[n] and keys.isdisjoint(known[n]))
+        trusted_keys = {
+            member.name: {*member.keys} for member in _read(self.folder / ROSTER).members.values()
+        }
+        members = self._follow_links(_RosterState(), manifest, api).members.values()
+        current_keys = {member.name: {*member.keys} for member in members if member.name in trusted_keys}
+        return sorted(
+            n
+            for n, keys in current_keys.items()
+            if keys != trusted_keys[n] and keys.isdisjoint(trusted_keys[n])
+        )
 
-    def _on_from(self, known: _Known, manifest: RoundManifest, api: CoordinatorApi) -> _Known:
-        while known.version < manifest.roster_version:
-            links = api.roster(manifest.federation, after=known.version)
+    def _follow_links(
+        self, state: _RosterState, manifest: RoundManifest, api: CoordinatorApi
+    ) -> _RosterState:
+        while state.version < manifest.roster_version:
+            links = api.roster(manifest.federation, after=state.version)
             if not links:
-                raise RosterRefused("it is shorter than the round's manifest says")
-            for document in links[: manifest.roster_version - known.version]:
-                known = self._with(known, document, manifest.federation)
-        if known.version == manifest.roster_version and known.hash != manifest.roster_hash:
+                raise RosterRefused("it is shorter than the version in the round's manifest")
+            for document in links[: manifest.roster_version - state.version]:
+                state = self._apply(state, document, manifest.federation)
+        if state.version == manifest.roster_version and state.hash != manifest.roster_hash:
             raise RosterRefused("it is not the roster that the round's manifest names")
-        return known
+        return state
 
-    def _with(self, known: _Known, document: SignedDocument, federation_id: str) -> _Known:
+    def _apply(self, state: _RosterState, document: SignedDocument, federation_id: str) -> _RosterState:
         try:
             link = RosterEntry.model_validate_json(json.dumps(document))
         except ValidationError as error:
             raise RosterRefused("a link of it cannot be read") from error
-        if (link.federation, link.version, link.previous) != (federation_id, known.version + 1, known.hash):
-            raise RosterRefused(f"link {known.version + 1} does not follow the one before")
+        if (link.federation, link.version, link.previous) != (federation_id, state.version + 1, state.hash):
+            raise RosterRefused(f"link {state.version + 1} does not follow the one before")
         match link.event:
             case "enrolled":
-                member = _newcomer(known, link)
+                member = _enrolled(state, link)
             case "rotated":
-                member = _renewed(known, link)
+                member = _rotated(state, link)
             case "revoked":
-                member = _gone(known, link)
-        members = known.members | {link.client: member}
-        return _Known(version=link.version, hash=hash_of(document), members=members)
+                member = _revoked(state, link)
+        members = state.members | {link.client: member}
+        return _RosterState(version=link.version, hash=hash_of(document), members=members)
 
-    def _check_pins(self, known: _Known) -> None:
-        """Check that every member is pinned, by the key it has or by one whose endorsements lead to it."""
-        for member in known.members.values():
+    def _check_pins(self, state: _RosterState) -> None:
+        """Raise RosterRefused unless every member is pinned by its key, or by an earlier one."""
+        for member in state.members.values():
             if not member.revoked and self.pins.get(member.name) not in member.keys:
                 key = member.keys[-1] if member.keys else "none"
                 raise RosterRefused(f"{member.name!r} with key {key} is not pinned in this silo")
 
 
-def _read(file: Path) -> _Known:
-    """Read how far the roster was followed; what another version of the agent wrote is followed anew."""
+def _read(file: Path) -> _RosterState:
+    """Read the verified roster; return an empty one if it is missing or in another version's format."""
     try:
-        return _Known.model_validate_json(file.read_bytes())
+        return _RosterState.model_validate_json(file.read_bytes())
     except (FileNotFoundError, ValidationError):
-        return _Known()
+        return _RosterState()
 
 
-def _newcomer(known: _Known, link: RosterEntry) -> _Member:
-    if any(member.name == link.name for member in known.members.values()):
-        raise RosterRefused(f"a second client is called {link.name!r}")
-    if link.client in known.members:
-        raise RosterRefused(f"{link.name!r} was somebody else before")
+def _enrolled(state: _RosterState, link: RosterEntry) -> _Member:
+    if any(member.name == link.name for member in state.members.values()):
+        raise RosterRefused(f"a second client has the name {link.name!r}")
+    if link.client in state.members:
+        raise RosterRefused(f"client {link.client} changed its name to {link.name!r}")
     return _Member(name=link.name, keys=[link.public_key] if link.public_key is not None else [])
 
 
-def _gone(known: _Known, link: RosterEntry) -> _Member:
-    before = known.members.get(link.client, _Member(name=link.name, keys=[]))
+def _revoked(state: _RosterState, link: RosterEntry) -> _Member:
+    before = state.members.get(link.client, _Member(name=link.name, keys=[]))
     if before.name != link.name:
-        raise RosterRefused(f"{link.name!r} was somebody else before")
+        raise RosterRefused(f"client {link.client} changed its name to {link.name!r}")
     return before.model_copy(update={"revoked": True})
 
 
-def _renewed(known: _Known, link: RosterEntry) -> _Member:
-    before = known.members.get(link.client)
+def _rotated(state: _RosterState, link: RosterEntry) -> _Member:
+    before = state.members.get(link.client)
     if before is None or before.revoked or not before.keys or before.name != link.name:
         raise RosterRefused(f"{link.name!r} replaced a key that it did not have")
     if link.public_key is None:
         raise RosterRefused(f"{link.name!r} replaced a key that it did not have")
-    said = rotation_statement(
+    statement = rotation_statement(
         federation_id=link.federation,
         client_id=link.client,
         old_key=before.keys[-1],
@@ -157,16 +162,16 @@ def _renewed(known: _Known, link: RosterEntry) -> _Member:
         key = public_key(before.keys[-1])
     except KeyUnusable as error:
         raise RosterRefused(f"the key of {link.name!r} is not usable") from error
-    if not is_signed("tessera-rotation-v1", said, link.endorsement, key):
+    if not is_signed("tessera-rotation-v1", statement, link.endorsement, key):
         raise RosterRefused(f"the new key of {link.name!r} is not endorsed by the one before")
     return _Member(name=link.name, keys=[*before.keys, link.public_key])
 
 
 def read_pins(file: Path | None) -> dict[str, str]:
-    """Read the members that people pinned: a JSON object, client names to public keys.
+    """Read the pinned members from a JSON object: client names to public keys.
 
     Raises:
-        SettingsUnusable: the file is missing or something else.
+        SettingsUnusable: the file is missing or malformed.
     """
     if file is None:
         return {}
@@ -175,5 +180,9 @@ def read_pins(file: Path | None) -> dict[str, str]:
         if isinstance(pins, dict) and all(isinstance(key, str) for key in pins.values()):
             return {name: key for name, key in pins.items() if public_key(key)}
     except (OSError, ValueError) as error:
-        raise SettingsUnusable(f"roster: {file} is not usable: {error}") from error
-    raise SettingsUnusable(f"roster: {file} is not a JSON object of client names and public keys")
+        raise SettingsUnusable(
+            f"roster: {file} is unusable ({error}); write a JSON object of client names and public keys"
+        ) from error
+    raise SettingsUnusable(
+        f"roster: {file} has another form; write a JSON object of client names and public keys"
+    )

@@ -1,1 +1,1 @@
-"""Base models, the adapters around them, and what makes adapters comparable."""
+"""Base models: architectures, loading, quantisation, tokens, examples and generation."""

@@ -1,6 +1,6 @@
-"""Say where the parts of a transformer are, by architecture. The only place that knows module names.
+"""Paths of the modules of a transformer by architecture; no other file contains module names.
 
-To add an architecture, add one entry to `ARCHITECTURES` under the `model_type` of its config.json.
+To add an architecture, add an entry to `ARCHITECTURES` under the `model_type` of its config.json.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from schemas.messages.federations import Role
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """How roles share the outputs of one linear layer: `groups` times a part of each role, in order.
+    """The output rows of roles that share a linear layer: `groups` times a part of each role, in order.
 
-    `widths` gives the outputs of each role's part, both from the model's config.
+    `widths` are the outputs of each role's part. Both are functions of the model's config.
     """
 
     roles: tuple[Role, ...]
@@ -30,7 +30,7 @@ class Fusion:
     groups: Callable[[Any], int] = lambda _: 1
 
     def rows(self, config: object, role: Role) -> Tensor:
-        """Say which of the layer's outputs are the role's: (d_out of the role,) int64, in order."""
+        """Return the role's output rows of the layer: (d_out of the role,) int64, in order."""
         widths, position = self.widths(config), self.roles.index(role)
         start, count = sum(widths[:position]), self.groups(config)
         outputs = torch.arange(count * sum(widths)).view(count, -1)  # (groups, widths of all roles)
@@ -41,9 +41,9 @@ class Fusion:
 class Architecture:
     """Paths of the parts of one kind of causal language model.
 
-    `closed_form` says that the signature's closed form holds: the final norm is an RMSNorm that multiplies
-    by its weight, logits are the head's, and the output of `down` is added to the residual stream without
-    anything in between.
+    `closed_form` is true if the closed form of the gradient sketch holds: the final norm is an RMSNorm that
+    multiplies by its weight, logits are the head's outputs, and the output of `down` is added to the residual
+    stream unchanged.
     """
 
     decoder: str  # embeddings to final norm, without the head
@@ -51,50 +51,49 @@ class Architecture:
     norm: str
     head: str
     roles: Mapping[Role, str]  # below a layer
-    same_input: tuple[tuple[Role, ...], ...]  # roles that read one and the same activation
+    same_input: tuple[tuple[Role, ...], ...]  # roles with the same input activation
     closed_form: bool
     fused: Mapping[str, Fusion] = field(default_factory=dict)  # by path below a layer
 
     def path(self, layer: int, role: Role) -> str:
-        """Name the linear layer of (layer, role) as `Module.get_submodule` expects it."""
         return f"{self.layers}.{layer}.{self.roles[role]}"
 
     def linear(self, model: nn.Module, layer: int, role: Role) -> nn.Module:
-        """Find the linear layer of (layer, role)."""
         return model.get_submodule(self.path(layer, role))
 
     def is_fused(self, role: Role) -> bool:
-        """Say whether the role's linear layer is that of other roles too."""
+        """Whether the role shares its linear layer with another role."""
         return self.roles[role] in self.fused
 
     def rows(self, model: nn.Module, role: Role) -> Tensor:
-        """Say which outputs of its linear layer are the role's: (d_out of the role,) int64, in order."""
+        """Return the role's output rows of its linear layer: (d_out of the role,) int64, in order."""
         if self.is_fused(role):
             return self.fused[self.roles[role]].rows(cast(Any, model).config, role)
         return torch.arange(linear_shape(self.linear(model, 0, role))[0])
 
     def shape(self, model: nn.Module, role: Role) -> tuple[int, int]:
-        """Give (d_out, d_in) of a role: of its own outputs where the linear layer is fused."""
+        """Return (d_out, d_in) of a role; d_out counts its own rows of a fused layer."""
         return len(self.rows(model, role)), linear_shape(self.linear(model, 0, role))[1]
 
     def logits(self, model: nn.Module, hidden: Tensor) -> Tensor:
-        """Run the head as the model does: (..., d) -> (..., V), softly bounded in Gemma 2 and 3."""
+        """Apply the head: (..., d) -> (..., V), with the softcap of Gemma 2 and 3."""
         logits = cast(Tensor, model.get_submodule(self.head)(hidden))
-        bound = getattr(cast(Any, model).config, "final_logit_softcapping", None)
-        return logits if bound is None else torch.tanh(logits / bound) * bound
+        softcap = getattr(cast(Any, model).config, "final_logit_softcapping", None)
+        return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
 
 def linear_shape(linear: nn.Module) -> tuple[int, int]:
-    """Give (d_out, d_in) of a linear layer, whichever way its weight lies."""
+    """Return (d_out, d_in) of a linear layer, transposed (`Conv1D`) or not."""
     if isinstance(linear, Conv1D):
         return int(linear.nf), int(linear.nx)
     return int(cast(int, linear.out_features)), int(cast(int, linear.in_features))
 
 
-def in_own_rows(factors: Sequence[Tensor], rows: Sequence[Tensor], d_out: int) -> Tensor:
+def place_rows(factors: Sequence[Tensor], rows: Sequence[Tensor], d_out: int) -> Tensor:
     """Join the B (d_out of the role, r) of a layer's n roles: (d_out, n r).
 
-    Each has its own columns, and the layer's outputs `rows` as its rows; the rest is zero. Differentiable.
+    Role i is in columns i r to (i + 1) r and in the output rows `rows[i]`; other entries are 0.
+    Differentiable.
     """
     joined = block_diagonal(factors)
     where = torch.cat(list(rows))
@@ -102,7 +101,6 @@ def in_own_rows(factors: Sequence[Tensor], rows: Sequence[Tensor], d_out: int) -
 
 
 def block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
-    """Put matrices along a diagonal, zero elsewhere. Differentiable."""
     return cast(Callable[..., Tensor], torch.block_diag)(*blocks)
 
 
@@ -231,19 +229,18 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 
 
 def architecture_of(model_type: str) -> Architecture:
-    """Find the entry of a `model_type`.
+    """Return the architecture of a `model_type`.
 
     Raises:
-        UnknownArchitecture: there is none.
+        UnknownArchitecture: `ARCHITECTURES` has no entry for it.
     """
     try:
         return ARCHITECTURES[model_type]
     except KeyError:
-        known = ", ".join(sorted(ARCHITECTURES))
+        supported = ", ".join(sorted(ARCHITECTURES))
         raise UnknownArchitecture(
-            f"model_type {model_type!r} is not supported; known are {known}. Use one of them, or add an "
-            f"entry {model_type!r} to ARCHITECTURES in client_agent/model/architectures.py: the paths of "
-            f"decoder, "
-            "layers, norm and head, the linear layer of each role q, k, v, o, gate, up, down, and which of "
-            "its outputs each role owns where one layer serves several."
+            f"model_type {model_type!r} is not supported; supported are {supported}. Use one of these, or "
+            f"add entry {model_type!r} to ARCHITECTURES in client_agent/model/architectures.py: the paths "
+            "of decoder, layers, norm and head, the linear layer of each role q, k, v, o, gate, up, down, "
+            "and the output rows of each role where roles share a layer."
         ) from None

@@ -1,4 +1,4 @@
-"""Say what an example is: its text, its name for all time, and how it is tokenised for a model."""
+"""Training examples: their text, their digest, and their tokens for a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What the model reads, a prompt or the `turns` of a chat so far, and the answer it must write."""
+    """A prompt, or the `turns` of a chat so far, and the answer to predict."""
 
     prompt: str
     completion: str
@@ -33,21 +33,20 @@ class Example:
 
     @property
     def key(self) -> str:
-        """A digest of the text: the same wherever and whenever the example turns up."""
         turns = [[turn.role, turn.content] for turn in self.turns]
         return hashlib.sha256(json.dumps([self.prompt, turns, self.completion]).encode()).hexdigest()
 
 
 def probe_set(examples: Sequence[Example], count: int) -> list[Example]:
-    """Choose the `count` examples with the smallest digests: the same ones every round, in the same order."""
+    """Return the `count` distinct examples with the smallest digests, in order of digest."""
     return sorted({e.key: e for e in examples}.values(), key=lambda e: e.key)[:count]
 
 
 def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast, max_length: int) -> Encoded:
-    """Tokenise an example; the answer with its end-of-sequence token carries the loss.
+    """Tokenise an example; the loss is on the answer and its end-of-sequence token.
 
     Raises:
-        TokenizerUnfit: a chat example meets a tokenizer without a chat template.
+        TokenizerUnfit: the example is a chat and the tokenizer has no chat template.
     """
     if not example.turns:
         return encode(tokenizer, example.prompt, example.completion, max_length=max_length)
@@ -56,66 +55,66 @@ def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast, max_len
 
 
 def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerFast, *, chat: bool) -> list[int]:
-    """Tokenise what comes before an answer as `encode_example` does; with `chat` the prompt is a user's turn.
+    """Tokenise a prompt as `encode_example` does; with `chat` the prompt is a user's turn.
 
     Raises:
-        TokenizerUnfit: a chat meets a tokenizer without a chat template, or nothing is left to read.
+        TokenizerUnfit: `chat` is set and the tokenizer has no chat template, or there is no token.
     """
-    text = _before((Turn("user", prompt),), tokenizer) if chat else prompt
+    text = _render_turns((Turn("user", prompt),), tokenizer) if chat else prompt
     coded = tokenizer(text, add_special_tokens=not chat, return_offsets_mapping=True)
     ids = [int(i) for i in cast(list[int], coded["input_ids"])]
     spans = cast(list[tuple[int, int]], coded["offset_mapping"])
     while len(ids) > 1 and spans[len(ids) - 1][0] == spans[len(ids) - 1][1]:
-        ids.pop()  # a special token that the tokenizer adds where an answer would follow
+        ids.pop()  # the tokenizer closes the text with a special token
     if not ids:
-        raise TokenizerUnfit("the prompt is empty, and this model's tokenizer adds no first token; write one")
+        raise TokenizerUnfit(
+            "the prompt is empty, and this model's tokenizer adds no bos token; write a prompt"
+        )
     return ids
 
 
 def encode_all(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, max_length: int
 ) -> list[Encoded]:
-    """Tokenise examples in order."""
     return [encode_example(example, tokenizer, max_length) for example in examples]
 
 
 def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) -> list[Encoded]:
-    """Tokenise examples in order for a model that will read all of each.
+    """Tokenise examples for a model, and check that each fits its context.
 
     Raises:
-        TextTooLong: one has more tokens than the model has positions. Learnt positions end there, and what
-            rotary ones do beyond is not what the model was trained for.
+        TextTooLong: an example exceeds the model's context: learned positions end there, and rotary positions
+            beyond it are untrained.
     """
     texts = encode_all(examples, base.tokenizer, max_length)
     longest = max((len(text.ids) for text in texts), default=0)
     if longest > base.positions:
         raise TextTooLong(
-            f"an example has {longest} tokens, and {base.slug} reads {base.positions} at most: have "
-            f"training.max_length set to {base.positions} or less, or take a model that reads more"
+            f"an example has {longest} tokens, and {base.slug} reads {base.positions} at most; ask the "
+            f"operator to set training.max_length to {base.positions} or less, or use a model "
+            "with a longer context"
         )
     return texts
 
 
 def _render(example: Example, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str]:
-    """Write a chat out with the tokenizer's template: the text before the answer, and the answer's."""
-    before = _before(example.turns, tokenizer)
+    before = _render_turns(example.turns, tokenizer)
     turns = [{"role": turn.role, "content": turn.content} for turn in example.turns]
     answer = {"role": "assistant", "content": example.completion}
     whole = str(tokenizer.apply_chat_template([*turns, answer], tokenize=False)).rstrip()
     if not whole.startswith(before) or len(whole) == len(before):
         raise TokenizerUnfit(
-            "this model's chat template changes earlier turns when an answer follows, so that the answer "
-            "cannot be told apart; give prompt and completion instead"
+            "this model's chat template changes earlier turns when an answer follows, so the answer cannot "
+            "be separated; write prompt and completion instead"
         )
     return before, whole[len(before) :]
 
 
-def _before(turns: Sequence[Turn], tokenizer: PreTrainedTokenizerFast) -> str:
-    """Write out the turns that an answer follows."""
+def _render_turns(turns: Sequence[Turn], tokenizer: PreTrainedTokenizerFast) -> str:
     if tokenizer.chat_template is None:
         raise TokenizerUnfit(
-            "the data are chats and this model's tokenizer has no chat template; use a chat model, "
-            "or give prompt and completion"
+            "the data are chats, and this model's tokenizer has no chat template; use a chat model, or write "
+            "prompt and completion"
         )
-    said = [{"role": turn.role, "content": turn.content} for turn in turns]
-    return str(tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
+    messages = [{"role": turn.role, "content": turn.content} for turn in turns]
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))

@@ -1,4 +1,4 @@
-"""Let a model write: greedily, token by token, in the format that training used. Trains nothing."""
+"""Greedy generation, in the text format of training."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from client_agent.model.loading import BaseModel
 
 
 def completion(base: BaseModel, prompt: Sequence[int], *, max_new_tokens: int) -> Iterator[str]:
-    """Continue a tokenised prompt with the likeliest token each time; give the text as it grows.
+    """Continue a tokenised prompt greedily; yield the text as it grows.
 
-    Any special token but the unknown one ends it, as it ends an answer in training; so does the model's last
-    position.
+    It ends at any special token except unk, as answers do in training, or at the model's last position.
 
     Raises:
-        TextTooLong: the prompt alone has more tokens than the model has positions.
+        TextTooLong: the prompt exceeds the model's context.
     """
     if len(prompt) > base.positions:
         raise TextTooLong(
-            f"the prompt has {len(prompt)} tokens, and {base.slug} reads {base.positions} at most: shorten it"
+            f"the prompt has {len(prompt)} tokens, and {base.slug} reads {base.positions} at most; "
+            "shorten the prompt"
         )
     max_new_tokens = min(max_new_tokens, base.positions - len(prompt) + 1)
-    return growing_text(base.tokenizer, prompt, _likeliest(base, prompt, max_new_tokens))
+    return growing_text(base.tokenizer, prompt, _greedy_tokens(base, prompt, max_new_tokens))
 
 
 def growing_text(
     tokenizer: PreTrainedTokenizerFast, prompt: Sequence[int], tokens: Iterable[int]
 ) -> Iterator[str]:
-    """Turn tokens into text piece by piece; a character that takes several tokens comes whole."""
+    """Decode tokens incrementally; a character of several tokens is yielded whole."""
     # Decoded together with the prompt, since some tokenizers drop a leading space.
     ids = list(prompt)
-    told = len(_text(tokenizer, ids))
+    length = len(_text(tokenizer, ids))
     for token in tokens:
         ids.append(token)
         text = _text(tokenizer, ids)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}") and len(text) > told:
-            yield text[told:]
-            told = len(text)
-    rest = _text(tokenizer, ids)[told:]
-    if rest:
-        yield rest
+        if not text.endswith("\N{REPLACEMENT CHARACTER}") and len(text) > length:
+            yield text[length:]
+            length = len(text)
+    remaining = _text(tokenizer, ids)[length:]
+    if remaining:
+        yield remaining
 
 
 @torch.inference_mode()
-def _likeliest(base: BaseModel, prompt: Sequence[int], count: int) -> Iterator[int]:
+def _greedy_tokens(base: BaseModel, prompt: Sequence[int], count: int) -> Iterator[int]:
     model, tokenizer = cast(Any, base.model), cast(Any, base.tokenizer)
     ends = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     ids = torch.tensor([list(prompt)], device=base.device)  # (1, t)

@@ -1,4 +1,4 @@
-"""Load a base model, frozen, and name its exact weights. Knows no adapter and no federation."""
+"""Load a frozen base model, and derive its slug from its exact weights."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from client_agent.settings import Quantization
 from schemas.messages.federations import Role
 
 _CHUNK = 1 << 20
-_HEADER_LIMIT = 100 * 2**20  # as public safetensors readers have it
-_NOT_THE_FUNCTION = frozenset(
+_HEADER_LIMIT = 100 * 2**20  # the limit of the safetensors library
+_IGNORED_CONFIG_KEYS = frozenset(
     {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 )
 _FILES = ["*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -31,7 +31,7 @@ _FILES = ["*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """A frozen base model. `shapes` gives (d_out, d_in) of every role's linear layer."""
+    """A frozen base model. `shapes` is (d_out, d_in) of every role."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
@@ -44,12 +44,11 @@ class BaseModel:
 
     @property
     def parts(self) -> Architecture:
-        """Where the parts of this model are."""
         return architecture_of(self.architecture)
 
     @property
     def positions(self) -> int:
-        """How many tokens of a text it was made for, stretched rotary positions included."""
+        """Return the length of the context in tokens, scaled rotary positions included."""
         config = cast(Any, self.model.config)
         stated = int(config.max_position_embeddings)
         rope = getattr(config, "rope_parameters", None) or {}
@@ -64,26 +63,26 @@ def load_base_model(
     dtype: torch.dtype = torch.float32,
     quantization: Quantization = "none",
 ) -> BaseModel:
-    """Load a causal language model from a folder or from the hub's cache or the hub; nothing in it trains.
+    """Load a frozen causal language model from a folder, the hub's cache or the hub.
 
-    Tensors go to `device` one by one, so that a quantised model never lies there whole in `dtype`.
+    Tensors are moved to `device` one by one, so a quantised model is never there as a whole in `dtype`.
 
     Raises:
-        ModelNotFound: there is no config.json with safetensors weights, or they cannot be loaded.
-        ModelTooLarge: the memory of `device` does not suffice.
-        UnknownArchitecture: `client_agent/model/architectures.py` does not describe it.
-        TokenizerUnfit: the tokenizer gives no character offsets or has no end-of-sequence token.
+        ModelNotFound: config.json or safetensors weights are missing, or cannot be loaded.
+        ModelTooLarge: `device` has too little memory.
+        UnknownArchitecture: `ARCHITECTURES` has no entry for its model type.
+        TokenizerUnfit: the tokenizer has no character offsets or no end-of-sequence token.
     """
     folder = _folder_of(source)
     config = _config_of(folder)
     parts = architecture_of(str(config.get("model_type")))
     if "quantization_config" in config:
         raise ModelNotFound(
-            f"{source}: its weights are stored quantised, so that nobody else's model would be the same; "
-            "give the model they were made from, and set quantization to nf4 or int8"
+            f"{source}: its weights are stored quantised, and no other client's model would equal it; set "
+            "model to the dense model, and quantization to nf4 or int8"
         )
     slug = base_model_slug(source)
-    cast(Any, transformers_logging).disable_progress_bar()  # one bar per tensor file says nothing in a log
+    cast(Any, transformers_logging).disable_progress_bar()  # one bar per tensor file clutters the log
     try:
         model = cast(
             PreTrainedModel,
@@ -120,25 +119,25 @@ def load_base_model(
 
 
 def base_model_slug(source: str) -> str:
-    """Name exact weights: `<model type>-<width>x<layers>-<12 hex digits>`, wherever they lie.
+    """Derive the slug of exact weights: `<model type>-<width>x<layers>-<12 hex digits>`.
 
-    The digits are a SHA-256 over config.json, without what does not change the function (names, dtypes,
-    versions), and over every tensor's name, dtype, shape and bytes in the order of their names: the same
-    for one file and for shards. How the weights are held in memory, 16 or 4 bits, is not part of the name.
+    The digits are a SHA-256 over config.json, without keys that do not change the function (names, dtypes,
+    versions), and over every tensor's name, dtype, shape and bytes, sorted by name: equal for one file and
+    for shards. The precision of the weights in memory is not part of the slug.
 
     Raises:
         ModelNotFound: config.json or safetensors weights are missing or damaged.
     """
     folder = _folder_of(source)
     digest = hashlib.sha256()
-    config = {key: value for key, value in _config_of(folder).items() if key not in _NOT_THE_FUNCTION}
+    config = {key: value for key, value in _config_of(folder).items() if key not in _IGNORED_CONFIG_KEYS}
     digest.update(json.dumps(config, sort_keys=True).encode())
-    for facts, chunks in _stored_tensors(folder):
-        digest.update(facts.encode())
+    for header, chunks in _stored_tensors(folder):
+        digest.update(header.encode())
         for chunk in chunks:
             digest.update(chunk)
     kind = re.sub(r"[^A-Za-z0-9]+", "-", str(config.get("model_type", "model"))).strip("-")[:80]
-    width = config.get("hidden_size", config.get("n_embd", 0))  # GPT-2 has names of its own
+    width = config.get("hidden_size", config.get("n_embd", 0))  # GPT-2 has different keys
     size = f"{width}x{config.get('num_hidden_layers', config.get('n_layer', 0))}"
     return f"{kind}-{size}-{digest.hexdigest()[:12]}"
 
@@ -147,15 +146,15 @@ def _folder_of(source: str) -> Path:
     if Path(source).is_dir():
         return Path(source)
     if source.startswith((".", "/", "~")):
-        raise ModelNotFound(f"{source}: no such folder; give the folder that holds the model's config.json")
-    from huggingface_hub import snapshot_download  # heavy, and only needed for hub ids
+        raise ModelNotFound(f"{source}: no such folder; set model to the folder that holds config.json")
+    from huggingface_hub import snapshot_download  # slow to import, and needed for hub ids only
 
     try:
         return Path(snapshot_download(source, allow_patterns=_FILES))
     except (OSError, ValueError) as error:
         raise ModelNotFound(
-            f"{source}: neither a folder here nor a model that the hub gives out ({error}); "
-            "check the name, or download the model and give its folder"
+            f"{source}: neither a folder nor a model that can be downloaded from the hub ({error}); "
+            "check the name, or download the model and set model to its folder"
         ) from error
 
 
@@ -163,9 +162,11 @@ def _config_of(folder: Path) -> dict[str, object]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelNotFound(f"{folder}: no readable config.json ({error}); give a model's folder") from error
+        raise ModelNotFound(
+            f"{folder}: no readable config.json ({error}); set model to a model's folder"
+        ) from error
     if not isinstance(config, dict):
-        raise ModelNotFound(f"{folder}: config.json is not an object; give a model's folder")
+        raise ModelNotFound(f"{folder}: config.json is not an object; set model to a model's folder")
     return cast(dict[str, object], config)
 
 
@@ -176,8 +177,8 @@ def _weight_files(folder: Path) -> list[Path]:
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ModelNotFound(
-            f"{folder}: {missing[0]} is missing; only safetensors weights are loaded, "
-            "convert others with save_pretrained()"
+            f"{folder}: {missing[0]} is missing, and only safetensors weights are loaded; "
+            "convert the weights with save_pretrained()"
         )
     return files
 
@@ -190,7 +191,7 @@ def _indexed_files(index: Path) -> set[str]:
 
 
 def _stored_tensors(folder: Path) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Yield (name, dtype, shape as text; bytes in chunks) of every stored tensor, by name."""
+    """Yield (name, dtype, shape as text; bytes in chunks) of every stored tensor, sorted by name."""
     places: dict[str, tuple[Path, int, dict[str, Any]]] = {}
     for file in _weight_files(folder):
         with file.open("rb") as stream:
@@ -228,7 +229,7 @@ def _bytes(file: Path, start: int, count: int) -> Iterator[bytes]:
 def _check(tokenizer: object, source: str) -> None:
     if not getattr(tokenizer, "is_fast", False):
         raise TokenizerUnfit(
-            f"{source}: its tokenizer gives no character offsets; save it as a fast one (tokenizer.json)"
+            f"{source}: its tokenizer has no character offsets; save it as a fast tokenizer (tokenizer.json)"
         )
     if getattr(tokenizer, "eos_token_id", None) is None:
         raise TokenizerUnfit(

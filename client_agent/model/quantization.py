@@ -1,10 +1,9 @@
-"""Hold a base model's linear layers in 4 or 8 bits, so that adapters around them still train.
+"""Load a base model's linear layers in 4 or 8 bits, such that adapters around them can train.
 
 `nf4` is QLoRA's 4-bit NormalFloat with double quantisation (arXiv 2305.14314, section 3), `int8` is LLM.int8
-(arXiv 2208.07339). Embeddings, norms and the head stay in the model's own type. Nothing else of the usual
-preparation for training in few bits is needed here: norms compute their statistics in float32 whatever their
-weights are, adapters and the loss are float32, and layers are recomputed without the input's gradient.
-Knows no adapter.
+(arXiv 2208.07339). Embeddings, norms and head stay in the model's dtype. peft's
+`prepare_model_for_kbit_training` is not needed: norms compute in float32, adapters and loss are float32, and
+checkpointing is not reentrant.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from client_agent.settings import Quantization
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig
 
-# bitsandbytes says per layer and step that int8 casts its inputs, and advises a package that goes to the hub.
+# bitsandbytes warns per layer and step that int8 casts inputs, and advises a package that uses the hub.
 for _noisy in ("bitsandbytes.autograd._functions", "bitsandbytes.backends.cpu.ops"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
 
 
 def bits_and_bytes(quantization: Quantization, compute: torch.dtype) -> BitsAndBytesConfig | None:
-    """Say it as `from_pretrained` wants it, or give None for none; nf4 multiplies in the type `compute`."""
+    """Return the `quantization_config` of `from_pretrained`; `compute` is the dtype of nf4 products."""
     from transformers import BitsAndBytesConfig
 
     config = cast("Callable[..., BitsAndBytesConfig]", BitsAndBytesConfig)
@@ -46,7 +45,7 @@ def bits_and_bytes(quantization: Quantization, compute: torch.dtype) -> BitsAndB
 
 
 def precision_of(model: nn.Module) -> str:
-    """Say how a model's weights are held: `float32`, `bfloat16`, or `nf4, bfloat16` for 4 bits beside it."""
+    """Return the precision of a model's weights: `float32`, `bfloat16`, or `nf4, bfloat16` for 4 bits."""
     dtype = str(cast(Any, model).dtype).removeprefix("torch.")
     if getattr(model, "is_loaded_in_4bit", False):
         return f"nf4, {dtype}"
@@ -54,10 +53,10 @@ def precision_of(model: nn.Module) -> str:
 
 
 def keep_differentiable(model: nn.Module) -> None:
-    """Stop 4-bit layers from repacking their weights at the first forward pass without gradients.
+    """Prevent 4-bit layers from repacking their weights at the first forward pass without gradients.
 
-    On CPUs with AVX512-BF16 they would, for good, and their kernel for packed weights has no backward pass:
-    a model that was scored once could never train again.
+    On CPUs with AVX512-BF16 they repack permanently, and the kernel for packed weights has no backward pass:
+    a model could not train after it was scored.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):

@@ -1,6 +1,6 @@
-"""Turn texts into tokens and batches, and batches into the logits of their answer tokens.
+"""Tokenise texts into batches, and compute the logits of a batch's answer tokens.
 
-An answer token is known by its character offsets. Padding is on the right, is masked and has no target.
+Answer tokens are identified by character offsets. Padding is on the right, is masked and has no target.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ NO_TARGET = -100
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One text: ids, which of them are the answer's, and the characters [start, end) that each stands for."""
+    """One text: token ids, an answer mask, and the character span [start, end) of each token."""
 
     ids: tuple[int, ...]
     answer: tuple[bool, ...]
     spans: tuple[tuple[int, int], ...]  # (0, 0) for special tokens
 
     def targets(self) -> list[int]:
-        """Give for each position the answer token that it must predict, or NO_TARGET."""
+        """Return for each position the next token if it is an answer token, else NO_TARGET."""
         following = zip(self.ids[1:], self.answer[1:], strict=True)
         return [*(i if answer else NO_TARGET for i, answer in following), NO_TARGET]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Texts side by side, all (n, t) int64; `targets` holds at each position the token to predict."""
+    """Padded texts, all (n, t) int64; `targets` is the token to predict at each position."""
 
     ids: Tensor
     attention: Tensor
@@ -43,16 +43,13 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Count the tokens that are not padding."""
         return int(self.attention.sum())
 
     @property
     def answers(self) -> int:
-        """Count the answer tokens."""
         return int((self.targets != NO_TARGET).sum())
 
     def to(self, device: torch.device) -> Batch:
-        """Move to a device."""
         return Batch(self.ids.to(device), self.attention.to(device), self.targets.to(device))
 
 
@@ -67,10 +64,10 @@ def encode(
 ) -> Encoded:
     """Tokenise prompt and answer as one text.
 
-    A token is the answer's if it ends inside the answer. `special` adds the tokenizer's own special tokens
-    (bos); `closed` ends the answer with eos, unless a special token already does. A text of more than
-    `max_length` tokens loses the start of its prompt, bos excepted; an answer that leaves the prompt less
-    than half of the room loses its end.
+    A token belongs to the answer if it ends inside it. `special` adds the tokenizer's special tokens (bos);
+    `closed` ends the answer with eos, unless it ends with a special token. A text of more than `max_length`
+    tokens is truncated at the start of its prompt, after bos; an answer that leaves the prompt less than half
+    of `max_length` is truncated at its end.
 
     Raises:
         TokenizerUnfit: the tokenizer has no end-of-sequence token, or yields no token to predict.
@@ -93,14 +90,14 @@ def encode(
             f"the tokenizer merges prompt and answer into one token ({prompt[-20:]!r} + {answer[:20]!r}); "
             "end the prompt with a separator such as a line break"
         )
-    keep = _kept(ids, is_answer, max_length, tokenizer.bos_token_id)
+    keep = _truncated(ids, is_answer, max_length, tokenizer.bos_token_id)
     return Encoded(
         tuple(ids[i] for i in keep), tuple(is_answer[i] for i in keep), tuple(spans[i] for i in keep)
     )
 
 
-def _kept(ids: Sequence[int], answer: Sequence[bool], limit: int, bos: object) -> list[int]:
-    """Choose the positions that stay when there is room for `limit` >= 2 tokens."""
+def _truncated(ids: Sequence[int], answer: Sequence[bool], limit: int, bos: object) -> list[int]:
+    """Return the positions that remain with room for `limit` >= 2 tokens."""
     if len(ids) <= limit:
         return list(range(len(ids)))
     first = answer.index(True)
@@ -117,9 +114,9 @@ def collate(
     length: int | None = None,
     targets: Sequence[Sequence[int]] | None = None,
 ) -> Batch:
-    """Put texts side by side, padded on the right to the longest, or to `length`.
+    """Batch texts, padded on the right to the longest or to `length`.
 
-    `targets` replaces the texts' own tokens as what is to be predicted.
+    `targets` replaces the texts' next tokens as targets.
     """
     width = max(len(text.ids) for text in texts) if length is None else length
 
@@ -134,7 +131,7 @@ def collate(
 
 
 def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
-    """Give the id that fills up a batch; any will do, since padding is never attended to nor predicted."""
+    """Return the padding id; any id is valid, since padding is masked and has no target."""
     for candidate in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if isinstance(candidate, int):
             return candidate
@@ -142,17 +139,17 @@ def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
 
 
 def hidden_states(model: nn.Module, parts: Architecture, batch: Batch) -> Tensor:
-    """Run the model up to and with its final norm: (n, t, d)."""
+    """Run the model up to its final norm, included: (n, t, d)."""
     decoder = cast(Callable[..., Any], model.get_submodule(parts.decoder))
     output = decoder(input_ids=batch.ids, attention_mask=batch.attention, use_cache=False)
     return cast(Tensor, output.last_hidden_state)
 
 
 def answer_logits(model: nn.Module, parts: Architecture, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Give the logits (m, V) float32 of the m answer tokens of a batch, row by row, and their ids (m,).
+    """Compute the logits (m, V) float32 of the m answer tokens of a batch, row by row, and their ids (m,).
 
-    The head runs at these positions only: no (n, t, V) tensor is ever made.
+    The head runs at these positions only, without an (n, t, V) tensor.
     """
-    wanted = batch.targets != NO_TARGET  # (n, t)
-    hidden = hidden_states(model, parts, batch)[wanted]  # (m, d)
-    return parts.logits(model, hidden).float(), batch.targets[wanted]
+    is_answer = batch.targets != NO_TARGET  # (n, t)
+    hidden = hidden_states(model, parts, batch)[is_answer]  # (m, d)
+    return parts.logits(model, hidden).float(), batch.targets[is_answer]

@@ -1,1 +1,1 @@
-"""Differential privacy of what leaves a silo: noise, releases, what they cost, and the book about it."""
+"""Differential privacy of sketches: noise, releases, their cost, and the ledger."""

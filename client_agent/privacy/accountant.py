@@ -1,10 +1,10 @@
-"""Say what releases cost, and how much noise a budget needs. The library counts; nothing is computed here.
+"""Compute the privacy cost of releases, and the noise that a budget requires, with dp-accounting.
 
-dp-accounting's privacy loss distributions, which err upwards only, cross-checked by its Renyi accountant.
-Neighbours differ by one record, added or removed. Accounted for is a Gaussian release rounded to the grid,
-which is post-processing. The discrete Gaussian is not quite that: with a sigma of 2^28 steps or more the two
-differ by less than 1e-18 in total variation per coordinate, and `_GRID_SHARE` of delta is kept for it. The
-Renyi bound needs none: at integer orders it holds for the discrete Gaussian itself (arXiv 2004.00010).
+Privacy loss distributions, which err upwards only, are cross-checked by the Renyi accountant. Neighbours
+differ by one added or removed record. The accounted mechanism is a Gaussian release rounded to the grid,
+which is post-processing. The discrete Gaussian differs from it: with a sigma of 2^28 steps or more by less
+than 1e-18 in total variation per coordinate, and `_GRID_SHARE` of delta is reserved for it. The Renyi bound
+needs no reserve: at integer orders it holds for the discrete Gaussian itself (arXiv 2004.00010).
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ if TYPE_CHECKING:
 
 _ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512)
 _GRID_SHARE = 1e-3
-_SLACK = 1.01  # what one accountant's discretisation may add
+_SLACK = 1.01  # tolerance for the discretisation of one accountant
 
 
 def epsilon_of(releases: Iterable[Mechanism], delta: float) -> float:
-    """Say what all these releases together cost, at `delta`.
+    """Compute the epsilon of all releases together, at `delta`.
 
     Raises:
-        AccountantsDisagree: the tighter accountant says more than the looser one.
+        AccountantsDisagree: the tighter accountant's epsilon exceeds the looser one's.
     """
-    counted = Counter((one.sampled, one.records, one.noise_multiplier) for one in releases)
+    counted = Counter(
+        (mechanism.sampled, mechanism.records, mechanism.noise_multiplier) for mechanism in releases
+    )
     return _epsilon(tuple(sorted(counted.items())), delta) if counted else 0.0
 
 
 @cache
 def noise_for(sampled: int, records: int, releases: int, epsilon: float, delta: float) -> float:
-    """Give the least noise multiplier, in hundredths, with which so many releases cost `epsilon` at most."""
+    """Return the least noise multiplier, in hundredths, at which `releases` cost `epsilon` at most."""
     import dp_accounting as dp
 
     least: float = dp.calibrate_dp_mechanism(

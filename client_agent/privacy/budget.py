@@ -1,91 +1,92 @@
-"""The privacy budget of a silo: its errors, and the limit that the silo sets itself."""
+"""The privacy budget of a silo: its errors and the silo's limits."""
 
 from __future__ import annotations
 
 from client_agent.errors import AgentError
 from schemas.messages.federations import FederationPlan, SignaturePlan
-from schemas.peers import fewer_than_asked
+from schemas.peers import serves_fewer_than
 
 
 class TooFewRecords(AgentError):
-    """A silo has fewer records than the plan's differential privacy can hide one among."""
+    """A silo has fewer records than the plan's differential privacy requires."""
 
 
 class LedgerDamaged(AgentError):
-    """What this silo's signatures have cost can no longer be told."""
+    """The ledger of the silo's sketches is unreadable or incomplete."""
 
-    def __init__(self, found: str) -> None:
+    def __init__(self, damage: str) -> None:
         super().__init__(
-            f"{found}: restore the newest copy of it; without it nobody knows how much of the privacy budget "
-            "is spent, and no signature is released"
+            f"{damage}; restore the newest copy of it. Without it the spent privacy budget is not known, and "
+            "no sketch is released"
         )
 
 
 class BudgetSpent(AgentError):
-    """One more release would take a silo over the plan's privacy budget; `again`: the last one is here."""
+    """One more release would exceed the plan's privacy budget; `again`: the last release is sent again."""
 
     def __init__(self, spent: float, after: float, budget: float, *, again: bool) -> None:
-        lost = (
-            "There is none to send again: a crash after it was paid for lost it, its files are gone, or "
-            "another federation spent the budget. It stays spent: ask the operator for a federation plan "
-            "with a larger signature.dp.epsilon, and with releases of 2 or more: a crash then costs only one"
+        advice = (
+            "There is no sketch to send again: a crash lost it after it was paid for, its files are gone, or "
+            "another federation spent the budget. The budget stays spent: ask the operator for a federation "
+            "plan with a larger signature.dp.epsilon and with releases of 2 or more, so that a crash costs "
+            "only one release"
         )
         super().__init__(
-            f"the privacy budget is spent: epsilon {spent:.3g} of {budget:.3g}, and one more signature would "
-            f"make it {after:.3g}. {'The last one is sent again' if again else lost}"
+            f"the privacy budget is spent: epsilon {spent:.3g} of {budget:.3g}, and one more sketch would "
+            f"make it {after:.3g}. {'The last sketch is sent again' if again else advice}"
         )
 
 
 class NotPrivateEnough(AgentError):
-    """The plan's signatures would tell more than the silo allows."""
+    """The plan's sketches would cost more privacy than the silo allows."""
 
     def __init__(self, plan: str, most: float) -> None:
         super().__init__(
-            f"the plan {plan}, and this silo's max_epsilon is {most:g}: no signature is made. Ask the "
+            f"the plan {plan}, and this silo's max_epsilon is {most:g}; no sketch is computed. Ask the "
             f"operator for a plan with a signature.dp.epsilon of {most:g} or less, or raise max_epsilon here"
         )
 
 
 class TooFewVoices(AgentError):
-    """The plan would serve others what this silo trained in mixtures of fewer members than it allows."""
+    """The plan would serve mixtures of fewer members than the silo allows."""
 
     def __init__(self, plan: int, least: int) -> None:
         super().__init__(
-            f"the plan's privacy.min_voices is {plan}, and this silo's min_voices is {least}: it takes no "
-            "part, and nothing that it trained is sent. Ask the operator for a federation with a "
+            f"the plan's privacy.min_voices is {plan}, and this silo's min_voices is {least}; it does "
+            "not take part, and sends no update. Ask the operator for a federation with a "
             f"privacy.min_voices of {least} or more, or lower min_voices here"
         )
 
 
 class AccountantsDisagree(AgentError):
-    """The two privacy accountants contradict each other: one of them is wrong."""
+    """The two privacy accountants contradict each other."""
 
     def __init__(self, tight: float, loose: float) -> None:
         super().__init__(
-            f"privacy loss distributions say epsilon {tight:.4g} and Renyi divergences {loose:.4g}, which "
-            "cannot be; report this with the versions of dp-accounting and scipy"
+            f"epsilon is {tight:.4g} by privacy loss distributions and {loose:.4g} by Renyi divergences, "
+            "which is impossible; report this with the versions of dp-accounting and scipy"
         )
 
 
 def require_private(plan: SignaturePlan, max_epsilon: float | None) -> None:
-    """Check that signatures cost `max_epsilon` together at most; None leaves it to the plan.
+    """Check that all sketches together cost `max_epsilon` at most; None means no limit.
 
     Raises:
-        NotPrivateEnough: the plan asks for none of it, or allows more.
+        NotPrivateEnough: the plan has no differential privacy, or a larger epsilon.
     """
     if max_epsilon is None:
         return
     if plan.dp is None:
-        raise NotPrivateEnough("asks for signatures without differential privacy", max_epsilon)
+        raise NotPrivateEnough("asks for sketches without differential privacy", max_epsilon)
     if plan.dp.epsilon > max_epsilon:
-        raise NotPrivateEnough(f"lets signatures cost epsilon {plan.dp.epsilon:g}", max_epsilon)
+        raise NotPrivateEnough(f"allows sketches to cost epsilon {plan.dp.epsilon:g}", max_epsilon)
 
 
 def require_voices(plan: FederationPlan, min_voices: int) -> None:
-    """Check that mixtures are made of `min_voices` other members at least.
+    """Check that mixtures consist of `min_voices` other members at least.
 
     Raises:
-        TooFewVoices: the plan serves mixtures of fewer.
+        TooFewVoices: the plan serves mixtures of fewer members.
     """
-    if fewer_than_asked(min_voices, plan):
+    if serves_fewer_than(min_voices, plan):
         raise TooFewVoices(plan.privacy.min_voices, min_voices)

@@ -1,9 +1,8 @@
-"""The book of what a silo's signatures have cost: one line per release, written before the release is made.
+"""The ledger of a silo's private sketches: one entry per release, written before the release.
 
-It belongs to the silo and lies beside the client's key, not in a federation's folder: what was released once
-stays known, whatever federation or client it was for. It is written whole or not at all; a crash between the
-line and the release costs budget and releases nothing. Nothing is ever taken out, so what is spent never
-falls. Knows no model and no coordinator.
+It belongs to the silo, beside the client's key, across federations and clients. It is written atomically; a
+crash between entry and release costs budget and releases nothing. Entries are never removed, so the spent
+budget never falls.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _ROUNDING = 1 + 1e-6
 
 
 class Entry(Strict):
-    """One release: for which round, `sampled` of `records` in expectation, its noise; `epsilon` so far."""
+    """One release: its round, `sampled` of `records` in expectation, its noise; `epsilon` so far."""
 
     federation: str
     round: Annotated[int, Field(ge=1)]
@@ -40,7 +39,6 @@ class Entry(Strict):
 
     @property
     def mechanism(self) -> Mechanism:
-        """What was released."""
         return Mechanism(self.sampled, self.records, self.noise_multiplier, self.clip, self.dim)
 
 
@@ -52,15 +50,15 @@ class Book(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The book in an agent's folder."""
+    """The ledger file in an agent's folder."""
 
     folder: Path
 
     def read(self) -> Book:
-        """Read the book; an empty one if nothing was ever released.
+        """Read the ledger; empty if there was no release.
 
         Raises:
-            LedgerDamaged: it cannot be read. Beginning anew would forget what was spent.
+            LedgerDamaged: the file cannot be read; an empty ledger would forget the spent budget.
         """
         file = self.folder / LEDGER
         try:
@@ -78,22 +76,22 @@ class Ledger:
         dp: SignatureDpPlan,
         last: Averaged | None,
     ) -> Book:
-        """Give the book as it will be with one more release; nothing is written.
+        """Return the ledger with one more release, without writing it.
 
         Raises:
-            BudgetSpent: the release would cost more than is left.
-            LedgerDamaged: it lacks releases that were made.
+            BudgetSpent: the release would exceed the budget.
+            LedgerDamaged: releases are missing from the file.
         """
         book = self.read()
         if last is not None and len(book.releases) < last.releases:
             raise LedgerDamaged(
-                f"{self.folder / LEDGER} knows {len(book.releases)} releases, and {last.releases} were made"
+                f"{self.folder / LEDGER} has {len(book.releases)} releases, and {last.releases} were made"
             )
-        made = [entry.mechanism for entry in book.releases]
+        earlier = [entry.mechanism for entry in book.releases]
         spent = max((e.epsilon for e in book.releases if e.delta <= dp.delta), default=0.0)
-        after = max(spent, epsilon_of([*made, mechanism], dp.delta))
+        after = max(spent, epsilon_of([*earlier, mechanism], dp.delta))
         if after > dp.epsilon * _ROUNDING:
-            raise BudgetSpent(epsilon_of(made, dp.delta), after, dp.epsilon, again=last is not None)
+            raise BudgetSpent(epsilon_of(earlier, dp.delta), after, dp.epsilon, again=last is not None)
         entry = Entry(
             federation=federation_id,
             round=round_number,
@@ -108,5 +106,5 @@ class Ledger:
         return Book(releases=(*book.releases, entry))
 
     def write(self, book: Book) -> None:
-        """Keep a book for good: only after this may its last release be made."""
+        """Store a ledger durably; its last release is allowed only after this returns."""
         write_durably(self.folder / LEDGER, book.model_dump_json(indent=1).encode())

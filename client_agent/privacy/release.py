@@ -1,8 +1,8 @@
 """Release the noisy mean of a random sample of records' sketches, and average releases over rounds.
 
-The mechanism: each of n records is drawn by itself with probability m/n, its vector is clipped to `clip`,
-their sum gets Gaussian noise of `noise_multiplier * clip` per coordinate, once, and is divided by m. All of
-it happens in integers: a unit is clip / 2^30. Knows no model, no plan and no file.
+The mechanism: each of n records is sampled independently with probability m/n, its vector is clipped to
+`clip`, Gaussian noise of `noise_multiplier * clip` per coordinate is added to the sum once, and the sum is
+divided by m, all in integers of unit clip / 2^30.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEAST_RELIABILITY = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Mechanism:
-    """One release: `sampled` = m of `records` = n in expectation; n, m and all else are no secret."""
+    """One release: `sampled` = m of `records` = n in expectation; all fields are public."""
 
     sampled: int
     records: int
@@ -36,7 +36,7 @@ class Mechanism:
 
     @property
     def noise(self) -> float:
-        """The standard deviation of the noise in a coordinate of a released mean."""
+        """Return the standard deviation of the noise in a coordinate of a released mean."""
         return self.noise_multiplier * self.clip / self.sampled
 
 
@@ -45,12 +45,12 @@ class Averaged:
     """The mean of all releases so far: (dim,), unclipped.
 
     Attributes:
-        releases: how many.
+        releases: the number of releases.
         noise: the variance of the noise in each coordinate.
-        spread: the most that the variance of which records were drawn can be, over all coordinates, in
-            units of what one record's vector varies by (|v|^2 <= clip^2).
-        clip: how long a record's vector may be.
-        epsilon: what all releases of this silo had cost when the last of these was made.
+        spread: upper bound of the sampling variance over all coordinates, relative to the variance of one
+            record's vector (|v|^2 <= clip^2).
+        clip: the largest norm of a record's vector.
+        epsilon: the cost of all releases of this silo up to the last of these.
     """
 
     mean: Vector
@@ -61,24 +61,22 @@ class Averaged:
     epsilon: float
 
     def tensors(self) -> dict[str, Vector]:
-        """Say it in arrays, to be kept in a file."""
-        said = [self.releases, self.noise, self.spread, self.clip, self.epsilon]
-        return {"released": self.mean, "released_how": np.array(said, np.float64)}
+        scalars = [self.releases, self.noise, self.spread, self.clip, self.epsilon]
+        return {"released": self.mean, "released_how": np.array(scalars, np.float64)}
 
     @classmethod
     def of(cls, tensors: Mapping[str, NDArray[np.floating]]) -> Self | None:
-        """Read what `tensors` said; None if nothing of it is there."""
         if "released" not in tensors:
             return None
-        releases, *rest = tensors["released_how"].tolist()
-        return cls(tensors["released"].astype(np.float64), int(releases), *rest)
+        releases, *scalars = tensors["released_how"].tolist()
+        return cls(tensors["released"].astype(np.float64), int(releases), *scalars)
 
     @property
     def reliability(self) -> float:
-        """Estimate the share of |mean|^2 that is neither noise nor chance of the sample.
+        """Estimate the share of |mean|^2 that is neither noise nor sampling error.
 
-        From the released mean and public numbers alone, which costs no privacy: what noise adds to |mean|^2
-        is known, and records vary by clip^2 - |signal|^2 at most, which it is where most are clipped.
+        It uses the released mean and public numbers only, which costs no privacy: the noise in |mean|^2 is
+        known, and the variance of records is clip^2 - |signal|^2 at most, with equality if most are clipped.
         """
         square = float(self.mean @ self.mean)
         clear = square - self.mean.size * self.noise
@@ -86,14 +84,14 @@ class Averaged:
         return min(1.0, max(_LEAST_RELIABILITY, signal / square if square > 0 else 0.0))
 
 
-def drawn(mechanism: Mechanism, below: Below) -> list[int]:
-    """Draw the numbers of the records that a release reads: each by itself, with probability m/n."""
+def sample_records(mechanism: Mechanism, below: Below) -> list[int]:
+    """Draw the indices of a release's records, each independently with probability m/n."""
     n, m = mechanism.records, mechanism.sampled
     return [record for record in range(n) if below(n) < m]
 
 
 def release(vectors: Sequence[NDArray[np.floating]], mechanism: Mechanism, below: Below) -> Vector:
-    """Clip, sum, add noise, divide: (dim,). May be called once for what `drawn` chose, and paid for."""
+    """Clip, sum, add noise and divide: (dim,). Call it once per paid sample of `sample_records`."""
     total = np.zeros(mechanism.dim, np.int64)
     for vector in vectors:
         total += on_grid(vector, mechanism.clip)
@@ -103,27 +101,26 @@ def release(vectors: Sequence[NDArray[np.floating]], mechanism: Mechanism, below
 
 
 def on_grid(vector: NDArray[np.floating], clip: float) -> NDArray[np.int64]:
-    """Clip to an L2 norm of `clip` and round towards zero to whole steps: never longer than STEPS.
+    """Clip to an L2 norm of `clip` and round towards zero to whole steps, of norm STEPS at most.
 
-    A vector that is not finite counts as zero: its record is not worth refusing the release for, which all
-    could see.
+    A vector that is not finite counts as zero, since refusing the release would reveal the record.
     """
     wide = vector.astype(np.float64)
     if not np.isfinite(wide).all():
         return np.zeros(wide.shape, np.int64)
-    largest = max(clip, float(np.abs(wide).max(initial=0.0)))  # a square of it may be out of reach
+    largest = max(clip, float(np.abs(wide).max(initial=0.0)))  # its square may overflow
     small = wide / largest
     whole = np.trunc(small * (STEPS / max(clip / largest, float(np.linalg.norm(small))))).astype(np.int64)
-    while int((whole * whole).sum()) > STEPS * STEPS:  # floating point may have been a little too long
+    while int((whole * whole).sum()) > STEPS * STEPS:  # rounding may exceed the norm
         whole -= np.sign(whole)
     return whole
 
 
 def averaged(before: Averaged | None, fresh: Vector, mechanism: Mechanism, epsilon: float) -> Averaged:
-    """Take a release into the mean over all of them.
+    """Add a release to the mean over all releases.
 
-    Of a mean over k releases of m from n records, what varies with the draw of these and of the records is
-    (1/n + (1/m - 1/n)/k) of a record's variance.
+    The sampling variance of a mean over k releases of m from n records is (1/n + (1/m - 1/n)/k) of a record's
+    variance.
     """
     k = before.releases + 1 if before is not None else 1
     mean = fresh if before is None else before.mean + (fresh - before.mean) / k

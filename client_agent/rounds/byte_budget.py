@@ -1,81 +1,73 @@
-"""Hold a round's update to the byte budget of its plan: refuse one that cannot fit, mark what travels.
-
-What cannot fit is told from the adapter's layout, before anything is trained. Knows no body.
-"""
+"""Keep a round's update within the byte budget of its plan: check before training, select values after it."""
 
 from __future__ import annotations
 
 from math import ceil, prod
 
 from client_agent.adapters.base import State
-from client_agent.adapters.variational.adapter import posterior_of
-from client_agent.adapters.variational.posterior import importance
-from client_agent.adapters.variational.sparsity import density_at, least_density, unit_marks
+from client_agent.adapters.variational.sparsity import least_density
 from client_agent.errors import AgentError
-from client_agent.strategies.base import AgentStrategy, Folding, LearnsImportance, RanksDiffer, load_strategy
-from schemas.maths.adapter import Layout, lora_modules
-from schemas.messages.recipes import Recipe
-from schemas.messages.rounds import RoundBrief
-from schemas.wire.budget import Marks, followed, shortfall, within
+from client_agent.rounds.opened_brief import OpenedBrief
+from schemas.maths.adapter import Layout
+from schemas.wire.budget import Marks, effective_recipe, fit_budget, shortfall
 from schemas.wire.quantise import Floats
 from schemas.wire.sparse import kept_count, largest
 
 
 class BudgetTooSmall(AgentError):
-    """No update of this silo's adapter can be as small as the plan wants it."""
+    """The plan's byte budget is smaller than any update of this silo's adapter."""
 
 
-def has_no_reference(strategy: AgentStrategy, recipe: Recipe) -> bool:
-    """Say whether neither weights nor last update are of an update's kind: other ranks, or begun anew."""
-    begins_anew = isinstance(strategy, Folding) and recipe.reference != "none"
-    return begins_anew or isinstance(strategy, RanksDiffer)
+def lacks_reference(opened: OpenedBrief) -> bool:
+    """Whether an update cannot be a difference: the reference has other ranks or another base model."""
+    restarts = opened.traits.base_delta and opened.recipe.reference != "none"
+    return restarts or opened.traits.mixed_ranks
 
 
-def require_affordable(brief: RoundBrief, layout: Layout) -> None:
-    """Check that the updates of a round can fit the plan's budget.
+def has_budget(opened: OpenedBrief) -> bool:
+    return opened.brief.wire.max_bytes is not None or opened.traits.importance is not None
+
+
+def require_affordable(opened: OpenedBrief, layout: Layout) -> None:
+    """Check that updates of a layout can fit the plan's budget.
 
     Raises:
-        BudgetTooSmall: none can, or none would bring a value of A and B; the message says what would do.
+        BudgetTooSmall: none can, or none has room for A and B; the message names a plan that fits.
     """
-    strategy = load_strategy(brief.strategy.name, brief.strategy.options)
-    recipe, offers = followed(
-        brief.wire.recipe,
-        begins_anew=isinstance(strategy, Folding),
-        ranks_differ=isinstance(strategy, RanksDiffer),
+    wire, traits = opened.brief.wire, opened.traits
+    recipe, offers = effective_recipe(
+        wire.recipe, begins_anew=traits.base_delta, ranks_differ=traits.mixed_ranks
     )
-    refusal = shortfall(layout, recipe, brief.wire.max_bytes, offers)
-    if refusal is None and isinstance(strategy, LearnsImportance):
-        density, needed = min(strategy.importance.density, recipe.density), least_density(layout)
+    refusal = shortfall(layout, recipe, wire.max_bytes, offers)
+    if refusal is None and traits.importance is not None:
+        density, needed = min(traits.importance.density, recipe.density), least_density(layout)
         if density < needed:
-            does = ceil(needed * 1e6) / 1e6
-            refusal = f"density {density:g} leaves no room beside this adapter's priors: {does:g} does"
+            enough = ceil(needed * 1e6) / 1e6
+            refusal = f"density {density:g} leaves no room beside this adapter's priors: {enough:g} does"
     if refusal is not None:
         raise BudgetTooSmall(f"{refusal}. Nothing was trained; ask the operator for another plan")
 
 
-def marked(brief: RoundBrief, private: State, wanted: dict[str, Floats]) -> Marks | None:
-    """Mark what travels of an update; None where all does, or of each tensor its largest values.
+def marked(opened: OpenedBrief, private: State, delta: dict[str, Floats]) -> Marks | None:
+    """Select the values of an update that are sent, by importance or by size; None = all, or the recipe's.
 
-    Where importance was learnt it decides. The density gives way to the budget.
+    The density is lowered to fit the budget.
     """
-    recipe, budget = brief.wire.recipe, brief.wire.max_bytes
-    strategy = load_strategy(brief.strategy.name, brief.strategy.options)
+    recipe, budget, plan = opened.recipe, opened.brief.wire.max_bytes, opened.traits.importance
     if recipe.density == 1:
         return None
-    if isinstance(strategy, LearnsImportance):
-        plan = strategy.importance
-        learnt = importance(posterior_of(private)).double().numpy()
-        at = unit_marks(wanted, lora_modules(wanted), learnt, span=plan.span, cut=plan.cut)
-        density = min(density_at(plan, brief.round), recipe.density)
-        return within(at, density, wanted, recipe, budget)
+    if plan is not None:
+        from client_agent.rounds.importance import marks_by_importance  # imports the posterior
+
+        marks_at, density = marks_by_importance(plan, opened.brief.round, private, delta)
+        return fit_budget(marks_at, min(density, recipe.density), delta, recipe, budget)
     if budget is None:
         return None
-    return within(lambda density: _largest(wanted, density), recipe.density, wanted, recipe, budget)
+    return fit_budget(lambda density: _largest(delta, density), recipe.density, delta, recipe, budget)
 
 
-def _largest(wanted: dict[str, Floats], density: float) -> Marks:
-    """Mark of each tensor its largest values."""
+def _largest(delta: dict[str, Floats], density: float) -> Marks:
     return {
         name: largest(abs(values).reshape(-1), kept_count(prod(values.shape), density)).reshape(values.shape)
-        for name, values in wanted.items()
+        for name, values in delta.items()
     }

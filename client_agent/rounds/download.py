@@ -1,7 +1,6 @@
-"""Fetch the weights of a round, in fewer bits where both sides can, and give them as plain tensors.
+"""Download the weights of a round as plain tensors, in fewer bits where both sides can.
 
-A coded body is believed only with the coordinator's signature that it stands for the weights that the round's
-manifest names. Knows no model.
+A compressed body must carry the coordinator's signature for the weights of the manifest.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ from binascii import Error as NotBase64
 
 from pydantic import ValidationError
 
-from client_agent.adapters.base import State
 from client_agent.errors import DownloadDamaged
-from client_agent.rounds.participant import Participant
-from client_agent.rounds.update_history import own_last
+from client_agent.rounds.participant import Session
+from client_agent.rounds.update_history import CountedState
 from client_agent.storage.round_folder import BASE, RoundFolder
 from client_agent.transport.client import TensorBody
 from schemas.identity.documents import is_signed
@@ -34,81 +32,96 @@ log = logging.getLogger(__name__)
 _LARGEST_BODY = 2**33
 
 
-def fetch(who: Participant, brief: RoundBrief, folder: RoundFolder, named: WeightsReference) -> bytes:
-    """Give the dense body of the weights that a manifest names; the folder keeps what they are called.
+def download_weights(
+    session: Session,
+    brief: RoundBrief,
+    folder: RoundFolder,
+    reference: WeightsReference,
+    last_update: CountedState | None,
+) -> bytes:
+    """Return the dense body of the weights of a manifest, and store their digest in the folder.
+
+    Args:
+        last_update: the state that compressed weights are the difference to; None asks for dense ones.
 
     Raises:
-        DownloadDamaged: what came are not these weights.
+        DownloadDamaged: the body has another digest.
     """
-    content = _by_recipe(who, brief, named) if brief.wire.asked_for != "dense" else None
+    content = _compressed(session, brief, reference, last_update) if last_update is not None else None
     if content is None:
-        came = who.api.weights(who.federation, brief.round)
-        if came.digest != named.digest:
+        body = session.api.weights(session.federation_id, brief.round)
+        if body.digest != reference.digest:
             raise DownloadDamaged(f"round {brief.round}'s weights")
-        content = came.body
-    folder.write(BASE, named.digest.encode())
+        content = body.body
+    folder.write(BASE, reference.digest.encode())
     return content
 
 
-def fetch_whole(who: Participant, round_number: int, weights: str) -> bytes | None:
-    """Give the weights of a round with all that was folded into the base model; None where that is not had.
+def download_whole(session: Session, round_number: int, weights: str) -> bytes | None:
+    """Return the weights of a round with the whole base delta; None if the coordinator has none.
 
-    `weights` is the digest that the round's manifest names, which the coordinator has to sign for.
+    `weights` is the digest in the round's manifest, for which the coordinator must have signed.
     """
-    came = who.api.whole_weights(who.federation, round_number)
-    if came.digest == weights:  # nothing else is kept there, or it is older than this question
+    body = session.api.whole_weights(session.federation_id, round_number)
+    if body.digest == weights:  # nothing else is stored, or the coordinator is older than this request
         return None
-    if not _is_proved(who, round_number, came, weights):
-        log.warning("round %d: nobody has signed for the whole that came: it is not used", round_number)
+    if not _is_proved(session, round_number, body, weights):
+        log.warning("round %d: whole base delta without a valid signature; not used", round_number)
         return None
-    return came.body
+    return body.body
 
 
-def _by_recipe(who: Participant, brief: RoundBrief, named: WeightsReference) -> bytes | None:
-    """Ask for the difference to our last update; None where what comes cannot be used as that."""
-    own = own_last(who, brief.round)
-    if own is None:
-        return None
-    came = who.api.weights(who.federation, brief.round, brief.wire.asked_for)
-    if came.digest == named.digest:  # the coordinator has no such update, or is older than recipes
-        return came.body
-    if not _is_proved(who, brief.round, came, named.digest):
-        log.warning("round %d: nobody has signed for the weights that came: asked for whole", brief.round)
+def _compressed(
+    session: Session, brief: RoundBrief, reference: WeightsReference, last_update: CountedState
+) -> bytes | None:
+    body = session.api.weights(session.federation_id, brief.round, brief.wire.requested_recipe)
+    if body.digest == reference.digest:  # the coordinator lacks that update, or is older than recipes
+        return body.body
+    if not _is_proved(session, brief.round, body, reference.digest):
+        log.warning(
+            "round %d: compressed weights without a valid signature; downloading dense ones", brief.round
+        )
         return None
     try:
-        return _decoded(came, brief, *own)
+        return _decoded(body, brief, last_update)
     except (BodyRefused, ValidationError) as error:
-        log.warning("round %d: the weights do not decode (%s): asked for whole", brief.round, error)
+        log.warning(
+            "round %d: compressed weights are malformed (%s); downloading dense ones", brief.round, error
+        )
         return None
 
 
-def _is_proved(who: Participant, round_number: int, came: TensorBody, weights: str) -> bool:
-    """Say whether the coordinator has signed for a body that it stands for these weights."""
+def _is_proved(session: Session, round_number: int, body: TensorBody, weights: str) -> bool:
+    """Whether the coordinator has signed that a body stands for these weights."""
     try:
-        document = json.loads(urlsafe_b64decode(came.proof))
-        said = CodedWeights.model_validate(document)
+        document = json.loads(urlsafe_b64decode(body.proof))
+        proof = CodedWeights.model_validate(document)
     except (NotBase64, ValueError, ValidationError, RecursionError):
         return False
-    wanted = (who.federation, who.client, round_number, weights, came.digest)
-    meant = (said.federation, said.client, said.round, said.weights, said.digest) == wanted
-    return meant and is_signed("tessera-weights-v1", document, said.signature, public_key(who.server_key))
+    expected = (session.federation_id, session.client_id, round_number, weights, body.digest)
+    if (proof.federation, proof.client, proof.round, proof.weights, proof.digest) != expected:
+        return False
+    return is_signed("tessera-weights-v1", document, proof.signature, public_key(session.server_key))
 
 
-def _decoded(came: TensorBody, brief: RoundBrief, own: State, digest: str) -> bytes | None:
-    """Write a coded body, the difference to `own`, as a dense one; None if it is that to another update.
+def _decoded(body: TensorBody, brief: RoundBrief, last_update: CountedState) -> bytes | None:
+    """Return a compressed body as a dense one; None if it is the difference to another update.
 
     Raises:
         BodyRefused, ValidationError: it is malformed.
     """
-    layout = in_order({name: values.shape for name, values in own.items()})
-    recipe = NAMED[brief.wire.asked_for]
+    values = last_update.values
+    layout = in_order({name: tensor.shape for name, tensor in values.items()})
+    recipe = NAMED[brief.wire.requested_recipe]
     with unpack(
-        came.body, encoding="zstd", expected={}, max_bytes=_LARGEST_BODY, coded=stream_slots()
-    ) as body:
-        manifest = body.manifest(WeightsManifest)
+        body.body, encoding="zstd", expected={}, max_bytes=_LARGEST_BODY, coded=stream_slots()
+    ) as envelope:
+        manifest = envelope.manifest(WeightsManifest)
         sent = SentRecipe.model_validate(manifest.recipe)
-        if sent.recipe != recipe or sent.against != digest:
-            log.warning("round %d: the weights differ from another update: asked for whole", brief.round)
+        if sent.recipe != recipe or sent.against != last_update.digest:
+            log.warning(
+                "round %d: compressed weights refer to another update; downloading dense ones", brief.round
+            )
             return None
-        made = {name: own[name] + values for name, values in decode(body, layout, recipe)}
-    return pack(made, manifest.model_copy(update={"recipe": {}}))
+        weights = {name: values[name] + delta for name, delta in decode(envelope, layout, recipe)}
+    return pack(weights, manifest.model_copy(update={"recipe": {}}))

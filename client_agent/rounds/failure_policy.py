@@ -1,4 +1,4 @@
-"""Decide what a refusal or a silence means for a round: try again, go on without it, or ask a person."""
+"""Failure policy of a round: retry, close the round without this client, or stop and report."""
 
 from __future__ import annotations
 
@@ -12,70 +12,68 @@ from client_agent.errors import (
     ManifestRefused,
     RequestTooSlow,
 )
-from client_agent.rounds.participant import Participant
+from client_agent.rounds.participant import Session
 from client_agent.storage.round_folder import RECEIPT, SCORES_SENT, RoundFolder
 
 TROUBLE: Final = (CoordinatorRefused, CoordinatorUnreachable, AnswerUnreadable, RequestTooSlow)
 RECEIPT_LOST: Final = "receipt-lost"
 
 _NOT_JOINED, _NOT_FOUND = "not-joined", "not-found"
-# What the coordinator says when we came too late; the local adapter goes on all the same.
+# The round closed before the request; local training continues all the same.
 _TOO_LATE: Final = frozenset({"round-closed", _NOT_JOINED, _NOT_FOUND})
-# It does not like what was sent: the same bytes would be refused again and again.
+# The content is refused: the same bytes would be refused again.
 _CONTENT_REFUSED: Final = frozenset({400, 409, 412, 413, 415, 422})
-_TAKES_UPDATES: Final = frozenset({"open", "collecting"})
+_ACCEPTS_UPDATES: Final = frozenset({"open", "collecting"})
 
 
-def given_up(who: Participant, folder: RoundFolder, file: str, trouble: AgentError) -> str | None:
-    """Say why trying again would change nothing, None where it might; the local adapter goes on anyway.
+def closing_reason(session: Session, folder: RoundFolder, file: str, trouble: AgentError) -> str | None:
+    """Return why a retry cannot succeed, as a slug; None if it can.
 
     Args:
-        folder: the round's.
-        file: the result of the step that met with trouble.
+        file: the result of the step that failed.
 
     Raises:
-        ManifestRefused: the coordinator has forgotten the round, or that this client joined it. Left alone,
-            the round that it asks for next under this number would wait for us in vain.
+        ManifestRefused: the coordinator has lost the round, or this client's join. Its next round of the same
+            number would wait for this client in vain.
     """
     if isinstance(trouble, CoordinatorRefused):
-        if who.manifests.has_joined(folder.number) and _is_denied(who, folder.number, trouble):
+        if session.manifests.has_joined(folder.number) and _denies_join(session, folder.number, trouble):
             raise ManifestRefused(
-                f"round {folder.number} was joined, as its manifest proves, and is said not to have been"
+                f"its manifest proves that this client joined round {folder.number}, and it denies that"
             ) from trouble
         refused = file in (RECEIPT, SCORES_SENT) and trouble.status in _CONTENT_REFUSED
         if refused or trouble.slug in _TOO_LATE:
             return trouble.slug
-    return _what_became(who, folder.number) if file == RECEIPT else None
+    return _outcome(session, folder.number) if file == RECEIPT else None
 
 
-def _is_denied(who: Participant, round_number: int, refusal: CoordinatorRefused) -> bool:
-    """Say whether a refusal comes from a coordinator set back to before we joined a round.
+def _denies_join(session: Session, round_number: int, refusal: CoordinatorRefused) -> bool:
+    """Whether a refusal shows that the coordinator was set back to before this client joined a round.
 
-    Weights of long ago are not found either, where old rounds are thinned out; that we took part is.
+    Weights of old rounds may be deleted and not found either; their list of clients is never deleted.
     """
     if refusal.slug != _NOT_FOUND:
         return refusal.slug == _NOT_JOINED
     try:
-        seen = who.api.round_view(who.federation, round_number)
-        return all(one.client_id != who.client for one in seen.clients)
+        view = session.api.round_view(session.federation_id, round_number)
+        return all(client.client_id != session.client_id for client in view.clients)
     except CoordinatorRefused as unknown:
         return unknown.slug == _NOT_FOUND
     except (CoordinatorUnreachable, AnswerUnreadable, RequestTooSlow):
-        pass
-    return False
+        return False
 
 
-def _what_became(who: Participant, round_number: int) -> str | None:
-    """Ask what became of a round whose receipt does not come; None while it takes updates, or nobody knows.
+def _outcome(session: Session, round_number: int) -> str | None:
+    """Return how a round without a receipt ended; None if it accepts updates, or is unknown.
 
-    What stands in between may let none of ours through, or have let one through and lost the answer.
+    A proxy may block every update, or have passed one on and lost the answer.
     """
     try:
-        seen = who.api.round_view(who.federation, round_number)
+        view = session.api.round_view(session.federation_id, round_number)
     except CoordinatorRefused as refusal:
         return "round-closed" if refusal.slug in _TOO_LATE else None
     except (CoordinatorUnreachable, AnswerUnreadable, RequestTooSlow):
         return None
-    if seen.state in _TAKES_UPDATES:
+    if view.state in _ACCEPTS_UPDATES:
         return None
-    return RECEIPT_LOST if any(one.state == "arrived" for one in seen.clients) else "round-closed"
+    return RECEIPT_LOST if any(client.state == "arrived" for client in view.clients) else "round-closed"

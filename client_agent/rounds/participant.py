@@ -1,68 +1,61 @@
-"""Who takes part in rounds, with everything that lasts longer than one of them."""
+"""A client in a federation: its identity (`Session`), its files (`Workspace`), its model (`Trainer`)."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from client_agent.adapters.base import Adapter
+from client_agent.adapters.base import Adapter, State
 from client_agent.adapters.inject import inject, parts_of
 from client_agent.adapters.provenance import Origin, origin_of
 from client_agent.adapters.rank_pruning import rank_of
 from client_agent.adapters.variational.adapter import with_importance
-from client_agent.alignment.pack_exchange import FramesInUse, deliver_kept, drop_ended, frames_for
+from client_agent.alignment.pack_exchange import FramesInUse, archive_voided_pack, frames_for, redeliver_pack
 from client_agent.identity.manifests import Manifests
 from client_agent.identity.roster import Roster
 from client_agent.privacy.budget import require_private, require_voices
-from client_agent.rounds.byte_budget import require_affordable
-from client_agent.rounds.train import Trained
-from client_agent.storage.archive import move_aside
-from client_agent.storage.round_folder import TRAINED, RoundFolders
-from client_agent.strategies.base import AgentStrategy, Folding, LearnsImportance, RanksDiffer, load_strategy
+from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.storage.round_folder import RoundFolders
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
-from schemas.maths.seeded_random import words
+from schemas.maths.adapter import Layout, prior_layout
+from schemas.maths.layout import client_layout
 from schemas.messages.federations import AdapterPlan
 from schemas.messages.rounds import RoundBrief, SignedDocument
 
+if TYPE_CHECKING:
+    from client_agent.identity.membership import Membership
+
 
 @dataclass(slots=True)
-class Participant:
-    """A silo, its connection, identity and folders; and the frames once they are there."""
+class Session:
+    """A client's identity in a federation, its connection, and the documents that it has accepted.
 
-    silo: Silo
+    Attributes:
+        home: the folder of accepted manifests and rosters.
+        server_key: the coordinator's public key, as proved at enrolment.
+        pins: public keys by client name, from the silo's `roster` setting.
+        max_epsilon: the silo's limit on the privacy cost of sketches; None = the plan alone decides.
+        min_voices: of how many peers a mixture must be made at least.
+    """
+
     api: CoordinatorApi
-    federation: str
-    client: str
-    folder: Path
-    keep_rounds: int
-    stop: Callable[[], bool]
+    federation_id: str
+    client_id: str
     server_key: str
+    home: Path
     pins: Mapping[str, str] = field(default_factory=dict)
     max_epsilon: float | None = None
     min_voices: int = 1
-    lora_rank: int | None = None
-    _frames: FramesInUse | None = None
-
-    @property
-    def home(self) -> Path:
-        """Where this federation's files are."""
-        return self.folder / self.federation
-
-    @property
-    def rounds(self) -> RoundFolders:
-        """The rounds on disk."""
-        return RoundFolders(self.home / "rounds")
 
     @property
     def manifests(self) -> Manifests:
-        """What the coordinator signed to us so far."""
-        return Manifests(self.home, self.federation, self.client, self.server_key, self.api.now)
+        return Manifests(self.home, self.federation_id, self.client_id, self.server_key, self.api.now)
 
-    def believe(
+    def accept_manifest(
         self,
         manifest: SignedDocument | None,
         *,
@@ -71,98 +64,159 @@ class Participant:
         brief: RoundBrief | None = None,
         final: bool = False,
     ) -> None:
-        """Accept what the coordinator signed for a round, what it asks for, and whom it names as members.
+        """Accept the coordinator's manifest of a round, with its plan and its roster.
 
         Raises:
-            ManifestRefused, ManifestExpired, RosterRefused: as these say.
+            ManifestRefused, ManifestExpired, RosterRefused: a check fails.
         """
-        held = self.manifests
-        accepted = held.accept(manifest, self.api, round_number=round_number, weights=weights, final=final)
+        manifests = self.manifests
+        accepted = manifests.accept(
+            manifest, self.api, round_number=round_number, weights=weights, final=final
+        )
         if brief is not None:
-            held.hold_to_plan(brief)
-        Roster(self.home, held.plan.privacy.roster_policy, self.pins).follow(accepted, self.api)
+            manifests.hold_to_plan(brief)
+        Roster(self.home, manifests.plan.privacy.roster_policy, self.pins).follow(accepted, self.api)
 
-    def hold_to_plan(self, brief: RoundBrief) -> None:
-        """Check what a round asks for before anything is computed for it.
+    def check_brief(self, brief: RoundBrief) -> None:
+        """Check a brief against the federation's plan and the silo's limits, before anything is computed.
 
         Raises:
-            ManifestRefused: the federation's plan says something else.
-            NotPrivateEnough: the silo does not allow what the plan says of signatures.
-            TooFewVoices: nor mixtures of so few members.
+            ManifestRefused: the federation's plan differs.
+            NotPrivateEnough: the plan's sketches cost more than the silo allows.
+            TooFewVoices: the plan serves mixtures of fewer members than the silo allows.
         """
         self.manifests.fetch_plan(self.api)
         self.manifests.hold_to_plan(brief)
         require_private(brief.signature, self.max_epsilon)
         require_voices(self.manifests.plan, self.min_voices)
 
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """The agent's files: `folder` holds the key and the privacy ledger, `home` one federation."""
+
+    folder: Path
+    federation_id: str
+    keep_rounds: int
+
+    @property
+    def home(self) -> Path:
+        return self.folder / self.federation_id
+
+    @property
+    def rounds(self) -> RoundFolders:
+        return RoundFolders(self.home / "rounds")
+
+
+@dataclass(slots=True)
+class Trainer:
+    """A silo's model and data, and the frames of the federation.
+
+    Attributes:
+        stop: whether training must stop.
+        lora_rank: the silo's first rank under a strategy with mixed ranks; None = the plan's.
+    """
+
+    silo: Silo
+    session: Session
+    stop: Callable[[], bool]
+    lora_rank: int | None = None
+    _frames: FramesInUse | None = None
+
     def frames(self, brief: RoundBrief) -> FramesInUse:
-        """Give the federation's frames, made or fetched once; after this the coordinator has our pack."""
+        """Return the federation's frames, made or downloaded once; the coordinator then has our pack."""
         if self._frames is None:
-            self._frames = frames_for(brief, self.silo, self.api, self.federation, self.home, self.stop)
+            session = self.session
+            self._frames = frames_for(
+                brief, self.silo, session.api, session.federation_id, session.home, self.stop
+            )
         return self._frames
 
-    def follow_packs(self, brief: RoundBrief) -> None:
-        """Begin anew if our base model's pack ended: P and Q that were trained under it mean nothing now."""
-        if brief.alignment is None:
-            return
-        slug = self.silo.base.slug
-        if not drop_ended(slug, self.api, self.federation, self.home):
-            return
+    def drop_ended_pack(self) -> bool:
+        """Archive the base model's pack if the coordinator has ended it; return whether it did."""
+        session = self.session
+        if not archive_voided_pack(self.silo.base.slug, session.api, session.federation_id, session.home):
+            return False
         self._frames = None
-        for folder in self.rounds.newest_first():
-            if folder.has(TRAINED):
-                move_aside(folder.path / TRAINED, "trained under an alignment pack that ended")
+        return True
 
-    def deliver_pack_again(self, brief: RoundBrief) -> None:
-        """Give the coordinator our base model's pack, which it had: it was restored from an older backup."""
+    def redeliver_pack(self, brief: RoundBrief) -> None:
+        """Upload the base model's pack again, to a coordinator restored from an older backup."""
         pivot = brief.alignment.pivot if brief.alignment is not None else ""
-        deliver_kept(self.silo.base.slug, pivot, self.api, self.federation, self.home)
+        session = self.session
+        redeliver_pack(self.silo.base.slug, pivot, session.api, session.federation_id, session.home)
 
-    def injected(self, brief: RoundBrief) -> Adapter:
-        """Put the plan's adapter around our base model; leaving its context takes it away."""
-        strategy = load_strategy(brief.strategy.name, brief.strategy.options)
+    def injected(self, opened: OpenedBrief, state: State | None) -> Adapter:
+        """Wrap the base model in the plan's adapter; with mixed ranks of the rank of `state`."""
         adapter = inject(
             self.silo.base,
-            self._adapter(strategy, brief),
-            self.frames(brief).frames,
-            gated=strategy.gated,
-            seed=_seed_of_start(strategy, brief),
-            parts=parts_of(strategy),
+            self._adapter_plan(opened, state),
+            self.frames(opened.brief).frames,
+            gated=opened.traits.gated,
+            seed=opened.start_seed,
+            parts=parts_of(opened.strategy),
         )
-        return with_importance(adapter, self.silo.base, strategy, seed=brief.training.seed)
+        return with_importance(adapter, self.silo.base, opened.strategy, seed=opened.brief.training.seed)
 
-    def _adapter(self, strategy: AgentStrategy, brief: RoundBrief) -> AdapterPlan:
-        """Give the plan's adapter, of our own rank where a strategy lets ranks differ."""
-        if not isinstance(strategy, RanksDiffer):
-            return brief.adapter
-        most = brief.adapter.rank
-        wanted = min(most, max(strategy.pruning.least, self.lora_rank or most))
-        last = self.rounds.newest_with(TRAINED, before=brief.round)
-        rank = rank_of(Trained.read(last.path / TRAINED).adapter) if last is not None else wanted
-        return brief.adapter.model_copy(update={"rank": rank})
+    def layout(self, opened: OpenedBrief, state: State | None) -> Layout:
+        """Return the layout of what `injected` would send, without touching the model."""
+        plan = self._adapter_plan(opened, state)
+        framed = self.frames(opened.brief).frames if plan.kind == "pq" else None
+        return client_layout(
+            plan,
+            self.silo.profile,
+            framed,
+            travels=opened.strategy.travels,
+            beside=prior_layout if opened.traits.importance is not None else lambda _: {},
+        )
 
-    def require_affordable(self, brief: RoundBrief) -> None:
-        """Check that our updates can fit what the plan lets travel, before a round is joined.
-
-        Raises:
-            BudgetTooSmall: they cannot.
-        """
-        strategy = load_strategy(brief.strategy.name, brief.strategy.options)
-        if brief.wire.max_bytes is None and not isinstance(strategy, LearnsImportance):
-            return
-        with self.injected(brief) as adapter:
-            require_affordable(brief, adapter.layout)
-
-    def origin(self, brief: RoundBrief) -> Origin:
-        """Say what `injected` puts there."""
-        gated = load_strategy(brief.strategy.name, brief.strategy.options).gated
+    def origin(self, opened: OpenedBrief) -> Origin:
+        brief, gated = opened.brief, opened.traits.gated
         frames = self.frames(brief).frames
         return origin_of(self.silo.base, brief.adapter, frames, gated=gated, seed=brief.training.seed)
 
+    def _adapter_plan(self, opened: OpenedBrief, state: State | None) -> AdapterPlan:
+        plan, pruning = opened.brief.adapter, opened.traits.pruning
+        if pruning is None:
+            return plan
+        first = min(plan.rank, max(pruning.least, self.lora_rank or plan.rank))
+        return plan.model_copy(update={"rank": rank_of(state) if state is not None else first})
 
-def _seed_of_start(strategy: AgentStrategy, brief: RoundBrief) -> int:
-    """Give the seed from which A starts: the plan's, or a round's own where every round begins anew."""
-    seed = brief.training.seed
-    if isinstance(strategy, Folding) and strategy.restarts:
-        return int(words(1, "restart", seed, brief.round)[0] >> np.uint64(1))
-    return seed
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """A client that can take part in rounds; `sleep` waits, and raises `Stopped` if the agent is stopped."""
+
+    session: Session
+    workspace: Workspace
+    trainer: Trainer
+    sleep: Callable[[float], None] = time.sleep
+
+    @classmethod
+    def of(
+        cls,
+        silo: Silo,
+        api: CoordinatorApi,
+        member: Membership,
+        folder: Path,
+        *,
+        keep_rounds: int,
+        stop: Callable[[], bool] = lambda: False,
+        sleep: Callable[[float], None] = time.sleep,
+        pins: Mapping[str, str] | None = None,
+        max_epsilon: float | None = None,
+        min_voices: int = 1,
+        lora_rank: int | None = None,
+    ) -> Participant:
+        workspace = Workspace(folder, member.federation_id, keep_rounds)
+        session = Session(
+            api=api,
+            federation_id=member.federation_id,
+            client_id=member.client_id,
+            server_key=member.server_key,
+            home=workspace.home,
+            pins=pins or {},
+            max_epsilon=max_epsilon,
+            min_voices=min_voices,
+        )
+        return cls(session, workspace, Trainer(silo, session, stop, lora_rank), sleep)

@@ -1,4 +1,4 @@
-"""Find the plan that a silo trains under: a file's, its federation's, or the default one. Trains nothing."""
+"""Find the plan that a silo trains with: a file's, its federation's, or the default one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from client_agent.errors import AgentError, AnswerUnreadable, NotEnrolled, PlanUnusable
-from client_agent.identity.membership import Membership, one_try, read_membership
+from client_agent.identity.membership import Membership, connect_once, read_membership
 from client_agent.settings import AgentSettings
 from client_agent.storage.round_folder import BRIEF, RoundFolders
 from client_agent.transport.client import CoordinatorApi
@@ -17,8 +17,8 @@ from schemas.messages.rounds import RoundBrief
 
 
 @dataclass(frozen=True, slots=True)
-class KnownPlan:
-    """How training and signing will go, and whose plan says so; `guessed` while no federation's is known."""
+class SiloPlan:
+    """The settings of training and sketches, and their source; `guessed` without a federation's plan."""
 
     adapter: AdapterPlan
     training: TrainingPlan
@@ -28,10 +28,10 @@ class KnownPlan:
 
 
 def read_plan(file: Path) -> FederationPlan:
-    """Read a federation's plan from JSON.
+    """Read a federation's plan from a JSON file.
 
     Raises:
-        PlanUnusable: there is none, or a field is wrong.
+        PlanUnusable: the file cannot be read, or a field is invalid.
     """
     try:
         return FederationPlan.model_validate_json(file.read_bytes())
@@ -42,16 +42,16 @@ def read_plan(file: Path) -> FederationPlan:
         raise PlanUnusable(f"{file} is not a federation plan: {fields}") from error
 
 
-def known_plan(settings: AgentSettings, file: Path | None) -> KnownPlan:
-    """Give the plan of a file; else that of the federation's round, open or on disk; else the default one.
+def training_plan(settings: AgentSettings, file: Path | None) -> SiloPlan:
+    """Return the plan of a file, else of the federation's round, open or on disk, else the default one.
 
     Raises:
-        PlanUnusable: the file holds no plan.
-        SettingsUnusable: the credential is damaged.
+        PlanUnusable: the file is not a plan.
+        SettingsUnusable: the membership is damaged.
     """
     if file is not None:
         plan = read_plan(file)
-        return KnownPlan(plan.adapter, plan.training, plan.signature, str(file))
+        return SiloPlan(plan.adapter, plan.training, plan.signature, str(file))
     try:
         membership = read_membership(settings.folder)
     except NotEnrolled:
@@ -59,14 +59,14 @@ def known_plan(settings: AgentSettings, file: Path | None) -> KnownPlan:
     brief = _open_round(settings, membership) or _newest_on_disk(settings.folder / membership.federation_id)
     if brief is None:
         return _guessed("the default plan: no round of the federation is known yet")
-    return KnownPlan(brief.adapter, brief.training, brief.signature, "the federation's plan")
+    return SiloPlan(brief.adapter, brief.training, brief.signature, "the federation's plan")
 
 
 def federation_plan(settings: AgentSettings, file: Path | None) -> FederationPlan | None:
-    """Return the whole plan of a file, else that of the federation; None before there is one.
+    """Return the whole plan of a file, else of the federation; None before enrolment.
 
     Raises:
-        PlanUnusable, AnswerUnreadable: it is none.
+        PlanUnusable, AnswerUnreadable: it is not a plan.
         AgentError: the coordinator does not answer, or refuses.
     """
     if file is not None:
@@ -75,7 +75,7 @@ def federation_plan(settings: AgentSettings, file: Path | None) -> FederationPla
         membership = read_membership(settings.folder)
     except NotEnrolled:
         return None
-    with one_try(settings, membership) as api:
+    with connect_once(settings, membership) as api:
         return whole_plan(api, membership.federation_id)
 
 
@@ -83,7 +83,7 @@ def whole_plan(api: CoordinatorApi, federation_id: str) -> FederationPlan:
     """Download a federation's plan.
 
     Raises:
-        AnswerUnreadable: what is served is none.
+        AnswerUnreadable: the answer is not a plan.
     """
     try:
         return FederationPlan.model_validate_json(api.plan(federation_id), extra="ignore")
@@ -91,14 +91,13 @@ def whole_plan(api: CoordinatorApi, federation_id: str) -> FederationPlan:
         raise AnswerUnreadable("the federation's plan", str(error)) from error
 
 
-def _guessed(source: str) -> KnownPlan:
-    return KnownPlan(AdapterPlan(), TrainingPlan(), SignaturePlan(), source, guessed=True)
+def _guessed(source: str) -> SiloPlan:
+    return SiloPlan(AdapterPlan(), TrainingPlan(), SignaturePlan(), source, guessed=True)
 
 
 def _open_round(settings: AgentSettings, membership: Membership) -> RoundBrief | None:
-    """Ask once; a coordinator that does not answer is for others to report."""
     try:
-        with one_try(settings, membership) as api:
+        with connect_once(settings, membership) as api:
             answer = api.current_round(membership.federation_id)
     except AgentError:
         return None

@@ -1,4 +1,4 @@
-"""Compute the signature that a round's plan asks for, and pay for it where the plan sets a price."""
+"""Compute the gradient sketch of a round, and charge the privacy ledger where the plan sets a price."""
 
 from __future__ import annotations
 
@@ -15,61 +15,91 @@ from client_agent.model.loading import BaseModel
 from client_agent.privacy.accountant import noise_for
 from client_agent.privacy.budget import BudgetSpent, TooFewRecords, require_private
 from client_agent.privacy.ledger import Ledger
-from client_agent.privacy.release import Averaged, Mechanism, averaged, drawn, release
-from client_agent.rounds.participant import Participant
-from client_agent.sketches.gradient import Signature, clipped, ema, sketch_of
+from client_agent.privacy.release import Averaged, Mechanism, averaged, release, sample_records
+from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.participant import Session, Trainer
+from client_agent.sketches.gradient import Sketch, clipped, ema, sketch_of
 from client_agent.sketches.per_record import record_sketches
 from schemas.maths.adapter import SIGNATURE
 from schemas.messages.federations import SignatureDpPlan, SignaturePlan
 from schemas.messages.rounds import RoundBrief
 from schemas.messages.updates import SignatureManifest
-from schemas.privacy import spent
+from schemas.privacy import budget_status
 from schemas.wire.envelope import pack
 
 log = logging.getLogger(__name__)
 
 
-def sign(who: Participant, brief: RoundBrief, trained: State | None, last: Signature | None) -> Signature:
-    """Give the signature to send in a round, smoothed over rounds; `last` is the one before.
+def update_sketch(
+    session: Session,
+    trainer: Trainer,
+    ledger: Ledger,
+    opened: OpenedBrief,
+    trained: State | None,
+    last: Sketch | None,
+) -> Sketch:
+    """Return the sketch to send in a round, smoothed over rounds.
+
+    Args:
+        trained: the adapter after training; None before it.
+        last: the sketch of the round before.
 
     Raises:
-        SignatureUnusable: it is zero or not finite, or of another length than `last`.
-        NotPrivateEnough: the silo allows no such signature.
-        TooFewRecords, BudgetSpent, LedgerDamaged: with differential privacy, as these say.
+        SignatureUnusable: the sketch is zero or not finite, or has another length than `last`.
+        NotPrivateEnough: the plan's sketches cost more than the silo allows.
+        TooFewRecords, BudgetSpent, LedgerDamaged: with differential privacy.
     """
-    plan = brief.signature
-    require_private(plan, who.max_epsilon)
+    plan = opened.brief.signature
+    require_private(plan, session.max_epsilon)
     if plan.dp is not None:
-        return _released(who, brief, plan.dp, last)
-    fresh = sketch(who, brief, trained)
+        return _released(session, trainer, ledger, opened.brief, plan.dp, last)
+    fresh = compute_sketch(session, trainer, opened, trained)
     return ema(last, fresh, plan.ema) if last is not None else fresh
 
 
-def join_signature(who: Participant, brief: RoundBrief, signature: Signature | None) -> bytes:
-    """Write the body that lets a newcomer be weighed before its first update; None = make a signature.
+def join_body(session: Session, trainer: Trainer, opened: OpenedBrief, sketch: Sketch | None) -> bytes:
+    """Return the body of a newcomer's join, which carries its sketch; None = compute one.
 
     Raises:
-        NotPrivateEnough: the silo allows no such signature.
+        NotPrivateEnough: the plan's sketches cost more than the silo allows.
     """
-    require_private(brief.signature, who.max_epsilon)
-    signature = signature or sketch(who, brief, None)
+    brief = opened.brief
+    require_private(brief.signature, session.max_epsilon)
+    sketch = sketch or compute_sketch(session, trainer, opened, None)
     manifest = SignatureManifest(
-        federation=who.federation,
+        federation=session.federation_id,
         recipe={},
         round=brief.round,
-        client=who.client,
-        pack=who.frames(brief).pack_digest,
-        signature_reliability=signature.reliability,
-        signature_epsilon=signature.epsilon,
+        client=session.client_id,
+        pack=trainer.frames(brief).pack_digest,
+        signature_reliability=sketch.reliability,
+        signature_epsilon=sketch.epsilon,
     )
-    return pack({SIGNATURE: signature.vector}, manifest)
+    return pack({SIGNATURE: sketch.vector}, manifest)
+
+
+def compute_sketch(session: Session, trainer: Trainer, opened: OpenedBrief, trained: State | None) -> Sketch:
+    """Return a sketch (dim,) of the plan's `signature.kind`.
+
+    `gradient`: of the shared model without an adapter, on the silo's probe set. `representation`: of the
+    silo's model with the trained adapter, if any, on the federation's anchors.
+    """
+    plan, silo = opened.brief.signature, trainer.silo
+    if plan.kind == "gradient":
+        return sketch_of(_shared_model(trainer, opened.brief), silo.data.train, plan)
+    anchors = session.api.anchors(session.federation_id).anchors
+    examples = [Example(anchor.prompt, anchor.answer) for anchor in anchors]
+    with trainer.injected(opened, trained) as adapter:
+        if trained is not None:
+            adapter.load(trained)
+        return sketch_of(silo.base, examples, plan)
 
 
 def mechanism_for(examples: Sequence[Example], plan: SignaturePlan, dp: SignatureDpPlan) -> Mechanism:
-    """Say how a silo releases under a plan: from which sample, with how much noise.
+    """Return a silo's release mechanism under a plan: its sample and its noise.
 
     Raises:
-        TooFewRecords: too few to draw from, or so many that one in them may be betrayed by chance.
+        TooFewRecords: fewer than the plan's sample, or so many that delta protects none of them.
     """
     records = len(_distinct(examples))
     if records < dp.minimum_sample:
@@ -88,67 +118,54 @@ def mechanism_for(examples: Sequence[Example], plan: SignaturePlan, dp: Signatur
     return Mechanism(sampled, records, noise, plan.clip, plan.dim)
 
 
-def _released(who: Participant, brief: RoundBrief, dp: SignatureDpPlan, last: Signature | None) -> Signature:
-    """Release a sample's noisy mean and average it with those before; past the budget, give `last` again.
+def _released(
+    session: Session,
+    trainer: Trainer,
+    ledger: Ledger,
+    brief: RoundBrief,
+    dp: SignatureDpPlan,
+    last: Sketch | None,
+) -> Sketch:
+    """Release a sample's noisy mean, averaged with earlier releases; beyond the budget, return `last`.
 
-    All that may fail is done before the release is paid for; once it is, it is made and handed on to be kept.
+    Everything that can fail happens before the release is charged.
     """
-    plan, examples = brief.signature, who.silo.data.train
-    before = last.released if last is not None else None
+    plan, examples = brief.signature, trainer.silo.data.train
+    earlier = last.released if last is not None else None
     mechanism = mechanism_for(examples, plan, dp)
-    ledger = Ledger(who.folder)
     try:
-        book = ledger.priced(who.federation, brief.round, mechanism, dp, before)
+        book = ledger.priced(session.federation_id, brief.round, mechanism, dp, earlier)
     except BudgetSpent as refusal:
         if last is None:
             raise
         log.info("round %d: %s", brief.round, refusal)
         return last
     records = _distinct(examples)
-    sample = [records[record] for record in drawn(mechanism, secrets.randbelow)]
-    sketches = list(record_sketches(_shared_model(who, brief), sample, plan))
+    sample = [records[record] for record in sample_records(mechanism, secrets.randbelow)]
+    sketches = list(record_sketches(_shared_model(trainer, brief), sample, plan))
     if sample and not any(np.isfinite(sketch).all() for sketch in sketches):
         raise SignatureUnusable("no gradient is finite; load the shared model in float32 or bfloat16")
     ledger.write(book)
     epsilon = book.releases[-1].epsilon
-    made = averaged(before, release(sketches, mechanism, secrets.randbelow), mechanism, epsilon)
+    mean = averaged(earlier, release(sketches, mechanism, secrets.randbelow), mechanism, epsilon)
     over = sum(float(np.linalg.norm(sketch)) > plan.clip for sketch in sketches)
     log.info(
-        "round %d: signature released with noise %.2f; %s; %d of %d drawn records were clipped",
-        *(brief.round, mechanism.noise_multiplier, spent(plan, epsilon, len(book.releases))),
+        "round %d: sketch released with noise %.2f; %s; %d of %d sampled records were clipped",
+        *(brief.round, mechanism.noise_multiplier, budget_status(plan, epsilon, len(book.releases))),
         *(over, len(sketches)),
     )
-    return _sent(made)
+    return _scaled(mean)
 
 
-def _sent(made: Averaged) -> Signature:
-    """Scale what is known to all down to the clip, as the coordinator wants it."""
-    return Signature(clipped(made.mean.astype(np.float32), made.clip), made.reliability, made)
+def _scaled(mean: Averaged) -> Sketch:
+    return Sketch(clipped(mean.mean.astype(np.float32), mean.clip), mean.reliability, mean)
 
 
-def sketch(who: Participant, brief: RoundBrief, trained: State | None) -> Signature:
-    """Sketch as the plan's `signature.kind` says: (dim,).
-
-    `gradient`: of the shared model, without any adapter, on our probe set. `representation`: of our own
-    model, with the trained adapter if there is one, on the federation's anchors.
-    """
-    plan = brief.signature
-    if plan.kind == "gradient":
-        return sketch_of(_shared_model(who, brief), who.silo.data.train, plan)
-    anchors = who.api.anchors(who.federation).anchors
-    examples = [Example(anchor.prompt, anchor.answer) for anchor in anchors]
-    with who.injected(brief) as adapter:
-        if trained is not None:
-            adapter.load(trained)
-        return sketch_of(who.silo.base, examples, plan)
-
-
-def _shared_model(who: Participant, brief: RoundBrief) -> BaseModel:
-    """Give the model that the plan names for signatures, else the pivot, else our own."""
-    shared = brief.signature.model or (brief.alignment.pivot if brief.alignment is not None else None)
-    return who.silo.model_named(shared) if shared is not None else who.silo.base
+def _shared_model(trainer: Trainer, brief: RoundBrief) -> BaseModel:
+    slug = brief.signature.model or (brief.alignment.pivot if brief.alignment is not None else None)
+    return trainer.silo.model_named(slug) if slug is not None else trainer.silo.base
 
 
 def _distinct(examples: Sequence[Example]) -> list[Example]:
-    """Give each record once: one that is there twice would count twice, and be hidden half as well."""
+    """Return each record once: a repeated one would count twice, and be protected half as well."""
     return probe_set(examples, len(examples))

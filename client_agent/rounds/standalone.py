@@ -1,4 +1,4 @@
-"""Train in a silo without any federation: what a client would reach by itself, in the plan's own steps."""
+"""Standalone training without a federation, in the plan's rounds and steps: the local baseline."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from schemas.messages.federations import FederationPlan
 def train_alone(
     silo: Silo, plan: FederationPlan, pack: bytes | None, stop: Callable[[], bool]
 ) -> Iterator[Trained]:
-    """Train for the plan's rounds, one result per round; `pack` is the alignment pack whose frames to use.
+    """Yield the result of every round of a plan; `pack` is the alignment pack with the frames.
 
     Raises:
-        Stopped: `stop` said so.
-        AlignmentImpossible, SettingsUnusable: as `frames_of` says.
+        Stopped: `stop` returned true.
+        AlignmentImpossible, SettingsUnusable: see `frames_of`.
     """
     earlier: Trained | None = None
     frames = frames_of(silo.base, plan, pack)
@@ -44,20 +44,22 @@ def train_alone(
 
 
 def require_frames(plan: FederationPlan, pack: bytes | None) -> None:
-    """Make sure that a pack has something to do.
+    """Check that the plan's adapter has frames if a pack is passed.
 
     Raises:
-        SettingsUnusable: there is one, and the plan's adapter has no frames.
+        SettingsUnusable: it has none.
     """
     if pack is not None and plan.adapter.kind == "lora":
-        raise SettingsUnusable("--pack: the plan trains an ordinary LoRA, which has no frames; leave it out")
+        raise SettingsUnusable(
+            "--pack: the plan trains an ordinary LoRA, which has no frames; leave --pack out"
+        )
 
 
 def frames_of(base: BaseModel, plan: FederationPlan, pack: bytes | None) -> Frames:
-    """Give the frames of a pack's body, or without one those that the plan's seed draws.
+    """Return the frames of a pack's body, or the random ones of the plan's seed without a pack.
 
     Raises:
-        AlignmentImpossible: the pack is not one of this base model.
+        AlignmentImpossible: the pack is of another base model.
         SettingsUnusable: there is a pack, and the plan's adapter has no frames.
     """
     require_frames(plan, pack)

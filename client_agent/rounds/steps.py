@@ -1,27 +1,31 @@
 """One client in one round: a list of steps whose results are files. Resuming is running it again.
 
-A step is done when its file is there; what was sent once is sent again byte for byte, never made anew.
+A step is done when its file exists; what was sent once is sent again byte for byte, never made anew.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from client_agent.adapters.base import Adapter, State
 from client_agent.errors import CoordinatorRefused, DownloadDamaged
-from client_agent.rounds.checkpoints import load_served
-from client_agent.rounds.download import fetch, fetch_whole
+from client_agent.privacy.ledger import Ledger
+from client_agent.rounds.byte_budget import has_budget, require_affordable
+from client_agent.rounds.download import download_weights, download_whole
 from client_agent.rounds.encode_update import pack_dense, pack_update
-from client_agent.rounds.failure_policy import RECEIPT_LOST, TROUBLE, given_up
+from client_agent.rounds.failure_policy import RECEIPT_LOST, TROUBLE, closing_reason
+from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.sketch import join_signature, sign
-from client_agent.rounds.train import Trained, train_locally
-from client_agent.sketches.gradient import Signature
+from client_agent.rounds.served_weights import load_served
+from client_agent.rounds.sketch import join_body, update_sketch
+from client_agent.rounds.train import train_locally
+from client_agent.rounds.update_history import last_counted_state
+from client_agent.rounds.work import Work
+from client_agent.sketches.gradient import Sketch
+from client_agent.storage.archive import move_aside
 from client_agent.storage.base_delta import BaseDeltaMissing, require_whole
 from client_agent.storage.files import write_durably
 from client_agent.storage.round_folder import (
@@ -34,9 +38,8 @@ from client_agent.storage.round_folder import (
     TRAINED,
     UPDATE,
     WEIGHTS,
-    RoundFolder,
+    RoundFolders,
 )
-from client_agent.strategies.base import AgentStrategy, Folding, load_strategy
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 
 log = logging.getLogger(__name__)
@@ -44,85 +47,79 @@ log = logging.getLogger(__name__)
 _REFERENCE_MISMATCH = "reference-mismatch"
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """A round under way."""
-
-    who: Participant
-    brief: RoundBrief
-    folder: RoundFolder
-
-
-def take_part(who: Participant, brief: RoundBrief) -> bool:
-    """Do what is left to do of a round; False when nothing was.
+def take_part(participant: Participant, brief: RoundBrief) -> bool:
+    """Run the missing steps of a round; False if there were none.
 
     Raises:
-        Stopped: a stop was asked for; run again to resume.
-        CoordinatorUnreachable, CoordinatorRefused: as the connection says.
-        ManifestRefused: the coordinator has gone back behind a round that was joined.
+        Stopped: the agent was stopped; call again to resume.
+        CoordinatorUnreachable, CoordinatorRefused: the connection failed.
+        ManifestRefused: the coordinator has lost a round that this client joined.
         AgentError: model, data or plan do not work.
     """
-    who.manifests.hold_to_order(brief.round)
-    folder = who.rounds.open(brief.round)
+    participant.session.manifests.hold_to_order(brief.round)
+    rounds = participant.workspace.rounds
+    folder = rounds.open(brief.round)
     if folder.finished:
-        return folder.has(RECEIPT) and _deliver_again(_Work(who, brief, folder))
+        return folder.has(RECEIPT) and _deliver_again(Work(participant, OpenedBrief.of(brief), folder))
     if not folder.has(WEIGHTS):  # until then a newer brief may name other weights
         folder.write(BRIEF, brief.model_dump_json().encode())
-    _run(_Work(who, RoundBrief.model_validate_json(folder.read(BRIEF)), folder))
-    who.rounds.forget_old(who.keep_rounds)
+    _run(Work(participant, OpenedBrief.read(folder), folder))
+    rounds.forget_old(participant.workspace.keep_rounds)
     return True
 
 
-def _deliver_again(work: _Work) -> bool:
-    """Send an update once more, the same bytes, whose receipt is here and which the coordinator asks for.
+def resume(participant: Participant) -> None:
+    """Deliver the update that an earlier run made and perhaps did not deliver."""
+    folder = next(participant.workspace.rounds.newest_first(), None)
+    if folder is not None and folder.has(UPDATE) and not folder.finished:
+        log.info("round %d: resuming", folder.number)
+        _run(Work(participant, OpenedBrief.read(folder), folder))
+
+
+def finish(participant: Participant, brief: FinishedBrief) -> None:
+    """Download and store the final personalised weights.
 
     Raises:
-        ManifestRefused: it does not even know any more that we had joined.
+        DownloadDamaged: the body has another digest.
+        ManifestRefused, ManifestExpired, RosterRefused: a check of the manifest fails.
     """
-    who, round_number = work.who, work.brief.round
-    log.warning(
-        "the coordinator has lost the update of round %d that it had received: sent again", round_number
+    session, workspace = participant.session, participant.workspace
+    if brief.weights is None:
+        log.info("federation finished: this client has no update in it")
+        return
+    session.accept_manifest(
+        brief.manifest, round_number=brief.round, weights=brief.weights.digest, final=True
     )
-    joined = who.api.join(who.federation, round_number, None)
-    who.believe(joined.manifest, round_number=round_number, weights=joined.weights.digest, brief=work.brief)
+    weights = session.api.weights(session.federation_id, brief.round)
+    if weights.digest != brief.weights.digest:
+        raise DownloadDamaged("the final weights")
+    newest = next((folder for folder in workspace.rounds.newest_first() if folder.has(BRIEF)), None)
+    has_base_delta = newest is not None and OpenedBrief.read(newest).traits.base_delta
+    # With the whole base delta the final weights need no earlier round.
+    whole = download_whole(session, brief.round, weights.digest) if has_base_delta else None
+    write_durably(workspace.home / FINAL_WEIGHTS, whole if whole is not None else weights.body)
+    log.info("federation finished after %d rounds: final weights stored", brief.round - 1)
+
+
+def _deliver_again(work: Work) -> bool:
+    """Send an update again, the same bytes, whose receipt is here and which the coordinator asks for.
+
+    Raises:
+        ManifestRefused: the coordinator has lost this client's join, too.
+    """
+    session, round_number = work.session, work.brief.round
+    log.warning("round %d: the coordinator has lost the update; sending it again", round_number)
+    joined = session.api.join(session.federation_id, round_number, None)
+    session.accept_manifest(
+        joined.manifest, round_number=round_number, weights=joined.weights.digest, brief=work.brief
+    )
     work.folder.forget(SCORES_SENT, CLOSED, RECEIPT)
     _run(work)
     return True
 
 
-def resume(who: Participant) -> None:
-    """Deliver what the last run of this agent made and perhaps did not deliver."""
-    folder = next(who.rounds.newest_first(), None)
-    if folder is not None and folder.has(UPDATE) and not folder.finished:
-        log.info("resuming round %d", folder.number)
-        _run(_Work(who, RoundBrief.model_validate_json(folder.read(BRIEF)), folder))
-
-
-def finish(who: Participant, brief: FinishedBrief) -> None:
-    """Keep the final personalised weights."""
-    if brief.weights is None:
-        log.info("the federation is finished; this client never took part")
-        return
-    who.believe(brief.manifest, round_number=brief.round, weights=brief.weights.digest, final=True)
-    body = who.api.weights(who.federation, brief.round)
-    if body.digest != brief.weights.digest:
-        raise DownloadDamaged("the final weights")
-    whole = fetch_whole(who, brief.round, body.digest) if _folds(who) else None  # they then need nothing else
-    write_durably(who.home / FINAL_WEIGHTS, whole if whole is not None else body.body)
-    log.info("the federation is finished after %d rounds", brief.round - 1)
-
-
-def _folds(who: Participant) -> bool:
-    """Say whether the rounds on disk are of a strategy that adds to the base model."""
-    last = who.rounds.newest_with(BRIEF, before=sys.maxsize)
-    if last is None:
-        return False
-    strategy = RoundBrief.model_validate_json(last.read(BRIEF)).strategy
-    return isinstance(load_strategy(strategy.name, strategy.options), Folding)
-
-
-def _run(work: _Work) -> None:
-    work.who.hold_to_plan(work.brief)  # a newcomer signs its join, before there is a manifest to believe
+def _run(work: Work) -> None:
+    work.session.check_brief(work.brief)  # a newcomer's join carries a sketch, before any manifest
     for file, step in _STEPS:
         if work.folder.finished:
             return
@@ -131,149 +128,156 @@ def _run(work: _Work) -> None:
         try:
             work.folder.write(file, step(work))
         except TROUBLE as trouble:
-            reason = given_up(work.who, work.folder, file, trouble)
+            reason = closing_reason(work.session, work.folder, file, trouble)
             if reason is None:
                 raise
-            if reason == RECEIPT_LOST:
-                log.warning("round %d has counted the update; the receipt was lost", work.brief.round)
-            else:
-                log.warning("round %d goes on without this client: %s", work.brief.round, trouble)
-            if file == RECEIPT:
-                _try_scores(work)
-            work.folder.write(CLOSED, json.dumps({"reason": reason}).encode())
+            _close(work, file, reason, trouble)
 
 
-def _try_scores(work: _Work) -> None:
-    """Send the scores of a round whose update did not count: they are welcome at any time, but not needed."""
+def _close(work: Work, file: str, reason: str, trouble: Exception) -> None:
+    if reason == RECEIPT_LOST:
+        log.warning("round %d: receipt lost (the update was counted)", work.brief.round)
+    else:
+        log.warning(
+            "round %d: update not counted (%s); continuing with the next round", work.brief.round, trouble
+        )
+    if file == RECEIPT:
+        try:
+            _send_scores(work)
+        except TROUBLE as error:
+            log.info("round %d: scores not accepted (%s)", work.brief.round, error)
+    work.folder.write(CLOSED, json.dumps({"reason": reason}).encode())
+
+
+def _pull(work: Work) -> bytes:
+    session, trainer, brief = work.session, work.trainer, work.brief
+    if brief.alignment is not None and trainer.drop_ended_pack():
+        archive_trained(work.rounds)
+    if has_budget(work.opened):
+        require_affordable(work.opened, trainer.layout(work.opened, work.earlier))
+    trainer.frames(brief)  # the coordinator must have the pack before a join: it determines the layout
+    newcomer = work.rounds.newest_with(TRAINED, before=brief.round) is None
+    body = _join_body(work) if newcomer and brief.round > 1 else None
     try:
-        _send_scores(work)
-    except TROUBLE as trouble:
-        log.info("round %d: its scores were not taken either: %s", work.brief.round, trouble)
-
-
-def _pull(work: _Work) -> bytes:
-    """Join, and download the personalised weights."""
-    who, brief = work.who, work.brief
-    who.follow_packs(brief)
-    who.require_affordable(brief)
-    who.frames(brief)  # a join needs the pack to be stored: it decides which tensors this client has
-    newcomer = who.rounds.newest_with(TRAINED, before=brief.round) is None
-    body_of_join = _join_signature(work) if newcomer and brief.round > 1 else None
-    try:
-        joined = who.api.join(who.federation, brief.round, body_of_join)
+        joined = session.api.join(session.federation_id, brief.round, body)
     except CoordinatorRefused as refusal:
         if refusal.slug != "pack-missing":
             raise
-        who.deliver_pack_again(brief)
-        joined = who.api.join(who.federation, brief.round, body_of_join)
-    who.believe(joined.manifest, round_number=brief.round, weights=joined.weights.digest, brief=brief)
-    return fetch(who, brief, work.folder, joined.weights)
+        trainer.redeliver_pack(brief)
+        joined = session.api.join(session.federation_id, brief.round, body)
+    session.accept_manifest(
+        joined.manifest, round_number=brief.round, weights=joined.weights.digest, brief=brief
+    )
+    is_compressed = brief.wire.requested_recipe != "dense"
+    last_update = last_counted_state(work.rounds, work.trained, brief.round) if is_compressed else None
+    return download_weights(session, brief, work.folder, joined.weights, last_update)
 
 
-def _join_signature(work: _Work) -> bytes:
-    """Write what lets a newcomer be weighed; a private release is the round's only one, and kept at once."""
+def archive_trained(rounds: RoundFolders) -> None:
+    """Archive the trained adapters of a pack that has ended: their P and Q are invalid under the next."""
+    for folder in rounds.newest_first():
+        if folder.has(TRAINED):
+            move_aside(folder.path / TRAINED, "trained under an alignment pack that ended")
+
+
+def _join_body(work: Work) -> bytes:
     if work.brief.signature.dp is None:
-        return join_signature(work.who, work.brief, None)
+        return join_body(work.session, work.trainer, work.opened, None)
     if not work.folder.has(SIGNATURE):
-        work.folder.write(SIGNATURE, _signed(work, None).to_bytes())
-    return join_signature(work.who, work.brief, Signature.from_bytes(work.folder.read(SIGNATURE)))
+        work.folder.write(SIGNATURE, _sketch(work, None).to_bytes())
+    sketch = Sketch.from_bytes(work.folder.read(SIGNATURE))
+    return join_body(work.session, work.trainer, work.opened, sketch)
 
 
-def _train(work: _Work) -> bytes:
-    """Mix what was served with what is here, train, score before and after."""
-    who, brief = work.who, work.brief
-    strategy = load_strategy(brief.strategy.name, brief.strategy.options)
-    earlier = _earlier(work)
-    with who.injected(brief) as adapter:
-        g = _served(work, adapter, strategy)
-        if strategy.gated:
-            adapter.load_global(g)
+def _train(work: Work) -> bytes:
+    trainer, opened = work.trainer, work.opened
+    earlier = work.trained.before(work.brief.round)
+    with trainer.injected(opened, work.earlier) as adapter:
+        served = _load_served(work, adapter)
+        if opened.traits.gated:
+            adapter.load_global(served)
         return train_locally(
-            who.silo,
+            trainer.silo,
             adapter,
-            brief.training,
-            origin=who.origin(brief),
-            round_number=brief.round,
-            start=strategy.start(earlier.adapter if earlier else None, g, newcomer=earlier is None),
+            work.brief.training,
+            origin=trainer.origin(opened),
+            round_number=work.brief.round,
+            start=opened.strategy.start(work.earlier, served, newcomer=earlier is None),
             earlier=earlier,
-            strategy=strategy,
-            stop=who.stop,
-            title=f"round {brief.round}",
+            traits=opened.traits,
+            stop=trainer.stop,
+            title=f"round {work.brief.round}",
         ).to_bytes()
 
 
-def _served(work: _Work, adapter: Adapter, strategy: AgentStrategy) -> State:
-    """Read what was served; where it adds to what is not here any more, ask for all of it."""
-    who, folder = work.who, work.folder
+def _load_served(work: Work, adapter: Adapter) -> State:
+    """Read the served weights; download the whole base delta if earlier increments are missing here."""
+    folder, traits, rounds = work.folder, work.opened.traits, work.rounds
     try:
-        return load_served(adapter, strategy, who.rounds, folder)
+        return load_served(adapter, traits, rounds, folder)
     except BaseDeltaMissing:
-        content = fetch_whole(who, folder.number, folder.base)
+        content = download_whole(work.session, folder.number, folder.base)
         if content is None:
             raise
     require_whole(content, adapter.layout)
-    log.warning("round %d: what was folded before is not here: began with the whole of it", folder.number)
+    log.warning("round %d: earlier base deltas are missing; downloaded the whole of it", folder.number)
     folder.write(WEIGHTS, content)
-    return load_served(adapter, strategy, who.rounds, folder)
+    return load_served(adapter, traits, rounds, folder)
 
 
-def _sign(work: _Work) -> bytes:
-    """Make the round's signature."""
-    return _signed(work, Trained.read(work.folder.path / TRAINED).adapter).to_bytes()
+def _sign(work: Work) -> bytes:
+    return _sketch(work, work.trained.of(work.folder).adapter).to_bytes()
 
 
-def _signed(work: _Work, trained: State | None) -> Signature:
-    previous = work.who.rounds.newest_with(SIGNATURE, before=work.brief.round)
-    last = Signature.from_bytes(previous.read(SIGNATURE)) if previous is not None else None
-    return sign(work.who, work.brief, trained, last)
+def _sketch(work: Work, trained: State | None) -> Sketch:
+    previous = work.rounds.newest_with(SIGNATURE, before=work.brief.round)
+    last = Sketch.from_bytes(previous.read(SIGNATURE)) if previous is not None else None
+    ledger = Ledger(work.participant.workspace.folder)
+    return update_sketch(work.session, work.trainer, ledger, work.opened, trained, last)
 
 
-def _pack(work: _Work) -> bytes:
-    """Write the body of the update."""
-    return pack_update(work.who, work.brief, work.folder)
+def _pack(work: Work) -> bytes:
+    return pack_update(work.update_inputs)
 
 
-def _push(work: _Work) -> bytes:
-    """Deliver the update; if it is the difference to what the coordinator does not hold, to what it does, or
-    whole."""
+def _push(work: Work) -> bytes:
+    """Deliver the update; encode it again, and at last whole, if the coordinator lacks its reference."""
     try:
-        return _pushed(work)
+        return _deliver(work)
     except CoordinatorRefused as refusal:
-        held = _held_instead(work, refusal)
-    if held is not None:
-        work.folder.write(UPDATE, pack_update(work.who, work.brief, work.folder, held=held))
+        stored_digest = _stored_reference(work, refusal)
+    if stored_digest is not None:
+        work.folder.write(UPDATE, pack_update(work.update_inputs, stored_digest=stored_digest))
         try:
-            return _pushed(work)
+            return _deliver(work)
         except CoordinatorRefused as refusal:
-            _held_instead(work, refusal)
-    work.folder.write(UPDATE, pack_dense(work.who, work.brief, work.folder))
-    return _pushed(work)
+            _stored_reference(work, refusal)
+    work.folder.write(UPDATE, pack_dense(work.update_inputs))
+    return _deliver(work)
 
 
-def _held_instead(work: _Work, refusal: CoordinatorRefused) -> str | None:
-    """Say what the coordinator holds instead of what an update is the difference to; None = nothing.
+def _stored_reference(work: Work, refusal: CoordinatorRefused) -> str | None:
+    """Return the digest of the reference that the coordinator holds; None = it holds none.
 
     Raises:
-        CoordinatorRefused: the update is refused for something else.
+        CoordinatorRefused: the update is refused for another reason.
     """
     if refusal.slug != _REFERENCE_MISMATCH:
         raise refusal
-    round_number = work.brief.round
-    log.warning("round %d: the coordinator does not hold what this update is the difference to", round_number)
+    log.warning("round %d: the coordinator lacks the update's reference; encoding it again", work.brief.round)
     return refusal.expected
 
 
-def _pushed(work: _Work) -> bytes:
+def _deliver(work: Work) -> bytes:
     body = work.folder.read(UPDATE)
-    receipt = work.who.api.push_update(work.who.federation, work.brief.round, body)
+    receipt = work.session.api.push_update(work.session.federation_id, work.brief.round, body)
     log.info("round %d: update of %d bytes delivered", work.brief.round, len(body))
     return receipt.model_dump_json().encode()
 
 
-def _send_scores(work: _Work) -> bytes:
-    """Tell how good the model is."""
-    scores = Trained.read(work.folder.path / TRAINED).scores
-    work.who.api.send_scores(work.who.federation, work.brief.round, scores)
+def _send_scores(work: Work) -> bytes:
+    scores = work.trained.of(work.folder).scores
+    work.session.api.send_scores(work.session.federation_id, work.brief.round, scores)
     log.info(
         "round %d: exact match %.3f -> %.3f, loss %.3f -> %.3f on %d held-out examples",
         *(work.brief.round, scores.before.exact_match, scores.after.exact_match),
@@ -282,12 +286,7 @@ def _send_scores(work: _Work) -> bytes:
     return scores.model_dump_json().encode()
 
 
-def _earlier(work: _Work) -> Trained | None:
-    folder = work.who.rounds.newest_with(TRAINED, before=work.brief.round)
-    return Trained.read(folder.path / TRAINED) if folder is not None else None
-
-
-_STEPS: Final[tuple[tuple[str, Callable[[_Work], bytes]], ...]] = (
+_STEPS: Final[tuple[tuple[str, Callable[[Work], bytes]], ...]] = (
     (WEIGHTS, _pull),
     (TRAINED, _train),
     (SIGNATURE, _sign),

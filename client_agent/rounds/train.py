@@ -1,4 +1,4 @@
-"""One round's local work: score, train, score; and its result as one file. Knows no coordinator."""
+"""Local training of one round: score, train, score; and its result as one file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from client_agent.adapters.base import Adapter, State
 from client_agent.adapters.provenance import Origin
 from client_agent.adapters.rank_pruning import Pruner
-from client_agent.adapters.variational.adapter import VariationalAdapter
 from client_agent.errors import AdapterUnreadable, Stopped
-from client_agent.strategies.base import AgentStrategy, Folding, RanksDiffer
+from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
+from client_agent.strategies.base import Traits
 from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import train
 from client_agent.training.progress import TrainingProgress
@@ -27,13 +27,14 @@ from schemas.messages.rounds import Metrics, Scores
 
 Arrays = dict[str, NDArray[np.float32]]
 _PARTS = ("adapter", "private", "optimiser")
+_PLAIN = Traits()
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a round leaves at the client: adapter, gates and optimiser belong together: one file.
+    """The result of a round's training: adapter, private tensors and optimiser state, in one file.
 
-    `origin` says what they were trained under; a file need not say it.
+    `origin` is their provenance; older files lack it.
     """
 
     adapter: Arrays
@@ -43,40 +44,61 @@ class Trained:
     origin: Origin | None
 
     def to_bytes(self) -> bytes:
-        """Write it as safetensors, scores and origin in the metadata."""
         tensors = {
             f"{part}/{name}": values for part in _PARTS for name, values in getattr(self, part).items()
         }
-        said = {"scores": self.scores.model_dump_json()}
+        metadata = {"scores": self.scores.model_dump_json()}
         if self.origin is not None:
-            said["origin"] = self.origin.model_dump_json()
-        return safetensors.numpy.save(tensors, metadata=said)
+            metadata["origin"] = self.origin.model_dump_json()
+        return safetensors.numpy.save(tensors, metadata=metadata)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Trained:
-        """Read what `to_bytes` wrote."""
         parts: dict[str, Arrays] = {part: {} for part in _PARTS}
         for key, values in safetensors.numpy.load(content).items():
             part, _, name = key.partition("/")
             parts[part][name] = values
-        said = _metadata(content)
+        metadata = _metadata(content)
         return cls(
             **parts,
-            scores=Scores.model_validate_json(said["scores"]),
-            origin=Origin.model_validate_json(said["origin"]) if "origin" in said else None,
+            scores=Scores.model_validate_json(metadata["scores"]),
+            origin=Origin.model_validate_json(metadata["origin"]) if "origin" in metadata else None,
         )
 
     @classmethod
     def read(cls, file: Path) -> Trained:
-        """Read it from a file.
+        """Read a file.
 
         Raises:
-            AdapterUnreadable: there is none, it is damaged, or it is something else.
+            AdapterUnreadable: the file is missing, damaged, or of another kind.
         """
         try:
             return cls.from_bytes(file.read_bytes())
         except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise AdapterUnreadable(f"{file} holds no trained adapter, or a damaged one ({error})") from error
+            raise AdapterUnreadable(f"{file} is not a trained adapter, or is damaged ({error})") from error
+
+
+class TrainedRounds:
+    """The trained adapters of the rounds on disk; each file is read once, when it is first needed."""
+
+    def __init__(self, rounds: RoundFolders) -> None:
+        self._rounds = rounds
+        self._trained: dict[int, Trained] = {}
+
+    def of(self, folder: RoundFolder) -> Trained:
+        """Return the trained adapter of a round.
+
+        Raises:
+            AdapterUnreadable: the file is missing or damaged.
+        """
+        if folder.number not in self._trained:
+            self._trained[folder.number] = Trained.read(folder.path / TRAINED)
+        return self._trained[folder.number]
+
+    def before(self, round_number: int) -> Trained | None:
+        """Return the trained adapter of the last round before this one; None before the first."""
+        folder = self._rounds.newest_with(TRAINED, before=round_number)
+        return self.of(folder) if folder is not None else None
 
 
 def train_locally(
@@ -88,25 +110,20 @@ def train_locally(
     round_number: int,
     start: State,
     earlier: Trained | None,
-    strategy: AgentStrategy | None = None,
+    traits: Traits = _PLAIN,
     stop: Callable[[], bool],
     title: str,
 ) -> Trained:
-    """Train the injected adapter from `start`, going on with the gates and the optimiser of `earlier`.
-
-    `origin` says what the adapter was injected with; `strategy` may begin anew each round, or prune ranks.
+    """Train the injected adapter from `start` with the private tensors and the optimiser state of `earlier`.
 
     Raises:
-        Stopped: `stop` said so; nothing is kept of the round's training.
+        Stopped: `stop` returned true; nothing of the training is stored.
     """
     adapter.load(start)
     if earlier is not None:
         adapter.load_private(earlier.private)
-    learns = adapter if isinstance(adapter, VariationalAdapter) else None
-    pruner = Pruner(adapter, strategy.pruning) if isinstance(strategy, RanksDiffer) else None
-    penalty = pruner.penalty if pruner is not None else None
-    if learns:
-        penalty = learns.penalty(silo.data.train, plan.max_length, round_number)
+    pruner = Pruner(adapter, traits.pruning) if traits.pruning is not None else None
+    own_penalty = adapter.penalty(silo.data.train, plan.max_length, round_number)
     before = _score(silo, plan)
     with TrainingProgress(title) as progress:
         outcome = train(
@@ -116,15 +133,14 @@ def train_locally(
             plan,
             seed=plan.seed,
             round_number=round_number,
-            optimiser_state=going_on_from(earlier, adapter, strategy),
+            optimiser_state=_optimiser_state(earlier, adapter, traits),
             on_step=progress,
             stop=stop,
-            penalty=penalty,
+            penalty=pruner.penalty if pruner is not None else own_penalty,
         )
     if len(outcome.losses) < plan.steps:
         raise Stopped
-    if learns:
-        learns.move_prior()
+    adapter.end_round()
     state = pruner.pruned() if pruner is not None else adapter.state()
     after = _score(silo, plan)
     return Trained(
@@ -136,11 +152,10 @@ def train_locally(
     )
 
 
-def going_on_from(earlier: Trained | None, adapter: Adapter, strategy: AgentStrategy | None) -> Arrays | None:
-    """Give the optimiser's state that goes on: not that of an adapter that is no more, or had more ranks."""
-    if earlier is None or (isinstance(strategy, Folding) and strategy.restarts):
+def _optimiser_state(earlier: Trained | None, adapter: Adapter, traits: Traits) -> Arrays | None:
+    if earlier is None or traits.restarts:
         return None
-    pruned = isinstance(strategy, RanksDiffer) and any(
+    pruned = traits.mixed_ranks and any(
         earlier.optimiser[f"{name}.exp_avg"].shape != tensor.shape
         for name, tensor in adapter.named_parameters().items()
         if f"{name}.exp_avg" in earlier.optimiser
@@ -149,7 +164,6 @@ def going_on_from(earlier: Trained | None, adapter: Adapter, strategy: AgentStra
 
 
 def zeros_like(adapter: Adapter) -> Mapping[str, NDArray[np.float32]]:
-    """Give the state from which everybody starts."""
     return {name: np.zeros(shape, np.float32) for name, shape in adapter.layout.items()}
 
 
@@ -158,7 +172,6 @@ def _score(silo: Silo, plan: TrainingPlan) -> Metrics:
 
 
 def _metadata(content: bytes) -> dict[str, str]:
-    """Read the metadata of a safetensors file: the public NumPy reader leaves it out."""
     length = int.from_bytes(content[:8], "little")
     header: dict[str, dict[str, str]] = json.loads(content[8 : 8 + length])
     return header["__metadata__"]

@@ -1,20 +1,18 @@
-"""Keep what has to be known later of an update that was sent: what the coordinator made of it, what it lost.
+"""Values stored beside a sent update: the state that the coordinator holds, and the residual.
 
-Whatever is kept names the update that it belongs to, so that what another body left behind is
-never taken for it.
+Every file names its update, so that values of another body are never mistaken for it.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from client_agent.adapters.base import State
-from client_agent.rounds.participant import Participant
-from client_agent.rounds.train import Trained
-from client_agent.storage.round_folder import RECEIPT, SENT, TRAINED, RoundFolder
+from client_agent.rounds.train import TrainedRounds
+from client_agent.storage.round_folder import RECEIPT, SENT, TRAINED, RoundFolder, RoundFolders
 from schemas.maths.adapter import Layout, in_order
 from schemas.messages.base import Digest
 from schemas.messages.updates import Manifest, Receipt
@@ -26,53 +24,58 @@ Arrays = dict[str, NDArray[np.float32]]
 _LARGEST_FILE = 2**33
 
 
-class _KeptManifest(Manifest):
-    """What a file beside an update says: which update it belongs to."""
+class _StoredManifest(Manifest):
+    """The manifest of a file beside an update."""
 
     kind: Literal["kept"] = "kept"
     update: Digest
 
 
-def own_last(who: Participant, round_number: int) -> tuple[State, str] | None:
-    """Give what the coordinator made of this client's last update before a round, and its digest.
+class CountedState(NamedTuple):
+    """The state that the coordinator holds of an update, and the update's digest."""
 
-    None without one that it has confirmed, or where what it made of it is not known here.
-    """
-    last = who.rounds.newest_with(RECEIPT, before=round_number)
+    values: State
+    digest: str
+
+
+def last_counted_state(
+    rounds: RoundFolders, trained: TrainedRounds, round_number: int
+) -> CountedState | None:
+    """Return the state of the last update before a round; None without a receipt or a stored state."""
+    last = rounds.newest_with(RECEIPT, before=round_number)
     if last is None or not last.has(TRAINED):
         return None
     receipt = Receipt.model_validate_json(last.read(RECEIPT))
-    trained = Trained.read(last.path / TRAINED).adapter
-    layout = in_order({name: values.shape for name, values in trained.items()})
-    sent = kept(last, SENT, receipt.digest, layout) if not receipt.clipped else None
-    return (sent, receipt.digest) if sent is not None else None
+    layout = in_order({name: values.shape for name, values in trained.of(last).adapter.items()})
+    values = stored_values(last, SENT, receipt.digest, layout) if not receipt.clipped else None
+    return CountedState(values, receipt.digest) if values is not None else None
 
 
-def confirmed(who: Participant, round_number: int, held: str | None) -> tuple[RoundFolder, Receipt] | None:
-    """Find the last update before a round that has a receipt, or the one that is `held`."""
-    for one in who.rounds.newest_first():
-        if one.number < round_number and one.has(RECEIPT):
-            receipt = Receipt.model_validate_json(one.read(RECEIPT))
-            if held in (None, receipt.digest):
-                return one, receipt
+def confirmed(
+    rounds: RoundFolders, round_number: int, digest: str | None
+) -> tuple[RoundFolder, Receipt] | None:
+    for folder in rounds.newest_first():
+        if folder.number < round_number and folder.has(RECEIPT):
+            receipt = Receipt.model_validate_json(folder.read(RECEIPT))
+            if digest in (None, receipt.digest):
+                return folder, receipt
     return None
 
 
-def keep(folder: RoundFolder, file: str, values: State, who: Participant, body: bytes) -> None:
-    """Write down values that belong to an update, whose body this is."""
-    said = _KeptManifest(federation=who.federation, recipe={}, update=digest_of(body))
-    folder.write(file, pack(dict(values), said))
+def store_values(folder: RoundFolder, file: str, values: State, federation_id: str, body: bytes) -> None:
+    manifest = _StoredManifest(federation=federation_id, recipe={}, update=digest_of(body))
+    folder.write(file, pack(dict(values), manifest))
 
 
-def kept(folder: RoundFolder, file: str, update: str, layout: Layout) -> Arrays | None:
-    """Read what is kept of an update; None where it is another's, damaged, or of another layout."""
+def stored_values(folder: RoundFolder, file: str, update: str, layout: Layout) -> Arrays | None:
+    """Read the values of an update; None if they are another's, damaged, or of another layout."""
     if not folder.has(file):
         return None
     content = folder.read(file)
     try:
-        with unpack(content, encoding=None, expected=slots(layout), max_bytes=_LARGEST_FILE) as found:
-            if found.manifest(_KeptManifest).update != update:
+        with unpack(content, encoding=None, expected=slots(layout), max_bytes=_LARGEST_FILE) as envelope:
+            if envelope.manifest(_StoredManifest).update != update:
                 return None
-            return {name: found.read_float32(name) for name in layout}
+            return {name: envelope.read_float32(name) for name in layout}
     except BodyRefused:
         return None

@@ -1,4 +1,4 @@
-"""The coordinator as its operator sees it: what a simulation asks for and reads, over HTTP."""
+"""HTTP client of the coordinator's operator API, for simulations."""
 
 from __future__ import annotations
 
@@ -39,19 +39,15 @@ class Operator:
         self._client.close()
 
     def get(self, path: str) -> Answer:
-        """Read one thing."""
         return _content(self._client.get(path))
 
     def post(self, path: str, content: object = None) -> Answer:
-        """Create or change one thing."""
         return _content(self._client.post(path, json=content))
 
     def put(self, path: str, content: object) -> Answer:
-        """Store one thing."""
         return _content(self._client.put(path, json=content))
 
     def put_tensors(self, path: str, body: bytes) -> Answer:
-        """Store a tensor body."""
         headers = {"Content-Type": MEDIA_TYPE, "Content-Digest": to_field(digest_of(body))}
         if is_frame(body):
             headers["Content-Encoding"] = "zstd"

@@ -1,4 +1,4 @@
-"""Hold what the clients of a worker share: each base model is loaded once, for all clients and all runs."""
+"""Base models shared by the clients of a worker: each is loaded once, for all clients and runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from client_agent.training.silo import Silo
 
 
 class SharedModels:
-    """Base models by their place. Clients take turns on them; an adapter is around one only meanwhile."""
+    """Base models by folder or hub id. Clients use them in turn, each with its own adapter."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, BaseModel] = {}
@@ -20,7 +20,7 @@ class SharedModels:
         self._dtype = torch.bfloat16 if on_gpu else torch.float32
 
     def at(self, source: str) -> BaseModel:
-        """Give the base model of a folder or hub id.
+        """Return the base model of a folder or hub id; load it at the first call.
 
         Raises:
             ModelNotFound, UnknownArchitecture, TokenizerUnfit: see `load_base_model`.
@@ -30,8 +30,8 @@ class SharedModels:
         return self._loaded[source]
 
 
-def silos_of(study: Study, data: dict[str, SiloData], models: SharedModels) -> dict[str, Silo]:
-    """Give every silo its data, its base model and the shared pivot."""
+def build_silos(study: Study, data: dict[str, SiloData], models: SharedModels) -> dict[str, Silo]:
+    """Build every silo with its data, its base model and the shared pivot."""
     pivot = models.at(study.pivot_model) if study.pivot_model is not None else None
     return {
         silo.name: Silo(models.at(silo.model), data[silo.name], study.pivot_model, pivot)

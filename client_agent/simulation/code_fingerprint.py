@@ -1,4 +1,4 @@
-"""Name the code that figures and packs follow from, so that those of other code are not taken for its own."""
+"""Digests of the code that determines results and packs, so that results of other code are not reused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-# What only shows figures, or starts what decides them. Everything else counts, as a new file does.
-_SHOWING = (
+# Presentation code and launchers, which do not affect results. All other files count, new ones too.
+_PRESENTATION = (
     "client_agent/cli",
     "client_agent/simulation/compare.py",
     "client_agent/simulation/progress.py",
@@ -24,18 +24,18 @@ _MAKE_PACKS = ("client_agent.adapters", "client_agent.alignment", "client_agent.
 
 @cache
 def code_of_runs() -> str:
-    """Name all code that a run's figures may follow from, and the libraries that compute them."""
+    """Return the digest of all code, and of the libraries, that may affect a run's results."""
     return digest_of_code(_RUN)
 
 
 @cache
 def code_of_packs() -> str:
-    """Name the code that makes alignment packs, and the libraries that compute them."""
+    """Return the digest of the code, and of the libraries, that makes alignment packs."""
     return digest_of_code(_MAKE_PACKS)
 
 
 def digest_of_code(packages: tuple[str, ...]) -> str:
-    """Name every source file of some packages but those that only show, and torch and transformers."""
+    """Return the digest of packages without presentation code, and of torch and transformers."""
     digest = hashlib.sha256()
     for library in ("torch", "transformers"):
         digest.update(f"{library} {version(library)}\n".encode())
@@ -50,5 +50,5 @@ def _sources(packages: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
         for root in (spec.submodule_search_locations or ()) if spec is not None else ():
             for file in sorted(Path(root).rglob("*.py")):
                 name = f"{package.replace('.', '/')}/{file.relative_to(root).as_posix()}"
-                if not any(name == shown or name.startswith(f"{shown}/") for shown in _SHOWING):
+                if not any(name == shown or name.startswith(f"{shown}/") for shown in _PRESENTATION):
                     yield name, file

@@ -1,4 +1,4 @@
-"""Run a real coordinator, `tessera serve` on a SQLite file, as long as a block lasts."""
+"""Run a real coordinator, `tessera serve` on a SQLite file, for the duration of a block."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STOP_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class RunningCoordinator:
-    """Where it listens, what lets an operator in, and its process."""
+    """The URL, operator token and process id of a coordinator."""
 
     url: str
     token: str
@@ -32,17 +32,17 @@ class RunningCoordinator:
 
 
 def quiet_environment(**changes: str) -> dict[str, str]:
-    """Give this process's environment without what would configure another agent or use a proxy."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
-    return kept | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"} | changes
+    """Return this process's environment without TESSERA_ variables and proxies for 127.0.0.1."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
+    return inherited | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"} | changes
 
 
 @contextmanager
 def running_coordinator(folder: Path) -> Iterator[RunningCoordinator]:
-    """Run a coordinator; its database and its log, coordinator.log, are in the folder.
+    """Run a coordinator with its database and coordinator.log in a folder.
 
     Raises:
-        CoordinatorStopped: it does not become ready.
+        CoordinatorStopped: the coordinator does not become ready.
     """
     folder.mkdir(parents=True, exist_ok=True)
     token = f"tsr_adm_{secrets.token_urlsafe(32)}"
@@ -78,14 +78,14 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
     deadline = time.monotonic() + _READY_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise CoordinatorStopped(f"the coordinator stopped: see {log}")
+            raise CoordinatorStopped(f"the coordinator stopped; see {log}")
         try:
             if httpx.get(f"{url}/readyz", trust_env=False).is_success:
                 return
         except httpx.TransportError:
             pass
         time.sleep(0.1)
-    raise CoordinatorStopped(f"the coordinator was not ready within {_READY_SECONDS:.0f} s: see {log}")
+    raise CoordinatorStopped(f"the coordinator was not ready within {_READY_SECONDS:.0f} s; see {log}")
 
 
 def _free_port() -> int:

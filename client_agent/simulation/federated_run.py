@@ -1,4 +1,4 @@
-"""Run one federated method: real enrolment and rounds over HTTP, the clients of a round one after another."""
+"""Run one federated method: real enrolment and rounds over HTTP, the clients of a round in sequence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from client_agent.identity.membership import enrol, read_key
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import finish, take_part
 from client_agent.simulation.admin_client import Operator
-from client_agent.simulation.pack_cache import addressed
+from client_agent.simulation.pack_cache import body_for_federation
 from client_agent.simulation.results import Cell, ClientResult, ClientRound
 from client_agent.simulation.study import Study, StudySilo
 from client_agent.storage.round_folder import MEASURES, RoundFolders
@@ -25,17 +25,17 @@ from client_agent.transport.client import CoordinatorApi
 from schemas.messages.alignment import Anchors
 from schemas.messages.rounds import FinishedBrief, RoundBrief, Scores
 
-Tell = Callable[[int, str], None]
-"""Called with the number of finished rounds, and with what is being done."""
+ReportProgress = Callable[[int, str], None]
+"""Called with the number of finished rounds and the current activity."""
 
-_LOOK_AGAIN_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 _PUBLISH_SECONDS = 600.0
 _DEADLINE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
 class Federation:
-    """A federation under way: who is in it, and what its operator knows."""
+    """A running federation: its silos, its enrolled members and its operator."""
 
     study: Study
     silos: dict[str, Silo]
@@ -47,11 +47,10 @@ class Federation:
 
     @property
     def path(self) -> str:
-        """Where the coordinator has it."""
         return f"/v1/federations/{self.id}"
 
     def enrol(self, silo: StudySilo) -> None:
-        """Make a silo a member, as `tessera agent enrol` does."""
+        """Enrol a silo, as `tessera agent enrol` does."""
         folder = self.folder / silo.name
         tokens = f"{self.path}/enrolment-tokens"
         token = str(self.operator.post(tokens, {"client_name": silo.name})["token"])
@@ -66,20 +65,13 @@ class Federation:
                 deadline_seconds=_DEADLINE_SECONDS,
             )
         )
-        self.members[silo.name] = Participant(
-            silo=self.silos[silo.name],
-            api=api,
-            federation=self.id,
-            client=membership.client_id,
-            folder=folder,
-            keep_rounds=1,
-            stop=lambda: False,
-            server_key=membership.server_key,
+        self.members[silo.name] = Participant.of(
+            self.silos[silo.name], api, membership, folder, keep_rounds=1
         )
 
 
 @contextmanager
-def created(
+def create_federation(
     cell: Cell,
     study: Study,
     silos: dict[str, Silo],
@@ -87,89 +79,96 @@ def created(
     folder: Path,
     anchors: Anchors | None,
 ) -> Iterator[Federation]:
-    """Create a federation with its anchors; its members' connections end with the block."""
+    """Create a federation with its anchors; close its members' connections at the end."""
     federation = str(operator.post("/v1/federations", cell.plan.model_dump(mode="json"))["id"])
     with ExitStack() as opened:
-        made = Federation(study, silos, operator, federation, folder, opened)
+        created = Federation(study, silos, operator, federation, folder, opened)
         if cell.plan.alignment is not None and anchors is not None:
-            operator.put(f"{made.path}/anchors", anchors.model_dump(mode="json"))
-        yield made
+            operator.put(f"{created.path}/anchors", anchors.model_dump(mode="json"))
+        yield created
 
 
 def run_federated(
-    federation: Federation, cell: Cell, packs: dict[str, Pack], tell: Tell
+    federation: Federation, cell: Cell, packs: dict[str, Pack], report_progress: ReportProgress
 ) -> list[ClientResult]:
-    """Run all rounds of a federation, and read from its status what happened.
+    """Run all rounds of a federation, and return the clients' results from its status.
 
     Args:
-        packs: the alignment packs by base model, the pivot's first; those that are missing are made by the
-            first agent that needs one.
+        packs: alignment packs by base model, the pivot's first; agents make missing ones.
 
     Raises:
-        RoundMissed: an update did not count.
-        AgentError: as the agents say.
+        RoundMissed: an update was not counted.
+        AgentError: an agent failed.
     """
     for slug, pack in packs.items():
-        body = addressed(pack, federation.id)
+        body = body_for_federation(pack, federation.id)
         federation.operator.put_tensors(f"{federation.path}/alignments/{slug}", body)
     federation.operator.post(f"{federation.path}/start")
     for round_number in range(1, cell.plan.rounds.total + 1):
-        tell(round_number - 1, "")
-        _run_round(federation, round_number, partial(tell, round_number - 1))
-    for who in federation.members.values():
-        answer = who.api.current_round(who.federation)
+        report_progress(round_number - 1, "")
+        _run_round(federation, round_number, partial(report_progress, round_number - 1))
+    for participant in federation.members.values():
+        answer = participant.session.api.current_round(federation.id)
         if isinstance(answer, FinishedBrief):
-            finish(who, answer)
-    tell(cell.plan.rounds.total, "")
+            finish(participant, answer)
+    report_progress(cell.plan.rounds.total, "")
     return _results(federation, cell)
 
 
-def _run_round(federation: Federation, round_number: int, say: Callable[[str], None]) -> None:
-    """Let everybody take part in a round, and wait until it is published."""
+def _run_round(federation: Federation, round_number: int, report_activity: Callable[[str], None]) -> None:
+    """Run a round with all members, and wait until it is published."""
     established = dict(federation.members)
     for silo in federation.study.silo:
         if silo.joins_after == round_number - 1:
             federation.enrol(silo)
-    newcomers = {name: who for name, who in federation.members.items() if name not in established}
+    newcomers = {
+        name: participant for name, participant in federation.members.items() if name not in established
+    }
     if len(federation.members) > len(federation.study.founders):
         # A round ends when enough have delivered and nobody who joined is waited for. Founders are enough:
         # all join before the first of them delivers, or the last would come too late.
-        for who in established.values():
-            who.api.join(who.federation, round_number, None)
-    for name, who in (newcomers | established).items():
-        say(name)
-        answer = who.api.current_round(who.federation)
-        if not isinstance(answer, RoundBrief) or answer.round != round_number or not take_part(who, answer):
+        for participant in established.values():
+            participant.session.api.join(federation.id, round_number, None)
+    for name, participant in (newcomers | established).items():
+        report_activity(name)
+        answer = participant.session.api.current_round(federation.id)
+        if (
+            not isinstance(answer, RoundBrief)
+            or answer.round != round_number
+            or not take_part(participant, answer)
+        ):
             raise RoundMissed(f"{name} found round {round_number} closed; run the comparison again")
     wait_until_published(federation, round_number)
 
 
 def wait_until_published(federation: Federation, round_number: int) -> None:
-    """Wait until a round is published.
-
-    Raises:
-        RoundMissed: it takes too long.
-    """
+    """Poll until a round is published; raise RoundMissed after a timeout."""
     deadline = time.monotonic() + _PUBLISH_SECONDS
     while federation.operator.get(f"{federation.path}/rounds/{round_number}")["state"] != "published":
         if time.monotonic() > deadline:
-            raise RoundMissed(f"round {round_number} was not published within {_PUBLISH_SECONDS:.0f} s")
-        time.sleep(_LOOK_AGAIN_SECONDS)
+            raise RoundMissed(
+                f"round {round_number} was not published within {_PUBLISH_SECONDS:.0f} s; "
+                "see coordinator.log, and run the comparison again"
+            )
+        time.sleep(_POLL_SECONDS)
 
 
 def _results(federation: Federation, cell: Cell) -> list[ClientResult]:
-    """Read every client's scores and bytes as the coordinator tells them to people, and its own measures."""
+    """Read every client's scores and bytes from the operator API, and its importance measures from disk."""
     by_silo: dict[str, list[ClientRound]] = {silo.name: [] for silo in federation.study.silo}
     for round_number in range(1, cell.plan.rounds.total + 1):
-        for part in federation.operator.get(f"{federation.path}/rounds/{round_number}")["clients"]:
-            if part["state"] != "arrived" or part["scores"] is None:
-                raise RoundMissed(f"{part['name']}'s update of round {round_number} is {part['state']}")
-            by_silo[part["name"]].append(
+        for participation in federation.operator.get(f"{federation.path}/rounds/{round_number}")["clients"]:
+            if participation["state"] != "arrived" or participation["scores"] is None:
+                raise RoundMissed(
+                    f"{participation['name']}'s update of round {round_number} is {participation['state']}; "
+                    "run the comparison again"
+                )
+            by_silo[participation["name"]].append(
                 ClientRound(
                     round=round_number,
-                    scores=Scores.model_validate(part["scores"]),
-                    bytes_up=part["bytes"]["up"],
-                    bytes_down=part["bytes"]["down"],
+                    scores=Scores.model_validate(participation["scores"]),
+                    bytes_up=participation["bytes"]["up"],
+                    bytes_down=participation["bytes"]["down"],
                 )
             )
     for silo in federation.study.silo:
@@ -181,13 +180,13 @@ def _results(federation: Federation, cell: Cell) -> list[ClientResult]:
             base_model=federation.silos[silo.name].base.slug,
             joins_after=silo.joins_after,
             rounds=by_silo[silo.name],
-            measures=_measures(federation.members[silo.name].rounds),
+            measures=_measures(federation.members[silo.name].workspace.rounds),
         )
         for silo in federation.study.silo
     ]
 
 
 def _measures(rounds: RoundFolders) -> MeasuresFile | None:
-    """Read what the newest round that measured anything tells of all, None where none did."""
+    """Read the newest importance measures of a client, if any."""
     folder = next((folder for folder in rounds.newest_first() if folder.has(MEASURES)), None)
     return MeasuresFile.model_validate_json(folder.read(MEASURES)) if folder is not None else None

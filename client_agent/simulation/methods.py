@@ -1,7 +1,6 @@
-"""Decide what each method's federation plan is. Pure: a study in, plans out.
+"""The federation plan of each method. Pure: a study in, plans out.
 
-Later wins: the study's plan, what the method it is like says, what the method itself says. A study's table
-for a built-in method changes that method, and with it those that are like it.
+Precedence: the method itself, then the method it is `like`, then the study's plan.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ LOCAL_LORA: Final = "local_lora"
 LOCAL_BOTH: Final = "local_both"
 _PATIENCE_SECONDS = 7 * 86400.0
 _SET_BY: Final[Mapping[str, str]] = {
-    "name": "method and seed set it; leave it out",
-    "rounds.min_clients": "it is the number of founders, silos without joins_after; leave it out",
-    "training.seed": "it is the run's seed; use seeds in the study, or --seeds",
-    "alignment.pivot": "it is the study's pivot_model; set that",
+    "name": "method and seed determine it; leave it out",
+    "rounds.min_clients": "the number of founders, silos without joins_after, determines it; leave it out",
+    "training.seed": "the run's seed determines it; set seeds in the study, or --seeds",
+    "alignment.pivot": "the study's pivot_model determines it; set pivot_model",
 }
 
 _BOTH: Final[Table] = {"adapter": {"same_architecture_rank": SAME_ARCHITECTURE_RANK}}
@@ -35,10 +34,10 @@ ON_REQUEST: Final = (*LORA_STRATEGIES, "ca_pfl", "ca_pfl_unmodulated")
 """Methods that a study compares only where it, or --methods, names them."""
 
 BUILT_IN: Final[Mapping[str, StudyMethod]] = {
-    # P and Q alone, in the frames that the federations use.
+    # P and Q only, in the frames of the federations.
     LOCAL: StudyMethod(alone=True, plan={"strategy": {"name": "fedavg"}}),
     LOCAL_LORA: StudyMethod(alone=True, plan={"strategy": {"name": "fedavg"}, **LORA}),
-    # What a client of `fedmosaic` trains, by itself.
+    # The adapter of a `fedmosaic` client, trained alone.
     LOCAL_BOTH: StudyMethod(alone=True, like=LOCAL, plan=_BOTH),
     "fedavg": StudyMethod(alone=False, plan={"strategy": {"name": "fedavg"}, **_BOTH}),
     "fedmosaic_random_frames": StudyMethod(like="fedmosaic", plan={"alignment": {"frames": "random"}}),
@@ -53,35 +52,35 @@ BUILT_IN: Final[Mapping[str, StudyMethod]] = {
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method with everything that it is like laid together."""
+    """A method with its `like` chain resolved."""
 
     name: str
     alone: bool
     plan: Table
 
 
-def methods_of(study: Study, wanted: list[str] | None = None) -> list[Method]:
-    """Give the methods to compare: those `wanted`, else those the study lists, else all but ON_REQUEST.
+def methods_of(study: Study, requested: list[str] | None = None) -> list[Method]:
+    """Return the methods to compare: `requested`, else the study's, else all but ON_REQUEST.
 
     Raises:
-        StudyUnusable: a method is unknown, or is like itself.
+        StudyUnusable: a method is unknown, or its `like` chain is circular.
     """
-    everything = [name for name in dict.fromkeys([*BUILT_IN, *study.method]) if name not in ON_REQUEST]
-    names = next((names for names in (wanted, study.methods) if names is not None), everything)
-    return [Method(name, *_laid_together(study, name, ())) for name in dict.fromkeys(names)]
+    default_methods = [name for name in dict.fromkeys([*BUILT_IN, *study.method]) if name not in ON_REQUEST]
+    names = next((names for names in (requested, study.methods) if names is not None), default_methods)
+    return [Method(name, *_resolve(study, name, ())) for name in dict.fromkeys(names)]
 
 
 def plan_of(study: Study, method: Method, seed: int, pivot: str | None) -> FederationPlan:
-    """Give the plan of one run; `pivot` is the slug of the study's pivot model.
+    """Return the plan of one run; `pivot` is the slug of the study's pivot model.
 
     Raises:
-        StudyUnusable: a field of the plan is unknown or wrong.
+        StudyUnusable: a field of the plan is unknown or invalid.
     """
-    plan = laid_over(laid_over({}, study.plan), method.plan)
+    plan = merge_tables(merge_tables({}, study.plan), method.plan)
     for path, setter in _SET_BY.items():
         table, _, field = path.rpartition(".")
         if field in (_table(plan.get(table)) if table else plan):
-            raise StudyUnusable(f"the plan of method {method.name} may not say {path}: {setter}")
+            raise StudyUnusable(f"the plan of method {method.name} must not set {path}: {setter}")
     plan["name"] = f"{method.name}, seed {seed}"
     everybody: Table = {"min_clients": len(study.founders)}
     plan["rounds"] = {"collect_seconds": _PATIENCE_SECONDS} | _table(plan.get("rounds")) | everybody
@@ -91,63 +90,63 @@ def plan_of(study: Study, method: Method, seed: int, pivot: str | None) -> Feder
     else:
         plan.pop("alignment", None)
         if pivot is not None:
-            plan["signature"] = laid_over({"model": pivot}, _table(plan.get("signature")))
+            plan["signature"] = merge_tables({"model": pivot}, _table(plan.get("signature")))
     try:
-        made = FederationPlan.model_validate_json(json.dumps(plan))
+        validated = FederationPlan.model_validate_json(json.dumps(plan))
     except ValidationError as error:
-        raise StudyUnusable(f"the plan of method {method.name} does not work: {faults(error)}") from error
-    late = [silo for silo in study.latecomers if silo.joins_after >= made.rounds.total]
+        raise StudyUnusable(f"the plan of method {method.name} is invalid: {faults(error)}") from error
+    late = [silo for silo in study.latecomers if silo.joins_after >= validated.rounds.total]
     if late:
         raise StudyUnusable(
-            f"silo {late[0].name} joins after round {late[0].joins_after} of {made.rounds.total}: "
+            f"silo {late[0].name} joins after round {late[0].joins_after} of {validated.rounds.total}: "
             "lower joins_after, or raise plan.rounds.total"
         )
-    return made
+    return validated
 
 
 def require_equal_training(plans: Mapping[str, FederationPlan]) -> None:
-    """Make sure that every method's clients take as many local steps, on batches of one size.
+    """Raise unless all methods have the same number of local steps and the same batch size.
 
     Raises:
-        StudyUnusable: they do not.
+        StudyUnusable: they differ.
     """
     amounts: dict[tuple[int, int], list[str]] = {}
     for name, plan in plans.items():
         steps, batch = plan.training.steps * plan.rounds.total, plan.training.batch_size
         amounts.setdefault((steps, batch * plan.training.accumulation), []).append(name)
     if len(amounts) > 1:
-        told = "; ".join(
+        summary = "; ".join(
             f"{', '.join(names)}: {steps} steps on batches of {batch}"
             for (steps, batch), names in amounts.items()
         )
         raise StudyUnusable(
-            f"methods that train unequally cannot be compared ({told}): make rounds.total x training.steps, "
-            "and training.batch_size x training.accumulation, the same for all"
+            f"the methods train unequal amounts ({summary}); set the same rounds.total x training.steps, and "
+            "the same training.batch_size x training.accumulation, for all"
         )
 
 
-def laid_over(below: Mapping[str, JsonValue], above: Mapping[str, JsonValue]) -> Table:
-    """Lay one table over another; a key with dots, `training.steps`, reaches into tables."""
-    made = dict(below)
+def merge_tables(below: Mapping[str, JsonValue], above: Mapping[str, JsonValue]) -> Table:
+    """Return `below` updated with `above`, recursively; a key `training.steps` addresses a nested table."""
+    merged = dict(below)
     for key, value in above.items():
-        first, dot, rest = key.partition(".")
-        new: JsonValue = {rest: value} if dot else value
-        made[first] = laid_over(_table(made.get(first)), new) if isinstance(new, dict) else new
-    return made
+        head, dot, subkey = key.partition(".")
+        new: JsonValue = {subkey: value} if dot else value
+        merged[head] = merge_tables(_table(merged.get(head)), new) if isinstance(new, dict) else new
+    return merged
 
 
-def _laid_together(study: Study, name: str, above: tuple[str, ...]) -> tuple[bool, Table]:
+def _resolve(study: Study, name: str, above: tuple[str, ...]) -> tuple[bool, Table]:
     if name in above:
-        raise StudyUnusable(f"method {name} is like itself: {' -> '.join((*above, name))}")
+        raise StudyUnusable(f"method {name} is like itself ({' -> '.join((*above, name))}); break the circle")
     layers = [entry for entry in (BUILT_IN.get(name), study.method.get(name)) if entry is not None]
     if not layers:
-        known = ", ".join(dict.fromkeys([*BUILT_IN, *study.method]))
-        raise StudyUnusable(f"there is no method {name}, only {known}")
+        available = ", ".join(dict.fromkeys([*BUILT_IN, *study.method]))
+        raise StudyUnusable(f"unknown method {name}; choose from {available}")
     like = next((entry.like for entry in reversed(layers) if entry.like is not None), None)
-    alone, plan = _laid_together(study, like, (*above, name)) if like is not None else (False, {})
+    alone, plan = _resolve(study, like, (*above, name)) if like is not None else (False, {})
     for entry in layers:
         alone = entry.alone if entry.alone is not None else alone
-        plan = laid_over(plan, entry.plan)
+        plan = merge_tables(plan, entry.plan)
     return alone, plan
 
 

@@ -1,4 +1,4 @@
-"""Make each alignment pack once and keep it: every federation of a study is given the same frames."""
+"""A cache of alignment packs: each is made once, so that all federations of a study use the same frames."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from client_agent.storage.files import write_durably
 from schemas.messages.alignment import Anchor, Anchors
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
 
-_NOBODYS = "study"
+_PLACEHOLDER_FEDERATION = "study"
 
 
 @dataclass(frozen=True, slots=True)
 class PackCache:
-    """Packs on disk, named by everything they follow from."""
+    """Packs on disk, named by the digest of all their inputs."""
 
     folder: Path
     anchors: Sequence[Anchor]
@@ -38,51 +38,53 @@ class PackCache:
         pivot: BaseModel,
         adapter: AdapterPlan,
         plan: AlignmentPlan,
-        say: Callable[[str], None],
+        report_activity: Callable[[str], None],
     ) -> Pack:
-        """Give the pack of a base model, made now if it was not before; other processes wait meanwhile.
+        """Return the pack of a base model; make it first if missing, with other processes locked out.
 
         Raises:
-            AlignmentImpossible: it cannot be made.
+            AlignmentImpossible: the pack cannot be made.
         """
         anchors = self.anchors[: plan.anchors]
-        of_pivot: Pack | None = None
+        pivot_frames: Pack | None = None
         if base.slug != pivot.slug:
-            of_pivot = self.pack(pivot, pivot, adapter, plan, say)
+            pivot_frames = self.pack(pivot, pivot, adapter, plan, report_activity)
         file = self.folder / f"{base.slug}-{_digest(anchors, adapter, plan)}.safetensors"
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _alone_on(file.with_suffix(".lock")):
+        with _locked(file.with_suffix(".lock")):
             if not file.exists():
-                say(f"aligning {base.slug}")
-                if of_pivot is None:
-                    made = pivot_pack(pivot, anchors, adapter, plan, _NOBODYS)
+                report_activity(f"aligning {base.slug}")
+                if pivot_frames is None:
+                    fitted = pivot_pack(pivot, anchors, adapter, plan, _PLACEHOLDER_FEDERATION)
                 else:
-                    made = aligned_pack(base, pivot, of_pivot, anchors, adapter, plan, _NOBODYS)
-                write_durably(file, made.to_body())
+                    fitted = aligned_pack(
+                        base, pivot, pivot_frames, anchors, adapter, plan, _PLACEHOLDER_FEDERATION
+                    )
+                write_durably(file, fitted.to_body())
         return Pack.from_body(file.read_bytes())
 
 
 def read_anchors(file: Path) -> Anchors:
-    """Read the public texts on which a study's base models are aligned.
+    """Read a study's public anchor texts.
 
     Raises:
-        StudyUnusable: the file cannot be read or holds something else.
+        StudyUnusable: the file is unreadable or not a file of anchor texts.
     """
     try:
         return Anchors.model_validate_json(file.read_bytes())
     except OSError as error:
-        raise StudyUnusable(f"anchors: {file} cannot be read: {error.strerror}") from error
+        raise StudyUnusable(f"anchors: {file} cannot be read ({error.strerror}); check the path") from error
     except ValidationError as error:
-        raise StudyUnusable(f"anchors: {file} holds no anchor texts: {faults(error)}") from error
+        raise StudyUnusable(f"anchors: {file} is not a file of anchor texts: {faults(error)}") from error
 
 
-def addressed(pack: Pack, federation_id: str) -> bytes:
-    """Write a pack as that federation's."""
+def body_for_federation(pack: Pack, federation_id: str) -> bytes:
+    """Return a pack's body with the federation's id in its manifest."""
     return Pack(pack.tensors, pack.manifest.model_copy(update={"federation": federation_id})).to_body()
 
 
 def _digest(anchors: Sequence[Anchor], adapter: AdapterPlan, plan: AlignmentPlan) -> str:
-    """Name what frames follow from: code, anchors, plan, and of the adapter all that says where they are."""
+    """Return the digest of a pack's inputs: code, anchors, plan, and the adapter fields that place frames."""
     facts = [
         code_of_packs(),
         [anchor.model_dump() for anchor in anchors],
@@ -93,7 +95,7 @@ def _digest(anchors: Sequence[Anchor], adapter: AdapterPlan, plan: AlignmentPlan
 
 
 @contextmanager
-def _alone_on(file: Path) -> Iterator[None]:
+def _locked(file: Path) -> Iterator[None]:
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""Deal a study's pools of examples out to its silos. Seeded; reads data files, knows no model."""
+"""Seeded partition of a study's example pools into the data of its silos."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from schemas.maths.seeded_random import permutation
 _Pool = tuple[Path, Path | None]
 
 
-def drawn(study: Study, seed: int) -> dict[str, SiloData]:
-    """Give every silo its examples: those of one file are disjoint, and follow from seed and files alone.
+def draw_examples(study: Study, seed: int) -> dict[str, SiloData]:
+    """Return every silo's data: disjoint examples of each file, determined by the seed and the files.
 
-    More examples per silo only add to fewer. Test items are drawn first, for every silo by itself; what is a
-    test item of any silo, or held out for tests by any of a file's silos, trains nobody.
+    A larger number of examples per silo extends the smaller set. Test items are drawn first, per silo; a test
+    item of any silo, or of a held-out file, is excluded from all training sets.
 
     Raises:
         StudyUnusable: a pool is too small.
@@ -30,61 +30,62 @@ def drawn(study: Study, seed: int) -> dict[str, SiloData]:
     pools = {silo.name: _pool(silo) for silo in study.silo}
     data = {pool: load_data(*pool) for pool in dict.fromkeys(pools.values())}
     tests = {name: _tests(data[pool].test, study.tests, seed, name) for name, pool in pools.items()}
-    taken = {item.key for items in tests.values() for item in items}
+    excluded = {item.key for items in tests.values() for item in items}
     sharing: dict[Path, list[StudySilo]] = {}
     for silo in study.silo:
         sharing.setdefault(pools[silo.name][0], []).append(silo)
     dealt: dict[str, list[Example]] = {}
     for file, silos in sharing.items():
-        sides = [mine.train for (train, _), mine in data.items() if train == file]
-        dealt |= _dealt(_free(sides, taken), silos, seed, _where(file, pools, tests, sides))
+        sides = [side.train for (train, _), side in data.items() if train == file]
+        dealt |= _deal(_available(sides, excluded), silos, seed, _describe_source(file, pools, tests, sides))
     return {silo.name: SiloData(tuple(dealt[silo.name]), tests[silo.name]) for silo in study.silo}
 
 
 def digest_of_examples(examples: Sequence[Example]) -> str:
-    """Name examples and their order."""
     return hashlib.sha256(json.dumps([example.key for example in examples]).encode()).hexdigest()
 
 
 def _pool(silo: StudySilo) -> _Pool:
-    """Name a silo's files, each by one name only: a folder stands for the files in it."""
+    """Return a silo's resolved train and test files; a folder stands for the files in it."""
     train, test = silo.train, silo.test
     if train.is_dir():
-        found = train / "test.jsonl"
-        train, test = train / "train.jsonl", test or (found if found.is_file() else None)
+        test_file = train / "test.jsonl"
+        train, test = train / "train.jsonl", test or (test_file if test_file.is_file() else None)
     return train.resolve(), test.resolve() if test is not None else None
 
 
-def _free(sides: Sequence[Sequence[Example]], taken: AbstractSet[str]) -> list[Example]:
-    """Give the different examples that train for every pool of a file, without those that are taken."""
-    allowed = set.intersection(*({example.key for example in side} for side in sides)) - taken
+def _available(sides: Sequence[Sequence[Example]], excluded: AbstractSet[str]) -> list[Example]:
+    """Return the distinct examples in the training side of every pool of a file, minus the excluded keys."""
+    allowed = set.intersection(*({example.key for example in side} for side in sides)) - excluded
     return [example for key, example in {e.key: e for e in sides[0]}.items() if key in allowed]
 
 
-def _where(
+def _describe_source(
     file: Path,
     pools: Mapping[str, _Pool],
     tests: Mapping[str, Sequence[Example]],
     sides: Sequence[Sequence[Example]],
 ) -> str:
-    """Name a file of training examples and the files whose test items it lost examples to."""
-    here = {example.key for side in sides for example in side}
-    takers = {test or train for name, (train, test) in pools.items() if here & {e.key for e in tests[name]}}
-    takers |= {file for train, test in pools.values() if train == file and test is None}
-    if not takers:
+    """Describe a training file, and the test files whose items are excluded from it."""
+    keys = {example.key for side in sides for example in side}
+    test_files = {
+        test or train for name, (train, test) in pools.items() if keys & {e.key for e in tests[name]}
+    }
+    test_files |= {file for train, test in pools.values() if train == file and test is None}
+    if not test_files:
         return str(file)
-    return f"{file}, without test items of {' and '.join(map(str, sorted(takers)))},"
+    return f"{file}, without test items of {' and '.join(map(str, sorted(test_files)))},"
 
 
-def _dealt(
+def _deal(
     pool: Sequence[Example], silos: Sequence[StudySilo], seed: int, where: str
 ) -> dict[str, list[Example]]:
-    """Deal as one deals cards, in turn, until everybody has what it asks for."""
-    asked = sum(silo.examples for silo in silos)
-    if asked > len(pool):
+    """Assign examples to silos in turn, until each silo has its number."""
+    requested = sum(silo.examples for silo in silos)
+    if requested > len(pool):
         raise StudyUnusable(
-            f"{where} has {len(pool)} different examples, and {', '.join(silo.name for silo in silos)} ask "
-            f"for {asked}: lower silo.examples, or add examples"
+            f"{where} has {len(pool)} different examples, and {', '.join(silo.name for silo in silos)} need "
+            f"{requested}; lower silo.examples, or add examples"
         )
     order = iter(permutation(len(pool), "study", digest_of_examples(pool), seed))
     hands: dict[str, list[Example]] = {silo.name: [] for silo in silos}

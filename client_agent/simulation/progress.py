@@ -1,4 +1,4 @@
-"""Show how a comparison goes: bars on a terminal, plain lines elsewhere. Decides nothing."""
+"""Progress of a comparison: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from client_agent.simulation import worker_protocol
 from client_agent.simulation.compare import Comparison
-from client_agent.simulation.results import Cell, finished
+from client_agent.simulation.results import Cell, stored_result
 
 
-class Teller:
-    """An audience that shows one bar for all runs and one for each that is under way."""
+class ProgressDisplay:
+    """A progress listener with one bar for all runs and one per active run."""
 
     def __init__(self, console: Console, comparison: Comparison) -> None:
         self._console = console
@@ -40,7 +40,7 @@ class Teller:
 
     def __enter__(self) -> Self:
         if self._finished:
-            self._line(f"{self._finished} of {self._cells} runs were finished before")
+            self._line(f"{self._finished} of {self._cells} runs were already finished")
         self._progress.start()
         return self
 
@@ -50,7 +50,6 @@ class Teller:
         self._progress.stop()
 
     def started(self, cell: Cell) -> None:
-        """Add a bar."""
         with self._lock:
             self._began[cell.label] = time.monotonic()
             self._bars[cell.label] = self._progress.add_task(
@@ -58,12 +57,11 @@ class Teller:
             )
 
     def moved(self, cell: Cell, progress: worker_protocol.Progress) -> None:
-        """Move a bar."""
         with self._lock:
             self._progress.update(self._bars[cell.label], completed=progress.rounds, doing=progress.doing)
 
     def ended(self, cell: Cell, failure: str | None) -> None:
-        """Remove a bar and say how it ended."""
+        """Remove the run's bar and print its result or failure."""
         with self._lock:
             self._progress.remove_task(self._bars.pop(cell.label))
             seconds = time.monotonic() - self._began[cell.label]
@@ -82,7 +80,7 @@ class Teller:
 
 
 def _accuracy(cell: Cell, out: Path) -> str:
-    result = finished(cell, out)
+    result = stored_result(cell, out)
     last = (
         [c.rounds[-1].scores.after.exact_match for c in result.clients if c.joins_after == 0]
         if result

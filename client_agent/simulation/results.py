@@ -1,4 +1,4 @@
-"""What one run of a method leaves behind, and when it need not be run again. Knows no report."""
+"""Results of single runs on disk, and the conditions for their reuse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from client_agent.adapters.variational.measures import MeasuresFile
 from client_agent.model.loading import base_model_slug
 from client_agent.simulation.code_fingerprint import code_of_runs
 from client_agent.simulation.methods import Method, plan_of, require_equal_training
-from client_agent.simulation.partition import digest_of_examples, drawn
+from client_agent.simulation.partition import digest_of_examples, draw_examples
 from client_agent.simulation.study import Study
 from client_agent.storage.files import write_durably
 from schemas.messages.base import Strict
@@ -23,7 +23,7 @@ from schemas.messages.rounds import Scores
 
 
 class ClientRound(Strict):
-    """One client in one round: its scores on held-out examples, and its bytes where they travelled."""
+    """One client in one round: held-out scores, and bytes on the wire in a federation."""
 
     round: int
     scores: Scores
@@ -32,7 +32,7 @@ class ClientRound(Strict):
 
 
 class ClientResult(Strict):
-    """One client's rounds, in order; `measures` is the file it kept if its method learns importance."""
+    """One client's rounds, in order; `measures` are its importance measures, if its method learns them."""
 
     name: str
     base_model: str
@@ -42,9 +42,9 @@ class ClientResult(Strict):
 
 
 class CellResult(Strict):
-    """One method with one seed. Seconds are those of its training and rounds alone.
+    """One method with one seed. Times cover training and rounds only.
 
-    `cpu_seconds` are the clients'; the coordinator serves several runs.
+    `cpu_seconds` are the clients' alone; the coordinator serves several runs.
     """
 
     digest: str
@@ -59,7 +59,7 @@ class CellResult(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One method with one seed, to be run; `digest` names everything its figures follow from."""
+    """One method with one seed, to run; `digest` covers all inputs of its results."""
 
     method: str
     seed: int
@@ -69,30 +69,27 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """How people call it."""
         return f"{self.method}, seed {self.seed}"
 
     def folder(self, out: Path) -> Path:
-        """Where its files are."""
         return out / "cells" / f"{self.method}-seed-{self.seed}"
 
     def log(self, out: Path) -> Path:
-        """Where it is told what happened."""
         return self.folder(out) / "log.txt"
 
 
 def cells_of(study: Study, methods: list[Method], seeds: list[int]) -> Iterator[Cell]:
-    """Give every (method, seed), all methods of a seed together.
+    """Yield every (method, seed), all methods of a seed together.
 
     Raises:
-        StudyUnusable: a plan or a pool does not work, or methods would train unequally.
+        StudyUnusable: a plan or a pool is invalid, or the methods train unequal amounts.
         ModelNotFound, DataInvalid: files are missing.
     """
     slugs = {model: base_model_slug(model) for model in study.models}
     pivot = slugs[study.pivot_model] if study.pivot_model is not None else None
     anchors = hashlib.sha256(study.anchors.read_bytes()).hexdigest() if study.anchors is not None else ""
     for seed in seeds:
-        data = drawn(study, seed)
+        data = draw_examples(study, seed)
         silos = [
             [
                 *(silo.name, slugs[silo.model], silo.joins_after),
@@ -110,8 +107,8 @@ def cells_of(study: Study, methods: list[Method], seeds: list[int]) -> Iterator[
             yield Cell(method.name, seed, method.alone, plan, digest)
 
 
-def finished(cell: Cell, out: Path) -> CellResult | None:
-    """Give the result of an earlier run if it is of exactly this cell."""
+def stored_result(cell: Cell, out: Path) -> CellResult | None:
+    """Return the stored result if it has this cell's digest."""
     try:
         result = CellResult.model_validate_json((cell.folder(out) / "result.json").read_bytes())
     except (FileNotFoundError, ValidationError):
@@ -119,6 +116,5 @@ def finished(cell: Cell, out: Path) -> CellResult | None:
     return result if result.digest == cell.digest else None
 
 
-def keep(cell: Cell, out: Path, result: CellResult) -> None:
-    """Write a result: it is there whole or not at all."""
+def store_result(cell: Cell, out: Path, result: CellResult) -> None:
     write_durably(cell.folder(out) / "result.json", result.model_dump_json(indent=1).encode())

@@ -1,4 +1,4 @@
-"""Run one method with one seed to its result. Knows no other run and no report."""
+"""Run one method with one seed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from client_agent.alignment.pack import Pack
 from client_agent.errors import CoordinatorStopped
 from client_agent.rounds.standalone import train_alone
 from client_agent.simulation.admin_client import Operator
-from client_agent.simulation.clients import SharedModels, silos_of
-from client_agent.simulation.federated_run import Tell, created, run_federated
+from client_agent.simulation.clients import SharedModels, build_silos
+from client_agent.simulation.federated_run import ReportProgress, create_federation, run_federated
 from client_agent.simulation.pack_cache import PackCache, read_anchors
-from client_agent.simulation.partition import drawn
+from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.results import Cell, CellResult, ClientResult, ClientRound
 from client_agent.simulation.study import Study
 from client_agent.training.silo import Silo
 
 
 @dataclass(slots=True)
-class Workplace:
-    """What the runs of one process have in common."""
+class WorkerContext:
+    """Shared state of the runs of one process."""
 
     study: Study
     out: Path
@@ -32,17 +32,22 @@ class Workplace:
     models: SharedModels
 
 
-def run_cell(place: Workplace, cell: Cell, tell: Tell) -> CellResult:
+def run_cell(context: WorkerContext, cell: Cell, report_progress: ReportProgress) -> CellResult:
     """Run a cell from its beginning.
 
     Raises:
-        AgentError: a client or the coordinator says so.
+        AgentError: a client or the coordinator failed.
     """
-    silos = silos_of(place.study, drawn(place.study, cell.seed), place.models)
-    packs = _packs(place, cell, silos, partial(tell, 0))
-    began, cpu = time.monotonic(), time.process_time()  # models and packs may have been there before
+    silos = build_silos(context.study, draw_examples(context.study, cell.seed), context.models)
+    packs = _packs(context, cell, silos, partial(report_progress, 0))
+    began, cpu = (
+        time.monotonic(),
+        time.process_time(),
+    )  # models and packs may be cached, so their time is not counted
     clients = (
-        _alone(place, cell, silos, packs, tell) if cell.alone else _federated(place, cell, silos, packs, tell)
+        _alone(context, cell, silos, packs, report_progress)
+        if cell.alone
+        else _federated(context, cell, silos, packs, report_progress)
     )
     return CellResult(
         digest=cell.digest,
@@ -57,28 +62,35 @@ def run_cell(place: Workplace, cell: Cell, tell: Tell) -> CellResult:
 
 
 def _packs(
-    place: Workplace, cell: Cell, silos: dict[str, Silo], say: Callable[[str], None]
+    context: WorkerContext, cell: Cell, silos: dict[str, Silo], report_activity: Callable[[str], None]
 ) -> dict[str, Pack]:
-    """Give the aligned frames of every base model in use, the pivot's first; random ones cost nothing."""
-    study, plan = place.study, cell.plan.alignment
+    """Return the alignment packs of all base models, the pivot's first; none for random frames."""
+    study, plan = context.study, cell.plan.alignment
     if plan is None or plan.frames == "random" or study.pivot_model is None or study.anchors is None:
         return {}
-    cache = PackCache(place.out / "packs", read_anchors(study.anchors).anchors)
-    pivot = place.models.at(study.pivot_model)
+    cache = PackCache(context.out / "packs", read_anchors(study.anchors).anchors)
+    pivot = context.models.at(study.pivot_model)
     in_use = {pivot.slug: pivot} | {silo.base.slug: silo.base for silo in silos.values()}
-    return {slug: cache.pack(base, pivot, cell.plan.adapter, plan, say) for slug, base in in_use.items()}
+    return {
+        slug: cache.pack(base, pivot, cell.plan.adapter, plan, report_activity)
+        for slug, base in in_use.items()
+    }
 
 
 def _alone(
-    place: Workplace, cell: Cell, silos: dict[str, Silo], packs: dict[str, Pack], tell: Tell
+    context: WorkerContext,
+    cell: Cell,
+    silos: dict[str, Silo],
+    packs: dict[str, Pack],
+    report_progress: ReportProgress,
 ) -> list[ClientResult]:
     total, results = cell.plan.rounds.total, []
-    for index, entry in enumerate(place.study.silo):
+    for index, entry in enumerate(context.study.silo):
         silo, rounds = silos[entry.name], []
         pack = packs[silo.base.slug].to_body() if packs else None
         for round_number, trained in enumerate(train_alone(silo, cell.plan, pack, lambda: False), start=1):
             rounds.append(ClientRound(round=round_number, scores=trained.scores))
-            tell((index * total + round_number) // len(silos), entry.name)
+            report_progress((index * total + round_number) // len(silos), entry.name)
         results.append(
             ClientResult(
                 name=entry.name, base_model=silo.base.slug, joins_after=entry.joins_after, rounds=rounds
@@ -88,14 +100,20 @@ def _alone(
 
 
 def _federated(
-    place: Workplace, cell: Cell, silos: dict[str, Silo], packs: dict[str, Pack], tell: Tell
+    context: WorkerContext,
+    cell: Cell,
+    silos: dict[str, Silo],
+    packs: dict[str, Pack],
+    report_progress: ReportProgress,
 ) -> list[ClientResult]:
-    if place.operator is None:
-        raise CoordinatorStopped(f"{cell.label} needs a coordinator, and none was started")
-    folder = cell.folder(place.out) / "clients"
+    if context.operator is None:
+        raise CoordinatorStopped(
+            f"{cell.label} needs a coordinator, and none was started; start the comparison again"
+        )
+    folder = cell.folder(context.out) / "clients"
     shutil.rmtree(folder, ignore_errors=True)
-    anchors = read_anchors(place.study.anchors) if place.study.anchors is not None else None
-    with created(cell, place.study, silos, place.operator, folder, anchors) as federation:
-        results = run_federated(federation, cell, packs, tell)
+    anchors = read_anchors(context.study.anchors) if context.study.anchors is not None else None
+    with create_federation(cell, context.study, silos, context.operator, folder, anchors) as federation:
+        results = run_federated(federation, cell, packs, report_progress)
     shutil.rmtree(folder)
     return results

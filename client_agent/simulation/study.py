@@ -1,4 +1,4 @@
-"""Say what a study is: which silos, which data, which methods. Reads the TOML file; runs nothing."""
+"""The study file: silos, data and methods of a comparison."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, JsonValue, PrivateAttr, ValidationError, model_validator
 
 from client_agent.errors import StudyUnusable
-from schemas.messages.base import Name, Strict, wrong
+from schemas.messages.base import Name, Strict, field_error
 from schemas.messages.federations import Count
 
 MethodName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
@@ -20,10 +20,10 @@ _RESERVED = frozenset({"like", "alone"})
 
 
 class StudySilo(Strict):
-    """One silo: its base model, where its examples come from and how many of them it has.
+    """One silo: its base model, its data files and its number of examples.
 
-    Silos that name the same `train` file get different examples of it. `joins_after` is the round after
-    which it joins, 0 for a founder; `group` is a label for the report, such as the silo's task.
+    Silos with the same `train` file get disjoint examples. `joins_after` is the round after which the silo
+    joins, 0 for a founder; `group` is a label for the report, such as the silo's task.
     """
 
     name: Name
@@ -36,7 +36,7 @@ class StudySilo(Strict):
 
 
 class StudyMethod(Strict):
-    """How a method differs from the one it is `like`; `plan` is laid over that one's plan.
+    """The changes of a method to the one it is `like`; `plan` overrides that method's plan.
 
     An `alone` method trains every silo without a federation.
     """
@@ -47,7 +47,7 @@ class StudyMethod(Strict):
 
 
 class Study(Strict):
-    """A comparison of methods over the same silos; `plan` is what their federation plans have in common."""
+    """A comparison of methods over the same silos; `plan` has the common fields of their federation plans."""
 
     silo: Annotated[list[StudySilo], Field(min_length=2)]
     pivot_model: str | None = None
@@ -57,32 +57,46 @@ class Study(Strict):
     methods: Annotated[list[MethodName], Field(min_length=1)] | None = None
     plan: Table = Field(default_factory=dict)
     method: dict[MethodName, StudyMethod] = Field(default_factory=dict)
+    _name: str = PrivateAttr("study")
+
+    @classmethod
+    def from_toml(cls, file: Path | str) -> Study:
+        """Read a study's TOML file; the file's name without suffix is the study's. See `read_study`."""
+        path = Path(file)
+        study = read_study(path)
+        study._name = path.stem
+        return study
+
+    @property
+    def name(self) -> str:
+        """The study's name in reports and the default of its output folder."""
+        return self._name
 
     @model_validator(mode="after")
     def _is_one_federation(self) -> Self:
         twice = [name for name, count in Counter(silo.name for silo in self.silo).items() if count > 1]
         if twice:
-            raise wrong(f"two silos are called {twice[0]}", "silo")
+            raise field_error(f"two silos are called {twice[0]}", "silo")
         if len(self.founders) < 2:
-            raise wrong("at least two silos must be founders (joins_after = 0)", "silo")
+            raise field_error("at least two silos must be founders (joins_after = 0)", "silo")
         if len(set(self.seeds)) != len(self.seeds):
-            raise wrong("a seed is named twice", "seeds")
+            raise field_error("a seed is named twice", "seeds")
         if self.methods is not None and len(set(self.methods)) != len(self.methods):
-            raise wrong("a method is named twice", "methods")
+            raise field_error("a method is named twice", "methods")
         if self.pivot_model is None and len({silo.model for silo in self.silo}) > 1:
-            raise wrong("silos of several base models need a model that all of them load", "pivot_model")
+            raise field_error(
+                "silos of several base models need a model that all of them load", "pivot_model"
+            )
         if self.pivot_model is not None and self.anchors is None:
-            raise wrong("a pivot needs public anchor texts", "anchors")
+            raise field_error("a pivot needs public anchor texts", "anchors")
         return self
 
     @property
     def founders(self) -> list[StudySilo]:
-        """The silos that are there from the first round on."""
         return [silo for silo in self.silo if silo.joins_after == 0]
 
     @property
     def latecomers(self) -> list[StudySilo]:
-        """The silos that join later."""
         return [silo for silo in self.silo if silo.joins_after > 0]
 
     @property
@@ -92,21 +106,22 @@ class Study(Strict):
         return list(dict.fromkeys([*pivot, *(silo.model for silo in self.silo)]))
 
     def with_examples(self, count: int) -> Study:
-        """Give the same study with so many examples for every silo."""
         silos = [silo.model_copy(update={"examples": count}) for silo in self.silo]
-        return self.model_copy(update={"silo": silos})
+        study = self.model_copy(update={"silo": silos})
+        study._name = f"{self.name}-{count}"
+        return study
 
 
 def read_study(file: Path) -> Study:
     """Read a study; relative paths in it are relative to the file.
 
     Raises:
-        StudyUnusable: it cannot be read, or a field is missing, unknown or wrong.
+        StudyUnusable: the file is unreadable, or a field is missing, unknown or invalid.
     """
     try:
         content = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
-        raise StudyUnusable(f"{file} cannot be read: {error.strerror}") from error
+        raise StudyUnusable(f"{file} cannot be read ({error.strerror}); check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StudyUnusable(f"{file} is not TOML: {error}") from error
     methods = content.get("method")
@@ -120,16 +135,16 @@ def read_study(file: Path) -> Study:
 
 
 def faults(error: ValidationError) -> str:
-    """Name the fields that are wrong, and what is wrong with them."""
+    """Return the invalid fields and their errors as text."""
     return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
 
 
 def _method(table: object) -> object:
-    """Tell what a method's table says about the method from what it says about the plan."""
+    """Split a method's table into the method's own fields and its plan."""
     if not isinstance(table, dict):
         return table
-    own: dict[str, Any] = {key: value for key, value in table.items() if key in _RESERVED}
-    return own | {"plan": {key: value for key, value in table.items() if key not in _RESERVED}}
+    fields: dict[str, Any] = {key: value for key, value in table.items() if key in _RESERVED}
+    return fields | {"plan": {key: value for key, value in table.items() if key not in _RESERVED}}
 
 
 def _placed(study: Study, folder: Path) -> Study:
@@ -153,6 +168,6 @@ def _placed(study: Study, folder: Path) -> Study:
 
 
 def _model(value: str, folder: Path) -> str:
-    """Read a base model's place as the agent's settings do: a folder if there is one, else a hub id."""
+    """Return a base model's resolved folder if it exists, else the hub id unchanged."""
     place = (folder / Path(value).expanduser()).resolve()
     return str(place) if place.is_dir() else value

@@ -1,6 +1,6 @@
-"""A worker process: takes orders from standard input, runs them one after another, says how it goes.
+"""Worker process: runs orders from standard input in sequence, and reports progress.
 
-It ends when its standard input does, which is also how it notices that the comparing process was killed.
+It ends with its standard input, and so also when the comparing process is killed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from client_agent.errors import AgentError, StudyUnusable
 from client_agent.simulation.admin_client import Operator
 from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.methods import methods_of
-from client_agent.simulation.results import Cell, cells_of, keep
-from client_agent.simulation.run_cell import Workplace, run_cell
+from client_agent.simulation.results import Cell, cells_of, store_result
+from client_agent.simulation.run_cell import WorkerContext, run_cell
 from client_agent.simulation.worker_protocol import Done, Failed, Order, Progress, Setup
 
 log = logging.getLogger(__name__)
@@ -30,48 +30,52 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Worker:
-    """Runs orders at one place."""
+    """Runs orders in one context."""
 
     setup: Setup
-    place: Workplace
+    context: WorkerContext
     answers: TextIO
 
     def run(self, order: Order) -> None:
-        """Run one order; what goes wrong is said, and the worker is fit for the next."""
+        """Run one order; report a failure and stay ready for the next order."""
         (cell,) = cells_of(self.setup.study, methods_of(self.setup.study, [order.method]), [order.seed])
         cell.folder(self.setup.out).mkdir(parents=True, exist_ok=True)
         _log_into(cell, self.setup)
         log.info("%s: %s", cell.label, cell.plan.model_dump_json())
         try:
             if cell.digest != order.digest:
-                raise StudyUnusable("code or data changed since the comparison began; start it again")
-            result = run_cell(self.place, cell, lambda rounds, doing: self._tell(cell, rounds, doing))
-            keep(cell, self.setup.out, result)
+                raise StudyUnusable(
+                    "code or data changed since the comparison began; start the comparison again"
+                )
+            result = run_cell(
+                self.context, cell, lambda rounds, doing: self._report_progress(cell, rounds, doing)
+            )
+            store_result(cell, self.setup.out, result)
         except Exception as error:
             log.exception("%s failed", cell.label)
-            self.place.models = SharedModels()  # an adapter may be around one of the old ones
-            known = isinstance(error, AgentError)
-            self._say(Failed(reason=str(error) if known else f"{type(error).__name__}: {error}"))
+            self.context.models = SharedModels()  # an adapter may still be attached to a loaded model
+            is_agent_error = isinstance(error, AgentError)
+            self._send(Failed(reason=str(error) if is_agent_error else f"{type(error).__name__}: {error}"))
         else:
             log.info("%s finished", cell.label)
-            self._say(Done())
+            self._send(Done())
 
-    def _tell(self, cell: Cell, rounds: int, doing: str) -> None:
-        self._say(Progress(rounds=rounds, total=cell.plan.rounds.total, doing=doing))
+    def _report_progress(self, cell: Cell, rounds: int, doing: str) -> None:
+        self._send(Progress(rounds=rounds, total=cell.plan.rounds.total, doing=doing))
 
-    def _say(self, what: Progress | Done | Failed) -> None:
-        print(what.model_dump_json(), file=self.answers, flush=True)
+    def _send(self, message: Progress | Done | Failed) -> None:
+        print(message.model_dump_json(), file=self.answers, flush=True)
 
 
 def main() -> None:
-    """Work until standard input ends."""
+    """Run orders until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the comparing process, which ends this one
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     setup = Setup.model_validate_json(sys.stdin.readline())
     torch.set_num_threads(1)
     operator = Operator(setup.url, setup.token) if setup.url is not None else None
-    place = Workplace(setup.study, setup.out, operator, SharedModels())
-    worker = Worker(setup, place, answers)
+    context = WorkerContext(setup.study, setup.out, operator, SharedModels())
+    worker = Worker(setup, context, answers)
     orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(orders, setup), daemon=True).start()
     while True:
@@ -88,7 +92,7 @@ def _listen(orders: queue.SimpleQueue[Order], setup: Setup) -> None:
 
 
 def _log_into(cell: Cell, setup: Setup) -> None:
-    """Send everything that is logged or printed from here on into the run's log."""
+    """Redirect all later logging and output to the run's log."""
     with cell.log(setup.out).open("wb") as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())

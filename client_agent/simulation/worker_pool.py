@@ -1,4 +1,4 @@
-"""Run cells in worker processes and tell how it goes. Knows no method and no report."""
+"""Run cells in worker processes."""
 
 from __future__ import annotations
 
@@ -20,35 +20,33 @@ from client_agent.simulation.worker_protocol import Done, Failed, Order, Progres
 _STOP_SECONDS = 10.0
 
 
-class Audience(Protocol):
-    """Who is told how it goes; called from several threads."""
+class ProgressListener(Protocol):
+    """Receives the progress of cells; called from several threads."""
 
-    def started(self, cell: Cell) -> None:
-        """Hear that a cell began."""
+    def started(self, cell: Cell) -> None: ...
 
-    def moved(self, cell: Cell, progress: Progress) -> None:
-        """Hear how far a cell is."""
+    def moved(self, cell: Cell, progress: Progress) -> None: ...
 
     def ended(self, cell: Cell, failure: str | None) -> None:
-        """Hear that a cell is finished, or why it is not."""
+        """Called with the reason of a failure, or None."""
 
 
 @dataclass(slots=True)
 class Pool:
-    """Workers that share what is to do."""
+    """Worker processes with a shared queue of cells."""
 
     setup: Setup
-    audience: Audience
+    listener: ProgressListener
     _running: list[subprocess.Popen[str]] = field(default_factory=list)
     _stopped: bool = False
 
     def run(self, cells: Sequence[Cell], workers: int) -> None:
-        """Run all cells, so many at a time; KeyboardInterrupt ends what runs."""
+        """Run all cells in at most `workers` processes; terminate them on KeyboardInterrupt."""
         waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
         for cell in cells:
             waiting.put(cell)
         threads = [
-            threading.Thread(target=self._work_off, args=(waiting,), daemon=True)
+            threading.Thread(target=self._run_queue, args=(waiting,), daemon=True)
             for _ in range(min(workers, len(cells)))
         ]
         try:
@@ -61,7 +59,7 @@ class Pool:
             for process in self._running:
                 _end(process)
 
-    def _work_off(self, waiting: queue.SimpleQueue[Cell]) -> None:
+    def _run_queue(self, waiting: queue.SimpleQueue[Cell]) -> None:
         process: subprocess.Popen[str] | None = None
         while not self._stopped:
             try:
@@ -69,16 +67,16 @@ class Pool:
             except queue.Empty:
                 break
             if process is None or process.poll() is not None:
-                process = self._hire()
-            self.audience.started(cell)
+                process = self._start_worker()
+            self.listener.started(cell)
             failure = self._order(process, cell)
             if self._stopped:
                 return
-            self.audience.ended(cell, failure)
+            self.listener.ended(cell, failure)
         if process is not None:
             _end(process)
 
-    def _hire(self) -> subprocess.Popen[str]:
+    def _start_worker(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "client_agent.simulation.worker"],
             stdin=subprocess.PIPE,
@@ -91,12 +89,12 @@ class Pool:
         return process
 
     def _order(self, process: subprocess.Popen[str], cell: Cell) -> str | None:
-        """Have one cell run; give the reason if it failed."""
+        """Run one cell; return the reason of a failure, or None."""
         _write(process, Order(method=cell.method, seed=cell.seed, digest=cell.digest).model_dump_json())
         for line in _lines(process):
             match news.validate_json(line):
                 case Progress() as progress:
-                    self.audience.moved(cell, progress)
+                    self.listener.moved(cell, progress)
                 case Done():
                     return None
                 case Failed(reason=reason):
@@ -105,27 +103,27 @@ class Pool:
 
 
 @contextmanager
-def opened_pool(study: Study, out: Path, cells: Sequence[Cell], audience: Audience) -> Iterator[Pool]:
-    """Open a pool; a coordinator runs beside it if one of the cells needs one.
+def open_pool(study: Study, out: Path, cells: Sequence[Cell], listener: ProgressListener) -> Iterator[Pool]:
+    """Open a pool, with a coordinator if a cell needs one.
 
     Raises:
         CoordinatorStopped: the coordinator does not become ready.
     """
     if all(cell.alone for cell in cells):
-        yield Pool(Setup(study=study, out=out), audience)
+        yield Pool(Setup(study=study, out=out), listener)
         return
     folder = out / "coordinator"
-    _forget_database(folder)
+    _delete_database(folder)
     with running_coordinator(folder) as running:
         yield Pool(
             Setup(study=study, out=out, url=running.url, token=running.token, coordinator=running.process),
-            audience,
+            listener,
         )
-    _forget_database(folder)
+    _delete_database(folder)
 
 
-def _forget_database(folder: Path) -> None:
-    """Delete what a coordinator kept: every run makes a federation of its own."""
+def _delete_database(folder: Path) -> None:
+    """Delete the database of an earlier coordinator; every run creates its own federation."""
     for file in folder.glob("tessera.db*"):
         file.unlink()
 
@@ -133,7 +131,7 @@ def _forget_database(folder: Path) -> None:
 def _write(process: subprocess.Popen[str], line: str) -> None:
     stream: IO[str] | None = process.stdin
     assert stream is not None
-    with suppress(BrokenPipeError):  # its silence says the same
+    with suppress(BrokenPipeError):  # `_order` reports the exit status
         stream.write(line + "\n")
         stream.flush()
 

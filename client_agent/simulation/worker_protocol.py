@@ -1,4 +1,4 @@
-"""What the process that compares and its workers say to each other: JSON lines over pipes."""
+"""Messages between the comparing process and its workers: JSON lines over pipes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from schemas.messages.base import Strict
 
 
 class Setup(Strict):
-    """The first line to a worker. `url` and `token` let it in at the coordinator as an operator.
+    """The first line to a worker. `url` and `token` are an operator's access to the coordinator.
 
-    When the comparing process is gone, the worker ends the `coordinator` process too.
+    The worker terminates the `coordinator` process when the comparing process ends.
     """
 
     study: Study
@@ -25,7 +25,7 @@ class Setup(Strict):
 
 
 class Order(Strict):
-    """Every further line to a worker: run this method with this seed; `digest` is what the run must have."""
+    """Every later line to a worker: run a method with a seed; `digest` is the expected digest of the cell."""
 
     method: str
     seed: int
@@ -33,7 +33,7 @@ class Order(Strict):
 
 
 class Progress(Strict):
-    """How far the run is: finished rounds of all, and what is being done."""
+    """The number of finished rounds, and the current activity."""
 
     kind: Literal["progress"] = "progress"
     rounds: int

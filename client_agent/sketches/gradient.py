@@ -1,7 +1,6 @@
-"""Sum a client's data up in a few numbers: a sanitized sketch of a gradient that every client can compute.
+"""A client's sanitized gradient sketch, from which the coordinator computes relevance.
 
-From it the coordinator tells who is relevant to whom (fedmosaic.md section 4; FedMosaic, arXiv 2506.11024,
-"SimGrad" and "RepSim"). Knows no round, no adapter and no coordinator.
+See fedmosaic.md section 4; FedMosaic, arXiv 2506.11024, "SimGrad" and "RepSim".
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from schemas.messages.federations import SignaturePlan
 
 Vector = NDArray[np.float32]
 ENTRIES_AT_ONCE = 1 << 20
-_LEAST_RELIABILITY = 1e-3  # the estimate of a small one may fall below 0
-MAX_LENGTH = 512  # tokens of an example that are read, where the model reads as many
+_LEAST_RELIABILITY = 1e-3  # the estimate of a small reliability may be negative
+MAX_LENGTH = 512  # tokens per example, or the model's context if it is shorter
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
-    """What the coordinator compares: `vector` (dim,) float32.
+class Sketch:
+    """A gradient sketch: `vector` (dim,) float32.
 
-    `reliability` in (0, 1] is the share of its squared length that is not noise; 1 if unknown. `released` is
-    what it was made from, with differential privacy.
+    `reliability` in (0, 1] is the share of its squared norm that is not noise; 1 if unknown. `released` is
+    the private mean that it was computed from, with differential privacy.
     """
 
     vector: Vector
@@ -47,33 +46,31 @@ class Signature:
 
     @property
     def epsilon(self) -> float | None:
-        """What this and all earlier signatures of the silo have cost; None without differential privacy."""
+        """Return the privacy cost of all sketches of the silo so far; None without differential privacy."""
         return self.released.epsilon if self.released is not None else None
 
     def to_bytes(self) -> bytes:
-        """Write it as safetensors."""
         tensors: dict[str, NDArray[Any]] = {"vector": self.vector, "reliability": np.array(self.reliability)}
         return safetensors.numpy.save(tensors | (self.released.tensors() if self.released else {}))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Read what `to_bytes` wrote."""
         tensors = safetensors.numpy.load(content)
         return cls(tensors["vector"], float(tensors["reliability"]), Averaged.of(tensors))
 
 
 def sketch_of(
     base: BaseModel, examples: Sequence[Example], plan: SignaturePlan, *, batch_size: int = 8
-) -> Signature:
-    """Compute the signature of examples: (plan.dim,) float32, at most `plan.clip` long.
+) -> Sketch:
+    """Compute the sketch of examples: (plan.dim,) float32, of norm `plan.clip` at most.
 
-    A fixed probe set of `plan.probe_examples` is read, the same in every round.
-    Kind `gradient`: `base` is the shared small model, bare, and the examples are the client's own.
-    Kind `representation`: `base` is the client's model, adapter in place, and the examples are shared ones.
+    The probe set of `plan.probe_examples` is the same in every round.
+    Kind `gradient`: `base` is the shared small model without an adapter; examples are the client's.
+    Kind `representation`: `base` is the client's model with its adapter; examples are shared.
 
     Raises:
         SignatureUnusable: the result is zero or not finite.
-        AdapterInPlace: a gradient is asked for and the model is not bare.
+        AdapterInPlace: the kind is `gradient` and the model carries an adapter.
     """
     length = min(MAX_LENGTH, base.positions)
     texts = encode_all(probe_set(examples, plan.probe_examples), base.tokenizer, length)
@@ -82,19 +79,19 @@ def sketch_of(
         for start in range(0, len(texts), batch_size)
     ]
     if not batches:
-        raise SignatureUnusable("no example to compute a signature from; give the silo some training data")
+        raise SignatureUnusable("there is no example to compute a sketch from; add training data to the silo")
     if plan.kind == "gradient":
         mean, reliability = _mean_gradient(base, batches, plan.clip)
     else:
         mean, reliability = _mean_representation(base, batches), 1.0
-    return Signature(clipped(checked(sketch(mean, plan.dim, plan.seed)), plan.clip), reliability)
+    return Sketch(clipped(require_direction(count_sketch(mean, plan.dim, plan.seed)), plan.clip), reliability)
 
 
 def reliability_of(mean_square: float, square_of_mean: float, count: int) -> float:
-    """Estimate how much of a mean of `count` vectors is signal, from E|g|^2 and |mean g|^2.
+    """Estimate the signal share of a mean of `count` vectors from E|g|^2 and |mean g|^2.
 
-    The noise in |mean g|^2 is (E|g|^2 - |mean g|^2) / (count - 1), without bias. What is left of the square,
-    as a share of it, is the expected cosine of two such means of independent samples of one task.
+    An unbiased estimate of the noise in |mean g|^2 is (E|g|^2 - |mean g|^2) / (count - 1). The remaining
+    share of |mean g|^2 is the expected cosine of two such means of independent samples of one task.
     """
     if count < 2 or square_of_mean == 0:
         return 1.0
@@ -102,123 +99,123 @@ def reliability_of(mean_square: float, square_of_mean: float, count: int) -> flo
     return min(1.0, max(_LEAST_RELIABILITY, 1 - noise / square_of_mean))
 
 
-def ema(previous: Signature, new: Signature, a: float) -> Signature:
-    """Smooth over rounds: s <- (1 - a) s + a g. Of one probe set, both are equally reliable.
+def ema(previous: Sketch, new: Sketch, a: float) -> Sketch:
+    """Smooth over rounds: s <- (1 - a) s + a g. Both have the same reliability, since the probe set is fixed.
 
     Raises:
         SignatureUnusable: the result is zero or not finite, or the two have different lengths.
     """
     if previous.vector.shape != new.vector.shape:
         raise SignatureUnusable(
-            f"the last signature has {previous.vector.size} numbers and this one {new.vector.size}: the plan "
-            "changed; remove the old round's folder to start afresh"
+            f"the last sketch has {previous.vector.size} numbers and this one {new.vector.size}: the plan "
+            "changed; remove the old round's folder to start anew"
         )
     smoothed = ((1 - a) * previous.vector + a * new.vector).astype(np.float32)
-    return Signature(checked(smoothed), new.reliability)
+    return Sketch(require_direction(smoothed), new.reliability)
 
 
-def sketch(matrix: NDArray[np.float32], dim: int, seed: int) -> Vector:
-    """Count-sketch a matrix to `dim` numbers: each entry is added, with its sign, to its bucket.
+def count_sketch(matrix: NDArray[np.float32], dim: int, seed: int) -> Vector:
+    """Count-sketch a matrix to `dim` numbers: add each entry, times its sign, to its bucket.
 
-    Buckets and signs follow from the seed and the entry's position, by integer arithmetic alone: the same on
-    every machine. Inner products are kept in the mean, with a cosine error of about 1/sqrt(dim) (Charikar,
-    Chen, Farach-Colton 2002). O(entries) time and O(1) memory beside the matrix.
+    Buckets and signs follow from the seed and the entry's position by integer arithmetic, and are equal on
+    every machine. Inner products are preserved in expectation, with a cosine error of about 1/sqrt(dim)
+    (Charikar, Chen, Farach-Colton 2002). O(entries) time and O(1) memory beside the matrix.
     """
     hashes = stream("sketch", seed)
     entries = np.ascontiguousarray(matrix).reshape(-1)
     sums = np.zeros(dim)
     for start in range(0, entries.size, ENTRIES_AT_ONCE):
         part = entries[start : start + ENTRIES_AT_ONCE].astype(np.float64)
-        bucket, sign = hashed(hashes, part.size, dim)
+        bucket, sign = buckets_and_signs(hashes, part.size, dim)
         sums += np.bincount(bucket, weights=part * sign, minlength=dim)
     return sums.astype(np.float32)
 
 
-def hashed(hashes: np.random.Philox, count: int, dim: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Give the buckets and signs of a sketch's next `count` entries: (count,) each."""
+def buckets_and_signs(
+    hashes: np.random.Philox, count: int, dim: int
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     word = np.asarray(hashes.random_raw(count), dtype=np.uint64)
     bucket = ((word >> np.uint64(32)) * np.uint64(dim)) >> np.uint64(32)
     return bucket.astype(np.intp), (word & np.uint64(1)).astype(np.float64) * 2 - 1
 
 
 def clipped(vector: Vector, limit: float) -> Vector:
-    """Scale down to an L2 norm of `limit` at most."""
     norm = float(np.linalg.norm(vector.astype(np.float64)))
     return vector if norm <= limit else (vector * (limit / norm)).astype(np.float32)
 
 
-def checked(signature: Vector) -> Vector:
-    """Refuse a signature without a direction.
+def require_direction(vector: Vector) -> Vector:
+    """Return the vector if it has a direction.
 
     Raises:
-        SignatureUnusable: it is zero, or not finite.
+        SignatureUnusable: the vector is zero, or not finite.
     """
-    if not np.isfinite(signature).all():
-        raise SignatureUnusable("the signature is not finite; load the shared model in float32 or bfloat16")
-    if not signature.any():
+    if not np.isfinite(vector).all():
+        raise SignatureUnusable("the sketch is not finite; load the shared model in float32 or bfloat16")
+    if not vector.any():
         raise SignatureUnusable(
-            "the signature is zero: the shared model predicts these answers perfectly or not at all; "
+            "the sketch is zero: the shared model predicts these answers perfectly or not at all; "
             "check that the examples are what the model should learn"
         )
-    return signature
+    return vector
 
 
 def last_block_gradient(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Factor the gradient of the summed loss with respect to the last block's `down` weight (d_out, d_in).
 
-    Returns g (m, d), u (m, d_ff) and the row (m,) of the batch that each of the m answer tokens is in;
+    Return g (m, d), u (m, d_ff) and each of the m answer tokens' row in the batch (m,);
     dW = g^T u, with u the input of `down` and g the gradient at its output (fedmosaic.md section 4).
     """
-    wanted = batch.targets != NO_TARGET  # (n, t)
-    g, u = (_closed_form if base.parts.closed_form else _from_the_top)(base, batch)
-    rows = torch.arange(len(wanted), device=wanted.device)[:, None].expand_as(wanted)[wanted]  # (m,)
-    return g, u, rows
+    is_answer = batch.targets != NO_TARGET  # (n, t)
+    g, u = (_closed_form if base.parts.closed_form else _by_autograd)(base, batch)
+    rows = torch.arange(len(is_answer), device=is_answer.device)[:, None].expand_as(is_answer)  # (n, t)
+    return g, u, rows[is_answer]
 
 
 @torch.no_grad()
 def _closed_form(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Give g (m, d) and u (m, d_ff) without a backward pass.
+    """Compute g (m, d) and u (m, d_ff) without a backward pass:
 
         delta = softmax(logits) - onehot         g_n = delta W_lmhead
         g = s (w * g_n) - h s^3/d <w * g_n, h>   s = 1/sqrt(mean(h^2) + eps), the exact RMSNorm Jacobian
 
-    with h the input of the final norm. The one-hot is never built.
+    with h the input of the final norm. The one-hot is not materialised.
     """
-    wanted = batch.targets != NO_TARGET  # (n, t)
+    is_answer = batch.targets != NO_TARGET  # (n, t)
     norm = cast(Any, base.model.get_submodule(base.parts.norm))
     head = cast(Any, base.model.get_submodule(base.parts.head))
     down = base.parts.linear(base.model, base.layers - 1, "down")
-    with _inputs_of(norm, down) as seen:
-        normed = hidden_states(base.model, base.parts, batch)[wanted]  # (m, d)
-    h, u = (seen[module][wanted].float() for module in (norm, down))  # (m, d), (m, d_ff)
+    with _captured_inputs(norm, down) as inputs:
+        normed = hidden_states(base.model, base.parts, batch)[is_answer]  # (m, d)
+    h, u = (inputs[module][is_answer].float() for module in (norm, down))  # (m, d), (m, d_ff)
     delta = torch.softmax(head(normed).float(), dim=-1)  # (m, V)
-    delta[torch.arange(len(delta), device=delta.device), batch.targets[wanted]] -= 1
+    delta[torch.arange(len(delta), device=delta.device), batch.targets[is_answer]] -= 1
     w = norm.weight.float()  # (d,)
     s = torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)  # (m, 1)
     wg = w * (delta @ head.weight.float())  # (m, d)
     return s * wg - h * s**3 / h.shape[-1] * (wg * h).sum(-1, keepdim=True), u
 
 
-def _from_the_top(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Give g (m, d) and u (m, d_ff) by autograd from the loss down to the output of `down`, and no further.
+def _by_autograd(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Compute g (m, d) and u (m, d_ff) by autograd from the loss to the output of `down`.
 
-    No later position attends to that output, so the gradient at a position is its own token's.
+    No later position attends to that output, so the gradient at a position depends on its token only.
     """
-    wanted = batch.targets != NO_TARGET  # (n, t)
+    is_answer = batch.targets != NO_TARGET  # (n, t)
     down = base.parts.linear(base.model, base.layers - 1, "down")
-    with _inputs_of(down) as seen, _cut_at(down) as cut, torch.enable_grad():
+    with _captured_inputs(down) as inputs, _graph_from_output(down) as cut, torch.enable_grad():
         logits, targets = answer_logits(base.model, base.parts, batch)
         loss = nnf.cross_entropy(logits, targets, reduction="sum")
         (g,) = torch.autograd.grad(loss, cut)
-    return g[wanted].float(), seen[down][wanted].detach().float()
+    return g[is_answer].float(), inputs[down][is_answer].detach().float()
 
 
 def _mean_gradient(
     base: BaseModel, batches: Sequence[Batch], clip: float
 ) -> tuple[NDArray[np.float32], float]:
-    """Average over examples the gradient of each one's mean loss, each clipped to `clip`: (d, d_ff).
+    """Average the gradients of the examples' mean losses, each clipped to `clip`.
 
-    With it comes the reliability of the average.
+    Return the average (d, d_ff) and its reliability.
     """
     require_bare(base)
     total: Tensor | None = None
@@ -229,9 +226,9 @@ def _mean_gradient(
         for row in range(len(batch.ids)):
             g_e, u_e = g[rows == row], u[rows == row]
             g_e = g_e / len(g_e)
-            norm = ((g_e @ g_e.T) * (u_e @ u_e.T)).sum().clamp(min=0).sqrt()  # |g^T u| without building it
-            part = (g_e * (clip / norm).clamp(max=1)).T @ u_e  # (d, d_ff)
-            total = part if total is None else total.add_(part)
+            norm = ((g_e @ g_e.T) * (u_e @ u_e.T)).sum().clamp(min=0).sqrt()  # |g^T u|
+            clipped_gradient = (g_e * (clip / norm).clamp(max=1)).T @ u_e  # (d, d_ff)
+            total = clipped_gradient if total is None else total.add_(clipped_gradient)
             squares += norm.clamp(max=clip).item() ** 2
             count += 1
     mean = cast(Tensor, total).div_(count)
@@ -240,7 +237,6 @@ def _mean_gradient(
 
 @torch.no_grad()
 def _mean_representation(base: BaseModel, batches: Sequence[Batch]) -> NDArray[np.float32]:
-    """Average the last hidden state over all tokens, less the mean of its coordinates: (1, d)."""
     total = torch.zeros(base.hidden_size, device=base.device)
     for batch in batches:
         total += hidden_states(base.model, base.parts, batch)[batch.attention.bool()].float().sum(0)
@@ -249,24 +245,22 @@ def _mean_representation(base: BaseModel, batches: Sequence[Batch]) -> NDArray[n
 
 
 @contextmanager
-def _inputs_of(*modules: nn.Module) -> Iterator[dict[nn.Module, Tensor]]:
-    """Catch the first argument of the last call of each module."""
-    seen: dict[nn.Module, Tensor] = {}
+def _captured_inputs(*modules: nn.Module) -> Iterator[dict[nn.Module, Tensor]]:
+    inputs: dict[nn.Module, Tensor] = {}
 
-    def catch(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        seen[module] = arguments[0]
+    def capture(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        inputs[module] = arguments[0]
 
-    hooks = [module.register_forward_pre_hook(catch) for module in modules]
+    hooks = [module.register_forward_pre_hook(capture) for module in modules]
     try:
-        yield seen
+        yield inputs
     finally:
         for hook in hooks:
             hook.remove()
 
 
 @contextmanager
-def _cut_at(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Let the graph begin at the output of a module: that output, of every call, is in the list."""
+def _graph_from_output(module: nn.Module) -> Iterator[list[Tensor]]:
     outputs: list[Tensor] = []
 
     def cut(_: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
-"""Sketch the gradient of each record by itself, as a private release needs them.
+"""Sketch the gradient of each record separately, for a private release.
 
-A record is read in a batch of its own: what it contributes must not hang, not even by rounding, on which
-others were drawn. Knows no noise and no round.
+A record is a batch by itself: its contribution must not depend, not even in rounding, on the other records.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from client_agent.adapters.base import require_bare
 from client_agent.model.examples import Example, encode_example
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import collate, pad_id
-from client_agent.sketches.gradient import ENTRIES_AT_ONCE, MAX_LENGTH, hashed, last_block_gradient
+from client_agent.sketches.gradient import ENTRIES_AT_ONCE, MAX_LENGTH, buckets_and_signs, last_block_gradient
 from schemas.maths.seeded_random import stream
 from schemas.messages.federations import SignaturePlan
 
@@ -29,21 +28,21 @@ Factors = tuple[Tensor, Tensor]
 def record_sketches(
     base: BaseModel, records: Sequence[Example], plan: SignaturePlan
 ) -> Iterator[NDArray[np.float64]]:
-    """Sketch the gradient of each record's mean loss, unclipped: (plan.dim,) each, in order.
+    """Yield the sketch of each record's mean-loss gradient, unclipped: (plan.dim,), in order.
 
     Raises:
-        AdapterInPlace: the model is not bare.
+        AdapterInPlace: the model carries an adapter.
     """
     require_bare(base)
     for start in range(0, len(records), _RECORDS_AT_ONCE):
         factors = [_factors(base, record) for record in records[start : start + _RECORDS_AT_ONCE]]
-        yield from sketched(factors, plan.dim, plan.seed)
+        yield from sketch_factors(factors, plan.dim, plan.seed)
 
 
-def sketched(factors: Sequence[Factors], dim: int, seed: int) -> NDArray[np.float64]:
-    """Sketch g^T u of several records, with the buckets and signs of `signature.sketch`: (records, dim).
+def sketch_factors(factors: Sequence[Factors], dim: int, seed: int) -> NDArray[np.float64]:
+    """Sketch g^T u of several records with the buckets and signs of `count_sketch`: (records, dim).
 
-    No more of a gradient than some of its rows is ever built.
+    Only a block of a gradient's rows is in memory at a time.
     """
     hashes = stream("sketch", seed)
     d, width = factors[0][0].shape[1], factors[0][1].shape[1]
@@ -51,10 +50,10 @@ def sketched(factors: Sequence[Factors], dim: int, seed: int) -> NDArray[np.floa
     sums = np.zeros((len(factors), dim))
     for start in range(0, d, rows):
         stop = min(d, start + rows)
-        bucket, sign = hashed(hashes, (stop - start) * width, dim)
-        for one, (g, u) in zip(sums, factors, strict=True):
+        bucket, sign = buckets_and_signs(hashes, (stop - start) * width, dim)
+        for row, (g, u) in zip(sums, factors, strict=True):
             part = (g[:, start:stop].T @ u).double().cpu().numpy().reshape(-1)  # ((stop - start) * d_ff,)
-            one += np.bincount(bucket, weights=part * sign, minlength=dim)
+            row += np.bincount(bucket, weights=part * sign, minlength=dim)
     return sums
 
 

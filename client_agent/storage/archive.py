@@ -1,8 +1,4 @@
-"""What an earlier client, or a later state of the coordinator, left in this agent's folder: moved aside.
-
-Its rounds would be taken for ours, and its manifests contradict those that we are given. It is kept as
-evidence and used by nobody.
-"""
+"""Move aside files of an earlier client, or of a newer coordinator state; they stay as evidence, unused."""
 
 from __future__ import annotations
 
@@ -23,36 +19,35 @@ _EARLIER = "earlier"
 
 
 def set_aside(home: Path, *, federation_id: str, client_id: str, server_key: str) -> None:
-    """Move a federation's folder away unless it is this client's, or nothing of a round is in it."""
-    if home.is_dir() and not _is_ours(home, federation_id, client_id, server_key):
+    """Move a federation's folder aside unless it belongs to this client or holds no weights."""
+    if home.is_dir() and not _belongs_to(home, federation_id, client_id, server_key):
         move_aside(home)
 
 
-def move_aside(path: Path, whose: str = "an earlier client's") -> None:
-    """Move a file or folder to where it is kept and not used."""
-    place = _place(path)
-    os.rename(path, place)
-    for folder in (place.parent, path.parent):
+def move_aside(path: Path, reason: str = "left by an earlier client") -> None:
+    target = _free_name(path)
+    os.rename(path, target)
+    for folder in (target.parent, path.parent):
         fsync_folder(folder)
-    log.warning("%s is %s: it is kept as %s, and not used", path, whose, place)
+    log.warning("%s: moved to %s (%s); not used any more", path, target, reason)
 
 
 def keep_copy(file: Path) -> None:
-    """Copy a file to where things are kept and not used: it is about to be replaced."""
-    write_durably(_place(file), file.read_bytes())
+    """Copy a file into `earlier/` before it is replaced."""
+    write_durably(_free_name(file), file.read_bytes())
 
 
-def _place(path: Path) -> Path:
-    kept = path.parent / _EARLIER
-    kept.mkdir(exist_ok=True)
-    return next(candidate for n in count(1) if not (candidate := kept / f"{path.name}-{n}").exists())
+def _free_name(path: Path) -> Path:
+    archive = path.parent / _EARLIER
+    archive.mkdir(exist_ok=True)
+    return next(candidate for n in count(1) if not (candidate := archive / f"{path.name}-{n}").exists())
 
 
-def _is_ours(home: Path, federation_id: str, client_id: str, server_key: str) -> bool:
-    # Who accepted a coordinator that does not know of its rounds has only manifests that were set aside.
-    told = [home / MANIFEST, *sorted((home / _EARLIER).glob(f"{MANIFEST}-*"))]
+def _belongs_to(home: Path, federation_id: str, client_id: str, server_key: str) -> bool:
+    # After recovery from a backup of before the first round, only manifests in `earlier/` remain.
+    candidates = [home / MANIFEST, *sorted((home / _EARLIER).glob(f"{MANIFEST}-*"))]
     try:
-        manifest = json.loads(next(file for file in told if file.exists()).read_bytes())
+        manifest = json.loads(next(file for file in candidates if file.exists()).read_bytes())
     except StopIteration:  # a client has a manifest before it has weights
         return not any(folder.has(WEIGHTS) for folder in RoundFolders(home / "rounds").newest_first())
     except ValueError:

@@ -1,6 +1,6 @@
-"""Keep what served weights add to the base model for good, round after round. Knows no model and no torch.
+"""The base delta: the low-rank change of the base model from served weights, accumulated per round.
 
-Whole or as an increment, as the weights' manifest says; the base model itself is never written to.
+Served weights carry it whole or as an increment; the base model itself is never written to.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ Arrays = dict[str, NDArray[np.float32]]
 
 
 class BaseDeltaMissing(AgentError):
-    """Weights add to what those of another round had made of the base model, and that is not here."""
+    """Served weights are an increment to a base delta that is not on disk."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
-    """What weights up to those of `round` have added to a base model, by (layer, role)."""
+class BaseDelta:
+    """The sum of all changes of the base model up to the weights of `round`, by (layer, role)."""
 
     round: int
     added: Mapping[str, Factors]
 
     def to_bytes(self) -> bytes:
-        """Write it as safetensors: `l0.q.A`, `l0.q.B`, and `round`."""
+        """Return safetensors: `l0.q.A`, `l0.q.B`, ... and `round`."""
         tensors: dict[str, NDArray[np.generic]] = {_ROUND: np.array(self.round)}
-        for module, one in self.added.items():
-            tensors |= {f"{module}.A": one.A, f"{module}.B": one.B}
+        for module, factors in self.added.items():
+            tensors |= {f"{module}.A": factors.A, f"{module}.B": factors.B}
         return safetensors.numpy.save(tensors)
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Fold:
-        """Read what `to_bytes` wrote.
+    def from_bytes(cls, content: bytes) -> BaseDelta:
+        """Parse the output of `to_bytes`.
 
         Raises:
-            AdapterUnreadable: it is damaged, or something else.
+            AdapterUnreadable: the content is damaged.
         """
         try:
             tensors = safetensors.numpy.load(content)
@@ -64,11 +64,11 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Weights of a strategy that folds.
+    """Weights of a strategy with a base delta.
 
     Attributes:
-        adapter: A and B to go on from; zeros where none are served.
-        added: what is to be added to the base model, by (layer, role).
+        adapter: start values of A and B; zeros where none are served.
+        added: the change of the base model, by (layer, role).
     """
 
     manifest: FoldedWeightsManifest
@@ -77,10 +77,10 @@ class Served:
 
 
 def read_served(body: bytes, layout: Layout) -> Served:
-    """Read the body of served weights.
+    """Parse the body of served weights.
 
     Raises:
-        AdapterUnreadable: it is none, or one of another layout.
+        AdapterUnreadable: the body is damaged or has another layout.
     """
     encoding: Encoding | None = "zstd" if is_frame(body) else None
     try:
@@ -90,7 +90,7 @@ def read_served(body: bytes, layout: Layout) -> Served:
     except BodyRefused as refusal:
         raise AdapterUnreadable(
             f"the stored weights are damaged, or not of this plan ({refusal}); "
-            "`--round` chooses another round"
+            "choose another round with `--round`"
         ) from refusal
     residual = {name: values for name, values in read.items() if name not in layout}
     adapter = {name: read.get(name, np.zeros(shape, np.float32)) for name, shape in layout.items()}
@@ -98,63 +98,68 @@ def read_served(body: bytes, layout: Layout) -> Served:
         unprefixed = {f"{module_of(n)}.{factor_of(n)[1:]}": values for n, values in residual.items()}
         return Served(manifest, adapter, _paired(unprefixed))
     except (KeyError, ValueError) as error:
-        raise AdapterUnreadable(f"the stored weights fold half a product into {error}") from error
+        raise AdapterUnreadable(
+            f"the stored weights have only half of the base delta of {error}; "
+            "choose another round with `--round`"
+        ) from error
 
 
 def require_whole(body: bytes, layout: Layout) -> None:
-    """Make sure that a body has all that was folded, before it is kept.
+    """Raise unless a body of weights has the whole base delta.
 
     Raises:
-        AdapterUnreadable: it is no body of weights, or one of another layout.
-        BaseDeltaMissing: it adds to something.
+        AdapterUnreadable: the body is damaged or has another layout.
+        BaseDeltaMissing: the body is an increment.
     """
-    if (begin := read_served(body, layout).manifest.fold_from) not in (None, 1):
-        raise BaseDeltaMissing(f"the coordinator's whole is none: it adds to the weights of round {begin}")
-
-
-def after(earlier: Fold, served: Served) -> Fold:
-    """Say what the base model has become once weights are served.
-
-    Raises:
-        BaseDeltaMissing: they add to what is not here.
-    """
-    round_number, begin = served.manifest.round, served.manifest.fold_from
-    if round_number == earlier.round:  # the same weights again, after a round that came to nothing
-        return earlier
-    if begin in (None, 1):
-        return Fold(round_number, served.added)
-    if begin != earlier.round:
+    if (base_round := read_served(body, layout).manifest.fold_from) not in (None, 1):
         raise BaseDeltaMissing(
-            f"the weights of round {round_number} add to what those of round {begin} had made of the base "
-            f"model, and what is here is that of round {earlier.round}. The coordinator has no whole to "
-            "begin with (any more, or yet: update it); else stay away until one round is published without "
-            "this client: it is then served the whole"
+            f"the whole weights are an increment to round {base_round}; update the coordinator"
+        )
+
+
+def apply_weights(earlier: BaseDelta, served: Served) -> BaseDelta:
+    """Return the base delta after served weights.
+
+    Raises:
+        BaseDeltaMissing: the weights are an increment to another round's base delta.
+    """
+    round_number, base_round = served.manifest.round, served.manifest.fold_from
+    if round_number == earlier.round:  # the same weights again, after an abandoned round
+        return earlier
+    if base_round in (None, 1):
+        return BaseDelta(round_number, served.added)
+    if base_round != earlier.round:
+        raise BaseDeltaMissing(
+            f"the weights of round {round_number} are an increment to the base delta of round {base_round}, "
+            f"and this client has that of round {earlier.round}. The coordinator does not serve the whole "
+            "base delta: update it, or stop this client until one round is published without it; the client "
+            "is then served the whole base delta"
         )
     added = dict(earlier.added)
-    for module, one in served.added.items():
-        added[module] = recompressed(side_by_side([added[module], one])) if module in added else one
-    return Fold(round_number, added)
+    for module, factors in served.added.items():
+        added[module] = recompressed(side_by_side([added[module], factors])) if module in added else factors
+    return BaseDelta(round_number, added)
 
 
-def fold_of(rounds: RoundFolders, folder: RoundFolder, served: Served) -> Fold:
-    """Give what the base model is in a round, and keep it in the round's folder.
+def round_base_delta(rounds: RoundFolders, folder: RoundFolder, served: Served) -> BaseDelta:
+    """Return the base delta of a round; compute and store it first if the round's folder lacks it.
 
     Raises:
-        BaseDeltaMissing: the round's weights add to what is not here.
+        BaseDeltaMissing: the round's weights are an increment to another round's base delta.
     """
     if not folder.has(FOLD):
-        folder.write(FOLD, after(newest(rounds, before=folder.number), served).to_bytes())
-    return Fold.from_bytes(folder.read(FOLD))
+        folder.write(FOLD, apply_weights(newest_base_delta(rounds, before=folder.number), served).to_bytes())
+    return BaseDelta.from_bytes(folder.read(FOLD))
 
 
-def newest(rounds: RoundFolders, *, before: int) -> Fold:
-    """Give what the rounds on disk have made of the base model; at first it is as it was."""
+def newest_base_delta(rounds: RoundFolders, *, before: int) -> BaseDelta:
+    """Return the newest base delta on disk from before a round; empty if there is none."""
     last = rounds.newest_with(FOLD, before=before)
-    return Fold.from_bytes(last.read(FOLD)) if last is not None else Fold(1, {})
+    return BaseDelta.from_bytes(last.read(FOLD)) if last is not None else BaseDelta(1, {})
 
 
 def _expected(layout: Layout) -> dict[str, Slot]:
-    """Expect A and B, or neither, and RA (k, d_in), RB (d_out, k) where something is folded."""
+    """Return the tensors of a body: optional A and B, and optional RA (k, d_in), RB (d_out, k)."""
     expected = {}
     for name, shape in layout.items():
         width = (None, shape[1]) if factor_of(name) == "A" else (shape[0], None)
@@ -164,11 +169,11 @@ def _expected(layout: Layout) -> dict[str, Slot]:
 
 
 def _paired(tensors: Mapping[str, NDArray[np.float32]]) -> dict[str, Factors]:
-    """Put A and B of each module together; KeyError or ValueError where they do not fit."""
-    made = {}
+    """Pair A and B of each module; raise KeyError or ValueError where they do not match."""
+    modules = {}
     for module in sorted({module_of(name) for name in tensors}):
-        one = Factors(tensors[f"{module}.A"], tensors[f"{module}.B"])
-        if one.B.shape[1] != one.rank:
+        factors = Factors(tensors[f"{module}.A"], tensors[f"{module}.B"])
+        if factors.B.shape[1] != factors.rank:
             raise ValueError(module)
-        made[module] = one
-    return made
+        modules[module] = factors
+    return modules

@@ -1,4 +1,4 @@
-"""Write files that survive a crash."""
+"""Atomic, durable writes of files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a file, for its owner only, so that after a crash it is there whole or not at all."""
+    """Write a file atomically and durably, with access for its owner only."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -26,7 +26,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def fsync_folder(path: Path) -> None:
-    """Make what was renamed in a folder survive a crash."""
+    """Sync a folder's entries to disk, so that a rename survives a crash."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)

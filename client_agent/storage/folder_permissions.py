@@ -1,4 +1,4 @@
-"""Make the agent's folder, and keep what is in it to the agent's user."""
+"""Create the agent's folder, with access for the agent's user only."""
 
 from __future__ import annotations
 
@@ -11,34 +11,38 @@ from schemas.private_files import FOLDER_MODE, below, tighten
 
 log = logging.getLogger("tessera.agent")
 
-# What an agent writes at the top of its folder; a file that is being written has a dot before its name.
-_OWN = re.compile(r"\.?(agent\.lock|client\.key|next\.key|membership\.json)(\..*)?|fed_[0-9a-f]+|earlier")
+# The agent's entries at the top of its folder; a file during its write has a leading dot.
+_AGENT_FILES = re.compile(
+    r"\.?(agent\.lock|client\.key|next\.key|membership\.json)(\..*)?|fed_[0-9a-f]+|earlier"
+)
 
 
 def open_folder(folder: Path) -> None:
-    """Make the folder, closed to others, or close what an earlier version left open to them.
+    """Create the folder with owner-only access, or restrict the agent's existing files to the owner.
 
-    A folder that has other files in it, such as the current one, stays as it is; ours in it are closed.
+    The mode of a folder with foreign files, such as the working directory, is not changed.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
     if not folder.exists():
         folder.mkdir(parents=True, mode=FOLDER_MODE, exist_ok=True)
         return
     entries = sorted(folder.iterdir())
-    own = [entry for entry in entries if _OWN.fullmatch(entry.name)]
-    closed = tighten(_everything(folder, own, is_alone=bool(own) and len(own) == len(entries)))
+    agent_entries = [entry for entry in entries if _AGENT_FILES.fullmatch(entry.name)]
+    closed = tighten(
+        _walk(folder, agent_entries, is_dedicated=bool(agent_entries) and len(agent_entries) == len(entries))
+    )
     if closed:
         log.warning(
-            "%s: %d files and folders could be read by other users of this machine; now they cannot",
+            "%s: permissions restricted (%d files and folders were readable by other users of this machine)",
             folder,
             len(closed),
         )
 
 
-def _everything(folder: Path, own: list[Path], *, is_alone: bool) -> Iterator[Path]:
-    if is_alone:
+def _walk(folder: Path, agent_entries: list[Path], *, is_dedicated: bool) -> Iterator[Path]:
+    if is_dedicated:
         yield folder
-    for entry in own:
+    for entry in agent_entries:
         yield from below(entry)

@@ -1,7 +1,6 @@
-"""Where a client keeps what it did: one folder per round, one file per finished step.
+"""Round folders: one folder per round, one file per finished step.
 
-A file is there whole or not at all, so the first missing file of a round is where the round resumes.
-Knows neither what is in the files nor who asks.
+Files are written atomically, so that a round resumes at its first missing file.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ UPDATE = "update.body"
 RECEIPT = "receipt.json"
 SCORES_SENT = "scores_sent.json"
 CLOSED = "closed.json"
-# Of the federation: beside the rounds, not in one.
+# Files of the federation, beside the round folders.
 FINAL_WEIGHTS = "final_weights.safetensors"
 MANIFEST = "manifest.json"
 
@@ -43,31 +42,28 @@ class RoundFolder:
     number: int
 
     def has(self, name: str) -> bool:
-        """Say whether a step's result is there."""
         return (self.path / name).is_file()
 
     def read(self, name: str) -> bytes:
-        """Read a step's result."""
         return (self.path / name).read_bytes()
 
     def write(self, name: str, content: bytes) -> None:
-        """Keep a step's result: after this returns it survives a crash, and never half of it is there."""
+        """Store a step's result, atomically and durably."""
         write_durably(self.path / name, content)
 
     def forget(self, *names: str) -> None:
-        """Remove steps' results, one after the other: these steps are to be done again."""
+        """Remove results in order, so that their steps are repeated."""
         for name in names:
             (self.path / name).unlink(missing_ok=True)
         fsync_folder(self.path)
 
     @property
     def base(self) -> str:
-        """What the coordinator calls the weights that training began from, in whatever form they came."""
+        """The coordinator's digest of the weights before training, whatever their encoding."""
         return self.read(BASE).decode() if self.has(BASE) else digest_of(self.read(WEIGHTS))
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do in this round."""
         return self.has(SCORES_SENT) or self.has(CLOSED)
 
 
@@ -78,9 +74,9 @@ class RoundFolders:
         self._path = path
 
     def open(self, round_number: int) -> RoundFolder:
-        """Give a round's folder, making it if needed.
+        """Return a round's folder; create it if missing.
 
-        Who was killed may have left files whose names are not on disk yet; now they are.
+        Syncs the folder, because a killed process may have left renames that are not on disk yet.
         """
         path = self._path / f"{round_number:06d}"
         path.mkdir(parents=True, exist_ok=True)
@@ -89,18 +85,17 @@ class RoundFolders:
         return RoundFolder(path, round_number)
 
     def newest_first(self) -> Iterator[RoundFolder]:
-        """Give the rounds on disk, newest first."""
         if not self._path.is_dir():
             return
         for path in sorted((p for p in self._path.iterdir() if _ROUND.match(p.name)), reverse=True):
             yield RoundFolder(path, int(path.name))
 
     def newest_with(self, name: str, *, before: int) -> RoundFolder | None:
-        """Find the last earlier round that got as far as this file."""
+        """Return the newest round before `before` that has a file, if any."""
         return next((f for f in self.newest_first() if f.number < before and f.has(name)), None)
 
     def forget_old(self, keep: int) -> None:
-        """Delete finished rounds but the newest `keep` that hold a trained adapter, and all newer ones."""
+        """Delete all rounds older than the newest `keep` with a trained adapter."""
         trained = [folder.number for folder in self.newest_first() if folder.has(TRAINED)]
         if len(trained) <= keep:
             return

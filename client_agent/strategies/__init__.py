@@ -1,1 +1,1 @@
-"""One file per federated method: what the agent does with the weights it is served."""
+"""Federated methods, one file each: how the agent uses the weights that it is served."""

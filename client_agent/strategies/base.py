@@ -1,7 +1,7 @@
-"""Say what a strategy is to an agent, and find it by its file's name. Knows no model and no torch.
+"""The interface of a strategy in the agent, and its loading by name. Needs no torch.
 
-To add one, add `client_agent/strategies/<name>.py` with `Options` (a pydantic model of what the agent needs;
-other options of the plan are ignored) and `Strategy` (a class made from Options).
+To add one, add `client_agent/strategies/<name>.py` with `Options` (`AgentOptions`) and `Strategy` (an
+`AgentStrategy` made from them).
 """
 
 from __future__ import annotations
@@ -12,104 +12,131 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from client_agent.errors import StrategyOptionsInvalid, UnknownStrategy
 from schemas.messages.importance import ImportancePlan
+from schemas.strategy_packages import strategy_packages
 
 State = Mapping[str, NDArray[np.float32]]
 
 
-class AgentStrategy(Protocol):
-    """How a client uses what it is served."""
+class AgentOptions(BaseModel):
+    """Options of a plan that the agent needs; the coordinator's are ignored."""
 
-    @property
-    def gated(self) -> bool:
-        """Whether the served weights act as a frozen global branch beside the local one."""
-
-    def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
-        """Give the adapter from which a round's training starts; `local` is None before the first one."""
-
-
-@runtime_checkable
-class PartTravels(Protocol):
-    """A strategy under which some tensors of an adapter never leave the client."""
-
-    def travels(self, tensor: str) -> bool:
-        """Say whether a tensor travels; the coordinator's file of the same name says the same."""
-
-    def trains(self, tensor: str) -> bool:
-        """Say whether a tensor trains; the others stay where the plan's seed put them."""
-
-
-@runtime_checkable
-class Folding(Protocol):
-    """A strategy that adds to the base model for good what comes with the served weights."""
-
-    restarts: ClassVar[bool]
-    """Whether every round begins from a new draw of A, B = 0, with a new optimiser."""
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """How a client gives up ranks: those from `decay` times its rank on, but never below `least`.
+    """How a client reduces its rank: all ranks but the first `decay` times rank, or `least`, are penalised.
 
-    They are drawn towards zero by `strength` times their size, and go once they became smaller in a round.
+    The penalty is `strength` times their size; they are removed after a round in which they shrank.
     """
 
     least: int
     decay: float
     strength: float
 
-    def kept(self, rank: int) -> int:
-        """Say how many of its ranks a client keeps if it prunes."""
+    def target(self, rank: int) -> int:
+        """Return the rank of a client of this rank after pruning."""
         return min(rank, max(self.least, int(self.decay * rank)))
 
 
-@runtime_checkable
-class RanksDiffer(Protocol):
-    """A strategy under which clients choose their own rank, up to the plan's, and prune it."""
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a strategy needs from the agent. The defaults describe an adapter that trains and travels whole.
+
+    Attributes:
+        gated: the served weights are a frozen global branch beside the local one.
+        base_delta: served weights carry an increment of the base model.
+        restarts: every round starts with a new A, B = 0 and a new optimiser.
+        part_travels: `AgentStrategy.travels` and `.trains` select the tensors that are sent and trained.
+        pruning: clients choose their rank, up to the plan's, and prune it; None = all have the plan's rank.
+        importance: clients learn the importance of each rank and send by it; None = they do not.
+    """
+
+    gated: bool = False
+    base_delta: bool = False
+    restarts: bool = False
+    part_travels: bool = False
+    pruning: Pruning | None = None
+    importance: ImportancePlan | None = None
 
     @property
-    def pruning(self) -> Pruning:
-        """How ranks go."""
+    def mixed_ranks(self) -> bool:
+        """Whether clients of one base model may have adapters of different ranks."""
+        return self.pruning is not None
 
 
-@runtime_checkable
-class LearnsImportance(Protocol):
-    """A strategy whose clients learn how much each rank of A and B matters, and send by it."""
+class AgentStrategy:
+    """A federated method in the agent. The defaults continue from the served weights, whole."""
+
+    __slots__ = ()
 
     @property
-    def importance(self) -> ImportancePlan:
-        """How it is learnt, and what is sent by it."""
+    def traits(self) -> Traits:
+        return Traits()
+
+    def travels(self, tensor: str) -> bool:
+        """Whether a tensor is sent; the coordinator's strategy of the same name must agree."""
+        return True
+
+    def trains(self, tensor: str) -> bool:
+        """Whether a tensor is trained; the others keep their values from the plan's seed."""
+        return True
+
+    def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
+        """Return the adapter L at the start of a round: L <- G. `local` is None before the first round."""
+        return served
 
 
-@cache  # every round asks, and nobody adds a file to an agent that runs
+@cache  # neither files nor packages change while an agent runs
 def strategy_names() -> tuple[str, ...]:
-    """List the strategies of this agent: the files beside this one."""
-    found = pkgutil.iter_modules([str(Path(__file__).parent)])
-    return tuple(sorted(module.name for module in found if module.name != "base"))
+    """List the strategies of this agent: the files beside this one, and those of installed packages."""
+    return tuple(sorted({*_own_files(), *strategy_packages()}))
 
 
 def load_strategy(name: str, options: Mapping[str, JsonValue] | None = None) -> AgentStrategy:
-    """Make the strategy of the file `<name>.py` with the plan's options.
+    """Load the strategy of a name with a plan's options.
 
     Raises:
-        UnknownStrategy: there is no such file.
-        StrategyOptionsInvalid: an option that the agent needs has no meaning.
+        UnknownStrategy: there is no file and no installed package of this name, or it cannot be imported.
+        StrategyOptionsInvalid: an option has a value that this agent does not support.
     """
     if name not in strategy_names():
-        known = ", ".join(strategy_names())
-        raise UnknownStrategy(f"this agent has no strategy {name!r}, only {known}; update the agent")
-    module = importlib.import_module(f"client_agent.strategies.{name}")
+        names = ", ".join(strategy_names())
+        raise UnknownStrategy(
+            f"this agent has no strategy {name!r}, only {names}; update the agent, or install the package of "
+            "the strategy"
+        )
+    module = _module(name)
     try:
         return cast(AgentStrategy, module.Strategy(module.Options.model_validate(dict(options or {}))))
     except ValidationError as error:
         facts = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise StrategyOptionsInvalid(
-            f"options of strategy {name} that this agent does not understand ({facts}); update the agent"
+            f"this agent does not support these options of strategy {name}: {facts}; update the agent"
+        ) from error
+
+
+@cache
+def _own_files() -> tuple[str, ...]:
+    modules = pkgutil.iter_modules([str(Path(__file__).parent)])
+    return tuple(module.name for module in modules if module.name != "base")
+
+
+def _module(name: str) -> Any:
+    if name in _own_files():
+        return importlib.import_module(f"{__package__}.{name}")
+    package = strategy_packages()[name]
+    try:
+        return importlib.import_module(f"{package}.agent")
+    except ImportError as error:
+        raise UnknownStrategy(
+            f"strategy {name!r}: {package}.agent cannot be imported ({error}); repair the package"
         ) from error

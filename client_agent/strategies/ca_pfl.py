@@ -1,7 +1,6 @@
-"""CA-PFL, corrected, in the agent: train on from the common adapter, and learn which of its ranks matter.
+"""CA-PFL, corrected, in the agent: clients learn the importance of the ranks of the common adapter.
 
-How they are learnt and what is sent by them is `client_agent.adapters.variational`; what differs from the
-published method is told in docs/decisions/0024.
+`client_agent.adapters.variational` learns it; docs/decisions/0024 lists the differences from the paper.
 """
 
 from __future__ import annotations
@@ -10,32 +9,22 @@ from dataclasses import dataclass
 
 from pydantic import ConfigDict
 
-from client_agent.strategies.base import State
+from client_agent.strategies.base import AgentStrategy, Traits
 from schemas.messages.importance import ImportancePlan
 
 
 class Options(ImportancePlan):
-    """All of them are the agent's."""
+    """All options are the agent's."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
-    """What is served replaces what is here; the posterior, the modulator and what was not sent stay."""
+class Strategy(AgentStrategy):
+    """The served adapter replaces the local one; posterior, modulator and unsent values stay."""
 
     options: Options
 
     @property
-    def gated(self) -> bool:
-        """No: there is one adapter."""
-        return False
-
-    @property
-    def importance(self) -> ImportancePlan:
-        """How importance is learnt, and what is sent by it."""
-        return self.options
-
-    def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
-        """L <- G."""
-        return served
+    def traits(self) -> Traits:
+        return Traits(importance=self.options)

@@ -1,31 +1,18 @@
-"""FedAvg (McMahan et al. 2017), in the agent: everybody trains on from the common adapter."""
+"""FedAvg (McMahan et al. 2017) in the agent: every client continues from the common adapter."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict
-
-from client_agent.strategies.base import State
+from client_agent.strategies.base import AgentOptions, AgentStrategy
 
 
-class Options(BaseModel):
-    """The agent needs none."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
+class Options(AgentOptions):
+    """The agent needs no options."""
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
-    """What is served replaces what is here, the first round's zeros included."""
+class Strategy(AgentStrategy):
+    """The served adapter replaces the local one."""
 
     options: Options
-
-    @property
-    def gated(self) -> bool:
-        """No: there is one adapter."""
-        return False
-
-    def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
-        """L <- G."""
-        return served

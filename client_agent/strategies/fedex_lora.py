@@ -1,34 +1,21 @@
-"""FedEx-LoRA (arXiv 2410.09432, ACL 2025), in the agent: go on from the means, on a base model made up."""
+"""FedEx-LoRA (arXiv 2410.09432, ACL 2025) in the agent: mean factors on an updated base model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
-
-from client_agent.strategies.base import State
+from client_agent.strategies.base import AgentOptions, AgentStrategy, Traits
 
 
-class Options(BaseModel):
-    """The agent needs none."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
+class Options(AgentOptions):
+    """The agent needs no options."""
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
-    """What is served replaces the A and B that are here."""
+class Strategy(AgentStrategy):
+    """The served A and B replace the local ones; the residual joins the base model."""
 
-    restarts: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(base_delta=True)
 
     options: Options
-
-    @property
-    def gated(self) -> bool:
-        """No: there is one adapter."""
-        return False
-
-    def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
-        """L <- G."""
-        return served

@@ -1,4 +1,4 @@
-"""FedMosaic (arXiv 2506.11024), in the agent: how the personalised global adapter G meets the local L.
+"""FedMosaic (arXiv 2506.11024) in the agent: the personalised global adapter G meets the local L.
 
 fedmosaic.md section 3, "Beside P and Q, and how the received weights are used".
 """
@@ -9,30 +9,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from client_agent.errors import LayoutMismatch
-from client_agent.strategies.base import State
+from client_agent.strategies.base import AgentOptions, AgentStrategy, State, Traits
 
 
-class Options(BaseModel):
-    """`mix`: go on from L (`init`), from the mean of L and G (`average`), or from L beside G (`gate`)."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
+class Options(AgentOptions):
+    """`mix`: continue from L (`init`), from the mean of L and G (`average`), or from L beside G (`gate`)."""
 
     mix: Literal["init", "average", "gate"] = "average"
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
-    """A newcomer starts from what it is served; an established client as `mix` says."""
+class Strategy(AgentStrategy):
+    """A newcomer starts from the served adapter; an established client as `mix` says."""
 
     options: Options
 
     @property
-    def gated(self) -> bool:
-        """Whether G acts beside L, mixed by a gate per layer."""
-        return self.options.mix == "gate"
+    def traits(self) -> Traits:
+        return Traits(gated=self.options.mix == "gate")
 
     def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
         """L <- G for a newcomer; else L <- (L + G) / 2 with `average`, L with `init` and `gate`.
@@ -46,7 +42,7 @@ class Strategy:
             return local
         if local.keys() != served.keys():
             raise LayoutMismatch(
-                "the local adapter and the served one have different tensors; was the alignment pack "
-                "changed? Remove the local adapter to start from the served one"
+                "the local adapter and the served one have different tensors; check whether the alignment "
+                "pack changed, and remove the local adapter to start from the served one"
             )
         return {name: (local[name] + served[name]) * np.float32(0.5) for name in local}

@@ -1,40 +1,28 @@
-"""FFA-LoRA (arXiv 2403.12313, ICLR 2024), in the agent: B alone trains and travels, over a frozen A."""
+"""FFA-LoRA (arXiv 2403.12313, ICLR 2024) in the agent: only B trains and travels, A is frozen."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
-
-from client_agent.strategies.base import State
+from client_agent.strategies.base import AgentOptions, AgentStrategy, Traits
 from schemas.maths.adapter import factor_of
 
 
-class Options(BaseModel):
-    """The agent needs none."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
+class Options(AgentOptions):
+    """The agent needs no options."""
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
-    """What is served replaces the B that is here."""
+class Strategy(AgentStrategy):
+    """The served B replaces the local one; A follows from the plan's seed."""
+
+    traits: ClassVar[Traits] = Traits(part_travels=True)
 
     options: Options
 
-    @property
-    def gated(self) -> bool:
-        """No: there is one adapter."""
-        return False
-
     def travels(self, tensor: str) -> bool:
-        """Only B does: A follows from the plan's seed."""
         return factor_of(tensor) == "B"
 
     def trains(self, tensor: str) -> bool:
-        """Only B does."""
         return factor_of(tensor) == "B"
-
-    def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
-        """L <- G."""
-        return served

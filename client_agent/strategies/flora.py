@@ -1,34 +1,21 @@
-"""FLoRA (arXiv 2409.05976, NeurIPS 2024), in the agent: begin anew, on a base model that has learnt."""
+"""FLoRA (arXiv 2409.05976, NeurIPS 2024) in the agent: a new adapter each round on an updated base model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
-
-from client_agent.strategies.base import State
+from client_agent.strategies.base import AgentOptions, AgentStrategy, Traits
 
 
-class Options(BaseModel):
-    """The agent needs none."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
+class Options(AgentOptions):
+    """The agent needs no options."""
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
-    """Nothing of A and B goes on: what they had learnt is in the base model."""
+class Strategy(AgentStrategy):
+    """Local A and B are discarded: their product joins the base model."""
 
-    restarts: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(base_delta=True, restarts=True)
 
     options: Options
-
-    @property
-    def gated(self) -> bool:
-        """No: there is one adapter."""
-        return False
-
-    def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
-        """L <- G."""
-        return served

@@ -1,31 +1,18 @@
-"""LoRA-FAIR (arXiv 2411.14961, ICCV 2025), in the agent: everybody trains on from what is served."""
+"""LoRA-FAIR (arXiv 2411.14961, ICCV 2025) in the agent: clients continue from the served adapter."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict
-
-from client_agent.strategies.base import State
+from client_agent.strategies.base import AgentOptions, AgentStrategy
 
 
-class Options(BaseModel):
-    """The agent needs none."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
+class Options(AgentOptions):
+    """The agent needs no options."""
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
-    """What is served replaces what is here, the first round's zeros included."""
+class Strategy(AgentStrategy):
+    """The served A and B replace the local ones."""
 
     options: Options
-
-    @property
-    def gated(self) -> bool:
-        """No: there is one adapter."""
-        return False
-
-    def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
-        """L <- G."""
-        return served

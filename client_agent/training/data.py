@@ -1,7 +1,7 @@
-"""Read a silo's examples, split them for good, and deal them out in batches. Knows no federation.
+"""Read a silo's examples, split them into training and test set, and iterate over batches.
 
 A file is JSON lines: `{"prompt": ..., "completion": ...}`, or chat `{"messages": [{"role", "content"}, ...]}`
-whose last message is the assistant's. Which examples are held out follows from their text alone.
+whose last message is the assistant's. The split depends on the examples' text only.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ TEST_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SiloData:
-    """The examples that train and those that score."""
+    """Training and test examples."""
 
     train: tuple[Example, ...]
     test: tuple[Example, ...]
 
 
 def load_data(train: Path, test: Path | None = None, *, test_share: float = TEST_SHARE) -> SiloData:
-    """Read a file of examples, or a folder with train.jsonl and perhaps test.jsonl.
+    """Read a file of examples, or a folder with train.jsonl and optionally test.jsonl.
 
-    Without a test file, `test_share` of the examples is held out by the digest of each: an example stays on
-    its side when others come and go, and a repeated one is never on both.
+    Without a test file, `test_share` of the examples is held out by digest: an example stays in its set when
+    the file changes, and duplicates are in the same set.
 
     Raises:
-        DataInvalid: a file is missing, empty, or has a line that is no example; or one side stays empty.
+        DataInvalid: a file is missing, empty or has an invalid line, or a set is empty.
     """
     if train.is_dir():
-        found = train / "test.jsonl"
-        train, test = train / "train.jsonl", test or (found if found.is_file() else None)
+        test_file = train / "test.jsonl"
+        train, test = train / "train.jsonl", test or (test_file if test_file.is_file() else None)
     examples = read_examples(train)
     if test is not None:
         return SiloData(tuple(examples), tuple(read_examples(test)))
@@ -50,7 +50,7 @@ def load_data(train: Path, test: Path | None = None, *, test_share: float = TEST
     if not data.train or not data.test:
         raise DataInvalid(
             f"{train}: {len(examples)} examples are too few to hold out {test_share:.0%}; add examples, "
-            "or give a test file"
+            "or set a test file"
         )
     return data
 
@@ -59,7 +59,7 @@ def read_examples(path: Path) -> list[Example]:
     """Read one JSON-lines file; empty lines are skipped.
 
     Raises:
-        DataInvalid: it cannot be read or has no example, or a line is none; the message says which and why.
+        DataInvalid: the file cannot be read or has no example, or a line is invalid.
     """
     examples: list[Example] = []
     try:
@@ -78,29 +78,29 @@ def read_examples(path: Path) -> list[Example]:
     return examples
 
 
-def deal(
+def iterate_batches(
     texts: Sequence[Encoded], batch_size: int, *, seed: int, round_number: int
 ) -> Iterator[list[Encoded]]:
-    """Deal batches without end: shuffled passes one after the other, no text twice in a pass.
+    """Yield batches without end, in shuffled passes; no text occurs twice in a pass.
 
     With fewer texts than `batch_size` a batch is one pass.
     """
     size = min(batch_size, len(texts))
-    waiting: list[int] = []
+    pending: list[int] = []
     epoch = 0
     while True:
-        while len(waiting) < size:
-            waiting += permutation(len(texts), "deal", seed, round_number, epoch)
+        while len(pending) < size:
+            pending += permutation(len(texts), "deal", seed, round_number, epoch)
             epoch += 1
-        yield [texts[i] for i in waiting[:size]]
-        waiting = waiting[size:]
+        yield [texts[i] for i in pending[:size]]
+        pending = pending[size:]
 
 
 def _example(line: bytes, place: str) -> Example:
     try:
         text = line.decode("utf-8")
         record = json.loads(text)
-        if "\\u" in text:  # an escape can spell half a character, which no tokenizer takes
+        if "\\u" in text:  # an escape can encode a lone surrogate, which tokenizers reject
             json.dumps(record, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise DataInvalid(f"{place}: not JSON ({error}); write one JSON object per line in UTF-8") from error
@@ -126,5 +126,5 @@ def _chat_example(messages: object, place: str) -> Example:
 def _text(record: Mapping[str, object], member: str, place: str) -> str:
     value = record.get(member)
     if not isinstance(value, str) or not value:
-        raise DataInvalid(f"{place}: {member} is missing, empty or no string; give it some text")
+        raise DataInvalid(f"{place}: {member} is missing, empty or not a string; write some text")
     return value

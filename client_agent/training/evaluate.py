@@ -1,4 +1,4 @@
-"""Score a model on a client's held-out examples: one forward pass per batch, nothing is generated."""
+"""Score a model on held-out examples with one forward pass per batch, without generation."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _LARGEST_EXPONENT = 700.0
 def evaluate(
     base: BaseModel, examples: Sequence[Example], *, max_length: int, batch_size: int = 32
 ) -> Metrics:
-    """Give loss (nats per answer token, end-of-sequence included), its exponential, and exact match.
+    """Compute loss (nats per answer token, end-of-sequence included), perplexity and exact match.
 
-    An example matches when the argmax equals the answer at every answer token while the true answer is fed.
-    That is exactly when greedy decoding writes the answer and stops: up to the first mistake both see the
-    same text, and after a mistake neither matches.
+    An example matches if the argmax equals the answer at every answer token under teacher forcing. That is
+    equivalent to greedy decoding: both read the same text up to the first mistake, and match neither
+    after it.
 
     Raises:
         LossNotFinite: the model's output is NaN or infinite.
-        TextTooLong: an example has more tokens than the base model reads.
+        TextTooLong: an example exceeds the base model's context.
     """
     texts = encode_for(base, examples, max_length)
     loss, answers, matches = 0.0, 0, 0
@@ -43,5 +43,5 @@ def evaluate(
         matches += int(right.all(dim=1).sum())
     mean = loss / answers
     if not isfinite(mean):
-        raise LossNotFinite(f"the score's loss is {mean}; load the base model in float32 or bfloat16")
+        raise LossNotFinite(f"the loss on the test set is {mean}; load the base model in float32 or bfloat16")
     return Metrics(loss=mean, perplexity=exp(min(mean, _LARGEST_EXPONENT)), exact_match=matches / len(texts))

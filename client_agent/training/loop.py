@@ -1,4 +1,4 @@
-"""Train an adapter for the steps of one round. Decides how; the plan decides what. Seeded throughout."""
+"""Train an adapter for the steps of one round, seeded throughout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from client_agent.errors import LayoutMismatch, LossNotFinite, MissingGradient
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, Encoded, answer_logits, collate, pad_id
-from client_agent.training.data import deal
+from client_agent.training.data import iterate_batches
 from schemas.maths.seeded_random import words
 from schemas.messages.federations import TrainingPlan
 
@@ -31,7 +31,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One finished step: its ordinal from 1, the mean loss per answer token, the totals so far."""
+    """One finished step: its number from 1, the mean loss per answer token, the totals so far."""
 
     number: int
     total: int
@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """What training left: a loss per step (fewer than planned if stopped), tokens read, AdamW's state."""
+    """Result of training: a loss per step (fewer than planned if stopped), tokens read, AdamW's state."""
 
     losses: list[float]
     tokens: int
@@ -63,35 +63,35 @@ def train(
     stop: Callable[[], bool] | None = None,
     penalty: Callable[[Mapping[str, nn.Parameter]], Tensor] | None = None,
 ) -> TrainingOutcome:
-    """Train the adapter in place for `plan.steps` steps of AdamW on the answers' tokens.
+    """Train the adapter in place for `plan.steps` steps of AdamW on the answer tokens.
 
-    `seed` and `round_number` alone decide the order of examples. `optimiser_state` is an earlier outcome's:
-    training goes on as if it had never paused. `stop` is asked before each step. `penalty` is added to
-    the loss of each step, not to the losses that are told.
+    The order of examples depends on `seed` and `round_number` only. `optimiser_state` of an earlier outcome
+    resumes its optimiser. `stop` is called before each step. `penalty` is added to the loss of each step, and
+    is not part of the reported losses.
 
     Raises:
-        MissingGradient: a trainable parameter had no gradient after the first backward pass, or one that
-            lacks what an operation without a backward pass kept from it.
+        MissingGradient: a trainable parameter has no gradient after the first backward pass, or an operation
+            has no backward pass.
         LossNotFinite: the loss or the gradient is NaN or infinite.
-        TextTooLong: an example has more tokens than the base model reads.
+        TextTooLong: an example exceeds the base model's context.
         LayoutMismatch: `optimiser_state` belongs to another adapter.
     """
     texts = encode_for(base, examples, plan.max_length)
-    batches = deal(texts, plan.batch_size, seed=seed, round_number=round_number)
+    batches = iterate_batches(texts, plan.batch_size, seed=seed, round_number=round_number)
     parameters = adapter.named_parameters()
     optimiser = torch.optim.AdamW(
         adapter.parameter_groups(plan.learning_rate), lr=plan.learning_rate, weight_decay=plan.weight_decay
     )
     if optimiser_state is not None:
         _restore(optimiser, parameters, optimiser_state)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate_at(step, plan))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: learning_rate_factor(step, plan))
     losses: list[float] = []
     tokens = 0
     started = time.monotonic()
     with _training(base, plan, seed, round_number):
         while len(losses) < plan.steps and not (stop is not None and stop()):
             step = [_on_device(base, next(batches)) for _ in range(plan.accumulation)]
-            with _without_gaps():
+            with _require_backward():
                 loss = _backward(base, step)
             if penalty is not None:
                 torch.autograd.backward(penalty(parameters))
@@ -111,8 +111,8 @@ def train(
     return TrainingOutcome(losses, tokens, time.monotonic() - started, _moments(optimiser, parameters))
 
 
-def rate_at(step: int, plan: TrainingPlan) -> float:
-    """Give the share of the learning rate at a step (from 0): linear warm-up, then the schedule down to 0."""
+def learning_rate_factor(step: int, plan: TrainingPlan) -> float:
+    """Return the factor of the learning rate at a step (from 0): linear warm-up, then decay to 0."""
     warm = min(1.0, (step + 1) / (plan.warmup_steps + 1))
     left = max(0.0, (plan.steps - step) / max(1, plan.steps - plan.warmup_steps))
     match plan.schedule:
@@ -131,24 +131,24 @@ def answer_loss(base: BaseModel, batch: Batch) -> Tensor:
 
 
 def _backward(base: BaseModel, step: Sequence[Batch]) -> float:
-    """Add the gradient of the mean loss per answer token over all batches of a step; return that mean."""
+    """Add the gradient of the mean loss per answer token over all batches of a step; return the mean."""
     answers = sum(batch.answers for batch in step)
     total = 0.0
     for batch in step:
         with torch.autocast(base.device.type, dtype=torch.bfloat16, enabled=base.device.type == "cuda"):
             loss = answer_loss(base, batch) / answers
-        if loss.requires_grad:  # not so when no adapter is in place, which the caller reports
+        if loss.requires_grad:  # false without an adapter, which the caller reports
             torch.autograd.backward(loss)
         total += loss.item()
     return total
 
 
 @contextmanager
-def _without_gaps() -> Iterator[None]:
-    """Stop at an operation that has no backward pass.
+def _require_backward() -> Iterator[None]:
+    """Raise `MissingGradient` at an operation without a backward pass.
 
-    torch only warns of it, and no gradient need be missing: around it, through residuals and adapters, a
-    wrong one reaches every parameter.
+    torch only warns, and every parameter may still have a gradient, through residuals and adapters, which is
+    wrong.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*an autograd kernel was not registered")
@@ -157,7 +157,7 @@ def _without_gaps() -> Iterator[None]:
         except UserWarning as warning:
             raise MissingGradient(
                 f"gradients do not pass through the base model: {str(warning).partition(':')[0]} cannot be "
-                "differentiated; load the model anew, or without quantization"
+                "differentiated; load the model again, or without quantization"
             ) from warning
 
 
@@ -170,8 +170,8 @@ def _check_gradients(parameters: Mapping[str, nn.Parameter], loss: float, *, fir
     if first and (without or not parameters):
         raise MissingGradient(
             f"no gradient reaches {', '.join(without[:3]) or 'anything'} ({len(without)} of "
-            f"{len(parameters)} parameters); is the adapter still in place, and can the base model be "
-            "differentiated?"
+            f"{len(parameters)} parameters); check that the adapter is in place and the base model is "
+            "differentiable"
         )
 
 
@@ -181,7 +181,7 @@ def _on_device(base: BaseModel, texts: Sequence[Encoded]) -> Batch:
 
 @contextmanager
 def _training(base: BaseModel, plan: TrainingPlan, seed: int, round_number: int) -> Iterator[None]:
-    """Switch the base to training (dropout seeded, layers recomputed if planned) and back."""
+    """Switch the base model to training (seeded dropout, optional checkpointing) and back."""
     model = cast(Any, base.model)
     devices = [base.device] if base.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
@@ -189,8 +189,8 @@ def _training(base: BaseModel, plan: TrainingPlan, seed: int, round_number: int)
         model.train()
         if plan.gradient_checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False})
-            # It also made embeddings require gradients, which only its other variant needs: the pass back
-            # would go through the layers below every adapter, and the hook would stay for ever.
+            # The call also makes embeddings require gradients, which only reentrant checkpointing needs: the
+            # backward pass would include the layers below every adapter, and the hook would never be removed.
             model.disable_input_require_grads()
         try:
             yield
@@ -201,12 +201,11 @@ def _training(base: BaseModel, plan: TrainingPlan, seed: int, round_number: int)
 
 
 def _moments(optimiser: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> OptimiserState:
-    """Copy AdamW's state: `<parameter>.step`, `.exp_avg`, `.exp_avg_sq`."""
     return {
-        f"{name}.{now}": np.array(optimiser.state[parameter][now].cpu().numpy(), dtype=np.float32)
+        f"{name}.{moment}": np.array(optimiser.state[parameter][moment].cpu().numpy(), dtype=np.float32)
         for name, parameter in parameters.items()
         if parameter in optimiser.state
-        for now in _MOMENTS
+        for moment in _MOMENTS
     }
 
 
@@ -215,16 +214,16 @@ def _restore(
     parameters: Mapping[str, nn.Parameter],
     state: Mapping[str, NDArray[np.float32]],
 ) -> None:
-    wanted = {f"{name}.{now}" for name in parameters for now in _MOMENTS}
-    if state and wanted != state.keys():
-        raise LayoutMismatch("the optimiser's state belongs to another adapter; delete it to start it afresh")
+    expected = {f"{name}.{moment}" for name in parameters for moment in _MOMENTS}
+    if state and expected != state.keys():
+        raise LayoutMismatch("the optimiser's state belongs to another adapter; delete it to start anew")
     for name, parameter in parameters.items() if state else ():
-        tensors = {now: torch.from_numpy(np.array(state[f"{name}.{now}"])) for now in _MOMENTS}
+        tensors = {moment: torch.from_numpy(np.array(state[f"{name}.{moment}"])) for moment in _MOMENTS}
         if tensors["exp_avg"].shape != parameter.shape:
             raise LayoutMismatch(
-                f"the optimiser's state of {name} has another shape; delete it to start it afresh"
+                f"the optimiser's state of {name} has another shape; delete it to start anew"
             )
         optimiser.state[parameter] = {
             "step": tensors["step"],
-            **{now: tensors[now].to(parameter.device) for now in _MOMENTS[1:]},
+            **{moment: tensors[moment].to(parameter.device) for moment in _MOMENTS[1:]},
         }

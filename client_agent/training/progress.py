@@ -1,4 +1,4 @@
-"""Show how training goes: a bar on a terminal, a few plain lines elsewhere."""
+"""Training progress: a bar on a terminal, a few log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINES = 5  # about so many log lines per round
 
 
 class TrainingProgress:
-    """A callback for `train(on_step=...)` that shows loss, tokens per second and the time that is left."""
+    """A callback for `train(on_step=...)` that shows loss, tokens per second and remaining time."""
 
     def __init__(self, title: str, console: Console | None = None) -> None:
         self._title = title
@@ -49,7 +49,6 @@ class TrainingProgress:
             self._bar.stop()
 
     def __call__(self, step: Step) -> None:
-        """Show one finished step."""
         speed = step.tokens / max(step.seconds, 1e-9)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=step.number, total=step.total, loss=step.loss, speed=speed)

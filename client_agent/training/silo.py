@@ -1,4 +1,4 @@
-"""What an agent holds as long as it runs: its base model, the shared small model, its examples."""
+"""A silo's resources for the lifetime of an agent: base model, shared small model and examples."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Silo:
-    """A silo's model and data, loaded once; `few_bits_of` is where `base` is from when it is quantised.
+    """A silo's model and data, loaded once; `few_bits_of` is the source of `base` if it is quantised.
 
-    A quantised model keeps its slug, and adapters and packs of that slug: its function is nearly the same, so
-    that what was trained on it works on the dense model and the other way round. A gradient's direction is
-    not: in 4 bits that of a small model has little to do with the dense one's.
+    A quantised model has the slug, adapters and packs of its dense model: their functions are nearly
+    equal, so adapters work on both. Their gradients differ: the direction of a small model's gradient does
+    not survive 4 bits.
     """
 
     base: BaseModel
@@ -35,33 +35,32 @@ class Silo:
     few_bits_of: str | None = None
 
     def model_named(self, slug: str) -> BaseModel:
-        """Give the dense base model with exactly these weights: our own, or the one `pivot_model` points at.
+        """Return the dense base model of a slug: this silo's, or the model of `pivot_model`.
 
-        What is computed with it is compared between silos, so that a quantised model of our own will not do:
-        its weights are loaded once more.
+        Its results are compared between silos, so the weights of a quantised model are loaded again, dense.
 
         Raises:
-            PivotMissing: neither is it.
+            PivotMissing: neither model has this slug.
         """
         if slug == self.base.slug and self.few_bits_of is None:
             return self.base
         if self._pivot is None or self._pivot.slug != slug:
             source = self.few_bits_of if slug == self.base.slug else self.pivot_source
             if source is None:
-                raise PivotMissing(f"the federation shares the model {slug}: set pivot_model to a copy of it")
-            found = base_model_slug(source)
-            if found != slug:
+                raise PivotMissing(f"the federation shares the model {slug}; set pivot_model to a copy of it")
+            source_slug = base_model_slug(source)
+            if source_slug != slug:
                 raise PivotMissing(
-                    f"the federation shares the model {slug}, and pivot_model is {found}: other weights"
+                    f"the federation shares the model {slug}, and pivot_model is {source_slug}; "
+                    "set pivot_model to a copy of the shared model"
                 )
-            log.info("loading the shared model %s", slug)
-            self._pivot = None  # two that are shared need not be there at once
-            self._pivot = _loaded(source, self.base.device)
+            log.info("shared model: loading (%s)", slug)
+            self._pivot = None  # free the previous shared model first
+            self._pivot = _load_shared(source, self.base.device)
         return self._pivot
 
     @property
     def profile(self) -> Profile:
-        """What the coordinator is told about this silo's model."""
         return Profile(
             architecture=self.base.architecture,
             base_model=self.base.slug,
@@ -74,24 +73,24 @@ class Silo:
         )
 
 
-def _loaded(source: str, device: torch.device) -> BaseModel:
-    """Load a shared model beside our own, or where there is room: dense it may take eight times as much."""
+def _load_shared(source: str, device: torch.device) -> BaseModel:
     try:
         return load_base_model(source, device=device)
     except ModelTooLarge:
         log.warning(
-            "%s has no room for %s beside our own model: it goes to the CPU, and takes longer", device, source
+            "shared model: no room for %s on %s; loading it on the CPU, which is slower", source, device
         )
         torch.cuda.empty_cache()
         return load_base_model(source, device=torch.device("cpu"))
 
 
 def open_silo(settings: AgentSettings) -> Silo:
-    """Load model and data as the settings say.
+    """Load model and data of the settings.
 
     Raises:
         SettingsUnusable: the device does not exist.
-        ModelNotFound, UnknownArchitecture, TokenizerUnfit, DataInvalid: see there.
+        ModelNotFound, UnknownArchitecture, TokenizerUnfit: see `load_base_model`.
+        DataInvalid: see `load_data`.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -104,17 +103,17 @@ def open_silo(settings: AgentSettings) -> Silo:
         quantization=settings.quantization,
     )
     log.info(
-        "%s on %s, %d examples to train on, %d held out", base.slug, device, len(data.train), len(data.test)
+        "silo: %s on %s, %d training and %d test examples", base.slug, device, len(data.train), len(data.test)
     )
     few_bits_of = settings.model if settings.quantization != "none" else None
     return Silo(base, data, settings.pivot_model, few_bits_of=few_bits_of)
 
 
 def device_named(name: str) -> torch.device:
-    """Choose the device; auto is the GPU where there is one.
+    """Return the device; `auto` is the GPU if there is one.
 
     Raises:
-        SettingsUnusable: it does not exist here.
+        SettingsUnusable: the device does not exist.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -122,14 +121,16 @@ def device_named(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise SettingsUnusable(f"device {name} is not usable on {platform.node()}: {error}") from error
+        raise SettingsUnusable(
+            f"device {name} is not usable on {platform.node()} ({error}); set device to auto or cpu"
+        ) from error
     return device
 
 
 def dtype_of(settings: AgentSettings, device: torch.device) -> torch.dtype:
-    """Choose the base model's type, which is also the one that a quantised model's layers compute in.
+    """Return the base model's dtype, which is also the compute dtype of quantised layers.
 
-    Beside the error of 4 or 8 bits that of bfloat16 is small, so that only a dense model on a CPU gets more.
+    The error of bfloat16 is small beside that of 4 or 8 bits, so only a dense model on a CPU is float32.
     """
     if settings.dtype == "auto":
         few_bits = settings.quantization != "none"

@@ -1,6 +1,6 @@
-"""The coordinator as the agent sees it: one method per call, retried until a deadline. Knows no training.
+"""Client of the coordinator's HTTP API: one method per call, retried until a deadline.
 
-Proxies and certificate authorities are httpx's: HTTPS_PROXY, SSL_CERT_FILE and the like.
+httpx reads proxies and certificate authorities from HTTPS_PROXY, SSL_CERT_FILE and similar variables.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 from client_agent.errors import CoordinatorRefused, DownloadDamaged
 from client_agent.transport.handshake import check_hello, new_challenge
 from client_agent.transport.request_signing import SignedRequests
-from client_agent.transport.responses import read, retry_after, unreadable
-from client_agent.transport.retry import RANGE_UNSATISFIABLE, Send, persist, unless_stopped
-from client_agent.transport.timeouts import DeadlineClient, carry
+from client_agent.transport.responses import read, retry_after, unreadable_answer
+from client_agent.transport.retry import RANGE_UNSATISFIABLE, Send, interruptible, send_with_retries
+from client_agent.transport.timeouts import DeadlineClient, extend_deadline
 from schemas.messages.alignment import Acceptance, Anchors, PackList
 from schemas.messages.enrolment import Enrolment, EnrolmentRequest, KeyInUse, KeyRotation, Me, RosterPage
 from schemas.messages.recipes import WeightsRecipeName
@@ -39,14 +39,14 @@ _document: TypeAdapter[SignedDocument] = TypeAdapter(SignedDocument)
 
 @dataclass(frozen=True, slots=True)
 class NothingYet:
-    """There is nothing to do now; ask again after `seconds`."""
+    """No round is open for this client; poll again after `seconds`."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class TensorBody:
-    """A downloaded tensor body as it was sent, and its digest; `proof` comes with coded weights."""
+    """A downloaded tensor body and its digest; `proof` is the Tessera-Weights header of coded weights."""
 
     body: bytes
     digest: str
@@ -57,11 +57,10 @@ class CoordinatorApi:
     """A connection to one coordinator.
 
     Args:
-        url: where it is.
-        key: what every request is signed with; None before enrolment.
-        server_key: the coordinator's public key, as it proved it: who may correct our clock.
-        deadline_seconds: how long one call may take, all its tries together; a body has 100 kB/s beyond that.
-        sleep: waits, and may raise Stopped; a test passes its own.
+        key: signs every request; None before enrolment.
+        server_key: the coordinator's public key, which signs clock corrections.
+        deadline_seconds: limit of one call with all its tries; a body extends it, at 100 kB/s.
+        sleep: waits between tries, and may raise Stopped.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class CoordinatorApi:
         sleep: Callable[[float], None] = time.sleep,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._url = url.rstrip("/")  # as httpx's base_url it would be parsed once more for every request
+        self._url = url.rstrip("/")  # a base_url of httpx would be parsed again for every request
         self._signing = SignedRequests(key, server_key) if key is not None else None
         self._client = DeadlineClient(
             headers={"Accept-Encoding": "identity"},
@@ -94,19 +93,18 @@ class CoordinatorApi:
         self._client.close()
 
     def sign_with(self, key: Ed25519PrivateKey) -> None:
-        """Sign every request with another key of the same client's from now on."""
         if self._signing is not None:
             self._signing.sign_with(key)
 
     def hello(self) -> Hello:
-        """Ask who answers; the answer proves nothing."""
+        """Fetch the greeting, without proof of the coordinator's key."""
         return read(Hello, self._call("GET", "/v1/hello"))
 
     def proved_hello(self, pin: str) -> Hello:
-        """Ask who answers, and believe only the coordinator whose signing key has the thumbprint `pin`.
+        """Fetch the greeting, and verify that its signing key has the thumbprint `pin`.
 
         Raises:
-            CoordinatorNotTrusted: another answered, or an old answer was repeated.
+            CoordinatorNotTrusted: another coordinator answered, or an old answer was replayed.
         """
         challenge = new_challenge()
         answer = self._call("GET", f"/v1/hello?challenge={challenge}")
@@ -115,62 +113,62 @@ class CoordinatorApi:
         return hello
 
     def enrol(self, request: EnrolmentRequest) -> Enrolment:
-        """Become a member; safe to repeat with the same key."""
+        """Enrol this client. Idempotent for the same key."""
         return read(Enrolment, self._call("POST", "/v1/enrolments", json=request.model_dump(mode="json")))
 
     def replace_key(self, request: KeyRotation) -> KeyInUse:
-        """Replace the key that signs this very call."""
+        """Replace the client's key; the old key signs this call."""
         return read(KeyInUse, self._call("PUT", "/v1/me/key", json=request.model_dump(mode="json")))
 
     def me(self) -> Me:
-        """Ask who I am to the coordinator."""
         return read(Me, self._call("GET", "/v1/me"))
 
     def current_round(
         self, federation_id: str, *, wait_seconds: int = 0
     ) -> RoundBrief | FinishedBrief | NothingYet:
-        """Ask what to do now, or as soon as there is something within the time that the coordinator waits."""
+        """Return the brief of the open round, after a long poll of at most `wait_seconds`."""
         path = f"/v1/federations/{federation_id}/rounds/current"
         prefer = {"Prefer": f"wait={wait_seconds}"}
         if wait_seconds:
-            answer = self._persist(
-                lambda by: unless_stopped(
-                    lambda: self._client.get(self._url + path, headers=prefer, extensions=by), self._sleep
+            answer = self._send_with_retries(
+                lambda extensions: interruptible(
+                    lambda: self._client.get(self._url + path, headers=prefer, extensions=extensions),
+                    self._sleep,
                 )
             )
         else:
             answer = self._call("GET", path)
         if answer.status_code == httpx.codes.NO_CONTENT:
-            advised = retry_after(answer)
-            return NothingYet(5.0 if advised is None else advised)
+            server_pause = retry_after(answer)
+            return NothingYet(5.0 if server_pause is None else server_pause)
         try:
             return _brief.validate_json(answer.content, extra="ignore")
         except ValidationError as error:
-            raise unreadable(answer, error) from None
+            raise unreadable_answer(answer, error) from None
 
     def now(self) -> float:
-        """Tell the time as the coordinator does, seconds since 1970."""
+        """Return the coordinator's time, seconds since 1970."""
         return self._signing.now() if self._signing is not None else time.time()
 
     def plan(self, federation_id: str) -> bytes:
-        """Download the federation's plan, in the bytes that manifests name by their digest."""
+        """Download the federation's plan as bytes; round manifests name their digest."""
         return self._call("GET", f"/v1/federations/{federation_id}/plan").content
 
     def roster(self, federation_id: str, *, after: int) -> list[SignedDocument]:
-        """Download the links of the roster after a version, some at a time."""
+        """Download one page of roster links after a version."""
         path = f"/v1/federations/{federation_id}/roster?after={after}"
         return read(RosterPage, self._call("GET", path)).items
 
     def manifest(self, federation_id: str, round_number: int) -> SignedDocument:
-        """Download the manifest that I was given for a round."""
+        """Download this client's signed manifest of a round."""
         answer = self._call("GET", f"/v1/federations/{federation_id}/rounds/{round_number}/manifest")
         try:
             return _document.validate_json(answer.content)
         except ValidationError as error:
-            raise unreadable(answer, error) from None
+            raise unreadable_answer(answer, error) from None
 
     def join(self, federation_id: str, round_number: int, signature: bytes | None) -> Joined:
-        """Take part in a round; `signature` lets a newcomer be weighed before its first update."""
+        """Join a round; a new client sends its sketch as `signature`, for its first relevance."""
         path = f"/v1/federations/{federation_id}/rounds/{round_number}/join"
         headers = _upload_headers(signature) if signature is not None else None
         return read(Joined, self._call("POST", path, content=signature, headers=headers))
@@ -178,37 +176,35 @@ class CoordinatorApi:
     def weights(
         self, federation_id: str, round_number: int, recipe: WeightsRecipeName | None = None
     ) -> TensorBody:
-        """Download my personalised weights of a round, by a recipe if the coordinator can, else dense."""
+        """Download this client's weights of a round, as a recipe where supported, else dense."""
         accept = f"{MEDIA_TYPE};recipe={recipe}, {MEDIA_TYPE}" if recipe is not None else MEDIA_TYPE
         return self._download(f"/v1/federations/{federation_id}/rounds/{round_number}/weights", accept)
 
     def whole_weights(self, federation_id: str, round_number: int) -> TensorBody:
-        """Download my weights of a round with all that was folded so far, if the coordinator has that."""
+        """Download this client's weights of a round with the whole base delta, where stored."""
         accept = f"{MEDIA_TYPE};fold=whole, {MEDIA_TYPE}"
         return self._download(f"/v1/federations/{federation_id}/rounds/{round_number}/weights", accept)
 
     def push_update(self, federation_id: str, round_number: int, body: bytes) -> Receipt:
-        """Deliver my update; the same bytes may be sent any number of times."""
+        """Upload this client's update. Idempotent for the same bytes."""
         path = f"/v1/federations/{federation_id}/rounds/{round_number}/update"
         headers = _upload_headers(body)
         return read(Receipt, self._call("PUT", path, content=body, headers=headers))
 
     def round_view(self, federation_id: str, round_number: int) -> RoundView:
-        """Look how a round stands, without its other clients."""
+        """Return the state of a round, without other clients."""
         return read(RoundView, self._call("GET", f"/v1/federations/{federation_id}/rounds/{round_number}"))
 
     def send_scores(self, federation_id: str, round_number: int, scores: Scores) -> None:
-        """Say how good the model was before and after the local steps."""
         self._call(
             "PUT", f"/v1/federations/{federation_id}/rounds/{round_number}/scores", json=scores.model_dump()
         )
 
     def anchors(self, federation_id: str) -> Anchors:
-        """Download the federation's public anchor texts."""
         return read(Anchors, self._call("GET", f"/v1/federations/{federation_id}/anchors"))
 
     def pack(self, federation_id: str, base_model: str) -> TensorBody | None:
-        """Download a base model's alignment pack; None while nobody has made it."""
+        """Download a base model's alignment pack; None if none is stored."""
         try:
             return self._download(f"/v1/federations/{federation_id}/alignments/{base_model}")
         except CoordinatorRefused as refusal:
@@ -217,16 +213,13 @@ class CoordinatorApi:
             raise
 
     def packs(self, federation_id: str) -> PackList:
-        """List the alignment packs that are stored, and those that ended."""
         return read(PackList, self._call("GET", f"/v1/federations/{federation_id}/alignments"))
 
     def put_pack(self, federation_id: str, base_model: str, body: bytes) -> None:
-        """Deliver a base model's alignment pack."""
         path = f"/v1/federations/{federation_id}/alignments/{base_model}"
         self._call("PUT", path, content=body, headers=_upload_headers(body))
 
     def put_acceptance(self, federation_id: str, base_model: str, tested: Acceptance) -> None:
-        """Say how a base model's alignment pack did in its acceptance test."""
         path = f"/v1/federations/{federation_id}/alignments/{base_model}/acceptance"
         self._call("PUT", path, json=tested.model_dump(mode="json"))
 
@@ -239,40 +232,50 @@ class CoordinatorApi:
         json: object = None,
         headers: dict[str, str] | None = None,
     ) -> httpx.Response:
-        """Send until it is answered for good, or the deadline passes."""
-        return self._persist(
-            lambda by: self._client.request(
-                method, self._url + path, content=content, json=json, headers=headers, extensions=by
+        return self._send_with_retries(
+            lambda extensions: self._client.request(
+                method,
+                self._url + path,
+                content=content,
+                json=json,
+                headers=headers,
+                extensions=extensions,
             ),
             size=len(content or b""),
         )
 
-    def _persist(self, send: Send, size: int = 0) -> httpx.Response:
-        return persist(
+    def _send_with_retries(self, send: Send, size: int = 0) -> httpx.Response:
+        return send_with_retries(
             send, url=self._url, deadline_seconds=self._deadline_seconds, sleep=self._sleep, size=size
         )
 
     def _download(self, path: str, accept: str = MEDIA_TYPE) -> TensorBody:
-        """Fetch a body, going on where a broken connection left off, and check it against its digest."""
+        """Download a body, resume after a broken connection, and verify its digest.
+
+        Raises:
+            DownloadDamaged: the body does not match its digest.
+        """
         received = bytearray()
         tag: str | None = None
 
-        def fetch(by: dict[str, Any]) -> httpx.Response:
+        def fetch(extensions: dict[str, Any]) -> httpx.Response:
             nonlocal tag
             resume = {"Range": f"bytes={len(received)}-", "If-Range": tag} if received and tag else {}
             headers = {"Accept": accept, **resume}
-            with self._client.stream("GET", self._url + path, headers=headers, extensions=by) as answer:
+            with self._client.stream(
+                "GET", self._url + path, headers=headers, extensions=extensions
+            ) as answer:
                 if answer.status_code == httpx.codes.OK or answer.status_code == RANGE_UNSATISFIABLE:
-                    received.clear()  # the whole body comes, or must be asked for
+                    received.clear()  # the whole body follows, or must be requested again
                     tag = answer.headers.get("ETag")
-                carry(answer)
+                extend_deadline(answer)
                 if not answer.is_success:
                     answer.read()
                 for piece in answer.iter_raw() if answer.is_success else ():
                     received.extend(piece)
                 return answer
 
-        answer = self._persist(fetch)
+        answer = self._send_with_retries(fetch)
         body = bytes(received)
         received.clear()
         digest = digest_of(body)

@@ -1,4 +1,4 @@
-"""Decide what the coordinator is believed: only what is signed with the key that the silo was told of."""
+"""Verify the coordinator's greeting against the key pinned at enrolment."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _CHALLENGE_BYTES = 24
 
 
 def new_challenge() -> str:
-    """Make what a coordinator has to repeat, signed, so that its answer cannot be an old one."""
+    """Return a random challenge; the signed answer repeats it, which excludes a replay."""
     return secrets.token_urlsafe(_CHALLENGE_BYTES)
 
 
 def check_hello(content: bytes, hello: Hello, *, challenge: str, pin: str) -> None:
-    """Check that a greeting, whose bytes are `content`, is the pinned coordinator's answer to `challenge`.
+    """Verify that the greeting in `content` is the pinned coordinator's answer to `challenge`.
 
     Raises:
-        CoordinatorNotTrusted: it is another's, an old one, or was altered on the way.
+        CoordinatorNotTrusted: the greeting has another signer, is a replay, or was altered in transit.
     """
     try:
         key = public_key(hello.signing_key)
-        said = loads(content)
+        document = loads(content)
     except (KeyUnusable, MalformedJson) as error:
         raise CoordinatorNotTrusted from error
-    if not isinstance(said, dict) or hello.challenge != challenge or thumbprint(hello.signing_key) != pin:
+    if not isinstance(document, dict) or hello.challenge != challenge or thumbprint(hello.signing_key) != pin:
         raise CoordinatorNotTrusted
-    if not is_signed("tessera-hello-v1", said, hello.signature, key):
+    if not is_signed("tessera-hello-v1", document, hello.signature, key):
         raise CoordinatorNotTrusted

@@ -1,4 +1,4 @@
-"""Sign every request with the client's key, on the coordinator's clock. Knows no message but the greeting."""
+"""Sign every request with the client's key, on the coordinator's clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from client_agent.errors import AgentError, CoordinatorNotTrusted, RequestTooSlow
 from client_agent.transport.handshake import check_hello, new_challenge
-from client_agent.transport.responses import accepted, read
+from client_agent.transport.responses import read, require_success
 from schemas.identity.keys import thumbprint
 from schemas.identity.signed_requests import SKEW_SECONDS, Target, sign
 from schemas.messages.tokens import Hello
@@ -24,16 +24,16 @@ log = logging.getLogger("tessera.agent")
 
 _NONCE_BYTES = 18
 _GREETING_SECONDS = 60.0
-# A coordinator's clock may be set while it tells the time, and hardly three times in a row.
+# The coordinator's clock may be adjusted during the correction, but hardly three times in a row.
 _MOST_CORRECTIONS = 3
 
 
 class SignedRequests(httpx.Auth):
-    """Signs requests as httpx sends them, each try anew.
+    """Signs each try of a request as httpx sends it.
 
-    Where the coordinator finds our clock wrong, it is asked for the time, and only what it signs with
-    `server_key` is believed: who stands in between must not make us sign for a later time. The request is
-    then sent again, and later ones go by its clock. Without `server_key` our own clock is all there is.
+    After a `clock-skew` refusal it fetches the coordinator's time and accepts only a time signed with
+    `server_key`: a proxy must not obtain signatures for a later time. The request is then repeated, and later
+    requests use the corrected clock. Without `server_key` the local clock is used.
     """
 
     requires_request_body = True
@@ -47,35 +47,35 @@ class SignedRequests(httpx.Auth):
         self._key = key
         self._server_key = server_key
         self._clock = clock
-        self._ahead = 0.0  # how far the coordinator's clock is before ours, seconds
+        self._offset = 0.0  # coordinator's clock minus local clock, seconds
 
     def sync_auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Sign, send, and after a `clock-skew` ask for the time, sign and send again.
+        """Sign and send; after `clock-skew` correct the clock, sign and send again.
 
         Raises:
-            CoordinatorRefused: the time that was told is not the coordinator's own word.
-            RequestTooSlow: the clock is good enough: the request was too long on its way.
+            CoordinatorRefused: the time in the answer is not signed by the coordinator.
+            RequestTooSlow: the clock is correct, and the request took too long in transit.
         """
         request.read()
         self._sign(request)
         answer = yield request
         for _ in range(_MOST_CORRECTIONS):
-            if self._server_key is None or not _is_about_the_clock(answer):
+            if self._server_key is None or not _is_clock_skew(answer):
                 return
-            ahead = yield from self._ask_the_time(request, self._server_key)
-            if ahead is None:
-                accepted(answer)
+            offset = yield from self._fetch_clock_offset(request, self._server_key)
+            if offset is None:
+                require_success(answer)
                 return
-            moved, self._ahead = abs(ahead - self._ahead), ahead
-            if moved < SKEW_SECONDS:
+            change, self._offset = abs(offset - self._offset), offset
+            if change < SKEW_SECONDS:
                 raise RequestTooSlow(request.url.path)
             self._sign(request)
             answer = yield request
 
-    def _ask_the_time(
+    def _fetch_clock_offset(
         self, request: httpx.Request, server_key: str
     ) -> Generator[httpx.Request, httpx.Response, float | None]:
-        """Ask how far the coordinator's clock is before ours, seconds; None if the answer proves nothing."""
+        """Fetch the clock offset in seconds; None if the answer does not prove it."""
         challenge, asked_at = new_challenge(), self._clock()
         path = f"/v1/hello?challenge={challenge}".encode()
         greeting = yield httpx.Request(
@@ -86,18 +86,20 @@ class SignedRequests(httpx.Auth):
         )
         greeting.read()
         try:
-            return _told(greeting, challenge, server_key, asked_at, self._clock())
+            return _clock_offset(greeting, challenge, server_key, asked_at, self._clock())
         except AgentError as error:
-            log.warning("this clock is said to be wrong, and what says so proves no other time: %s", error)
+            log.warning(
+                "clock: refused without a proven time (%s); not corrected: check the clock of this machine",
+                error,
+            )
             return None
 
     def sign_with(self, key: Ed25519PrivateKey) -> None:
-        """Sign with another key from now on."""
         self._key = key
 
     def now(self) -> float:
-        """Tell the time on the coordinator's clock, as far as it is known."""
-        return self._clock() + self._ahead
+        """Return the coordinator's time, seconds since 1970, with the last proven offset."""
+        return self._clock() + self._offset
 
     def _sign(self, request: httpx.Request) -> None:
         if request.content and "Content-Digest" not in request.headers:
@@ -117,22 +119,22 @@ class SignedRequests(httpx.Auth):
         request.headers.update(sign(target, self._key, created=created, nonce=nonce))
 
 
-def _told(
+def _clock_offset(
     greeting: httpx.Response, challenge: str, server_key: str, asked_at: float, answered_at: float
 ) -> float:
-    """Read how far the coordinator's clock is before ours: what delays the answer makes it less, never more.
+    """Return coordinator clock minus local clock, seconds; a delay of the answer can only reduce it.
 
     Raises:
         AgentError: the greeting is not the coordinator's answer to `challenge`, or took too long.
     """
-    hello = read(Hello, accepted(greeting))
+    hello = read(Hello, require_success(greeting))
     check_hello(greeting.content, hello, challenge=challenge, pin=thumbprint(server_key))
     if answered_at - asked_at > _GREETING_SECONDS:
         raise CoordinatorNotTrusted
     return hello.server_time.timestamp() - answered_at
 
 
-def _is_about_the_clock(answer: httpx.Response) -> bool:
+def _is_clock_skew(answer: httpx.Response) -> bool:
     if answer.status_code != httpx.codes.UNAUTHORIZED:
         return False
     answer.read()

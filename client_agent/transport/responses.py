@@ -1,4 +1,4 @@
-"""Read what the coordinator answered: a message, a refusal, or something that is neither."""
+"""Parse the coordinator's responses: a message, a problem document, or neither."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Message = TypeVar("Message", bound=BaseModel)
 
 
 def read(kind: type[Message], answer: httpx.Response) -> Message:
-    """Read a message, whatever further members it has.
+    """Parse a message; ignore unknown members.
 
     Raises:
-        AnswerUnreadable: it is another one.
+        AnswerUnreadable: the body does not match the message.
     """
     try:
         return kind.model_validate_json(answer.content, extra="ignore")
     except ValidationError as error:
-        raise unreadable(answer, error) from None
+        raise unreadable_answer(answer, error) from None
 
 
-def unreadable(answer: httpx.Response, error: ValidationError) -> AnswerUnreadable:
-    """Say which members are wrong, never their values: the answer to an enrolment holds a secret."""
+def unreadable_answer(answer: httpx.Response, error: ValidationError) -> AnswerUnreadable:
+    """Build the error with the names of the invalid members, without their values, which may be secret."""
     faults = error.errors(include_input=False, include_url=False, include_context=False)
     members = "; ".join(
         f"{'.'.join(map(str, fault['loc'])) or 'all'}: {fault['msg']}" for fault in faults[:5]
@@ -34,11 +34,11 @@ def unreadable(answer: httpx.Response, error: ValidationError) -> AnswerUnreadab
     return AnswerUnreadable(answer.request.url.path, members)
 
 
-def accepted(answer: httpx.Response) -> httpx.Response:
-    """Give a good answer back.
+def require_success(answer: httpx.Response) -> httpx.Response:
+    """Return a successful answer unchanged.
 
     Raises:
-        CoordinatorRefused: it is a problem document, or an error without one.
+        CoordinatorRefused: the answer is a problem document, or an error without one.
     """
     if answer.is_success:
         return answer
@@ -54,7 +54,6 @@ def accepted(answer: httpx.Response) -> httpx.Response:
 
 
 def is_refusal(answer: httpx.Response, slug: str) -> bool:
-    """Say whether an answer is a problem document of this kind."""
     if not answer.is_client_error:
         return False
     try:
@@ -64,7 +63,7 @@ def is_refusal(answer: httpx.Response, slug: str) -> bool:
 
 
 def retry_after(answer: httpx.Response) -> float | None:
-    """Read Retry-After in seconds; a date, which our coordinator never sends, counts as none."""
+    """Return Retry-After in seconds, or None; a Tessera coordinator never sends a date."""
     try:
         return max(0.0, float(answer.headers["Retry-After"]))
     except (KeyError, ValueError):

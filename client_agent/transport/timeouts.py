@@ -1,7 +1,6 @@
-"""Give a call a deadline: connecting, what is sent, the answer's head and body, all end when it is over.
+"""One deadline for a whole HTTP call: connect, request, response head and body.
 
-httpx's own timeouts begin anew with every byte that moves: a coordinator that takes or gives one a minute
-would hold an agent for ever. Knows no path and no message.
+The timeouts of httpx restart with every byte, so that a peer sending one byte a minute would block forever.
 """
 
 from __future__ import annotations
@@ -16,54 +15,54 @@ from typing import Any, cast
 import httpx
 
 FLOOR_BYTES_PER_SECOND = 100_000
-"""The slowest line that a large body is waited for on."""
+"""The minimum rate that extends the deadline of a large body."""
 
 _NAME = "tessera_deadline"
 _PIECE_BYTES = 65536
-_OVER = "the time for the whole call is over"
+_DEADLINE_PASSED = "the deadline of the whole call has passed"
 
 
 class Deadline:
-    """When a call must be over: `seconds` after now, and later for a body that takes longer at the floor."""
+    """The end of a call: `seconds` from now, plus the time of its body at the minimum rate."""
 
     def __init__(self, seconds: float, *, size: int = 0) -> None:
         self._began = time.monotonic()
         self._seconds = seconds
         self._size = size
 
-    def carry(self, size: int) -> None:
-        """Allow for a body of `size` bytes, whichever was the largest."""
+    def extend_for(self, size: int) -> None:
+        """Extend the deadline for a body of `size` bytes, or for the largest body so far."""
         self._size = max(self._size, size)
 
     @property
-    def left(self) -> float:
-        """How much time there is, seconds."""
+    def remaining(self) -> float:
+        """Seconds until the deadline; negative after it."""
         return self._began + self._seconds + self._size / FLOOR_BYTES_PER_SECOND - time.monotonic()
 
     @property
     def extensions(self) -> dict[str, Any]:
-        """What a request that is to end by then says to `DeadlineClient`."""
+        """The httpx extensions that attach this deadline to a request of `DeadlineClient`."""
         return {_NAME: self}
 
 
 class DeadlineClient(httpx.Client):
-    """An httpx client that ends a call past its deadline as a timeout of httpx, whatever is awaited."""
+    """An httpx client that raises an httpx timeout once the deadline of a call has passed."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options, event_hooks={"request": [_watch_request], "response": [_watch_answer]})
+        super().__init__(**options, event_hooks={"request": [_limit_request], "response": [_limit_answer]})
         self._opened: list[socket.socket] = []
 
     def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        """Send a request, and cut its connection if what `send` waits for is not there in time."""
+        """Send a request; shut down its connection at the deadline."""
         deadline: Deadline | None = request.extensions.get(_NAME)
         if deadline is None:
             return super().send(request, **options)
-        request.extensions = {**request.extensions, "trace": self._note}
-        with self._cutting(request, deadline):
+        request.extensions = {**request.extensions, "trace": self._track_socket}
+        with self._cut_at_deadline(request, deadline):
             return super().send(request, **options)
 
     @contextmanager
-    def _cutting(self, request: httpx.Request, deadline: Deadline) -> Iterator[None]:
+    def _cut_at_deadline(self, request: httpx.Request, deadline: Deadline) -> Iterator[None]:
         is_over = threading.Event()
 
         def cut() -> None:
@@ -72,45 +71,47 @@ class DeadlineClient(httpx.Client):
                 with suppress(OSError):
                     socket.socket.shutdown(line, socket.SHUT_RDWR)
 
-        timer = threading.Timer(max(0.0, deadline.left), cut)
+        timer = threading.Timer(max(0.0, deadline.remaining), cut)
         timer.daemon = True
         timer.start()
         try:
             yield
         except (httpx.TransportError, OSError) as error:
             if is_over.is_set():
-                raise httpx.ReadTimeout(_OVER, request=request) from error
+                raise httpx.ReadTimeout(_DEADLINE_PASSED, request=request) from error
             raise
         finally:
             timer.cancel()
 
-    def _note(self, event: str, said: Mapping[str, Any]) -> None:
-        """Remember the connections that httpcore opens: TLS takes the plain one's place."""
+    def _track_socket(self, event: str, info: Mapping[str, Any]) -> None:
+        """Record the sockets that httpcore opens; a TLS socket replaces the plain one."""
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
-            line = said["return_value"].get_extra_info("socket")
-            self._opened = [one for one in (*self._opened, line) if one.fileno() >= 0]
+            opened = info["return_value"].get_extra_info("socket")
+            self._opened = [
+                open_socket for open_socket in (*self._opened, opened) if open_socket.fileno() >= 0
+            ]
 
 
-def carry(answer: httpx.Response) -> None:
-    """Allow the call that an answer is of the time that its body takes at the floor."""
+def extend_deadline(answer: httpx.Response) -> None:
+    """Extend the deadline of an answer's call by the time of its body at the minimum rate."""
     deadline: Deadline | None = answer.request.extensions.get(_NAME)
     if deadline is not None:
-        deadline.carry(int(answer.headers.get("Content-Length", "0")))
+        deadline.extend_for(int(answer.headers.get("Content-Length", "0")))
 
 
-def _watch_request(request: httpx.Request) -> None:
+def _limit_request(request: httpx.Request) -> None:
     if _NAME in request.extensions:
         sent = cast("httpx.SyncByteStream", request.stream)
-        request.stream = _Watched(sent, request, httpx.WriteTimeout)
+        request.stream = _LimitedStream(sent, request, httpx.WriteTimeout)
 
 
-def _watch_answer(answer: httpx.Response) -> None:
+def _limit_answer(answer: httpx.Response) -> None:
     if _NAME in answer.request.extensions:
         received = cast("httpx.SyncByteStream", answer.stream)
-        answer.stream = _Watched(received, answer.request, httpx.ReadTimeout)
+        answer.stream = _LimitedStream(received, answer.request, httpx.ReadTimeout)
 
 
-class _Watched(httpx.SyncByteStream):
+class _LimitedStream(httpx.SyncByteStream):
     def __init__(
         self, stream: httpx.SyncByteStream, request: httpx.Request, late: type[httpx.TimeoutException]
     ) -> None:
@@ -121,8 +122,8 @@ class _Watched(httpx.SyncByteStream):
     def __iter__(self) -> Iterator[bytes]:
         for piece in self._stream:
             for at in range(0, len(piece), _PIECE_BYTES):
-                if self._request.extensions[_NAME].left < 0:
-                    raise self._late(_OVER, request=self._request)
+                if self._request.extensions[_NAME].remaining < 0:
+                    raise self._late(_DEADLINE_PASSED, request=self._request)
                 yield piece[at : at + _PIECE_BYTES]
 
     def close(self) -> None:

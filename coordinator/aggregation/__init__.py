@@ -1,1 +1,1 @@
-"""Aggregation: from the updates of a round to the weights of the next."""
+"""Aggregation of a round: from stored updates to published weights."""

@@ -1,29 +1,31 @@
-"""Fold part of a round into each base model, module by module, and say who is served which part of it.
+"""Compute a round's base delta of each group, module by module, and the part that each client is served.
 
-Whoever's update was in the round has everything from before it and gets what is new; anybody else gets all
-that was folded so far, recompressed. Where too few would speak in a fold, nothing is folded, and whoever's
-update was in the round is served it again, to go on from. Memory is bounded by one module of every source.
+A client with an update in the round is served the new delta; an absent one the sum of all deltas so far. A
+group with too few voices gets no delta, and its clients are served their own update to continue from. Memory
+is bounded by one module of every source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
 import numpy as np
 
-from coordinator.aggregation.base_delta_store import Fold
+from coordinator.aggregation import base_delta_store
+from coordinator.aggregation.base_delta_store import GroupDelta
 from coordinator.aggregation.factor_reader import StoredFactors, places, read_factors
-from coordinator.aggregation.mixing import Weights
 from coordinator.aggregation.output_writer import StagedOutput, discard
 from coordinator.aggregation.state_reader import StoredState
+from coordinator.aggregation.store import Established
 from coordinator.db.engine import Database
+from coordinator.rounds import base_weights
 from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
-from coordinator.strategies.base import Module, modules_of
-from coordinator.strategies.capabilities import BaseDelta, Folding
-from coordinator.weights.base_delta import BaseModelGroup, increment, kin_of, whole
+from coordinator.strategies.base import Module, Strategy, Weights, modules_of
+from coordinator.strategies.capabilities import BaseDelta
+from coordinator.weights.base_delta import BaseModelGroup, group_of, increment_head, whole_head
 from schemas.maths.adapter import Layout, Shape
 from schemas.maths.factors import Factors, recompressed, side_by_side
 from schemas.messages.updates import WeightsManifest
@@ -32,10 +34,10 @@ from schemas.wire.digests import digest_from_hash
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A client whose base model is folded into.
+    """A client whose base model changes.
 
-    `fold_from` is the round of the weights that it trained from, if its update is in this round; None =
-    it was absent. Nothing is made for one that is not `served`. `alone`: it and its kin keep their own.
+    `fold_from` is the round of the weights that it trained from, if its update is in this round; None = it is
+    absent. Only a member that `is_served` gets weights. A member that `keeps_own` shares nothing this round.
     """
 
     client: str
@@ -43,27 +45,27 @@ class GroupMember:
     layout: Layout
     manifest: WeightsManifest
     fold_from: int | None
-    served: bool
-    alone: bool = False
+    is_served: bool
+    keeps_own: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Folds:
-    """What came of a round: each client's body, and all that is folded from now on, by kin."""
+class RoundOutput:
+    """The staged result of a round: each client's body, and the sum of base deltas of each group."""
 
-    made: dict[str, StagedOutput]
-    folds: Sequence[Fold] = ()
+    bodies: dict[str, StagedOutput]
+    deltas: Sequence[GroupDelta] = ()
 
 
 @dataclass(slots=True)
-class _Growing:
-    """Weights in the making whose layout is known when they are whole."""
+class _GrowingWeights:
+    """Staged weights whose layout is complete after the last module."""
 
     staged: Staged
     layout: Layout = field(default_factory=dict)
 
     def append(self, database: Database, module: Module, served: Factors | None, residual: Factors) -> None:
-        """Write a module: A, B, RA, RB in the order of a layout; what has no rank is left out."""
+        """Write a module: A, B, RA, RB in the order of a layout, without factors of rank 0."""
         with database.write() as session:
             for prefix, factors in (("", served), ("R", residual)):
                 if factors is not None and factors.rank:
@@ -72,127 +74,167 @@ class _Growing:
                         self.staged.append(session, np.ascontiguousarray(values, "<f4").tobytes())
 
 
-def fold(
+def write_base_deltas(
     database: Database,
-    strategy: Folding,
+    strategy: Strategy,
     weights: Weights,
-    states: Mapping[str, StoredState],
-    members: Sequence[GroupMember],
-    earlier: Mapping[BaseModelGroup, StoredState],
-    *,
+    clients: Sequence[Established],
+    alone: Collection[str],
+    federation_id: str,
+    round_number: int,
     between: Callable[[], None],
-) -> Folds:
-    """Write what a strategy folds and serves; `between` is called after every module.
+) -> RoundOutput:
+    """Write the base deltas of a round and all clients' weights as staged payloads.
 
-    What it raises ends the work and what was staged is discarded.
+    `alone` are the clients that keep their own. `between` is called after every module; if it raises, the
+    staged payloads are discarded.
     """
-    kindred: dict[BaseModelGroup, list[GroupMember]] = {}
+    members, earlier = _members(database, clients, alone, federation_id, round_number)
+    groups: dict[BaseModelGroup, list[GroupMember]] = {}
     for member in members:
-        kindred.setdefault(kin_of(member.base_model, member.layout), []).append(member)
+        groups.setdefault(group_of(member.base_model, member.layout), []).append(member)
+    states = {client.facts.client: client.state for client in clients}
     work = _Work(database, strategy, weights, StoredFactors(database, states), between)
-    made, folds, staged = dict[str, StagedOutput](), list[Fold](), list[_Growing]()
+    bodies, deltas = dict[str, StagedOutput](), list[GroupDelta]()
     try:
-        for kin, some in sorted(kindred.items()):
-            with database.write() as session:
-                new, everything = (_Growing(payloads.stage(session)) for _ in range(2))
-            staged += [new, everything]
-            work.fold(some[0], earlier.get(kin), new, everything)
-            served = [one for one in some if one.served]
-            present = {
-                one.client: increment(new.layout, one.manifest, fold_from=one.fold_from)
-                for one in served
-                if one.fold_from is not None and not one.alone
-            }
-            for one in served:
-                if one.alone and one.fold_from is not None:
-                    with database.write() as session:
-                        again = _Growing(payloads.stage(session))
-                    staged.append(again)
-                    work.again(one, again)
-                    beginning = increment(again.layout, one.manifest, fold_from=one.fold_from)
-                    made |= _bodies(database, again.staged, {one.client: beginning})
-            absent = {
-                one.client: whole(everything.layout, one.manifest) for one in served if one.fold_from is None
-            }
-            made |= _bodies(database, new.staged, present)
-            made |= _bodies(database, everything.staged, absent)
-            folds.append(Fold(kin, everything.layout, everything.staged))
-            if not present:
-                discard(database, [new])
+        for group, in_group in sorted(groups.items()):
+            written, total = work.group_bodies(in_group, earlier.get(group))
+            bodies |= written
+            deltas.append(GroupDelta(group, total.layout, total.staged))
     except BaseException:
-        discard(database, staged)
+        discard(database, work.growing)
         raise
-    return Folds(made, folds)
+    return RoundOutput(bodies, deltas)
+
+
+def _members(
+    database: Database,
+    clients: Sequence[Established],
+    alone: Collection[str],
+    federation_id: str,
+    round_number: int,
+) -> tuple[list[GroupMember], dict[BaseModelGroup, StoredState]]:
+    with database.read() as session:
+        trained_from = {
+            client.facts.client: base_weights.newest(session, client.facts.client, round_number)
+            for client in clients
+            if client.facts.age == 0
+        }
+        earlier = base_delta_store.latest(session, federation_id, round_number)
+    rounds = {client: served.round_number for client, served in trained_from.items() if served is not None}
+    members = [
+        GroupMember(
+            client.facts.client,
+            client.facts.base_model,
+            client.state.layout,
+            client.manifest,
+            rounds.get(client.facts.client),
+            client.is_enrolled,
+            client.facts.client in alone,
+        )
+        for client in clients
+    ]
+    return members, earlier
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A round's folding, whichever kin it is for."""
+    """The inputs that all groups of a round share, and the payloads staged so far."""
 
     database: Database
-    strategy: Folding
+    strategy: Strategy
     weights: Weights
     stored: StoredFactors
     between: Callable[[], None]
+    growing: list[_GrowingWeights] = field(default_factory=list)
 
-    def fold(
-        self, one: GroupMember, earlier: StoredState | None, new: _Growing, everything: _Growing
+    def group_bodies(
+        self, members: Sequence[GroupMember], earlier: StoredState | None
+    ) -> tuple[dict[str, StagedOutput], _GrowingWeights]:
+        new, total = self._stage(2)
+        self._write_delta(members[0], earlier, new, total)
+        served = [member for member in members if member.is_served]
+        present, absent, bodies = dict[str, bytes](), dict[str, bytes](), dict[str, StagedOutput]()
+        for member in served:
+            if member.fold_from is None:
+                absent[member.client] = whole_head(total.layout, member.manifest)
+            elif member.keeps_own:
+                (repeated,) = self._stage(1)
+                self._write_own(member, repeated)
+                head = increment_head(repeated.layout, member.manifest, fold_from=member.fold_from)
+                bodies |= _bodies(self.database, repeated.staged, {member.client: head})
+            else:
+                present[member.client] = increment_head(
+                    new.layout, member.manifest, fold_from=member.fold_from
+                )
+        bodies |= _bodies(self.database, new.staged, present)
+        bodies |= _bodies(self.database, total.staged, absent)
+        if not present:
+            discard(self.database, [new])
+        return bodies, total
+
+    def _stage(self, count: int) -> list[_GrowingWeights]:
+        with self.database.write() as session:
+            staged = [_GrowingWeights(payloads.stage(session)) for _ in range(count)]
+        self.growing.extend(staged)
+        return staged
+
+    def _write_delta(
+        self, member: GroupMember, earlier: StoredState | None, new: _GrowingWeights, total: _GrowingWeights
     ) -> None:
-        """Go through the modules of the kin of which `one` is."""
-        everybody = self.weights.cohort.clients
-        clients = [facts.client for facts in everybody]
-        before = places(earlier.layout) if earlier is not None else {}
-        for module, form in sorted(modules_of(one.layout).items()):
-            row = self.weights.of_module(module)[clients.index(one.client)]
-            served, so_far = None, _nothing(dict(form), module)
+        """Write the delta of this round and its sum with all earlier ones, for the group of `member`."""
+        cohort = self.weights.cohort.clients
+        row_index = [facts.client for facts in cohort].index(member.client)
+        earlier_places = places(earlier.layout) if earlier is not None else {}
+        for module, form in sorted(modules_of(member.layout).items()):
+            row = self.weights.of_module(module)[row_index]
+            served, so_far = None, _no_rank(dict(form), module)
             if earlier is not None:
-                found = before.get(module, {})
-                with self.database.read_past_sessions() as driver:
-                    read = [
-                        read_factors(driver, earlier.payload_id, earlier.begin, found[a], found[b])
-                        if a in found
+                by_factor = earlier_places.get(module, {})
+                with self.database.driver_connection() as driver:
+                    stored = [
+                        read_factors(driver, earlier.payload_id, earlier.begin, by_factor[a], by_factor[b])
+                        if a in by_factor
                         else None
                         for a, b in (("A", "B"), ("RA", "RB"))
                     ]
-                served, so_far = read[0], read[1] or so_far
-            heard = (facts for facts, weight in zip(everybody, row, strict=True) if weight > 0)
-            absent = earlier is not None and all(facts.age != 0 for facts in heard)  # nobody of them is here
-            if one.alone or absent:
-                folded, together = BaseDelta(served, _nothing(dict(form), module)), so_far
+                served, so_far = stored[0], stored[1] or so_far
+            sources = (facts for facts, weight in zip(cohort, row, strict=True) if weight > 0)
+            all_absent = earlier is not None and all(facts.age != 0 for facts in sources)
+            if member.keeps_own or all_absent:
+                delta, summed = BaseDelta(served, _no_rank(dict(form), module)), so_far
             else:
-                folded = self.strategy.fold(self.stored.sources(self.weights, module, row))
-                together = recompressed(side_by_side([so_far, folded.residual]))
-            new.append(self.database, module, folded.served, folded.residual)
-            everything.append(self.database, module, folded.served, together)
+                delta = self.strategy.base_delta(self.stored.sources(self.weights, module, row))
+                summed = recompressed(side_by_side([so_far, delta.residual]))
+            new.append(self.database, module, delta.served, delta.residual)
+            total.append(self.database, module, delta.served, summed)
             self.between()
 
-    def again(self, one: GroupMember, growing: _Growing) -> None:
-        """Write a client's own A and B for it to go on from; nothing is added to its base model."""
-        for module, form in sorted(modules_of(one.layout).items()):
-            own = self.stored.own(one.client, module)
-            growing.append(self.database, module, own, _nothing(dict(form), module))
+    def _write_own(self, member: GroupMember, growing: _GrowingWeights) -> None:
+        for module, form in sorted(modules_of(member.layout).items()):
+            factors = self.stored.of_client(member.client, module)
+            growing.append(self.database, module, factors, _no_rank(dict(form), module))
             self.between()
 
 
-def _nothing(form: Mapping[str, Shape], module: Module) -> Factors:
-    """Give a module's factors without any rank."""
+def _no_rank(form: Mapping[str, Shape], module: Module) -> Factors:
     a, b = form[f"{module}.A"], form[f"{module}.B"]
     return Factors(np.zeros((0, a[1]), np.float32), np.zeros((b[0], 0), np.float32))
 
 
 def _bodies(database: Database, staged: Staged, heads: Mapping[str, bytes]) -> dict[str, StagedOutput]:
-    """Give each client's body: a head of its own and what is staged, which is read once for all digests."""
-    seen = {client: sha256(beginning) for client, beginning in heads.items()}
+    """Return each client's body, its own head and the staged values; these are read once for all digests."""
+    hashes = {client: sha256(head) for client, head in heads.items()}
     for piece in payloads.stream(database, staged.payload_id, 0, staged.size if heads else 0):
-        for one in seen.values():
-            one.update(piece)
+        for running in hashes.values():
+            running.update(piece)
     return {
         client: StagedOutput(
-            beginning,
+            head,
             staged,
             0,
-            digest_from_hash(seen[client].hexdigest()),
-            len(beginning) + staged.size,
+            digest_from_hash(hashes[client].hexdigest()),
+            len(head) + staged.size,
         )
-        for client, beginning in heads.items()
+        for client, head in heads.items()
     }

@@ -1,4 +1,4 @@
-"""The rows of what was folded into each base model so far, and what whoever was not there last is served."""
+"""Read and write the rows of base deltas, and the weights that newcomers of a group start from."""
 
 from __future__ import annotations
 
@@ -13,59 +13,66 @@ from coordinator.db.engine import Database
 from coordinator.db.tables.federations import FoldRow
 from coordinator.http.downloads import Stored
 from coordinator.storage.payloads import Staged
-from coordinator.weights.base_delta import BaseModelGroup, body
+from coordinator.weights.base_delta import BaseModelGroup, group_weights
 from schemas.maths.adapter import Layout
 from schemas.messages.updates import WeightsManifest
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
-    """All that was folded for some kin up to a round, in the making; A and B to go on from beside it."""
+class GroupDelta:
+    """The staged sum of all base deltas of a group up to a round, with A and B to continue from."""
 
-    kin: BaseModelGroup
+    group: BaseModelGroup
     layout: Layout
     staged: Staged
 
 
-def newest(session: Session, federation_id: str, until: int) -> dict[BaseModelGroup, StoredState]:
-    """What was folded in the rounds up to `until`?"""
+def latest(session: Session, federation_id: str, until: int) -> dict[BaseModelGroup, StoredState]:
+    """Return the last base delta of each group, of round `until` or before.
+
+    Raises:
+        LookupError: the payload of one was deleted.
+    """
     return {
         BaseModelGroup(row.base_model, row.form): _state(row)
-        for row in _newest(session, federation_id, until)
+        for row in _latest_rows(session, federation_id, until)
     }
 
 
-def keep(session: Session, federation_id: str, round_number: int, folds: Iterable[tuple[Fold, int]]) -> None:
-    """Keep what was folded up to round `round_number`, each with the id of its payload."""
-    for fold, payload_id in folds:
+def store_deltas(
+    session: Session, federation_id: str, round_number: int, deltas: Iterable[tuple[GroupDelta, int]]
+) -> None:
+    for delta, payload_id in deltas:
         session.add(
             FoldRow(
                 federation_id=federation_id,
                 round_number=round_number,
-                base_model=fold.kin.base_model,
-                form=fold.kin.form,
-                layout=[[name, list(shape)] for name, shape in fold.layout.items()],
+                base_model=delta.group.base_model,
+                form=delta.group.form,
+                layout=[[name, list(shape)] for name, shape in delta.layout.items()],
                 payload_id=payload_id,
             )
         )
 
 
-def start(
-    database: Database, federation_id: str, until: int, kin: BaseModelGroup, manifest: WeightsManifest
+def newcomer_weights(
+    database: Database, federation_id: str, until: int, group: BaseModelGroup, manifest: WeightsManifest
 ) -> Stored | None:
-    """Give the weights of a newcomer after round `until`: as its kin have them; None = it has no kin yet."""
+    """Return the weights of a newcomer after round `until`, those of its group; None = it is the first."""
     with database.read() as session:
-        found = newest(session, federation_id, until).get(kin)
-    if found is None:
+        state = latest(session, federation_id, until).get(group)
+    if state is None:
         return None
-    return body(database, found.payload_id, found.layout, manifest)
+    return group_weights(database, state.payload_id, state.layout, manifest)
 
 
-def _newest(session: Session, federation_id: str, until: int) -> list[FoldRow]:
-    here: ColumnElement[bool] = (FoldRow.federation_id == federation_id) & (FoldRow.round_number <= until)
+def _latest_rows(session: Session, federation_id: str, until: int) -> list[FoldRow]:
+    is_candidate: ColumnElement[bool] = (FoldRow.federation_id == federation_id) & (
+        FoldRow.round_number <= until
+    )
     last = (
         select(FoldRow.base_model, FoldRow.form, func.max(FoldRow.round_number).label("number"))
-        .where(here)
+        .where(is_candidate)
         .group_by(FoldRow.base_model, FoldRow.form)
         .subquery()
     )
@@ -78,7 +85,7 @@ def _newest(session: Session, federation_id: str, until: int) -> list[FoldRow]:
                 & (last.c.form == FoldRow.form)
                 & (last.c.number == FoldRow.round_number),
             )
-            .where(here)
+            .where(is_candidate)
         )
     )
 
@@ -86,7 +93,7 @@ def _newest(session: Session, federation_id: str, until: int) -> list[FoldRow]:
 def _state(row: FoldRow) -> StoredState:
     if row.payload_id is None:
         raise LookupError(
-            f"what was folded into {row.base_model} up to round {row.round_number} was forgotten"
+            f"the base delta of {row.base_model} up to round {row.round_number} was deleted by retention"
         )
     layout = {str(name): tuple(int(extent) for extent in shape) for name, shape in row.layout}
     return StoredState(row.payload_id, 0, layout)

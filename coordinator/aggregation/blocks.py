@@ -1,4 +1,4 @@
-"""Cut the clients' adapters into columns that can be mixed at once. Pure: layouts in, positions out."""
+"""Split the clients' adapters into blocks of columns that are mixed at once. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from coordinator.strategies.base import Form, Module, modules_of
 from schemas.maths.adapter import Layout, is_of_one_base_model, module_of
 
 _VALUE_BYTES = 4
-_COPIES_WHILE_READING = 3  # as the driver gives it, in pieces, and joined
+_COPIES_WHILE_READING = 3  # the bytes of the driver, its pieces, and their concatenation
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive values that the same clients have.
+    """Consecutive values of the same clients.
 
     Attributes:
         module: one of the modules inside; the weights of all of them are equal.
-        size: how many values.
-        begins: where they begin in each client's state, by the client's place; in values.
+        size: number of values.
+        begins: their first position in each client's state, by the client's place; in values.
     """
 
     module: Module
@@ -36,14 +36,13 @@ def blocks(
     *,
     kind: Callable[[Module], object] = is_of_one_base_model,
 ) -> Iterator[Block]:
-    """Go through all values of all clients, each client's in the order of its own layout.
+    """Yield all values of all clients, each client's in the order of its own layout.
 
-    Modules of which `kind` says different things are never in one block.
+    Modules of different `kind` are never in one block.
 
-    What a block makes necessary fits in `block_bytes` (but it has at least one value): a row of float32 for
-    each client, two for each of the `receivers` among them (one is made while another is written), and
-    the copies of the one row that is being read. No row is longer than a stored chunk: reading more at once
-    is no faster, and few clients need not fill the budget.
+    The memory for a block fits in `block_bytes` (but it has at least one value): a row of float32 for each
+    client, two more for each of the `receivers` (one is computed while another is written), and the copies of
+    the row that is being read. No row is longer than a stored chunk: reading more at once is no faster.
     """
     for run in _runs(layouts, kind):
         rows = len(run.begins) + 2 * len(run.begins.keys() & receivers) + _COPIES_WHILE_READING
@@ -54,10 +53,9 @@ def blocks(
 
 
 def _runs(layouts: Sequence[Layout], kind: Callable[[Module], object]) -> Iterator[Block]:
-    """Join neighbouring tensors that the same clients have, in the same shapes of the whole module.
+    """Join neighbouring tensors of one kind that the same clients have, in modules of the same shapes.
 
-    Those of different kinds never join: their weights may differ.
-    Layouts are sorted by name and so is their union: what is consecutive there is so in each client's state.
+    Layouts are sorted by name and so is their union: consecutive tensors are so in each client's state.
     """
     holders: dict[tuple[str, Form], list[int]] = {}
     for place, layout in enumerate(layouts):

@@ -1,7 +1,6 @@
-"""Make weights module by module where a strategy wants more than G = W U: it sees A and B of its sources.
+"""Write the weights of a round, for strategies that average values and for those that combine A and B.
 
-Memory is bounded by one module of every source. Everything else, how receivers of equal values share one
-payload included, is as in `mixing`.
+Combining goes module by module; its memory is bounded by one module of every source.
 """
 
 from __future__ import annotations
@@ -12,21 +11,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.aggregation.factor_reader import StoredFactors
-from coordinator.aggregation.mixing import Weights, alike, mix
-from coordinator.aggregation.output_writer import Receiver, StagedOutput, append, begin, discard
+from coordinator.aggregation.mixing import mix
+from coordinator.aggregation.output_writer import Receiver, StagedOutput, append, begin, discard, outputs
 from coordinator.aggregation.state_reader import StoredState, Values
-from coordinator.aggregation.voices import kept_own, rows_with_voices
+from coordinator.aggregation.voices import fall_back_to_own, rows_with_voices
 from coordinator.db.engine import Database
-from coordinator.strategies.base import Cohort, Floats, Module, make, modules_of
-from coordinator.strategies.capabilities import Combining, Rescaling
+from coordinator.strategies.base import Cohort, Floats, Module, Strategy, Weights, modules_of
+from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.adapter import Shape, factor_of
 from schemas.maths.factors import Factors
-from schemas.messages.federations import FederationPlan
 
 
-def weights_of(
+def write_weights(
     database: Database,
-    plan: FederationPlan,
+    opened: OpenedPlan,
     weights: Weights,
     states: Mapping[str, StoredState],
     receivers: Sequence[Receiver],
@@ -34,53 +32,49 @@ def weights_of(
     block_bytes: int,
     between: Callable[[], None],
 ) -> dict[str, StagedOutput]:
-    """Write the receivers' weights as staged payloads, as the plan's strategy makes them.
+    """Write the receivers' weights as staged payloads, as the plan's strategy computes them; by client.
 
-    `between` is called again and again; what it raises ends the work and what was staged is discarded.
+    `between` is called after every block or module; if it raises, the staged payloads are discarded.
     """
-    strategy = make(plan.strategy.name, plan.strategy.options)
-    if isinstance(strategy, Combining):
-        least = plan.privacy.min_voices
-        return combine(database, strategy, weights, states, receivers, least=least, between=between)
-    return mix(database, weights, states, receivers, block_bytes=block_bytes, between=between)
+    if not opened.traits.combines:
+        return mix(database, weights, states, receivers, block_bytes=block_bytes, between=between)
+    stored = StoredFactors(database, states)
+    least = opened.plan.privacy.min_voices
+    if least > 1 and opened.traits.rescales:
+        weights = _with_voices(opened.strategy, stored, weights, receivers, least)
+    return _combine(database, opened.strategy, stored, weights, receivers, between)
 
 
-def combine(
+def _combine(
     database: Database,
-    strategy: Combining,
+    strategy: Strategy,
+    stored: StoredFactors,
     weights: Weights,
-    states: Mapping[str, StoredState],
     receivers: Sequence[Receiver],
-    *,
-    least: int,
     between: Callable[[], None],
 ) -> dict[str, StagedOutput]:
-    """Write what a strategy combines for each receiver, of `least` voices beside its own; by client."""
-    stored = StoredFactors(database, states)
-    if least > 1 and isinstance(strategy, Rescaling):
-        weights = _with_voices(strategy, stored, weights, receivers, least)
     rows = {facts.client: row for row, facts in enumerate(weights.cohort.clients)}
-    bodies = begin(database, alike(weights, receivers))
+    bodies = begin(database, weights, receivers)
     forms = [modules_of(body.receivers[0].layout) for body in bodies]
     try:
         for module in sorted({module for form in forms for module in form}):
-            given = weights.of_module(module)
-            combined: dict[bytes, Factors] = {}
+            of_module = weights.of_module(module)
+            by_row: dict[bytes, Factors] = {}
             for body, form in zip(bodies, forms, strict=True):
                 if module in form:
-                    row = given[rows[body.receivers[0].client]]
-                    made = combined.get(row.tobytes())
-                    if made is None:
+                    row = of_module[rows[body.receivers[0].client]]
+                    combined = by_row.get(row.tobytes())
+                    if combined is None:
                         sources = stored.sources(weights, module, row)
-                        made = strategy.combine(sources) if sources else zeros(dict(form[module]))
-                        combined[row.tobytes()] = made
+                        combined = strategy.combine(sources) if sources else zeros(dict(form[module]))
+                        by_row[row.tobytes()] = combined
                     rank = dict(form[module])[f"{module}.A"][0]
-                    append(database, [body], in_a_row(made.of_rank(rank))[None])
+                    append(database, [body], in_a_row(combined.of_rank(rank))[None])
             between()
     except BaseException:
-        discard(database, [made for body in bodies for made in body.made().values()])
+        discard(database, outputs(bodies).values())
         raise
-    return {client: made for body in bodies for client, made in body.made().items()}
+    return outputs(bodies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,31 +85,28 @@ class _PerModule:
     weights: Mapping[Module, Floats]
 
     def of_module(self, module: Module) -> Floats:
-        """Return the weights for one module, (N, N)."""
         return self.weights[module]
 
 
 def _with_voices(
-    strategy: Rescaling, stored: StoredFactors, weights: Weights, receivers: Sequence[Receiver], least: int
+    strategy: Strategy, stored: StoredFactors, weights: Weights, receivers: Sequence[Receiver], least: int
 ) -> Weights:
-    """Hold each module to its voices by the shares that it is combined with: weights times strengths."""
-    cohort, held = weights.cohort, dict[Module, Floats]()
-    for module in sorted({module for one in receivers for module in modules_of(one.layout)}):
+    """Require voices in each module by the shares that `combine` uses: weights times strengths."""
+    cohort, by_module = weights.cohort, dict[Module, Floats]()
+    for module in sorted({module for receiver in receivers for module in modules_of(receiver.layout)}):
         rows = weights.of_module(module)
-        heard = np.asarray(rows.any(axis=0), np.float64)
-        strengths = np.zeros(len(heard))
-        sources = stored.sources(weights, module, heard)
-        strengths[heard > 0] = [strategy.strength(source.factors) for source in sources]
-        held[module] = kept_own(rows, rows_with_voices(rows * strengths, least), cohort)
-    return _PerModule(cohort, held)
+        is_source = np.asarray(rows.any(axis=0), np.float64)
+        strengths = np.zeros(len(is_source))
+        sources = stored.sources(weights, module, is_source)
+        strengths[is_source > 0] = [strategy.strength(source.factors) for source in sources]
+        by_module[module] = fall_back_to_own(rows, rows_with_voices(rows * strengths, least), cohort)
+    return _PerModule(cohort, by_module)
 
 
 def in_a_row(factors: Factors) -> Values:
-    """Give A and then B, as a layout has them, (n,)."""
     return np.concatenate([factors.A.ravel(), factors.B.ravel()])
 
 
 def zeros(shapes: Mapping[str, Shape]) -> Factors:
-    """Give a module's A and B as they are before anybody has learnt anything."""
     by_factor = {factor_of(tensor): np.zeros(shape, np.float32) for tensor, shape in shapes.items()}
     return Factors(by_factor["A"], by_factor["B"])

@@ -1,37 +1,34 @@
-"""Take one round from closing to published: claim it with a lease, weigh, mix, publish in one transaction.
+"""Aggregate a closed round: claim it with a lease, weigh its clients, compute and publish their weights.
 
-A worker that dies leaves staged bytes that nobody refers to and a lease that runs out; the next one starts
-over. What is published was computed by the holder of the lease: the publishing transaction checks its token.
+A worker that dies leaves unreferenced staged bytes and a lease that expires; the next one starts over. The
+publishing transaction checks the token of the lease, so that only its holder publishes.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
 from coordinator.aggregation import base_delta_store, store
-from coordinator.aggregation.base_delta import Folds, GroupMember, fold
-from coordinator.aggregation.factor_combining import weights_of
+from coordinator.aggregation.base_delta import RoundOutput, write_base_deltas
+from coordinator.aggregation.factor_combining import write_weights
 from coordinator.aggregation.output_writer import Receiver, Written, discard
-from coordinator.aggregation.state_reader import StoredState
-from coordinator.aggregation.weighting import Weighed, weighed
+from coordinator.aggregation.weighting import SettledWeights, settle_weights
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.federations.store import plan_of
 from coordinator.observability.fault_points import may_crash
-from coordinator.rounds import base_weights, transitions
 from coordinator.rounds import store as rounds
+from coordinator.rounds import transitions
 from coordinator.rounds.lifecycle import AGGREGATION_FAILED, next_state
 from coordinator.storage import payloads
-from coordinator.strategies.base import Cohort, make
-from coordinator.strategies.capabilities import Folding
-from coordinator.weights.base_delta import BaseModelGroup
-from coordinator.weights.store import give
+from coordinator.strategies.base import Cohort
+from coordinator.strategies.opening import open_plan
+from coordinator.weights.store import assign
 from schemas.messages.federations import FederationPlan
-from schemas.messages.updates import WeightsManifest
 from schemas.wire.envelope import head
 
 
@@ -47,7 +44,7 @@ class Claim:
 
 
 class Lease:
-    """Keeps a claim alive while work goes on; a third of it may pass between two signs of life."""
+    """Extends a claim during the work, at the latest after a third of its time."""
 
     def __init__(self, database: Database, claim: Claim, seconds: float) -> None:
         self._database = database
@@ -55,33 +52,33 @@ class Lease:
         self._seconds = seconds
         self._last = time.monotonic()
 
-    def keep(self) -> None:
-        """Extend the lease when it is time to.
+    def extend(self) -> None:
+        """Extend the lease if a third of it has passed.
 
         Raises:
-            LostRace: the round is another worker's, or has ended.
+            LostRace: another worker has the round, or it has ended.
         """
         if time.monotonic() - self._last > self._seconds / 3:
-            self._extend(self._seconds)
+            self._extend_by(self._seconds)
             self._last = time.monotonic()
 
-    def give_up(self) -> None:
-        """Let another worker claim the round at once; nothing happens when it is no longer ours."""
+    def release(self) -> None:
+        """End the lease, so that another worker can claim the round; no effect after it was lost."""
         try:
-            self._extend(0.0)
+            self._extend_by(0.0)
         except rounds.LostRace:
             return
 
-    def _extend(self, seconds: float) -> None:
+    def _extend_by(self, seconds: float) -> None:
         with self._database.write() as session:
             until = database_time(session) + timedelta(seconds=seconds)
             rounds.extend_lease(session, self._claim.round_id, self._claim.token, until)
 
 
 def claim_due(database: Database, lease_seconds: float) -> Claim | None:
-    """Claim a round whose updates wait for aggregation, or whose worker has died; None when there is none."""
-    with database.look() as asked:
-        due = rounds.awaiting_worker(asked, database_time(asked))
+    """Claim a round that waits for aggregation, or whose lease has expired; None if there is none."""
+    with database.autocommit() as session:
+        due = rounds.awaiting_worker(session, database_time(session))
     for federation_id, round_number in due:
         with database.write() as session:
             locked = lock_federation(session, federation_id)
@@ -101,112 +98,84 @@ def claim_due(database: Database, lease_seconds: float) -> Claim | None:
 
 
 def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Callable[[], None]) -> int:
-    """Weigh the round's clients, make their weights, publish; give how many listen to nobody but themselves.
+    """Weigh the round's clients, compute their weights and publish them.
+
+    Returns:
+        the number of clients whose only source is themselves.
 
     Raises:
-        LostRace: the round became another worker's, or ended; nothing was published.
+        LostRace: another worker has the round, or it has ended; nothing was published.
     """
-    plan = claim.plan
+    opened = open_plan(claim.plan)
     with database.read() as session:
-        everyone = store.established(session, claim.federation_id, plan, claim.number)
-    cohort = Cohort([one.facts for one in everyone], plan.rounds.staleness_decay)
+        clients = store.established(session, claim.federation_id, opened, claim.number)
+    cohort = Cohort([client.facts for client in clients], opened.plan.rounds.staleness_decay)
     receivers = [
-        Receiver(one.facts.client, one.state.layout, head(one.state.layout, _manifest(claim, one)))
-        for one in everyone
-        if one.is_enrolled
+        Receiver(client.facts.client, client.state.layout, head(client.state.layout, client.manifest))
+        for client in clients
+        if client.is_enrolled
     ]
-    states = {one.facts.client: one.state for one in everyone}
-    settled = weighed(
+    states = {client.facts.client: client.state for client in clients}
+    settled = settle_weights(
         database,
-        plan,
+        opened,
         cohort,
         states,
-        {one.client for one in receivers},
+        {receiver.client for receiver in receivers},
         block_bytes=block_bytes,
         between=between,
     )
-    strategy = make(plan.strategy.name, plan.strategy.options)
-    if isinstance(strategy, Folding):
-        members, earlier = _folded(database, claim, everyone, settled.alone)
-        done = fold(database, strategy, settled.weights, states, members, earlier, between=between)
+    if opened.traits.base_delta:
+        output = write_base_deltas(
+            database,
+            opened.strategy,
+            settled.weights,
+            clients,
+            settled.alone,
+            claim.federation_id,
+            claim.number,
+            between,
+        )
     else:
         with database.read() as session:
-            states |= store.last_served(session, settled.asked.absent, claim.number)
-        done = Folds(
-            weights_of(
-                database, plan, settled.weights, states, receivers, block_bytes=block_bytes, between=between
-            )
+            states |= store.last_served(session, settled.weighing.absent, claim.number)
+        bodies = write_weights(
+            database, opened, settled.weights, states, receivers, block_bytes=block_bytes, between=between
         )
+        output = RoundOutput(bodies)
     try:
-        _publish(database, claim, settled, done)
+        _publish(database, claim, settled, output)
     except BaseException:
-        discard(database, [*done.made.values(), *done.folds])
+        discard(database, [*output.bodies.values(), *output.deltas])
         raise
-    return int(sum(row[place] == 1.0 for place, row in enumerate(settled.asked.relevance)))
+    return int(sum(row[place] == 1.0 for place, row in enumerate(settled.weighing.relevance)))
 
 
 def abandon(database: Database, claim: Claim) -> None:
-    """End a round that cannot be aggregated: the same inputs would fail again."""
+    """Abandon a round whose aggregation failed: the same inputs would fail again."""
     with database.write() as session:
         locked = lock_federation(session, claim.federation_id)
-        row = rounds.numbered(session, claim.federation_id, claim.number, lock=True)
+        row = rounds.get_round(session, claim.federation_id, claim.number, lock=True)
         if row.lease_token == claim.token:
             transitions.abandon(session, locked, row, AGGREGATION_FAILED)
 
 
-def _folded(
-    database: Database, claim: Claim, everyone: Sequence[store.Established], alone: Collection[str]
-) -> tuple[list[GroupMember], dict[BaseModelGroup, StoredState]]:
-    """Say into whose base models a round is folded, and what was folded there before."""
-    with database.read() as session:
-        trained_from = {
-            one.facts.client: base_weights.newest(session, one.facts.client, claim.number)
-            for one in everyone
-            if one.facts.age == 0
-        }
-        earlier = base_delta_store.newest(session, claim.federation_id, claim.number)
-    members = [
-        GroupMember(
-            one.facts.client,
-            one.facts.base_model,
-            one.state.layout,
-            _manifest(claim, one),
-            given.round_number if (given := trained_from.get(one.facts.client)) is not None else None,
-            one.is_enrolled,
-            one.facts.client in alone,
-        )
-        for one in everyone
-    ]
-    return members, earlier
-
-
-def _publish(database: Database, claim: Claim, settled: Weighed, done: Folds) -> None:
-    made = done.made
+def _publish(database: Database, claim: Claim, settled: SettledWeights, output: RoundOutput) -> None:
     with database.write() as session:
-        written: list[Written] = [*dict(sorted(made.items())).values(), *done.folds]
-        # before the federation is locked, as whoever delivers does it
-        adopted = payloads.adopt_all(session, (one.staged for one in written))
+        written: list[Written] = [*dict(sorted(output.bodies.items())).values(), *output.deltas]
+        # Payloads before the federation's lock, in the same order as a delivery.
+        adopted = payloads.adopt_all(session, (item.staged for item in written))
         locked = lock_federation(session, claim.federation_id)
-        row = rounds.numbered(session, claim.federation_id, claim.number, lock=True)
+        row = rounds.get_round(session, claim.federation_id, claim.number, lock=True)
         if row.lease_token != claim.token:
             raise rounds.LostRace
         now = database_time(session)
-        for client, body in sorted(made.items()):
+        for client, body in sorted(output.bodies.items()):
             stored = body.adopted(adopted[body.staged.payload_id])
-            give(session, claim.federation_id, client, claim.number + 1, stored, now)
-        kept = [(one, adopted[one.staged.payload_id]) for one in done.folds]
-        base_delta_store.keep(session, claim.federation_id, claim.number, kept)
-        store.keep_relevance(session, row.id, settled)
+            assign(session, claim.federation_id, client, claim.number + 1, stored, now)
+        deltas = [(delta, adopted[delta.staged.payload_id]) for delta in output.deltas]
+        base_delta_store.store_deltas(session, claim.federation_id, claim.number, deltas)
+        store.store_relevance(session, row.id, settled)
         transitions.publish(session, locked, row)
         may_crash("publication-written")
     may_crash("publication-committed")
-
-
-def _manifest(claim: Claim, one: store.Established) -> WeightsManifest:
-    return WeightsManifest(
-        federation=claim.federation_id,
-        recipe={},
-        round=claim.number + 1,
-        client=one.facts.client,
-        pack=one.pack_digest,
-    )

@@ -1,6 +1,6 @@
-"""Bodies in the making: staged payloads that receivers of equal values share, each with a head of its own.
+"""Stage new weights: receivers of equal values share one payload, each with a head of its own.
 
-Hashing and writing need no product and take about as long: both are done while the next values are made.
+A thread hashes and writes while the next values are computed; both take about as long as the product.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from hashlib import sha256
 from types import TracebackType
 from typing import Protocol, Self
 
+import numpy as np
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -22,6 +23,7 @@ from coordinator.observability.fault_points import may_crash
 from coordinator.observability.logs import logger
 from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
+from coordinator.strategies.base import Weights, modules_of
 from schemas.maths.adapter import Layout
 from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import MEDIA_TYPE
@@ -31,7 +33,7 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """Who gets weights: its layout, and the beginning of the body they are put in."""
+    """A client that is served new weights: its layout, and the beginning of their body."""
 
     client: str
     layout: Layout
@@ -40,7 +42,7 @@ class Receiver:
 
 @dataclass(frozen=True, slots=True)
 class StagedOutput:
-    """A new body: `head`, then what `staged` has from `begin` on; digest and size are the whole body's."""
+    """A new body: `head`, then `staged` from `begin` on; digest and size are those of the whole body."""
 
     head: bytes
     staged: Staged
@@ -49,118 +51,113 @@ class StagedOutput:
     size: int
 
     def adopted(self, payload_id: int) -> Stored:
-        """Say where the body is once what was staged is the payload `payload_id`."""
         return Stored(payload_id, self.digest, self.size, MEDIA_TYPE, head=self.head, begin=self.begin)
 
 
 class Written(Protocol):
-    """Something that is staged."""
+    """An object with a staged payload."""
 
     @property
-    def staged(self) -> Staged:
-        """What was written so far."""
+    def staged(self) -> Staged: ...
 
 
-def discard(database: Database, made: Iterable[Written]) -> None:
-    """Forget bodies that will not be given to anybody.
+def discard(database: Database, outputs: Iterable[Written]) -> None:
+    """Delete staged payloads that will not be published.
 
-    A database that fails now is no error: there is often another one on its way, and what stays is collected.
+    A failing database is only logged: often another error is being raised, and garbage collection deletes
+    the payloads later.
     """
-    staged = {one.staged.payload_id: one.staged for one in made}
+    staged = {output.staged.payload_id: output.staged for output in outputs}
     try:
         payloads.discard(database, staged.values())
     except SQLAlchemyError as error:
         log.warning("discarding-failed", bodies=len(staged), error=type(error).__name__)
 
 
-class Body:
-    """What receivers of equal values get: one payload, beginning with the first one's head."""
+class StagedBody:
+    """One payload for receivers of equal values; it begins with the first one's head."""
 
     def __init__(self, staged: Staged, receivers: Sequence[Receiver]) -> None:
         self.receivers = receivers
         self._staged = staged
-        self._seen = [sha256(one.head) for one in receivers[1:]]
+        self._hashes = [sha256(receiver.head) for receiver in receivers[1:]]
 
-    def look_at(self, values: memoryview) -> None:
-        """Hash values, for each receiver behind its own head."""
-        self._staged.look_at(values)
-        for seen in self._seen:
-            seen.update(values)
+    def hash(self, values: memoryview) -> None:
+        """Hash values for each receiver, behind its own head."""
+        self._staged.update_digest(values)
+        for running in self._hashes:
+            running.update(values)
 
     def write(self, session: Session, values: memoryview) -> None:
-        """Write values that were looked at."""
         self._staged.write(session, values)
 
-    def made(self) -> dict[str, StagedOutput]:
-        """Give what each receiver gets."""
+    def outputs(self) -> dict[str, StagedOutput]:
         first, begin = self.receivers[0], len(self.receivers[0].head)
-        made = {
+        bodies = {
             first.client: StagedOutput(
                 first.head, self._staged, begin, self._staged.digest, self._staged.size
             )
         }
-        for one, seen in zip(self.receivers[1:], self._seen, strict=True):
-            size = len(one.head) + self._staged.size - begin
-            made[one.client] = StagedOutput(
-                one.head, self._staged, begin, digest_from_hash(seen.hexdigest()), size
-            )
-        return made
+        for receiver, running in zip(self.receivers[1:], self._hashes, strict=True):
+            size = len(receiver.head) + self._staged.size - begin
+            digest = digest_from_hash(running.hexdigest())
+            bodies[receiver.client] = StagedOutput(receiver.head, self._staged, begin, digest, size)
+        return bodies
 
 
-Product = tuple[Sequence[Body], Values]
+Product = tuple[Sequence[StagedBody], Values]
 """Rows of values (bodies, block), a row for each body."""
 
 
-def begin(database: Database, groups: Sequence[Sequence[Receiver]]) -> list[Body]:
-    """Stage a body for each group of receivers of equal values, with the first one's head."""
+def begin(database: Database, weights: Weights, receivers: Sequence[Receiver]) -> list[StagedBody]:
     bodies = []
     with database.write() as session:
-        for receivers in groups:
+        for equal in _groups(weights, receivers):
             staged = payloads.stage(session)
-            staged.append(session, receivers[0].head)
-            bodies.append(Body(staged, receivers))
+            staged.append(session, equal[0].head)
+            bodies.append(StagedBody(staged, equal))
     return bodies
 
 
-def append(database: Database, bodies: Sequence[Body], values: Values) -> None:
-    """Hash and write a row of values (bodies, block) to each body."""
-    look_at(bodies, values)
+def outputs(bodies: Iterable[StagedBody]) -> dict[str, StagedOutput]:
+    return {client: output for body in bodies for client, output in body.outputs().items()}
+
+
+def append(database: Database, bodies: Sequence[StagedBody], values: Values) -> None:
+    hash_rows(bodies, values)
     write(database, [(bodies, values)])
 
 
-def look_at(bodies: Sequence[Body], values: Values) -> None:
-    """Hash a row of values (bodies, block) for each body."""
+def hash_rows(bodies: Sequence[StagedBody], values: Values) -> None:
     for body, row in zip(bodies, values, strict=True):
-        body.look_at(_bytes_of(row))
+        body.hash(_bytes_of(row))
 
 
 def write(database: Database, products: Iterable[Product]) -> None:
-    """Write rows of values that were looked at to their bodies, in transactions that are short."""
     rows = [pair for bodies, values in products for pair in zip(bodies, values, strict=True)]
     longest = max((row.nbytes for _, row in rows), default=0)
-    for some in portions(rows, longest):
+    for portion in portions(rows, longest):
         with database.write() as session:
-            for body, row in some:
+            for body, row in portion:
                 body.write(session, _bytes_of(row))
         may_crash("block-staged")
 
 
 class Writer:
-    """Hashes and writes products in a thread of its own, in the order in which they are given.
+    """A thread that hashes and writes products in the order in which they were submitted.
 
-    Reading waits for nobody's writing, where a database shuts readers out meanwhile (SQLite's rollback
-    journal): whoever reads what is multiplied next says `flush` behind it, and `wait` before it reads again.
+    SQLite's rollback journal shuts readers out while it writes. So a caller calls `flush` after reading, and
+    `wait` before it reads again.
 
     Args:
-        batch_bytes: how much is held back until it is worth a transaction, which costs as much however
-            little is in it.
+        batch_bytes: the least that is worth a transaction; smaller amounts are buffered.
     """
 
     def __init__(self, database: Database, *, batch_bytes: int) -> None:
         self._database = database
         self._batch_bytes = batch_bytes
         self._thread = ThreadPoolExecutor(1, "aggregation-writer")
-        self._held: list[Product] = []
+        self._buffered: list[Product] = []
         self._under_way: list[Future[None]] = []
         self._written: list[Values] = []
         self._spare: Values | None = None
@@ -174,30 +171,44 @@ class Writer:
         self._thread.shutdown(cancel_futures=kind is not None)
 
     def spare(self) -> Values | None:
-        """Give away the memory of values that were taken and are written, if there is any."""
         spare, self._spare = self._spare, None
         return spare
 
-    def take(self, bodies: Sequence[Body], values: Values) -> None:
-        """Take values (bodies, block), which nobody changes from now on; hashing them begins."""
-        self._held.append((bodies, values))
-        self._under_way.append(self._thread.submit(look_at, bodies, values))
+    def submit(self, bodies: Sequence[StagedBody], values: Values) -> None:
+        """Accept values (bodies, block), which must not change from now on, and start hashing them."""
+        self._buffered.append((bodies, values))
+        self._under_way.append(self._thread.submit(hash_rows, bodies, values))
 
     def flush(self, *, at_least: int | None = None) -> None:
-        """Begin to write what is held, unless it is less than this many bytes; a batch's by default."""
-        enough = self._batch_bytes if at_least is None else at_least
-        if sum(values.nbytes for _, values in self._held) >= enough:
-            self._under_way.append(self._thread.submit(write, self._database, self._held))
-            self._written += [values for _, values in self._held]
-            self._held = []
+        """Start writing the buffered values, unless they are fewer bytes than this; a batch by default."""
+        threshold = self._batch_bytes if at_least is None else at_least
+        if sum(values.nbytes for _, values in self._buffered) >= threshold:
+            self._under_way.append(self._thread.submit(write, self._database, self._buffered))
+            self._written += [values for _, values in self._buffered]
+            self._buffered = []
 
     def wait(self) -> None:
-        """Wait until everything that was begun is done; raises what went wrong."""
+        """Wait until everything submitted is done; raise the error of whatever failed."""
         under_way, self._under_way = self._under_way, []
-        for one in under_way:
-            one.result()
+        for future in under_way:
+            future.result()
         self._spare = max(self._written, key=lambda values: values.size, default=None)
         self._written = []
+
+
+def _groups(weights: Weights, receivers: Sequence[Receiver]) -> list[list[Receiver]]:
+    """Group receivers whose rows of G are equal: same layout, same weights in every module of it."""
+    rows = {facts.client: row for row, facts in enumerate(weights.cohort.clients)}
+    modules = sorted({module for receiver in receivers for module in modules_of(receiver.layout)})
+    hashes = {receiver.client: sha256(repr(receiver.layout).encode()) for receiver in receivers}
+    for module in modules:
+        of_module = np.ascontiguousarray(weights.of_module(module))
+        for receiver in receivers:
+            hashes[receiver.client].update(of_module[rows[receiver.client]])
+    groups: dict[bytes, list[Receiver]] = {}
+    for receiver in receivers:
+        groups.setdefault(hashes[receiver.client].digest(), []).append(receiver)
+    return list(groups.values())
 
 
 def _bytes_of(row: Values) -> memoryview:

@@ -1,4 +1,4 @@
-"""Read columns of the clients' states from the database, in transactions that are short whatever is read."""
+"""Read columns of the clients' states from the database, in short transactions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _APART_VALUES = 80
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """Where a client's adapter state is: float32 values in the order of `layout`, from byte `begin` on."""
+    """A client's stored adapter state: float32 values in the order of `layout`, from byte `begin` on."""
 
     payload_id: int
     begin: int
@@ -32,11 +32,11 @@ class StoredState:
 
 
 def room(rows: int, values: int, spare: Values | None = None) -> Values:
-    """Give memory for rows of float32 (rows, values): that of `spare`, which came from here, if it fits.
+    """Return memory for rows of float32 (rows, values): that of `spare`, an earlier result, if it fits.
 
-    It must be enough, and not so much that few values would hold a large block's memory; new memory has to be
-    cleared by the kernel. Long rows have gaps between them: blocks are often powers of two long, and rows so
-    far apart share few places of a processor's cache, where a product takes twice as long.
+    It fits if it is large enough and at most twice as large; the kernel has to clear new memory. Long rows
+    have gaps between them: blocks are often powers of two long, and rows at such distances share few places
+    of a processor's cache, which doubles the time of a product.
     """
     stride = values + (_APART_VALUES if values > 100 * _APART_VALUES else 0)
     flat = spare.base if spare is not None else None
@@ -53,18 +53,17 @@ def read_columns(
     values: Values,
 ) -> None:
     """Read the block's columns of the clients `used` into `values` (used, block), which are little-endian."""
-    wanted = [(i, states[place], block.begins[place]) for i, place in enumerate(used)]
-    for some in portions(wanted, block.size * VALUE_BYTES):
-        with database.read_past_sessions() as driver:
-            for i, state, begin in some:
+    parts = [(i, states[place], block.begins[place]) for i, place in enumerate(used)]
+    for portion in portions(parts, block.size * VALUE_BYTES):
+        with database.driver_connection() as driver:
+            for i, state, begin in portion:
                 if state is None:
-                    raise LookupError("a client without a state was given weight")
+                    raise LookupError("a client without a state has weight")
                 at = state.begin + begin * VALUE_BYTES
                 payloads.read_into(driver, state.payload_id, at, memoryview(values[i]).cast("B"))
 
 
 def portions(items: Sequence[Item], bytes_each: int) -> Iterator[Sequence[Item]]:
-    """Cut work into transactions that are short whatever the block: nobody waits long for the database."""
     most = max(1, _TRANSACTION_BYTES // max(1, bytes_each))
     for at in range(0, len(items), most):
         yield items[at : at + most]

@@ -1,4 +1,4 @@
-"""The rows that aggregation reads and writes: everybody's last state and signature, and the relevance."""
+"""Read the last update and sketch of every client for aggregation; write the relevance of a round."""
 
 from __future__ import annotations
 
@@ -10,31 +10,39 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.state_reader import StoredState
-from coordinator.aggregation.weighting import Weighed
+from coordinator.aggregation.weighting import SettledWeights
 from coordinator.db.tables.alignment import PackRow
 from coordinator.db.tables.federations import ClientRow, RelevanceRow, SignatureRow, UpdateRow
 from coordinator.rounds import base_weights
-from coordinator.strategies.base import ClientFacts, Signature, make, modules_of
-from coordinator.strategies.capabilities import RanksDiffer
-from schemas.maths.adapter import Layout, at_rank
+from coordinator.strategies.base import ClientFacts, Sketch, modules_of
+from coordinator.strategies.opening import OpenedPlan
+from schemas.maths.adapter import at_rank
 from schemas.messages.federations import FederationPlan
+from schemas.messages.updates import WeightsManifest
 from schemas.wire.header import read_own_head
 
 
 @dataclass(frozen=True, slots=True)
 class Established:
-    """A client with an update that counts; a revoked one serves in the round of its update, and gets none."""
+    """A client with an accepted update; after it is revoked, the update counts in its own round only.
+
+    `manifest` is that of its next weights, which only an enrolled client gets.
+    """
 
     facts: ClientFacts
     state: StoredState
-    pack_digest: str | None
+    manifest: WeightsManifest
     is_enrolled: bool
 
 
 def established(
-    session: Session, federation_id: str, plan: FederationPlan, round_number: int
+    session: Session, federation_id: str, opened: OpenedPlan, round_number: int
 ) -> list[Established]:
-    """Return each client's last accepted update before this round, with its sketch."""
+    """Return each client's last accepted update up to this round, with its sketch.
+
+    Raises:
+        LookupError: the state of one was deleted.
+    """
     last = (
         select(UpdateRow.client_id, func.max(UpdateRow.round_number).label("number"))
         .where(
@@ -62,24 +70,28 @@ def established(
         .order_by(UpdateRow.client_id)
     )
     return [
-        _established(plan, round_number, update, client, signature, _set_in_use(pack))
-        for update, client, signature, pack in rows
+        _established(opened, round_number, update, client, sketch, _set_in_use(pack))
+        for update, client, sketch, pack in rows
     ]
 
 
 def last_served(session: Session, clients: Iterable[str], until: int) -> dict[str, StoredState]:
-    """Which weights were these clients, who delivered before, given last, for round `until` or before?"""
-    found = {}
+    """Return the last weights that these clients were served, for round `until` or before.
+
+    Raises:
+        LookupError: those of one were deleted.
+    """
+    states = {}
     for client in clients:
-        given = base_weights.newest(session, client, until)
-        if given is None or given.payload_id is None or given.head is None:
-            raise LookupError(f"the weights of {client} for round {until} were forgotten")
-        found[client] = StoredState(given.payload_id, given.begin, read_own_head(given.head)[0])
-    return found
+        served = base_weights.newest(session, client, until)
+        if served is None or served.payload_id is None or served.head is None:
+            raise LookupError(f"the weights of {client} for round {until} were deleted by retention")
+        states[client] = StoredState(served.payload_id, served.begin, read_own_head(served.head)[0])
+    return states
 
 
-def signature_model(plan: FederationPlan, base_model: str) -> str:
-    """Which model makes a client's signature? Those of different models cannot be compared.
+def sketch_model(plan: FederationPlan, base_model: str) -> str:
+    """Return the model that makes a client's sketch; sketches of different models are not comparable.
 
     Gradients come from one small model that all clients load, representations from the client's own.
     """
@@ -90,7 +102,7 @@ def signature_model(plan: FederationPlan, base_model: str) -> str:
 
 
 def alignment_set(session: Session, federation_id: str, base_model: str) -> str | None:
-    """In which alignment set does a base model share? None without a pack, or when its test failed."""
+    """Return the alignment set in which a base model shares; None without a pack, or if its test failed."""
     return _set_in_use(
         session.scalar(
             select(PackRow).where(PackRow.federation_id == federation_id, PackRow.base_model == base_model)
@@ -98,8 +110,7 @@ def alignment_set(session: Session, federation_id: str, base_model: str) -> str 
     )
 
 
-def signature_of_join(session: Session, federation_id: str, client_id: str) -> Signature | None:
-    """Which signature did a newcomer send with its last join that had one?"""
+def sketch_of_join(session: Session, federation_id: str, client_id: str) -> Sketch | None:
     row = session.scalar(
         select(SignatureRow)
         .where(
@@ -110,79 +121,80 @@ def signature_of_join(session: Session, federation_id: str, client_id: str) -> S
         .order_by(SignatureRow.round_number.desc())
         .limit(1)
     )
-    return _signature(row)
+    return _sketch(row)
 
 
 def organisation(session: Session, client_id: str) -> str | None:
-    """Whose client is it?"""
     return session.scalars(select(ClientRow.organisation).where(ClientRow.id == client_id)).one()
 
 
-def keep_relevance(session: Session, round_id: int, settled: Weighed) -> None:
-    """Keep who listened to whom, and what the guard made of it."""
-    asked = settled.asked
-    told = settled.told
-    for i, facts in enumerate(asked.cohort.clients):
+def store_relevance(session: Session, round_id: int, settled: SettledWeights) -> None:
+    weighing, report = settled.weighing, settled.report
+    for i, facts in enumerate(weighing.cohort.clients):
         session.add(
             RelevanceRow(
                 round_id=round_id,
                 client_id=facts.client,
                 ordinal=i,
-                relevance=asked.relevance[i].astype("<f8").tobytes(),
-                similarity=asked.similarity[i].astype("<f8").tobytes(),
-                entropy=float(asked.entropy[i]),
-                served=told.served[i].astype("<f8").tobytes() if told is not None else None,
-                agreement=told.agreement[i].astype("<f8").tobytes() if told is not None else None,
-                held=told.held[i].tobytes() if told is not None else None,
+                relevance=weighing.relevance[i].astype("<f8").tobytes(),
+                similarity=weighing.similarity[i].astype("<f8").tobytes(),
+                entropy=float(weighing.entropy[i]),
+                served=report.served[i].astype("<f8").tobytes() if report is not None else None,
+                agreement=report.agreement[i].astype("<f8").tobytes() if report is not None else None,
+                held=report.reductions[i].tobytes() if report is not None else None,
             )
         )
 
 
 def _set_in_use(pack: PackRow | None) -> str | None:
-    """Name the set of a pack, unless it failed its acceptance test: then P and Q mean nothing elsewhere."""
+    """Return the set of a pack; None after a failed acceptance test, when P and Q are not comparable."""
     if pack is None or (pack.acceptance is not None and pack.acceptance["verdict"] == "failed"):
         return None
     return pack.alignment_set
 
 
-def _compared(layout: Layout, plan: FederationPlan) -> Layout:
-    """Say which shapes decide who shares a module: with ranks that differ, those of the largest rank."""
-    strategy = make(plan.strategy.name, plan.strategy.options)
-    return at_rank(layout, plan.adapter.rank) if isinstance(strategy, RanksDiffer) else layout
-
-
-def _signature(row: SignatureRow | None) -> Signature | None:
+def _sketch(row: SignatureRow | None) -> Sketch | None:
     if row is None:
         return None
-    return Signature(np.frombuffer(row.vector, "<f4"), row.reliability, row.epsilon)
+    return Sketch(np.frombuffer(row.vector, "<f4"), row.reliability, row.epsilon)
 
 
 def _established(
-    plan: FederationPlan,
+    opened: OpenedPlan,
     round_number: int,
     update: UpdateRow,
     client: ClientRow,
-    signature: SignatureRow | None,
+    sketch: SignatureRow | None,
     aligned: str | None,
 ) -> Established:
+    plan = opened.plan
     layout = {str(name): tuple(int(extent) for extent in shape) for name, shape in update.layout}
     age = round_number - update.round_number
     if update.state_payload_id is None:
-        raise LookupError(f"the last update of {client.id} was forgotten")
+        raise LookupError(f"the last update of {client.id} was deleted by retention")
+    model, sent = sketch_model(plan, client.base_model), _sketch(sketch)
+    # Mixed ranks are compared at the largest one.
+    compared = at_rank(layout, plan.adapter.rank) if opened.traits.mixed_ranks else layout
     return Established(
         facts=ClientFacts(
             client=client.id,
             base_model=client.base_model,
             alignment_set=aligned if plan.alignment is not None else None,
-            modules=modules_of(_compared(layout, plan)),
+            modules=modules_of(compared),
             age=age,
             examples=min(update.examples, plan.limits.max_examples),
-            signature=_signature(signature),
-            signature_model=signature_model(plan, client.base_model),
+            sketch=sent,
+            sketch_model=model,
             is_source=age <= plan.rounds.max_staleness,
             organisation=client.organisation,
         ),
         state=StoredState(update.state_payload_id, update.state_begin, layout),
-        pack_digest=update.pack_digest,
+        manifest=WeightsManifest(
+            federation=update.federation_id,
+            recipe={},
+            round=round_number + 1,
+            client=client.id,
+            pack=update.pack_digest,
+        ),
         is_enrolled=client.state == "enrolled",
     )

@@ -1,10 +1,7 @@
-"""Decide whether a mixture has enough voices to be served, and keep whoever it is for to itself otherwise.
+"""Decide whether a mixture has enough voices to be served; otherwise its client keeps its own update. Pure.
 
-Pure: no byte. A mixture has k voices if no k - 1 members hold more than 1 - 1/(2k) of what comes from others:
-what is left of it to the rest is half of an equal share at least. That is the dominance rule of statistical
-disclosure control (Hundepool et al. 2012, section 4.2.2). One member with .999 and two with .0005 are one
-voice, k members of equal weight are k, and k members whose data differ in size still are, which a count by
-1 / sum w^2 would not say of any unequal weights. docs/decisions/0032 says why, and what it does not cover.
+A mixture has k voices if no k - 1 peers hold more than 1 - 1/(2k) of the weight of all peers: the dominance
+rule of statistical disclosure control (Hundepool et al. 2012, section 4.2.2; docs/decisions/0032).
 """
 
 from __future__ import annotations
@@ -16,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.guard import GuardReport, shares_served
-from coordinator.aggregation.mixing import Weights
-from coordinator.strategies.base import Cohort, Floats, Held, Kind, Module
+from coordinator.strategies.base import Cohort, Floats, Kind, Module, WeightReduction, Weights
 
 _ROUNDING = 1e-9
 
 
 def has_voices(shares: Floats, least: int) -> bool:
-    """Whether `least` members speak in what comes from others, by their shares (n,), whatever these sum to.
+    """Whether peers with these shares (n,), of any sum, have `least` voices; True without any share.
 
-    Where nothing comes from others, there is nothing to hold back.
+    Shares of .999 and two of .0005 are one voice. k equal shares are k voices, and so are k moderately
+    unequal ones, which 1 / sum w^2 would count as fewer.
     """
     if least <= 1 or not shares.any():
         return True
@@ -35,24 +32,24 @@ def has_voices(shares: Floats, least: int) -> bool:
 
 def rows_with_voices(weights: Floats, least: int) -> NDArray[np.bool_]:
     """Whether each row of W (N, N) has `least` voices beside the receiver's own, (N,)."""
-    others = np.where(np.eye(len(weights), dtype=bool), 0.0, weights)
-    return np.array([has_voices(row, least) for row in others], bool)
+    of_peers = np.where(np.eye(len(weights), dtype=bool), 0.0, weights)
+    return np.array([has_voices(row, least) for row in of_peers], bool)
 
 
-def kept_own(weights: Floats, enough: NDArray[np.bool_], cohort: Cohort) -> Floats:
-    """Replace the rows of W (N, N) that are not `enough` (N,): own state, nothing for newcomers."""
+def fall_back_to_own(weights: Floats, enough: NDArray[np.bool_], cohort: Cohort) -> Floats:
+    """Replace the rows of W (N, N) that are not `enough` (N,): by the own state, for newcomers by zeros."""
     established = np.array([facts.age is not None for facts in cohort.clients], bool)
-    own = np.diag(established.astype(np.float64))
-    return np.where(enough[:, None], weights, own)
+    diagonal = np.diag(established.astype(np.float64))
+    return np.where(enough[:, None], weights, diagonal)
 
 
 @dataclass(frozen=True, slots=True)
-class Voiced:
-    """What each client is served: a mixture with enough voices, or its own.
+class VoicedWeights:
+    """Weights of mixtures with enough voices; the remaining clients keep their own.
 
     Attributes:
         weights: per kind of module (N, N).
-        enough: per kind (N,), whether the row is the mixture that the strategy and the guard asked for.
+        enough: per kind (N,), whether the row has enough voices and was not replaced.
     """
 
     cohort: Cohort
@@ -60,47 +57,46 @@ class Voiced:
     enough: Mapping[Kind, NDArray[np.bool_]]
 
     def of_module(self, module: Module) -> Floats:
-        """Return the weights for one module, (N, N)."""
         return self.weights[self.cohort.kind(module)]
 
     @property
     def alone(self) -> frozenset[str]:
-        """The clients that keep some module to themselves because too few would speak in it."""
-        every = np.all(list(self.enough.values()), axis=0) if self.enough else []
+        all_kinds = np.all(list(self.enough.values()), axis=0) if self.enough else []
         return frozenset(
-            facts.client for facts, ok in zip(self.cohort.clients, every, strict=False) if not ok
+            facts.client for facts, ok in zip(self.cohort.clients, all_kinds, strict=False) if not ok
         )
 
-    def told(self, guard: GuardReport | None, before: Weights) -> GuardReport:
-        """Return what people are shown: what is served, and whom too few voices kept from being heard."""
+    def report(self, guard: GuardReport | None, before: Weights) -> GuardReport:
+        """Return the guard's report with the served weights and the reductions for too few voices."""
         clients = len(self.cohort.clients)
-        held = guard.held.copy() if guard is not None else np.zeros((clients, clients), np.uint8)
+        empty = np.zeros((clients, clients), np.uint8)
+        reductions = guard.reductions.copy() if guard is not None else empty
         for kind, module in self.cohort.kinds().items():
-            others = before.of_module(module) > 0
-            np.fill_diagonal(others, False)
-            held |= np.where(others & ~self.enough[kind][:, None], Held.FEW, 0).astype(np.uint8)
+            of_peers = before.of_module(module) > 0
+            np.fill_diagonal(of_peers, False)
+            reductions |= np.where(of_peers & ~self.enough[kind][:, None], WeightReduction.FEW, 0).astype(
+                np.uint8
+            )
         agreement = guard.agreement if guard is not None else np.full((clients, clients), np.nan)
-        return GuardReport(shares_served(self.cohort, self.weights), agreement, held)
+        return GuardReport(shares_served(self.cohort, self.weights), agreement, reductions)
 
 
-def voiced(weights: Weights, least: int, *, common: bool) -> Voiced:
-    """Hold every row of W to `least` voices.
+def require_voices(weights: Weights, least: int, *, common: bool) -> VoicedWeights:
+    """Replace every row of W with fewer than `least` voices.
 
-    With `common` all clients of one base model and layout are served the same or nothing: one of them that
-    lacks voices in one module keeps all of them from being served.
+    With `common` all clients of one base model and layout are served the same: if one of them lacks voices
+    in one module, all of them keep their own.
     """
     cohort = weights.cohort
     rows_before = {kind: weights.of_module(module) for kind, module in cohort.kinds().items()}
     enough = {kind: rows_with_voices(rows, least) for kind, rows in rows_before.items()}
     if common and enough:
-        enough = dict.fromkeys(enough, _by_kin(np.all(list(enough.values()), axis=0), cohort))
-    return Voiced(
-        cohort, {kind: kept_own(rows_before[kind], enough[kind], cohort) for kind in rows_before}, enough
-    )
+        enough = dict.fromkeys(enough, _by_group(np.all(list(enough.values()), axis=0), cohort))
+    rows = {kind: fall_back_to_own(rows_before[kind], enough[kind], cohort) for kind in rows_before}
+    return VoicedWeights(cohort, rows, enough)
 
 
-def _by_kin(enough: NDArray[np.bool_], cohort: Cohort) -> NDArray[np.bool_]:
-    """Whether all clients of each one's base model and layout have enough voices, (N,)."""
+def _by_group(enough: NDArray[np.bool_], cohort: Cohort) -> NDArray[np.bool_]:
     groups = [(facts.base_model, facts.modules) for facts in cohort.clients]
     lacking = [group for group, ok in zip(groups, enough, strict=True) if not ok]
     return np.array([group not in lacking for group in groups], bool)

@@ -1,6 +1,4 @@
-"""Settle how much each client is given of whom: what the strategy says, held back by the guard and to
-`privacy.min_voices`.
-"""
+"""Compute the weights of a round: the strategy's relevance, limited by the guard and `privacy.min_voices`."""
 
 from __future__ import annotations
 
@@ -11,18 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.blocks import blocks
-from coordinator.aggregation.guard import GuardReport, guarded
-from coordinator.aggregation.mixing import Weights
+from coordinator.aggregation.guard import GuardReport, guard_weights
 from coordinator.aggregation.state_reader import StoredState, read_columns
-from coordinator.aggregation.voices import voiced
+from coordinator.aggregation.voices import require_voices
 from coordinator.db.engine import Database
-from coordinator.strategies.base import Caps, Cohort, Floats, Kind, Weighing, make
-from coordinator.strategies.capabilities import Folding
+from coordinator.strategies.base import Cohort, Floats, Kind, Weighing, Weights
+from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.start import start_values
-from schemas.messages.federations import FederationPlan
 
 _COPIES = 4
-"""What a value costs: float32 as it is read, float64 as it is multiplied, and the copy that BLAS makes."""
+"""Memory per value in float32 values: as read, in float64 for the product, and the copy of BLAS."""
 
 
 def products(
@@ -35,100 +31,96 @@ def products(
     block_bytes: int,
     between: Callable[[], None],
 ) -> dict[Kind, Floats]:
-    """Give d_i . d_j (N, N) per kind, in float64; zero for those that no receiver listens to.
+    """Return d_i . d_j (N, N) per kind, in float64; zero for clients without weight for any receiver.
 
-    A kind in which no receiver listens to anybody else is left out. `between` is called after every block.
+    Kinds in which receivers have no peers are left out. `between` is called after every block.
     """
     clients = [facts.client for facts in weighing.cohort.clients]
-    heard = {kind: _heard(weighing, module, receivers) for kind, module in weighing.cohort.kinds().items()}
-    made = {kind: np.zeros((len(clients),) * 2) for kind, wanted in heard.items() if wanted.any()}
-    held = [states.get(client) for client in clients]
-    layouts = [state.layout if state is not None else {} for state in held]
+    kinds = weighing.cohort.kinds()
+    relevant = {kind: _relevant(weighing, module, receivers) for kind, module in kinds.items()}
+    inner = {kind: np.zeros((len(clients),) * 2) for kind, used in relevant.items() if used.any()}
+    stored = [states.get(client) for client in clients]
+    layouts = [state.layout if state is not None else {} for state in stored]
     for block in blocks(layouts, (), block_bytes // _COPIES, kind=weighing.cohort.kind):
         kind = weighing.cohort.kind(block.module)
-        used = [place for place in block.begins if heard[kind][place]]
+        used = [place for place in block.begins if relevant[kind][place]]
         if not used:
             continue
         values = np.empty((len(used), block.size), "<f4")
-        read_columns(database, held, block, used, values)
+        read_columns(database, stored, block, used, values)
         first = used[0]
         start = start_values(layouts[first], seed, block.begins[first], block.size)
         learnt = values.astype(np.float64)  # (used, size)
         if start is not None:
             learnt -= start
-        made[kind][np.ix_(used, used)] += learnt @ learnt.T
+        inner[kind][np.ix_(used, used)] += learnt @ learnt.T
         between()
-    return made
+    return inner
 
 
-def _heard(weighing: Weighing, module: str, receivers: Collection[str]) -> NDArray[np.bool_]:
-    """Say whose update matters: that of whom a receiver listens to, and of a receiver that does; (N,)."""
-    listens = weighing.of_module(module) > 0
-    np.fill_diagonal(listens, False)
-    listens[[facts.client not in receivers for facts in weighing.cohort.clients]] = False
-    return np.asarray(listens.any(axis=0) | listens.any(axis=1), bool)
+def _relevant(weighing: Weighing, module: str, receivers: Collection[str]) -> NDArray[np.bool_]:
+    has_weight = weighing.of_module(module) > 0
+    np.fill_diagonal(has_weight, False)
+    has_weight[[facts.client not in receivers for facts in weighing.cohort.clients]] = False
+    return np.asarray(has_weight.any(axis=0) | has_weight.any(axis=1), bool)
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
-    """Whom each client listens to, what is served of it, and that in short; None = it is what was asked for.
+class SettledWeights:
+    """The relevance of a round, the weights that are served, and their report; None = both are equal.
 
-    `alone` are the clients that keep their own, or start from nothing, because too few others would be mixed.
+    `alone` are the clients that keep their own, or start from zeros, because a mixture has too few voices.
     """
 
-    asked: Weighing
+    weighing: Weighing
     weights: Weights
-    told: GuardReport | None
+    report: GuardReport | None
     alone: frozenset[str] = frozenset()
 
 
-def weighed(
+def settle_weights(
     database: Database,
-    plan: FederationPlan,
+    opened: OpenedPlan,
     cohort: Cohort,
     states: Mapping[str, StoredState],
     receivers: Collection[str],
     *,
     block_bytes: int,
     between: Callable[[], None],
-) -> Weighed:
-    """Weigh a cohort for those of it that are served.
-
-    `between` is called after every block that is read and every client that is guarded.
-    """
-    strategy = make(plan.strategy.name, plan.strategy.options)
-    asked = strategy.weigh(cohort)
-    weights, told = _guarded(
-        database, plan, asked, strategy.caps, states, receivers, block_bytes=block_bytes, between=between
+) -> SettledWeights:
+    """Weigh a cohort for its receivers; `between` is called after every block and every guarded client."""
+    weighing = opened.strategy.weigh(cohort)
+    weights, report = _guarded(
+        database, opened, weighing, states, receivers, block_bytes=block_bytes, between=between
     )
-    least = plan.privacy.min_voices
+    least = opened.plan.privacy.min_voices
     if least == 1:
-        return Weighed(asked, weights, told)
-    served = voiced(weights, least, common=isinstance(strategy, Folding))
-    return Weighed(asked, served, served.told(told, weights), served.alone)
+        return SettledWeights(weighing, weights, report)
+    served = require_voices(weights, least, common=opened.traits.base_delta)
+    return SettledWeights(weighing, served, served.report(report, weights), served.alone)
 
 
 def _guarded(
     database: Database,
-    plan: FederationPlan,
-    asked: Weighing,
-    caps: Caps | None,
+    opened: OpenedPlan,
+    weighing: Weighing,
     states: Mapping[str, StoredState],
     receivers: Collection[str],
     *,
     block_bytes: int,
     between: Callable[[], None],
 ) -> tuple[Weights, GuardReport | None]:
+    caps = opened.strategy.caps
     if caps is None:
-        return asked, None
-    found = products(
+        return weighing, None
+    inner = products(
         database,
-        asked,
+        weighing,
         states,
         receivers,
-        seed=plan.training.seed,
+        seed=opened.plan.training.seed,
         block_bytes=block_bytes,
         between=between,
     )
-    held_back = guarded(asked, found, caps, between)
-    return held_back, held_back.told()
+    limited = guard_weights(weighing, inner, caps, between)
+    return limited, limited.report()

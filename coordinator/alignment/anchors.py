@@ -1,4 +1,4 @@
-"""The routes of anchors, the public texts on which base models are aligned; they come from an operator."""
+"""Routes of anchors: the public texts, set by an operator, on which base models are aligned."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from coordinator.errors import (
     RateLimited,
 )
 from coordinator.http.dependencies import TheDatabase, TheMetrics
-from coordinator.http.downloads import Stored, reply, wanted
+from coordinator.http.downloads import Stored, reply, requested_range
 from coordinator.http.json_body import json_body, takes
 from coordinator.http.limits.concurrency import HasSpace
 from coordinator.http.params import FederationId
 from coordinator.http.problems import answers
-from coordinator.rounds.participations import sent_to
+from coordinator.rounds.participations import count_download
 from coordinator.storage import audit_log, payloads
 from schemas.messages.alignment import Anchors, AnchorsView
 
 router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["alignment"])
 
 _ANCHORS_BYTES = 32 * 2**20
-"""The most the anchor texts may have."""
+"""Largest body of anchor texts."""
 
 
 @router.put(
@@ -45,7 +45,7 @@ _ANCHORS_BYTES = 32 * 2**20
         limit=_ANCHORS_BYTES,
     ),
     responses={
-        200: {"model": AnchorsView, "description": "These were stored before"},
+        200: {"model": AnchorsView, "description": "The same anchors were stored before"},
         **answers(JsonMalformed, AuthMissing, Forbidden, NotFound, FederationStateConflict, Invalid),
     },
 )
@@ -59,21 +59,21 @@ def put_anchors(
 ) -> AnchorsView:
     """Set the public texts on which base models are aligned, before the federation starts."""
     if len({anchor.id for anchor in anchors.anchors}) != len(anchors.anchors):
-        raise Invalid("anchors: two have the same id", field="anchors")
+        raise Invalid("anchors: two have the same id; give each its own", field="anchors")
     body = anchors.model_dump_json().encode()
     with database.write() as session:
         payload_id, digest = payloads.store_bytes(session, body)
         row = lock_federation(session, federation_id)
         still_person(session, person)
-        store.planned(row)
-        known = store.anchors(session, federation_id)
-        if known is not None and known.digest == digest:
+        store.require_alignment(row)
+        stored = store.anchors(session, federation_id)
+        if stored is not None and stored.digest == digest:
             response.status_code = 200
         elif row.state != "open" or store.packs(session, federation_id):
             raise FederationStateConflict(
-                "anchors are set before the federation starts and before there are packs", state=row.state
+                "the federation has started or has packs; set anchors in a new federation", state=row.state
             )
-        kept = store.keep_anchors(
+        anchors_row = store.store_anchors(
             session,
             federation_id,
             payload_id=payload_id,
@@ -83,7 +83,7 @@ def put_anchors(
         )
         if response.status_code != 200:
             audit_log.append(session, "anchors-set", actor=person.id, subject=federation_id, reason=digest)
-        return AnchorsView(digest=kept.digest, bytes=kept.bytes, count=kept.count)
+        return AnchorsView(digest=anchors_row.digest, bytes=anchors_row.bytes, count=anchors_row.count)
 
 
 @router.get(
@@ -101,11 +101,11 @@ def get_anchors(
     database: TheDatabase,
     metrics: TheMetrics,
 ) -> Response:
-    """Give the public texts on which base models are aligned."""
+    """Download the public texts on which base models are aligned."""
     with database.read() as session:
-        row = store.found(store.anchors(session, federation_id))
+        row = store.require_row(store.anchors(session, federation_id))
     stored = Stored(row.payload_id, row.digest, row.bytes, "application/json")
-    part = wanted(request.headers, stored)
+    part = requested_range(request.headers, stored)
     if isinstance(caller, Member):
-        sent_to(database, metrics, caller.client_id, part.size)
+        count_download(database, metrics, caller.client_id, part.size)
     return reply(database, stored, part, partial(still_counts, caller=caller))

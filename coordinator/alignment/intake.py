@@ -1,6 +1,6 @@
-"""Decide whether a body is an alignment pack of its federation, and is wanted. Pure: what is known comes in.
+"""Validate alignment packs against their federation's plan. Pure: no database, clock or network.
 
-The held-out errors are believed: any agent of the base model can measure them again.
+Reported held-out errors are trusted: any agent of the base model can measure them again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _ALLOWANCE = 2**20
 _MOST_EXPANSION = 16
 
 
-def expected(plan: FederationPlan, *, with_responses: bool) -> Expected:
-    """Say which tensors a pack may have: the pivot's also has its responses to the anchors."""
+def expected_tensors(plan: FederationPlan, *, with_responses: bool) -> Expected:
+    """Return the tensors that a pack may have; the pivot's pack includes its responses to the anchors."""
     r = plan.adapter.rank
     tensors: dict[str, Slot] = {}
     for module in plan.adapter.modules(plan.adapter.roles):
@@ -37,14 +37,17 @@ def expected(plan: FederationPlan, *, with_responses: bool) -> Expected:
     return tensors
 
 
-def judge(
-    envelope: Envelope, *, federation_id: str, base_model: str, plan: FederationPlan, wanted_set: str | None
+def validate_pack(
+    envelope: Envelope, *, federation_id: str, base_model: str, plan: FederationPlan, required_set: str | None
 ) -> AlignmentManifest:
-    """Take a decoded pack apart; `wanted_set` is the alignment set that it must belong to, if any.
+    """Validate a decoded pack and return its manifest.
+
+    Args:
+        required_set: the alignment set to which the pack must belong; None = any.
 
     Raises:
-        TensorSchema: a (block, role) is incomplete, or a tensor has no values.
-        ManifestRefused, MetadataRefused: the manifest does not fit the tensors or the federation.
+        TensorSchema: a (block, role) is incomplete, or a tensor is empty.
+        ManifestRefused, MetadataRefused: the manifest does not match the tensors or the federation.
     """
     modules = _complete_modules(envelope)
     manifest = envelope.manifest(AlignmentManifest)
@@ -54,7 +57,7 @@ def judge(
         raise _wrong("base_model")
     if manifest.recipe:
         raise _wrong("recipe")
-    if wanted_set is not None and manifest.alignment_set != wanted_set:
+    if required_set is not None and manifest.alignment_set != required_set:
         raise _wrong("alignment_set")
     if not set(manifest.selected) <= modules or len(set(manifest.selected)) != len(manifest.selected):
         raise _wrong("selected")
@@ -68,42 +71,44 @@ def judge(
     return manifest
 
 
-def most_decoded(encoded: int) -> int:
-    """Return how many bytes a pack of so many encoded bytes may have: numbers that were fitted hardly shrink.
+def max_decoded_bytes(encoded: int) -> int:
+    """Return the largest decoded size of a pack of `encoded` bytes.
 
-    Every agent of the base model has to unpack it.
+    Fitted numbers compress little, and the limit protects each agent that unpacks the pack.
     """
     return _ALLOWANCE + _MOST_EXPANSION * encoded
 
 
-def require_replaceable(known: str, *, by_client: bool) -> None:
-    """Check that the pack with the digest `known` is replaced by an operator.
+def require_replaceable(stored_digest: str, *, by_client: bool) -> None:
+    """Require that an operator, not a client, replaces the stored pack.
 
-    It comes before all judging: a slower agent's pack may not fit others that were made on the faster one's.
+    Call it before validation: the pack of a slower agent may not fit packs that depend on the stored one.
 
     Raises:
-        UploadConflict: it is not.
+        UploadConflict: a client sent the pack.
     """
     if by_client:
-        raise UploadConflict(accepted=known)
+        raise UploadConflict(accepted=stored_digest)
 
 
 def _complete_modules(envelope: Envelope) -> set[str]:
-    """Name the (block, role)s of a pack, each with all its parts, and responses that fit the offsets."""
+    """Return the (block, role)s of a pack, each checked for all its tensors and for matching offsets."""
     names = set(envelope.names)
     empty = sorted(name for name in names if 0 in envelope.shape(name))
     if empty:
-        raise TensorSchema(f"without values: {', '.join(empty[:5])}")
-    parts = {".A", ".B", ".z", ".g"} if OFFSETS in names else {".A", ".B"}
+        raise TensorSchema(f"tensors without values: {', '.join(empty[:5])}")
+    suffixes = {".A", ".B", ".z", ".g"} if OFFSETS in names else {".A", ".B"}
     modules = {module_of(name) for name in names - {OFFSETS}}
-    lacking = sorted(module + part for module in modules for part in parts if module + part not in names)
-    if lacking or not modules:
-        raise TensorSchema(f"missing: {', '.join(lacking[:5])}" if lacking else "a pack without frames")
+    missing = sorted(
+        module + suffix for module in modules for suffix in suffixes if module + suffix not in names
+    )
+    if missing or not modules:
+        raise TensorSchema(f"missing: {', '.join(missing[:5])}" if missing else "a pack without frames")
     if OFFSETS in names:
         tokens = _rows(envelope, [OFFSETS]) | _rows(envelope, (f"{module}.z" for module in modules))
         answers = _rows(envelope, (f"{module}.g" for module in modules))
         if len(tokens) != 1 or len(answers) != 1 or max(answers) > max(tokens):
-            raise TensorSchema("responses and offsets speak of different tokens")
+            raise TensorSchema("responses and offsets have different numbers of tokens")
     return modules
 
 
@@ -112,4 +117,6 @@ def _rows(envelope: Envelope, names: Iterable[str]) -> set[int]:
 
 
 def _wrong(field: str) -> MetadataRefused:
-    return MetadataRefused(f"the manifest's {field} does not fit", field=field)
+    return MetadataRefused(
+        f"the manifest's {field} does not match the federation; build the pack again", field=field
+    )

@@ -1,4 +1,4 @@
-"""The rows of anchors and alignment packs."""
+"""Store and query anchors and alignment packs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from coordinator.db.tables.alignment import AnchorsRow, PackRow, VoidedPackRow
 from coordinator.db.tables.federations import FederationRow
 from coordinator.errors import FederationStateConflict, NotFound, PivotPackMissing
-from coordinator.federations.store import plan_of, standing
-from coordinator.rounds.pack_voiding import settle_verdict
+from coordinator.federations.store import pack_status, plan_of
+from coordinator.rounds.pack_voiding import update_acceptance
 from coordinator.storage import payloads
 from schemas.messages.alignment import (
     Acceptance,
@@ -28,30 +28,30 @@ from schemas.messages.federations import AlignmentPlan, FederationPlan
 Row = TypeVar("Row")
 
 
-def planned(row: FederationRow) -> tuple[FederationPlan, AlignmentPlan]:
-    """Read the plan of a federation that aligns its base models, and how it does.
+def require_alignment(row: FederationRow) -> tuple[FederationPlan, AlignmentPlan]:
+    """Return the plan of a federation, and its alignment.
 
     Raises:
-        FederationStateConflict: it does not.
+        FederationStateConflict: the plan has no alignment.
     """
     plan = plan_of(row)
     if plan.alignment is None:
-        raise FederationStateConflict("this federation's plan has no alignment", state=row.state)
+        raise FederationStateConflict(
+            "the federation's plan has no alignment; create a federation with one", state=row.state
+        )
     return plan, plan.alignment
 
 
 def anchors(session: Session, federation_id: str) -> AnchorsRow | None:
-    """Which anchor texts does a federation have?"""
     return session.get(AnchorsRow, federation_id)
 
 
-def keep_anchors(
+def store_anchors(
     session: Session, federation_id: str, *, payload_id: int, digest: str, size: int, count: int
 ) -> AnchorsRow:
-    """Keep a federation's anchor texts, in place of those before."""
-    known = anchors(session, federation_id)
-    if known is not None and known.payload_id != payload_id:
-        payloads.let_go(session, known.payload_id)
+    replaced = anchors(session, federation_id)
+    if replaced is not None and replaced.payload_id != payload_id:
+        payloads.start_grace(session, replaced.payload_id)
     row = session.merge(
         AnchorsRow(federation_id=federation_id, payload_id=payload_id, digest=digest, bytes=size, count=count)
     )
@@ -60,14 +60,12 @@ def keep_anchors(
 
 
 def pack(session: Session, federation_id: str, base_model: str) -> PackRow | None:
-    """Which alignment pack does a base model have?"""
     return session.scalar(
         select(PackRow).where(PackRow.federation_id == federation_id, PackRow.base_model == base_model)
     )
 
 
 def packs(session: Session, federation_id: str) -> list[PackRow]:
-    """Which alignment packs does a federation have?"""
     return list(
         session.scalars(
             select(PackRow).where(PackRow.federation_id == federation_id).order_by(PackRow.base_model)
@@ -76,7 +74,6 @@ def packs(session: Session, federation_id: str) -> list[PackRow]:
 
 
 def voided(session: Session, federation_id: str) -> list[VoidedPack]:
-    """Which packs do not count any more?"""
     rows = session.scalars(
         select(VoidedPackRow)
         .where(VoidedPackRow.federation_id == federation_id)
@@ -85,10 +82,10 @@ def voided(session: Session, federation_id: str) -> list[VoidedPack]:
     return [VoidedPack(base_model=row.base_model, digest=row.digest) for row in rows]
 
 
-def set_for(session: Session, row: FederationRow, plan: AlignmentPlan, base_model: str) -> str | None:
-    """Which alignment set must a base model's pack belong to? None for the pivot's, which sets it.
+def required_set(session: Session, row: FederationRow, plan: AlignmentPlan, base_model: str) -> str | None:
+    """Return the alignment set to which a base model's pack must belong; None for the pivot's.
 
-    Random frames follow from the plan, and so does their set.
+    With random frames, the set follows from the plan.
 
     Raises:
         PivotPackMissing: the pivot's pack is not stored yet.
@@ -97,13 +94,13 @@ def set_for(session: Session, row: FederationRow, plan: AlignmentPlan, base_mode
         return random_set(plan, plan_of(row).adapter.rank)
     if base_model == plan.pivot:
         return None
-    of_pivot = pack(session, row.id, plan.pivot)
-    if of_pivot is None:
+    pivot_pack = pack(session, row.id, plan.pivot)
+    if pivot_pack is None:
         raise PivotPackMissing(pivot=plan.pivot)
-    return of_pivot.alignment_set
+    return pivot_pack.alignment_set
 
 
-def keep_pack(
+def insert_pack(
     session: Session,
     federation_id: str,
     base_model: str,
@@ -115,7 +112,6 @@ def keep_pack(
     stored_by: str | None,
     now: datetime,
 ) -> PackRow:
-    """Keep a base model's pack; there is none, or none any more."""
     row = PackRow(
         federation_id=federation_id,
         base_model=base_model,
@@ -135,7 +131,6 @@ def keep_pack(
 
 
 def acceptance(row: PackRow, tested_by: str | None) -> Acceptance | None:
-    """Which acceptance test did a client, or None for an operator, store for a pack?"""
     stored = stored_test(row, tested_by)
     if stored is None:
         return None
@@ -144,29 +139,28 @@ def acceptance(row: PackRow, tested_by: str | None) -> Acceptance | None:
 
 
 def stored_test(row: PackRow, tested_by: str | None) -> dict[str, Any] | None:
-    """Return the test that a client, or None for an operator, stored for a pack, with its author and time."""
+    """Return the test that a client stored for a pack, or an operator for None, with its author and time."""
     stored: dict[str, Any] | None = (
         row.acceptance if tested_by is None else (row.verdicts or {}).get(tested_by)
     )
     return stored if stored is not None and stored["tested_by"] == tested_by else None
 
 
-def keep_acceptance(
+def store_acceptance(
     session: Session, row: PackRow, tested: Acceptance, *, tested_by: str | None, now: datetime
 ) -> None:
-    """Keep a test, in place of the one that its author stored before; `tested_by` is None for an operator."""
+    """Store a test, replacing the author's earlier one; `tested_by` is None for an operator."""
     figures = tested.model_dump(mode="json", exclude={"pack"})
-    shown = AcceptanceView.model_validate({**figures, "tested_by": tested_by, "tested_at": now})
+    test = AcceptanceView.model_validate({**figures, "tested_by": tested_by, "tested_at": now})
     if tested_by is None:
-        row.acceptance = shown.model_dump(mode="json")
+        row.acceptance = test.model_dump(mode="json")
     else:
-        row.verdicts = {**(row.verdicts or {}), tested_by: shown.model_dump(mode="json")}
-    settle_verdict(session, row)
+        row.verdicts = {**(row.verdicts or {}), tested_by: test.model_dump(mode="json")}
+    update_acceptance(session, row)
     session.flush()
 
 
 def view(row: PackRow) -> PackView:
-    """Show a pack."""
     return PackView.model_validate(
         {
             "base_model": row.base_model,
@@ -178,17 +172,12 @@ def view(row: PackRow) -> PackView:
             "stored_at": row.stored_at,
             "acceptance": row.acceptance,
             "verdicts": Counter(test["verdict"] for test in (row.verdicts or {}).values()),
-            "sharing": standing(row).sharing,
+            "sharing": pack_status(row).sharing,
         }
     )
 
 
-def found(row: Row | None) -> Row:
-    """Insist on a row.
-
-    Raises:
-        NotFound: there is none.
-    """
+def require_row(row: Row | None) -> Row:
     if row is None:
         raise NotFound
     return row

@@ -1,8 +1,4 @@
-"""The route of acceptance tests: whether what is learnt under a pack transfers.
-
-Every client of the base model has one verdict. A pack fails when more than half of them say so, or when an
-operator does, whose verdict stands whatever clients report.
-"""
+"""Route of acceptance tests, which report whether adapters transfer between base model and pivot."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ from coordinator.http.limits.concurrency import HasSpace
 from coordinator.http.params import BaseModel, FederationId
 from coordinator.http.problems import answers
 from coordinator.observability.logs import logger
-from coordinator.rounds.notifications import Change, Tell
+from coordinator.rounds.notifications import Change, Notify
 from coordinator.storage import audit_log
 from schemas.messages.alignment import Acceptance, PackView
 
@@ -42,7 +38,7 @@ router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["alignment"])
 log = logger(__name__)
 
 REPLACED_AFTER = timedelta(seconds=60)
-"""How old a client's acceptance test is at least when the same client replaces it."""
+"""Shortest time between two acceptance tests of a client."""
 
 
 def _direction(source: str, target: str) -> dict[str, Any]:
@@ -69,7 +65,7 @@ _EXAMPLE = {
     status_code=201,
     openapi_extra=takes(Acceptance, example=_EXAMPLE),
     responses={
-        200: {"model": PackView, "description": "This was stored before"},
+        200: {"model": PackView, "description": "The same test was stored before"},
         **answers(JsonMalformed, AuthMissing, Forbidden, NotFound, FederationStateConflict, UploadConflict),
         **answers(Invalid, RateLimited, StorageFull),
     },
@@ -81,58 +77,56 @@ def put_acceptance(
     _: HasSpace,
     acceptance: Annotated[Acceptance, Depends(json_body(Acceptance))],
     database: TheDatabase,
-    tell: Tell,
+    notify: Notify,
     response: Response,
 ) -> PackView:
-    """Store a pack's acceptance test, in place of the one that the same client or an operator stored before.
+    """Store a pack's acceptance test, replacing the earlier one of the same client or of an operator.
 
-    A pack fails when an operator's test fails, or those of more than half of its base model's clients. Then
-    these share with clients of the identical base model only, from the next aggregation on.
+    A pack fails when an operator's test fails, or the tests of more than half of its base model's clients;
+    an operator's test overrides those of clients. The clients of a failed pack share with clients of the same
+    base model only, from the next aggregation on.
 
-    A client replaces its own test when that is a minute old.
+    A client may replace its test once a minute.
     """
     if isinstance(caller, Member):
         if caller.base_model != base_model:
-            raise Forbidden("a client tests the pack of its own base model")
+            raise Forbidden("a client tests packs of its own base model only; send the test of yours")
     elif not caller.at_least("operator"):
         raise Forbidden(needs="operator")
     with database.write() as session:
         row = lock_federation(session, federation_id)
         alignment = plan_of(row).alignment
         if alignment is None:
-            raise FederationStateConflict("this federation's plan has no alignment", state=row.state)
+            raise FederationStateConflict(
+                "the federation's plan has no alignment; create a federation with one", state=row.state
+            )
         still_counts(session, caller)
-        pack = store.found(store.pack(session, federation_id, base_model))
+        pack = store.require_row(store.pack(session, federation_id, base_model))
         if acceptance.pack != pack.digest:
-            raise Invalid("pack: this is not the pack that is stored", field="pack", stored=pack.digest)
+            raise Invalid("pack: another pack is stored now; test that one", field="pack", stored=pack.digest)
         ways = {(direction.source, direction.target) for direction in acceptance.directions}
         if ways != {(alignment.pivot, base_model), (base_model, alignment.pivot)} or len(ways) != 2:
-            raise Invalid("directions: must be pivot to base model and back", field="directions")
+            raise Invalid("directions: send pivot to base model and back", field="directions")
         now, tested_by = database_time(session), caller.client_id if isinstance(caller, Member) else None
-        own, by_operator = store.stored_test(pack, tested_by), store.acceptance(pack, None)
+        earlier, by_operator = store.stored_test(pack, tested_by), store.acceptance(pack, None)
         if acceptance in (by_operator, store.acceptance(pack, tested_by)):
             response.status_code = 200
             return store.view(pack)
         if by_operator is not None and tested_by is not None:
-            raise UploadConflict("an operator's acceptance test stands")
-        if tested_by is not None and own is not None:
-            _require_old(own["tested_at"], now)
-        store.keep_acceptance(session, pack, acceptance, tested_by=tested_by, now=now)
+            raise UploadConflict("an operator tested this pack, and that test stays; none is needed")
+        if tested_by is not None and earlier is not None:
+            _require_old(earlier["tested_at"], now)
+        store.store_acceptance(session, pack, acceptance, tested_by=tested_by, now=now)
         if isinstance(caller, Person):
             reason = f"{base_model}: {acceptance.verdict}"
             audit_log.append(session, "acceptance-set", actor=caller.id, subject=federation_id, reason=reason)
         log.info("pack-tested", federation=federation_id, base_model=base_model, verdict=acceptance.verdict)
-        shown, change = store.view(pack), Change(federation_id, base_model, row.events)
-    tell(change)
-    return shown
+        view, change = store.view(pack), Change(federation_id, base_model, row.events)
+    notify(change)
+    return view
 
 
 def _require_old(tested_at: str, now: datetime) -> None:
-    """Make sure that a client may replace its own test.
-
-    Raises:
-        RateLimited: it was stored less than a minute ago.
-    """
     left = datetime.fromisoformat(tested_at) + REPLACED_AFTER - now
     if left > timedelta(0):
-        raise RateLimited(left.total_seconds(), "this pack's acceptance test was replaced a moment ago")
+        raise RateLimited(left.total_seconds(), "the acceptance test was replaced less than a minute ago")

@@ -1,1 +1,1 @@
-"""Who is calling, and what they may do."""
+"""Authentication of clients and people, and their permissions."""

@@ -1,8 +1,5 @@
-"""Decide who is calling. Refuses to know what a caller may see or do: that is `permissions`.
-
-Clients sign their requests; people, and the clients of a federation that allows it, send a bearer token.
-That is 256 random bits, so its SHA-256 is stored and looked up: nothing can be learnt from the time a lookup
-takes.
+"""Authenticate the sender of a request: clients sign, people and bearer clients send a token. A token has
+256 random bits, so its SHA-256 is stored and looked up, and lookup time reveals nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from coordinator.auth import failure_limit, http_signatures, last_seen, principals
-from coordinator.auth.principals import Holder, Token
+from coordinator.auth.principals import StoredClient, Token
 from coordinator.errors import AuthMissing, CredentialInvalid, KeyRevoked
 from coordinator.http.dependencies import database_of, settings_of
 from coordinator.observability.logs import bind
@@ -34,23 +31,24 @@ SETTINGS_ID = "settings"
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Someone with a person's token."""
+    """A person, authenticated by a token."""
 
     id: str
     role: PersonRole
     name: str
 
     def at_least(self, role: PersonRole) -> bool:
-        """Say whether this person's role includes `role`."""
         return RANKS[self.role] >= RANKS[role]
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An enrolled client as it was when it was recognised.
+    """An enrolled client at the time of authentication.
 
-    `unseen_at` = when that was, if nobody wrote down lately that it is here. `public_key` is the key it
-    signed with, None for a bearer client. `signed` is this request's signature, which counts once.
+    Attributes:
+        seen_at: the time of authentication if `last_seen_at` is due for an update, else None.
+        public_key: the key that signed the request; None for a bearer client.
+        signed: the signature of this request, which is accepted once.
     """
 
     client_id: str
@@ -58,63 +56,62 @@ class Member:
     federation_id: str
     base_model: str
     profile: Profile
-    unseen_at: datetime | None
+    seen_at: datetime | None
     public_key: str | None
     signed: SignedRequest | None = None
 
 
 def hash_of(token: str) -> str:
-    """Hash a token of high entropy as it is stored."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def authenticated(request: Request) -> Person | Member:
-    """Recognise who sent a request, in a look of its own, before any of its body is read.
+    """Authenticate a request over a database connection of its own, before its body is read.
 
     Raises:
-        what `recognise` raises.
+        CredentialInvalid, Refused: as `identify`.
     """
-    with looking(request) as asked:
-        caller = recognise(request, asked)
-    note_seen(request, caller)
+    with auth_connection(request) as connection:
+        caller = identify(request, connection)
+    record_seen(request, caller)
     return caller
 
 
 @contextmanager
-def looking(request: Request) -> Iterator[Connection]:
-    """Open the look in which a caller is recognised, and count a bearer token that is nobody's by address.
+def auth_connection(request: Request) -> Iterator[Connection]:
+    """Yield a connection for `identify`, and count invalid bearer tokens by address.
 
     Raises:
-        RateLimited: too many from there were nobody's within the last minute.
+        RateLimited: too many invalid tokens from this address within the last minute.
     """
     try:
-        with database_of(request).look() as asked:
-            yield asked
+        with database_of(request).autocommit() as connection:
+            yield connection
     except CredentialInvalid:
         address = request.client.host if request.client is not None else ""
-        failure_limit.note_bearer(
+        failure_limit.count_bearer_failure(
             database_of(request), address, settings_of(request).failed_tokens_per_minute
         )
         raise
 
 
-def recognise(request: Request, asked: Connection) -> Person | Member:
-    """Say who sent a request, by its header fields alone.
+def identify(request: Request, connection: Connection) -> Person | Member:
+    """Return the authenticated sender of a request, from its header fields alone.
 
     Raises:
-        AuthMissing: they name nobody.
-        CredentialInvalid: the bearer token is nobody's; unknown, expired and revoked look the same.
-        AuthorityUnknown, ClockSkew, DigestMissing, KeyRevoked, SignatureInvalid, SignatureProfileBroken: what
-            is wrong with a signature.
+        AuthMissing: no credential.
+        CredentialInvalid: the bearer token is unknown, expired or revoked.
+        AuthorityUnknown, ClockSkew, DigestMissing, KeyRevoked, SignatureInvalid, SignatureProfileBroken:
+            the signature is not acceptable.
     """
     settings = settings_of(request)
     if http_signatures.is_signed(request):
-        claimed = http_signatures.read_signature(request)
-        holder, now = http_signatures.verify(asked, request, claimed, settings)
-        caller: Person | Member = _as_member(holder, now, signed=claimed)
+        signed = http_signatures.read_signature(request)
+        client, now = http_signatures.verify(connection, request, signed, settings)
+        caller: Person | Member = _as_member(client, now, signed=signed)
     else:
         admin_token = settings.admin_token.get_secret_value() if settings.admin_token else None
-        caller = _bearer(asked, request.headers.get("authorization"), admin_token=admin_token)
+        caller = _bearer(connection, request.headers.get("authorization"), admin_token=admin_token)
     if isinstance(caller, Member):
         bind(client=caller.client_id)
     else:
@@ -122,20 +119,20 @@ def recognise(request: Request, asked: Connection) -> Person | Member:
     return caller
 
 
-def note_seen(request: Request, caller: Person | Member) -> None:
-    """See to it that it is written down that a client is here, when that is due."""
-    if isinstance(caller, Member) and caller.unseen_at is not None:
-        sightings: last_seen.LastSeenWriter = request.app.state.sightings
-        sightings.note(database_of(request), caller.client_id, caller.unseen_at)
+def record_seen(request: Request, caller: Person | Member) -> None:
+    """Record that a client was seen, if its `last_seen_at` is due for an update."""
+    if isinstance(caller, Member) and caller.seen_at is not None:
+        writer: last_seen.LastSeenWriter = request.app.state.last_seen
+        writer.record(database_of(request), caller.client_id, caller.seen_at)
 
 
 def still_member(session: Session, member: Member) -> None:
-    """Check in a later transaction that a client was not revoked since it was recognised.
+    """Check in a later transaction that an authenticated client is still a member.
 
     Raises:
-        KeyRevoked, CredentialInvalid: it was, or its key was replaced.
+        KeyRevoked, CredentialInvalid: the client was revoked, or its key replaced.
     """
-    is_enrolled, has_key = principals.standing(session, member.client_id, member.public_key)
+    is_enrolled, has_key = principals.membership(session, member.client_id, member.public_key)
     if member.public_key is None:
         if not is_enrolled:
             raise CredentialInvalid
@@ -144,20 +141,20 @@ def still_member(session: Session, member: Member) -> None:
 
 
 def still_person(session: Session, person: Person) -> None:
-    """Check in a later transaction that a person's token was not revoked since, and has not expired.
+    """Check in a later transaction that a person's token is still valid.
 
     Raises:
-        CredentialInvalid: it was, or has.
+        CredentialInvalid: it was revoked or has expired.
     """
     if person.id != SETTINGS_ID:
-        _valid(*principals.token(session, person.id))
+        _valid(*principals.token_by_id(session, person.id))
 
 
 def still_counts(session: Session, caller: Person | Member) -> None:
-    """Check in a later transaction that a caller was not revoked since.
+    """Check in a later transaction that a caller is still valid.
 
     Raises:
-        KeyRevoked, CredentialInvalid: it was.
+        KeyRevoked, CredentialInvalid: it was revoked.
     """
     if isinstance(caller, Member):
         still_member(session, caller)
@@ -165,7 +162,7 @@ def still_counts(session: Session, caller: Person | Member) -> None:
         still_person(session, caller)
 
 
-def _bearer(asked: Connection, authorization: str | None, *, admin_token: str | None) -> Person | Member:
+def _bearer(connection: Connection, authorization: str | None, *, admin_token: str | None) -> Person | Member:
     if authorization is None:
         raise AuthMissing
     scheme, _, token = authorization.partition(" ")
@@ -176,15 +173,15 @@ def _bearer(asked: Connection, authorization: str | None, *, admin_token: str | 
         return Person(id=SETTINGS_ID, role="admin", name="TESSERA_ADMIN_TOKEN")
     digest = hash_of(token)
     if not token.startswith(CLIENT_PREFIX):
-        return _valid(*principals.with_token(asked, digest))
-    now, holder = principals.with_credential(asked, digest)
-    if holder is None or holder.state != "enrolled":
+        return _valid(*principals.token_by_hash(connection, digest))
+    now, client = principals.client_by_credential(connection, digest)
+    if client is None or client.state != "enrolled":
         raise CredentialInvalid
-    return _as_member(holder, now)
+    return _as_member(client, now)
 
 
 def _is_same(sent: str, token: str) -> bool:
-    """Compare what a header brought, its bytes read as Latin-1, with a token, in constant time."""
+    """Compare a header value, decoded as Latin-1, with a token in constant time."""
     return hmac.compare_digest(
         hashlib.sha256(sent.encode("latin-1", "replace")).digest(), hashlib.sha256(token.encode()).digest()
     )
@@ -201,14 +198,14 @@ def _valid(now: datetime, token: Token | None) -> Person:
     raise CredentialInvalid
 
 
-def _as_member(holder: Holder, now: datetime, *, signed: SignedRequest | None = None) -> Member:
+def _as_member(client: StoredClient, now: datetime, *, signed: SignedRequest | None = None) -> Member:
     return Member(
-        client_id=holder.id,
-        name=holder.name,
-        federation_id=holder.federation_id,
-        base_model=holder.base_model,
-        profile=Profile.model_validate(holder.profile),
-        unseen_at=now if last_seen.is_due(holder.last_seen_at, now) else None,
-        public_key=holder.public_key,
+        client_id=client.id,
+        name=client.name,
+        federation_id=client.federation_id,
+        base_model=client.base_model,
+        profile=Profile.model_validate(client.profile),
+        seen_at=now if last_seen.is_due(client.last_seen_at, now) else None,
+        public_key=client.public_key,
         signed=signed,
     )

@@ -1,8 +1,5 @@
-"""How many enrolments and bearer tokens may fail from one address in a minute; all replicas count together.
-
-Knows no token. Its 256 random bits are not guessed: what is bounded is the work and the audit entries that
-failing costs, so a good token passes whatever its neighbours did before. Beyond the bound nothing is written.
-Who misuses a real token has its secret: that is counted by token, and not hidden by what others do beside it.
+"""Limit failed enrolments and invalid bearer tokens per address and minute, across replicas. A valid
+token always passes: the limit bounds the work and the audit entries of failures, not guessing.
 """
 
 from __future__ import annotations
@@ -15,25 +12,25 @@ from sqlalchemy.orm import Session
 
 from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.identity import FailedEnrolmentRow
-from coordinator.db.upsert import forget, insert_new
+from coordinator.db.upsert import delete_before, insert_new
 from coordinator.errors import EnrolmentTokenInvalid, EnrolmentTokenMisused, RateLimited
 from coordinator.storage import audit_log
 
 _WINDOW = timedelta(minutes=1)
 _BEARER = "bearer "
-"""Stands before an address whose tokens are counted, apart from its enrolments."""
+"""Prefix of an origin that counts bearer tokens, apart from enrolments."""
 
 
-def note(
+def count_failure(
     database: Database, address: str, per_minute: int, refused: EnrolmentTokenInvalid, name: str
 ) -> None:
-    """Count a failure from an address, and write down who misused a token that exists, as client `name`.
+    """Count a failed enrolment from an address; log the misuse of an existing token to the audit log.
 
-    A misuse is written down as often within a minute as an address may fail, whatever failed there before.
-    Requests that fail at the same moment may pass the bound together, once for each that is under way.
+    A misuse is counted and limited by its token, independently of its address: neighbours cannot hide it.
+    Concurrent failures may exceed the limit by the number of requests in progress.
 
     Raises:
-        RateLimited: as many failed from there within the last minute.
+        RateLimited: the address reached the limit within the last minute.
     """
     origin = origin_of(address)
     misused = refused if isinstance(refused, EnrolmentTokenMisused) else None
@@ -41,15 +38,15 @@ def note(
         wait = _wait(session, origin, per_minute)
         if misused is not None and _wait(session, misused.token_id, per_minute) is not None:
             misused = None
-    counted = [
-        one for one in (origin if wait is None else None, misused and misused.token_id) if one is not None
-    ]
-    if counted:
+    origins = [] if wait is not None else [origin]
+    if misused is not None:
+        origins.append(misused.token_id)
+    if origins:
         with database.write() as session:
             now = database_time(session)
-            forget(session, FailedEnrolmentRow.failed_at, now - _WINDOW)
-            for one in counted:
-                insert_new(session, FailedEnrolmentRow, {"origin": one, "failed_at": now})
+            delete_before(session, FailedEnrolmentRow.failed_at, now - _WINDOW)
+            for counted in origins:
+                insert_new(session, FailedEnrolmentRow, {"origin": counted, "failed_at": now})
             if misused is not None:
                 audit_log.append(
                     session, "enrolment-refused", actor=misused.token_id, subject=name, reason=misused.reason
@@ -58,17 +55,17 @@ def note(
         raise RateLimited(wait)
 
 
-def forget_old(database: Database) -> int:
-    """Forget some failures of more than a minute ago; return their number, 0 when there are no more."""
+def delete_expired(database: Database) -> int:
+    """Delete one batch of failures older than a minute; return the number of deleted rows."""
     with database.write() as session:
-        return forget(session, FailedEnrolmentRow.failed_at, database_time(session) - _WINDOW)
+        return delete_before(session, FailedEnrolmentRow.failed_at, database_time(session) - _WINDOW)
 
 
-def note_bearer(database: Database, address: str, per_minute: int) -> None:
-    """Count a bearer token that is nobody's, from an address.
+def count_bearer_failure(database: Database, address: str, per_minute: int) -> None:
+    """Count an invalid bearer token from an address.
 
     Raises:
-        RateLimited: as many failed from there within the last minute; a good token passes all the same.
+        RateLimited: the address reached the limit within the last minute.
     """
     origin = f"{_BEARER}{origin_of(address)}"
     with database.read() as session:
@@ -81,7 +78,7 @@ def note_bearer(database: Database, address: str, per_minute: int) -> None:
 
 
 def _wait(session: Session, origin: str, per_minute: int) -> float | None:
-    """How many seconds until a failure from there is answered again? None = it is now."""
+    """Return the seconds until failures of an origin are counted again; None below the limit."""
     now = database_time(session)
     count, oldest = session.execute(
         select(func.count(), func.min(FailedEnrolmentRow.failed_at)).where(
@@ -92,7 +89,7 @@ def _wait(session: Session, origin: str, per_minute: int) -> float | None:
 
 
 def origin_of(address: str) -> str:
-    """Name where a request comes from; of IPv6 the first 64 bits, which is what one household has."""
+    """Return the origin of a request: its IPv4 address, or the /64 network of its IPv6 address."""
     try:
         parsed = ip_address(address)
     except ValueError:

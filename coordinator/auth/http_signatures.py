@@ -1,6 +1,5 @@
-"""Decide whose signature a request carries, from its header fields alone: no byte of the body is read.
-
-A key that nobody has is checked as thoroughly as one that somebody has, and answered the same.
+"""Verify a request's HTTP message signature (RFC 9421) from its header fields, before the body is read.
+An unknown key costs the same checks and gets the same error as a known one.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from fastapi import Request
 from sqlalchemy import Connection
 
 from coordinator.auth import principals
-from coordinator.auth.principals import Holder
+from coordinator.auth.principals import StoredClient
 from coordinator.errors import (
     AuthorityUnknown,
     ClockSkew,
@@ -27,24 +26,26 @@ from schemas.identity.keys import public_key
 from schemas.identity.signed_requests import WHEN_PRESENT, ProfileBroken, SignedRequest, Target, read
 from schemas.wire.digests import from_field
 
-_NOBODY = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"nobody").digest()).public_key()
+_UNKNOWN_KEY = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"nobody").digest()).public_key()
 
 
 def is_signed(request: Request) -> bool:
-    """Say whether a request claims to be signed."""
     return "signature" in request.headers or "signature-input" in request.headers
 
 
 def read_signature(request: Request) -> SignedRequest:
-    """Read a request's signature, unverified.
+    """Parse a request's signature without verifying it.
 
     Raises:
-        SignatureProfileBroken: it is not of the profile, or leaves the body, Prefer or Range out.
-        DigestMissing: there is a body and no digest of it.
+        SignatureProfileBroken: the signature does not follow the profile, or does not cover the body,
+            Prefer or Range.
+        DigestMissing: the request has a body and no digest of it.
     """
     fields = [request.headers.getlist(name) for name in ("signature-input", "signature")]
     if [len(lines) for lines in fields] != [1, 1] or "authorization" in request.headers:
-        raise SignatureProfileBroken("send Signature-Input and Signature once each, and no Authorization")
+        raise SignatureProfileBroken(
+            "malformed signature fields; send Signature-Input and Signature once each, and no Authorization"
+        )
     try:
         signed = read(fields[0][0], fields[1][0])
     except ProfileBroken as error:
@@ -54,46 +55,46 @@ def read_signature(request: Request) -> SignedRequest:
         if digest is None or from_field(digest) is None:
             raise DigestMissing
         if not signed.covers_body:
-            raise SignatureProfileBroken('a request with a body covers "content-digest"')
+            raise SignatureProfileBroken(
+                'the signature does not cover the body; add "content-digest" to its components'
+            )
     elif signed.covers_body and digest is None:
         raise DigestMissing
     for name in WHEN_PRESENT:
         if signed.covers(name) != (name in request.headers):
-            raise SignatureProfileBroken(f'cover "{name}" exactly when the request has this field')
+            raise SignatureProfileBroken(
+                f'the signature must cover "{name}" exactly when the request has this field'
+            )
     return signed
 
 
 def verify(
-    asked: Connection, request: Request, signed: SignedRequest, settings: Settings
-) -> tuple[Holder, datetime]:
-    """Find out whose signature this is, and when it was looked at.
+    connection: Connection, request: Request, signed: SignedRequest, settings: Settings
+) -> tuple[StoredClient, datetime]:
+    """Return the client that signed a request, and the database time of the check.
 
     Raises:
-        AuthorityUnknown: it was made for a server of another name.
-        ClockSkew: its time is over, or has not come.
-        SignatureInvalid: it is nobody's.
-        KeyRevoked: it is somebody's who was shut out, or of a key that was replaced.
+        AuthorityUnknown: signed for a server of another name.
+        ClockSkew: the signature has expired or lies in the future.
+        SignatureInvalid: the key is unknown or the signature is wrong.
+        KeyRevoked: the client was revoked or the key replaced.
     """
     host = request.headers.get("host", "")
     if not settings.goes_by(host):
-        raise AuthorityUnknown("TESSERA_PUBLIC_NAMES must have the name that clients call this server by")
-    now, holder = principals.with_key(asked, signed.keyid)
+        raise AuthorityUnknown("the Host field is not in TESSERA_PUBLIC_NAMES; ask the operator to add it")
+    now, client = principals.client_by_key(connection, signed.keyid)
     check_timely(signed, now)
-    key = _NOBODY if holder is None else public_key(signed.keyid)
-    if not signed.is_by(key, _target(request, host)) or holder is None:
+    key = _UNKNOWN_KEY if client is None else public_key(signed.keyid)
+    if not signed.is_by(key, _target(request, host)) or client is None:
         raise SignatureInvalid
-    expires_at = holder.key_expires_at
-    if holder.state != "enrolled" or (expires_at is not None and expires_at <= now):
+    expires_at = client.key_expires_at
+    if client.state != "enrolled" or (expires_at is not None and expires_at <= now):
         raise KeyRevoked
-    return holder, now
+    return client, now
 
 
 def check_timely(signed: SignedRequest, now: datetime) -> None:
-    """Check that a signature's time is `now`, by the database's clock.
-
-    Raises:
-        ClockSkew: its time is over, or has not come.
-    """
+    """Raise ClockSkew unless a signature is valid at `now`, by the database's clock."""
     if not signed.is_timely(now.timestamp()):
         raise ClockSkew(server_time=now.isoformat().replace("+00:00", "Z"))
 
@@ -115,7 +116,7 @@ def _digest(request: Request) -> str | None:
 
 
 def _field(request: Request, name: str) -> str | None:
-    """Return a header field as it is signed: its lines in one, None without any (RFC 9421, section 2.1)."""
+    """Return a header field in its signed form, lines joined (RFC 9421, section 2.1); None if absent."""
     lines = request.headers.getlist(name)
     return ", ".join(line.strip() for line in lines) if lines else None
 

@@ -1,7 +1,5 @@
-"""When clients were here last: written down together, in short writes, and only when that is due.
-
-Each process counts for itself. What it has not written when it ends is lost: nothing depends on it, and who
-is here still comes again.
+"""Record when clients were last seen, in batched writes. Times not yet written are lost when a process
+stops, which is harmless.
 """
 
 from __future__ import annotations
@@ -19,15 +17,15 @@ from coordinator.observability.logs import logger
 
 log = logger(__name__)
 
-_AGAIN_AFTER = timedelta(seconds=15)
-_TOGETHER = timedelta(seconds=1)
-# Who waits for nobody's row keeps nobody waiting for those it has.
-_FREE = (
+_INTERVAL = timedelta(seconds=15)
+_WRITE_INTERVAL = timedelta(seconds=1)
+# Locked rows are skipped: waiting for one would block all transactions that need the others.
+_UNLOCKED = (
     select(ClientRow.id)
     .where(ClientRow.id.in_(bindparam("clients", expanding=True)))
     .with_for_update(skip_locked=True, key_share=True)
 )
-_SEEN = (
+_UPDATE = (
     update(ClientRow)
     .where(
         ClientRow.id.in_(bindparam("clients", expanding=True)),
@@ -38,41 +36,42 @@ _SEEN = (
 
 
 def is_due(last_seen_at: datetime | None, now: datetime) -> bool:
-    """Say whether it is to be written down that a client is here at `now`."""
-    return last_seen_at is None or last_seen_at <= now - _AGAIN_AFTER
+    return last_seen_at is None or last_seen_at <= now - _INTERVAL
 
 
 class LastSeenWriter:
-    """Whom this process has seen and not written down yet: a write for each of a thousand would fill it."""
+    """Collects the clients seen by this process: one write per client would saturate the database."""
 
     def __init__(self) -> None:
         self._unwritten: dict[str, datetime] = {}
         self._last_write: datetime | None = None
         self._lock = threading.Lock()
 
-    def note(self, database: Database, client_id: str, now: datetime) -> None:
-        """Write down that a client was here at `now` of the database's clock; with others, if many are."""
+    def record(self, database: Database, client_id: str, now: datetime) -> None:
+        """Record that a client was seen at `now` of the database's clock; write at most once per
+        interval.
+        """
         with self._lock:
             self._unwritten[client_id] = now
-            if self._last_write is not None and abs(now - self._last_write) < _TOGETHER:
+            if self._last_write is not None and abs(now - self._last_write) < _WRITE_INTERVAL:
                 return
             self._last_write = now
-            seen, self._unwritten = self._unwritten, {}
+            batch, self._unwritten = self._unwritten, {}
         try:
             with database.write() as session:
-                free = run(session, _FREE, {"clients": sorted(seen)}).scalars().all()
-                for clients, when in _by_second({client: seen[client] for client in free}):
-                    values = {"clients": clients, "moment": when, "stale": when - _AGAIN_AFTER}
-                    run(session, _SEEN, values)
+                unlocked = run(session, _UNLOCKED, {"clients": sorted(batch)}).scalars().all()
+                for clients, latest in _by_second({client_id: batch[client_id] for client_id in unlocked}):
+                    values = {"clients": clients, "moment": latest, "stale": latest - _INTERVAL}
+                    run(session, _UPDATE, values)
         except SQLAlchemyError as error:
-            # A busy database must not cost the client its request: it is seen again with the next one.
-            log.warning("sightings-not-written", clients=len(seen), exc_info=error)
+            # A busy database must not fail the request: the next one records the client again.
+            log.warning("last-seen-not-written", clients=len(batch), exc_info=error)
 
 
-def _by_second(seen: dict[str, datetime]) -> Iterator[tuple[list[str], datetime]]:
-    """Put together who was seen within one second, with the last moment of theirs: one statement for all."""
-    together: dict[datetime, list[str]] = {}
-    for client, now in seen.items():
-        together.setdefault(now.replace(microsecond=0), []).append(client)
-    for clients in together.values():
-        yield clients, max(seen[client] for client in clients)
+def _by_second(batch: dict[str, datetime]) -> Iterator[tuple[list[str], datetime]]:
+    """Group clients by the second in which they were seen, each group with its latest time."""
+    groups: dict[datetime, list[str]] = {}
+    for client_id, now in batch.items():
+        groups.setdefault(now.replace(microsecond=0), []).append(client_id)
+    for clients in groups.values():
+        yield clients, max(batch[client_id] for client_id in clients)

@@ -1,8 +1,5 @@
-"""Which signed requests were received: none is taken twice.
-
-What changes something or downloads tensors is in the database, so that it counts once on whichever replica.
-What only reads little, like a poll, is remembered by the process that answers it. A nonce is remembered once
-its sender is known and may be where it is: what is refused before costs nothing.
+"""Reject replayed requests by their nonces: of writes and downloads in the database, of small reads in
+each process. A nonce is stored after authentication, so a refused request costs no storage.
 """
 
 from __future__ import annotations
@@ -19,42 +16,41 @@ from coordinator.auth.http_signatures import check_timely
 from coordinator.db.clock import clock
 from coordinator.db.engine import Database, database_time, run
 from coordinator.db.tables.identity import UsedNonceRow
-from coordinator.db.upsert import forget, insert_new
+from coordinator.db.upsert import delete_before, insert_new
 from coordinator.errors import Replayed, TooManySigned
 from schemas.identity.signed_requests import ACCEPTED_SECONDS, SignedRequest
 
-# Longer than any signature is accepted on clocks that differ as much as they may.
+# Longer than any signature is accepted at the largest allowed clock difference.
 _LIFE = timedelta(seconds=ACCEPTED_SECONDS + 30)
-MOST_OF_A_KEY = 1500
-"""How many requests of one key are in the database within five minutes, five a second; twice as many may be
-there before it is tidied."""
+MAX_REQUESTS_PER_KEY = 1500
+"""Requests of one key within five minutes, five a second; the table may hold twice as many for a while."""
 
-MOST_READS_OF_A_KEY = 1000
-"""How many reads of one key a process remembers; beyond it forgets this key's oldest."""
+MAX_READS_PER_KEY = 1000
+"""Reads of one key that a process remembers; beyond that, it drops the key's oldest."""
 
-# When the oldest came of a key's newest requests, of as many as are taken: others are not tidied yet.
+# The oldest of a key's newest requests, up to the limit; older rows are expired and not deleted yet.
 _LAST = (
     select(UsedNonceRow.used_at)
     .where(UsedNonceRow.public_key == bindparam("key"))
     .order_by(UsedNonceRow.used_at.desc())
-    .offset(MOST_OF_A_KEY - 1)
+    .offset(MAX_REQUESTS_PER_KEY - 1)
     .limit(1)
     .scalar_subquery()
 )
-_ASKED = select(clock(), _LAST)
+_NOW_AND_LAST = select(clock(), _LAST)
 
 
 def use(database: Database, key: str, signed: SignedRequest) -> None:
-    """Remember a signed request for five minutes, in a short write of its own.
+    """Store the nonce of a signed request for five minutes, in a short transaction of its own.
 
     Raises:
-        ClockSkew: its time is over by now.
-        Replayed: it was received before.
-        TooManySigned: as many of this key's are remembered as may be.
+        ClockSkew: the signature has expired meanwhile.
+        Replayed: the nonce is already stored.
+        TooManySigned: the key has reached its limit.
     """
     with database.write() as session:
-        # Looked at again: who was held up until its nonce is forgotten must not find it gone.
-        now, last = run(session, _ASKED, {"key": key}).one()
+        # Checked again: a request delayed until its nonce was deleted must not pass.
+        now, last = run(session, _NOW_AND_LAST, {"key": key}).one()
         check_timely(signed, now)
         if last is not None and last > now - _LIFE:
             raise TooManySigned((last + _LIFE - now).total_seconds())
@@ -62,48 +58,48 @@ def use(database: Database, key: str, signed: SignedRequest) -> None:
             raise Replayed
 
 
-def forget_old(database: Database) -> int:
-    """Forget some requests of more than five minutes ago; return their number, 0 when there are no more."""
+def delete_expired(database: Database) -> int:
+    """Delete one batch of expired nonces; return the number of deleted rows."""
     with database.write() as session:
-        return forget(session, UsedNonceRow.used_at, database_time(session) - _LIFE)
+        return delete_before(session, UsedNonceRow.used_at, database_time(session) - _LIFE)
 
 
-class Reads:
-    """The nonces of small reads that this process has answered, as long as their signatures may be timely.
+class ReadNonces:
+    """The nonces of small reads that this process has answered, while their signatures may be valid.
 
-    Other replicas do not have them, and a restart forgets them: a read that is repeated there shows its
-    caller's own view once more and changes nothing.
+    Other replicas do not have them, and a restart loses them: a repeated read only returns its caller's own
+    view again.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._keys: OrderedDict[str, dict[str, float]] = OrderedDict()  # by key: nonces, when they came
+        self._keys: OrderedDict[str, dict[str, float]] = OrderedDict()  # key -> nonce -> arrival time
         self._lock = threading.Lock()
 
     def use(self, key: str, nonce: str) -> None:
-        """Remember a nonce of a key.
+        """Store a nonce of a key.
 
         Raises:
-            Replayed: it was here before.
+            Replayed: the nonce is already stored.
         """
         with self._lock:
             now = self._clock()
-            self._forget(now)
+            self._drop_expired(now)
             nonces = self._keys.setdefault(key, {})
             self._keys.move_to_end(key)
             if nonce in nonces:
                 raise Replayed
             nonces[nonce] = now
             first = next(iter(nonces))
-            while len(nonces) > MOST_READS_OF_A_KEY or nonces[first] < now - _LIFE.total_seconds():
+            while len(nonces) > MAX_READS_PER_KEY or nonces[first] < now - _LIFE.total_seconds():
                 del nonces[first]
                 first = next(iter(nonces))
 
     def __len__(self) -> int:
         return sum(map(len, self._keys.values()))
 
-    def _forget(self, now: float) -> None:
-        """Forget keys that were not used for so long that none of their signatures is timely."""
+    def _drop_expired(self, now: float) -> None:
+        """Drop keys whose newest nonce has expired."""
         while self._keys:
             key, nonces = next(iter(self._keys.items()))
             if next(reversed(nonces.values())) >= now - _LIFE.total_seconds():

@@ -1,6 +1,5 @@
-"""Decide what a caller may do by its role and its federation. Refuses to know what is asked for beyond them.
-
-Every route names who it is for by one of the aliases at the end of this file.
+"""Check permissions by role and federation. Every route names its callers by one of the aliases at the
+end of this file.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from fastapi.security import HTTPBearer
 
 from coordinator.auth import nonces
 from coordinator.auth.authentication import Member, Person, authenticated
-from coordinator.auth.nonces import Reads
+from coordinator.auth.nonces import ReadNonces
 from coordinator.errors import Forbidden, NotFound
 from coordinator.http.dependencies import database_of
 from coordinator.http.params import ClientId, FederationId
 from schemas.messages.tokens import PersonRole
 
-_documented = HTTPBearer(
+_bearer_scheme = HTTPBearer(
     auto_error=False,
     scheme_name="bearer",
     description="A person's token, or a client's credential where the plan allows bearer clients. "
@@ -27,16 +26,16 @@ _documented = HTTPBearer(
 )
 
 
-IDENTIFIED: dict[str, Any] = {"security": [{_documented.scheme_name: []}]}
-"""Says in the API's document what the aliases below say by themselves."""
+IDENTIFIED: dict[str, Any] = {"security": [{_bearer_scheme.scheme_name: []}]}
+"""OpenAPI security requirement for routes that do not use the aliases below."""
 
 
-def _caller(request: Request, _: Annotated[object, Security(_documented)]) -> Person | Member:
+def _caller(request: Request, _: Annotated[object, Security(_bearer_scheme)]) -> Person | Member:
     return authenticated(request)
 
 
 Caller = Annotated[Person | Member, Depends(_caller)]
-"""Whoever it is."""
+"""Any authenticated caller."""
 
 
 def _person_of(caller: Person | Member, role: PersonRole) -> Person:
@@ -45,7 +44,7 @@ def _person_of(caller: Person | Member, role: PersonRole) -> Person:
     return caller
 
 
-# What follows only looks at who was recognised, which is not worth a change of threads.
+# Async, since these checks are too short for a thread of the pool.
 async def _admin(caller: Caller) -> Person:
     return _person_of(caller, "admin")
 
@@ -65,11 +64,11 @@ def _member_of_any(caller: Person | Member) -> Member:
 
 
 def member_of(federation_id: str, caller: Person | Member) -> Member:
-    """Take a caller for a client of a federation.
+    """Return the caller as a client of a federation.
 
     Raises:
-        Forbidden: it is a person.
-        NotFound: it is another federation's client.
+        Forbidden: the caller is a person.
+        NotFound: the client belongs to another federation.
     """
     member = _member_of_any(caller)
     if member.federation_id != federation_id:
@@ -79,53 +78,53 @@ def member_of(federation_id: str, caller: Person | Member) -> Member:
 
 async def _any_member(request: Request, caller: Caller) -> Member:
     member = _member_of_any(caller)
-    await _once(request, member)
+    await _accept_once(request, member)
     return member
 
 
 async def _member_of(request: Request, federation_id: FederationId, caller: Caller) -> Member:
     member = member_of(federation_id, caller)
-    await _once(request, member)
+    await _accept_once(request, member)
     return member
 
 
 async def _downloading_member(request: Request, federation_id: FederationId, caller: Caller) -> Member:
     member = member_of(federation_id, caller)
-    await _once_anywhere(request, member)
+    await _accept_once_globally(request, member)
     return member
 
 
-async def _once(request: Request, caller: Person | Member) -> None:
-    """Accept a signed request once, before its body is read; on all replicas if it may change something.
+async def _accept_once(request: Request, caller: Person | Member) -> None:
+    """Accept a signed request once, before its body is read; on all replicas unless it is a GET.
 
     Raises:
-        Replayed: it came before.
+        Replayed: the request was received before.
     """
     if request.method == "GET":
         read_once(request, caller)
     else:
-        await _once_anywhere(request, caller)
+        await _accept_once_globally(request, caller)
 
 
-async def _once_anywhere(request: Request, caller: Person | Member) -> None:
-    """Accept a signed request once, whichever replica it reaches; bearer tokens sign nothing."""
+async def _accept_once_globally(request: Request, caller: Person | Member) -> None:
+    """Accept a signed request once across all replicas; bearer requests have no nonce."""
     if isinstance(caller, Member) and caller.public_key is not None and caller.signed is not None:
         await to_thread.run_sync(nonces.use, database_of(request), caller.public_key, caller.signed)
 
 
 def read_once(request: Request, caller: Person | Member) -> None:
-    """Answer a signed read once in this process.
+    """Accept a signed read once in this process.
 
     Raises:
-        Replayed: it was answered before.
+        Replayed: the request was answered before.
     """
     if isinstance(caller, Member) and caller.public_key is not None and caller.signed is not None:
-        reads: Reads = request.app.state.reads
+        reads: ReadNonces = request.app.state.reads
         reads.use(caller.public_key, caller.signed.nonce)
 
 
 async def _caller_about(federation_id: FederationId, client_id: ClientId, caller: Caller) -> Person | Member:
-    """Hide all clients but itself from a client."""
+    """Raise NotFound if a client names any client but itself."""
     if isinstance(caller, Member) and (caller.federation_id, caller.client_id) != (federation_id, client_id):
         raise NotFound
     return caller
@@ -150,7 +149,7 @@ def _reader_of(federation_id: str, caller: Person | Member) -> Person | Member:
 
 async def _reader(request: Request, federation_id: FederationId, caller: Caller) -> Person | Member:
     reader = _reader_of(federation_id, caller)
-    await _once(request, reader)
+    await _accept_once(request, reader)
     return reader
 
 
@@ -158,7 +157,7 @@ async def _downloading_reader(
     request: Request, federation_id: FederationId, caller: Caller
 ) -> Person | Member:
     reader = _reader_of(federation_id, caller)
-    await _once_anywhere(request, reader)
+    await _accept_once_globally(request, reader)
     return reader
 
 
@@ -172,22 +171,22 @@ AsAuditor = Annotated[Person, Depends(_auditor)]
 """Any person."""
 
 AsAdminOfClient = Annotated[Person, Depends(_admin_of_client)]
-"""An admin; a client finds nobody but itself in the path."""
+"""An admin; a client gets 404 for any client but itself."""
 
 AsAuditorOfClient = Annotated[Person, Depends(_auditor_of_client)]
-"""Any person; a client finds nobody but itself in the path."""
+"""Any person; a client gets 404 for any client but itself."""
 
 AnyMember = Annotated[Member, Depends(_any_member)]
-"""A client, of whichever federation."""
+"""A client of any federation."""
 
 AsMember = Annotated[Member, Depends(_member_of)]
-"""A client of the federation in the path; another's is not found."""
+"""A client of the federation in the path, else 404."""
 
 AsReader = Annotated[Person | Member, Depends(_reader)]
 """Any person, or a client of the federation in the path."""
 
 DownloadingMember = Annotated[Member, Depends(_downloading_member)]
-"""A client of the federation in the path, whose signature is good for one download on all replicas."""
+"""A client of the federation in the path; its signature is valid for one download across all replicas."""
 
 DownloadingReader = Annotated[Person | Member, Depends(_downloading_reader)]
-"""Any person, or a client of the federation in the path, whose signature is good for one download."""
+"""Any person, or a client of the federation in the path; a signature is valid for one download."""

@@ -1,6 +1,5 @@
-"""Whom a key, a credential or a token was given to, and whether it counts still. Changes nothing.
-
-Every request asks this, and what changes it is effective at once: nothing is remembered.
+"""Look up the principal of a key, credential or token, and whether it is still valid. Nothing is cached:
+a revocation is effective with the next request.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ _COLUMNS = (
     ClientRow.state,
     ClientRow.last_seen_at,
 )
-# There is a row for nobody, too: with the time, and in the same time.
-_ASKED = select(literal(1).label("one")).subquery()
+# Outer joins return a row for an unknown key too, with the clock and in the same time.
+_SINGLE = select(literal(1).label("single")).subquery()
 _WITH_KEY = (
     select(*_COLUMNS, ClientKeyRow.public_key, ClientKeyRow.expires_at)
-    .select_from(_ASKED)
+    .select_from(_SINGLE)
     .outerjoin(ClientKeyRow, ClientKeyRow.public_key == bindparam("key"))
     .outerjoin(ClientRow, ClientRow.id == ClientKeyRow.client_id)
 )
 _WITH_CREDENTIAL = (
     select(*_COLUMNS)
-    .select_from(_ASKED)
+    .select_from(_SINGLE)
     .outerjoin(ClientRow, ClientRow.credential_hash == bindparam("digest"))
 )
 _TOKEN_COLUMNS = (
@@ -50,13 +49,13 @@ _TOKEN_COLUMNS = (
 )
 _WITH_TOKEN = (
     select(*_TOKEN_COLUMNS)
-    .select_from(_ASKED)
+    .select_from(_SINGLE)
     .outerjoin(PersonToken, PersonToken.token_hash == bindparam("digest"))
 )
 _TOKEN = (
-    select(*_TOKEN_COLUMNS).select_from(_ASKED).outerjoin(PersonToken, PersonToken.id == bindparam("token"))
+    select(*_TOKEN_COLUMNS).select_from(_SINGLE).outerjoin(PersonToken, PersonToken.id == bindparam("token"))
 )
-_STANDING = (
+_MEMBERSHIP = (
     select(ClientRow.state, ClientKeyRow.public_key, ClientKeyRow.expires_at)
     .outerjoin(
         ClientKeyRow,
@@ -67,8 +66,8 @@ _STANDING = (
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """A client as it is stored, with the key that it was found by (None: by a credential)."""
+class StoredClient:
+    """A stored client, with the key that it was looked up by (None: by a credential)."""
 
     id: str
     name: str
@@ -83,7 +82,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A person's token as it is stored."""
+    """A stored token of a person."""
 
     id: str
     role: str
@@ -92,36 +91,35 @@ class Token:
     revoked_at: datetime | None
 
 
-def with_key(asked: Connection, key: str) -> tuple[datetime, Holder | None]:
-    """Whose public key is this, and what time is it?"""
-    now, *found = run(asked, _WITH_KEY, {"key": key}).one()
-    return now, Holder(*found) if found[0] is not None else None
+def client_by_key(connection: Connection, key: str) -> tuple[datetime, StoredClient | None]:
+    """Return the database time and the client of a public key, if any."""
+    now, *columns = run(connection, _WITH_KEY, {"key": key}).one()
+    return now, StoredClient(*columns) if columns[0] is not None else None
 
 
-def with_credential(asked: Connection, digest: str) -> tuple[datetime, Holder | None]:
-    """Whose credential has this hash, and what time is it?"""
-    now, *found = run(asked, _WITH_CREDENTIAL, {"digest": digest}).one()
-    return now, Holder(*found) if found[0] is not None else None
+def client_by_credential(connection: Connection, digest: str) -> tuple[datetime, StoredClient | None]:
+    """Return the database time and the client of a bearer credential's hash, if any."""
+    now, *columns = run(connection, _WITH_CREDENTIAL, {"digest": digest}).one()
+    return now, StoredClient(*columns) if columns[0] is not None else None
 
 
-def with_token(asked: Connection, digest: str) -> tuple[datetime, Token | None]:
-    """Which person's token has this hash, and what time is it?"""
-    return _token(run(asked, _WITH_TOKEN, {"digest": digest}).one())
+def token_by_hash(connection: Connection, digest: str) -> tuple[datetime, Token | None]:
+    """Return the database time and the person's token with this hash, if any."""
+    return _token(run(connection, _WITH_TOKEN, {"digest": digest}).one())
 
 
-def token(asked: Session, token_id: str) -> tuple[datetime, Token | None]:
-    """Which person's token is this, and what time is it?"""
-    return _token(run(asked, _TOKEN, {"token": token_id}).one())
+def token_by_id(session: Session, token_id: str) -> tuple[datetime, Token | None]:
+    return _token(run(session, _TOKEN, {"token": token_id}).one())
 
 
-def standing(session: Session, client_id: str, key: str | None) -> tuple[bool, bool]:
-    """Is this client a member, and does this public key count for it now?"""
-    found = run(session, _STANDING, {"client_id": client_id, "key": key}).first()
-    if found is None:
+def membership(session: Session, client_id: str, key: str | None) -> tuple[bool, bool]:
+    """Return whether a client is enrolled, and whether this public key is valid for it now."""
+    row = run(session, _MEMBERSHIP, {"client_id": client_id, "key": key}).first()
+    if row is None:
         return False, False
-    state, held, expires_at = found
-    counts = held is not None and (expires_at is None or expires_at > database_time(session))
-    return state == "enrolled", counts
+    state, stored_key, expires_at = row
+    is_key_valid = stored_key is not None and (expires_at is None or expires_at > database_time(session))
+    return state == "enrolled", is_key_valid
 
 
 def _token(row: Row[*tuple[Any, ...]]) -> tuple[datetime, Token | None]:

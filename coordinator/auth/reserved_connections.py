@@ -1,7 +1,4 @@
-"""Keep the last few connections for health probes and people, whose token is looked up before anything else.
-
-A client's credential, a signature, an unknown token or none: they are told to come again.
-"""
+"""Reserve the last connections for health probes and people: any other caller is refused with `busy`."""
 
 from __future__ import annotations
 
@@ -17,21 +14,22 @@ from coordinator.http.problems import render
 
 
 class ReservedForPeople:
-    """A layer around the routes; it looks only at requests of reserved connections."""
+    """ASGI middleware that checks requests on reserved connections."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, unless its connection is reserved for others."""
         is_reserved = scope["type"] == "http" and scope.get("state", {}).get(IS_RESERVED, False)
-        if is_reserved and scope["path"] not in HEALTH_PATHS and not await _is_a_persons(scope):
-            await render(Busy("the connections that are left are reserved"))(scope, receive, send)
+        if is_reserved and scope["path"] not in HEALTH_PATHS and not await _is_from_person(scope):
+            await render(
+                Busy("the remaining connections are reserved for health probes and people; retry later")
+            )(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
 
-async def _is_a_persons(scope: Scope) -> bool:
+async def _is_from_person(scope: Scope) -> bool:
     request = Request(scope)
     if "authorization" not in request.headers:
         return False

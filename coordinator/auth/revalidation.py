@@ -1,4 +1,4 @@
-"""Decide for many callers at once which of them would be let in still."""
+"""Decide for many callers at once which of them are still valid."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from coordinator.db.tables.federations import ClientRow, PersonToken
 from coordinator.db.tables.identity import ClientKeyRow
 
 Credential = tuple[str, str | None]
-"""What a caller was recognised by: a person's token or a client, with the key that it signed with."""
+"""A person's token id or a client id, with the public key of a signing client."""
 
 
 def credential_of(caller: Person | Member) -> Credential:
-    """Return what a caller was recognised by."""
     return (caller.client_id, caller.public_key) if isinstance(caller, Member) else (caller.id, None)
 
 
 def still_valid(
     session: Session, members: Collection[Credential], people: Collection[Credential]
 ) -> set[Credential]:
-    """Return those that were not revoked, and whose token or key has not expired."""
+    """Return the credentials that are neither revoked nor expired."""
     valid = {person for person in people if person[0] == SETTINGS_ID}
     now = database_time(session)
     if members:
@@ -36,11 +35,11 @@ def still_valid(
             .where(ClientKeyRow.public_key.in_({key for _, key in members if key is not None}))
             .where(or_(ClientKeyRow.expires_at.is_(None), ClientKeyRow.expires_at > now))
         )
-        counting: set[Credential] = {(client_id, key) for client_id, key in session.execute(keys)}
+        valid_keys: set[Credential] = {(client_id, key) for client_id, key in session.execute(keys)}
         valid.update(
             member
             for member in members
-            if member[0] in enrolled and (member[1] is None or member in counting)
+            if member[0] in enrolled and (member[1] is None or member in valid_keys)
         )
     if len(people) > len(valid.intersection(people)):
         tokens = (

@@ -1,4 +1,4 @@
-"""Make and derive secrets. Knows no table: a secret is shown once, and only its hash is ever stored."""
+"""Generate and derive secrets. A secret is shown once; only its hash is stored."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ _PURPOSE = b"tessera client credential v1\0"
 
 
 def new_person_token(role: PersonRole) -> str:
-    """Make a person's token: 256 random bits behind a prefix that secret scanners can find."""
+    """Generate a person's token: 256 random bits behind a prefix for secret scanners."""
     return _PERSON_PREFIXES[role] + secrets.token_urlsafe(32)
 
 
 def new_enrolment_token(row_id: str, server: str) -> EnrolmentTokenText:
-    """Make a one-time token for the row of this id; `server` is the thumbprint of this coordinator's key."""
+    """Generate an enrolment token for a row id; `server` is the thumbprint of this coordinator's key."""
     return EnrolmentTokenText(row_id.removeprefix(ENROLMENT_PREFIX), encode(secrets.token_bytes(32)), server)
 
 
 def has_secret(token: EnrolmentTokenText, digest: str) -> bool:
-    """Compare a token's secret with a hash, in constant time."""
+    """Compare a token's secret with a stored hash, in constant time."""
     return hmac.compare_digest(hash_of(token.secret), digest)
 
 
 def credential_for(request: EnrolmentRequest) -> str | None:
-    """Make a bearer client's credential: derived when it can prove a repeated request, else random.
+    """Return a bearer client's credential; None for a client with a key.
 
-    None for a client with a key.
-
-    The derivation needs the one-time token and the client's own 32 bytes; neither is stored, so a copy of
-    the database derives nothing, and the same request gets the same answer.
+    With a `retry_key` it is derived from the enrolment token and the client's 32 bytes, so that a repeated
+    request gets the same answer; neither is stored, so a copy of the database derives nothing. Without one it
+    is random.
     """
     if request.public_key is not None:
         return None
@@ -54,11 +53,13 @@ def credential_for(request: EnrolmentRequest) -> str | None:
 
 
 def fingerprint(request: EnrolmentRequest) -> str | None:
-    """Recognise a repeated request: same retry_key, same name, same profile. None without a retry_key."""
+    """Return a fingerprint of `retry_key`, name and profile, by which a repeat is recognised; None
+    without one.
+    """
     if request.retry_key is None:
         return None
-    said = f"{request.name}\0{request.profile.model_dump_json()}".encode()
-    return hmac.new(_retry_key(request.retry_key), said, hashlib.sha256).hexdigest()
+    document = f"{request.name}\0{request.profile.model_dump_json()}".encode()
+    return hmac.new(_retry_key(request.retry_key), document, hashlib.sha256).hexdigest()
 
 
 def _retry_key(text: str) -> bytes:

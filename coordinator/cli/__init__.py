@@ -1,6 +1,5 @@
-"""The operator's commands: run the service here, and talk to it from anywhere.
-
-All but `service` need httpx and rich, and nothing of the service itself.
+"""Operator commands: run the service, and administer it over HTTP. All but `service` need only httpx and
+rich.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ import typer
 
 
 def commands(app: typer.Typer) -> None:
-    """Add the coordinator's commands to `tessera`."""
+    """Add the operator commands to `tessera`."""
     from coordinator.cli import alignments, audit, federations, people, rounds, service
     from coordinator.cli.client import all_over_http, over_http
 

@@ -1,4 +1,4 @@
-"""What rounds across architectures need: anchor texts, alignment packs, and how good these are."""
+"""Commands for anchor texts and alignment packs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, give_up, print_json
+from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, fail, print_json
 from coordinator.cli.output import ago, print_facts, print_table, size
 
-anchors = typer.Typer(help="The public texts on which base models are aligned.", no_args_is_help=True)
-alignments = typer.Typer(help="Alignment packs, one per base model.", no_args_is_help=True)
+anchors = typer.Typer(
+    help="Manage the public anchor texts on which base models are aligned.", no_args_is_help=True
+)
+alignments = typer.Typer(help="Manage alignment packs, one per base model.", no_args_is_help=True)
 
-Federation = Annotated[str, typer.Argument(help="The federation's id.")]
+Federation = Annotated[str, typer.Argument(help="Federation id.")]
 
 
 @anchors.command("put")
@@ -27,11 +29,11 @@ def put_anchors(
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Store a federation's anchor texts."""
+    """Store the anchor texts of a federation."""
     try:
         body = file.read_bytes()
     except OSError as error:
-        give_up(f"{file}: {error.strerror}")
+        fail(f"{file}: {error.strerror}")
     digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
     headers = {"Content-Type": "application/json", "Content-Digest": f"sha-256=:{digest}:"}
     stored = Coordinator(url, token).put(f"/v1/federations/{federation}/anchors", body, headers)
@@ -45,10 +47,10 @@ def put_anchors(
 def list_alignments(
     federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
 ) -> None:
-    """List the alignment packs of a federation, and how they did in their acceptance tests."""
-    found = list(Coordinator(url, token).pages(f"/v1/federations/{federation}/alignments"))
+    """List the alignment packs of a federation with their acceptance tests."""
+    packs = list(Coordinator(url, token).pages(f"/v1/federations/{federation}/alignments"))
     if as_json:
-        print_json(found)
+        print_json(packs)
         return
     print_table(
         ["base model", "shares", "worst error", "test", "size", "digest", "stored"],
@@ -65,34 +67,33 @@ def list_alignments(
                 pack["digest"][:19],
                 ago(pack["stored_at"]),
             )
-            for pack in found
+            for pack in packs
         ],
     )
-    sharing = [pack for pack in found if not pack["acceptance"] or pack["acceptance"]["verdict"] == "passed"]
+    sharing = [pack for pack in packs if not pack["acceptance"] or pack["acceptance"]["verdict"] == "passed"]
     if len(sharing) > 1:
-        typer.echo(_what_all_share(sharing))
+        typer.echo(_shared_modules(sharing))
 
 
-def _what_all_share(packs: Sequence[Mapping[str, Any]]) -> str:
-    """Name what all packs select; what is learnt elsewhere stays in one base model."""
+def _shared_modules(packs: Sequence[Mapping[str, Any]]) -> str:
     everywhere = set[str].intersection(*(set(pack["selected"]) for pack in packs))
     shared = [name for name in packs[0]["selected"] if name in everywhere]
     if not shared:
-        return "No module is shared by all that have not failed."
+        return "No module is shared by all packs that have not failed; see `tessera alignment show`."
     return f"Shared by all that have not failed: {','.join(shared)}"
 
 
 @alignments.command("delete")
 def delete(
     federation: Federation,
-    base_model: Annotated[str, typer.Argument(help="The base model's slug.")],
+    base_model: Annotated[str, typer.Argument(help="Base model slug.")],
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Delete a pack, and with the pivot's all others: what was learnt under them no longer counts.
+    """Delete a pack; deleting the pivot's deletes all others, and states trained under them no longer count.
 
-    The round in progress is abandoned. Agents of the base model make a new pack.
+    The round in progress is abandoned. Agents of the base model create a new pack.
     """
     Coordinator(url, token).delete(f"/v1/federations/{federation}/alignments/{base_model}")
     deleted = {"base_model": base_model, "deleted": True}
@@ -102,16 +103,16 @@ def delete(
 @alignments.command("show")
 def show(
     federation: Federation,
-    base_model: Annotated[str, typer.Argument(help="The base model's slug.")],
+    base_model: Annotated[str, typer.Argument(help="Base model slug.")],
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show one pack: held-out errors per (block, role), and both directions of its acceptance test."""
+    """Show a pack: held-out errors per (block, role), and its acceptance test in both directions."""
     packs = Coordinator(url, token).pages(f"/v1/federations/{federation}/alignments")
     pack = next((pack for pack in packs if pack["base_model"] == base_model), None)
     if pack is None:
-        give_up(f"{federation} has no pack of {base_model}: `tessera alignment list` names those it has")
+        fail(f"{federation} has no pack of {base_model}; list its packs with `tessera alignment list`")
     if as_json:
         print_json(pack)
         return

@@ -1,4 +1,4 @@
-"""Read the audit log, and check that nothing in it was changed or taken out."""
+"""Read the audit log and verify its hash chain."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, give_up, print_json
+from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, fail, print_json
 from coordinator.cli.output import ago, print_table
 from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import KeyUnusable, public_key, thumbprint
 
 Document = dict[str, Any]
 
-KeptHead = Annotated[
+HeadFile = Annotated[
     Path | None,
     typer.Option(
         "--head",
-        help="A file that keeps the signed end of the log: what it names must still be there.",
+        help="File that stores the signed head of the log; its entry must still be in the log.",
         show_default=False,
     ),
 ]
 
 
 def audit(
-    head_file: KeptHead = None, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
+    head_file: HeadFile = None, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
 ) -> None:
-    """Show who let whom in, shut whom out or ran a federation; exit 1 if the chain is broken.
+    """Show the audit log; exit 1 if its hash chain is broken.
 
-    The end of the chain is signed with the coordinator's key. Who writes the database can make another chain,
-    and the coordinator signs that too: keep the end with --head, and what you saw cannot be replaced.
+    The head of the log is signed with the coordinator's key. An attacker with write access to the database
+    could build another chain, which the coordinator would sign: store the head with --head, so that entries
+    shown once cannot be replaced.
     """
     coordinator = Coordinator(url, token)
     entries, head = _chain(coordinator)
@@ -54,13 +55,12 @@ def audit(
         ],
     )
     last = hashes[-1] if hashes else None
-    typer.echo(f"{len(entries)} entries, unbroken; the last one's hash is {last}.")
+    typer.echo(f"{len(entries)} entries, chain intact; hash of the last entry: {last}.")
     if head is not None:
-        typer.echo(f"It is signed by the coordinator with the key of thumbprint {thumbprint(key)}.")
+        typer.echo(f"Signed by the coordinator; key thumbprint: {thumbprint(key)}.")
 
 
 def _chain(coordinator: Coordinator) -> tuple[list[Document], Document | None]:
-    """Read all entries, and the end of the log as the last page names it."""
     entries: list[Document] = []
     page = coordinator.get("/v1/audit")
     while True:
@@ -74,29 +74,29 @@ def _hashes(entries: list[Document]) -> list[str]:
     hashes: list[str] = []
     for number, entry in enumerate(entries, 1):
         if (entry["number"], entry["previous"]) != (number, hashes[-1] if hashes else None):
-            give_up(f"the audit log is broken at entry {number}: something was changed or taken out")
+            fail(f"the audit log is broken at entry {number}: changed or removed; compare a backup")
         hashes.append(hash_of(entry))
     return hashes
 
 
 def _check(head: Document, hashes: list[str], key: str) -> None:
-    """Check that a signed end is the coordinator's own, and that its entry is in the log as it was."""
+    """Check that a head is signed by the coordinator, and that its entry is unchanged."""
     try:
         is_own = is_signed("tessera-audit-v1", head, head.get("signature"), public_key(key))
     except KeyUnusable:
         is_own = False
     if not is_own:
-        give_up("the end of the audit log is not signed with this coordinator's key")
+        fail("the head of the audit log is not signed with this coordinator's key; check --url and --head")
     number = head["number"]
     if not 1 <= number <= len(hashes) or hashes[number - 1] != head["hash"]:
-        give_up(f"the audit log was replaced: entry {number} is not the one that the coordinator signed")
+        fail(f"the audit log was replaced: entry {number} differs from the signed one; compare a backup")
 
 
 def _read(file: Path) -> Document:
     try:
         head = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        give_up(f"{file} cannot be read: {error}")
+        fail(f"{file} cannot be read ({error}); check --head")
     if not isinstance(head, dict) or not isinstance(head.get("number"), int):
-        give_up(f"{file} does not hold the end of an audit log")
+        fail(f"{file} is not the head of an audit log; check --head")
     return head

@@ -1,4 +1,6 @@
-"""Talk to a coordinator for one command: JSON in and out; a refusal ends the command with a readable line."""
+"""HTTP client of the operator commands: JSON in and out; an error ends the command with one readable
+line.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ from schemas.identity.plain_http import is_exposed
 if TYPE_CHECKING:
     import httpx
 
-Url = Annotated[str, typer.Option("--url", envvar="TESSERA_URL", help="Where the coordinator is.")]
+Url = Annotated[str, typer.Option("--url", envvar="TESSERA_URL", help="URL of the coordinator.")]
 Token = Annotated[
     str,
     typer.Option(
         "--token",
         envvar=["TESSERA_TOKEN", "TESSERA_ADMIN_TOKEN"],
         show_envvar=True,
-        help="A person's token.",
+        help="Token of a person.",
     ),
 ]
 Insecure = Annotated[
@@ -33,10 +35,10 @@ Insecure = Annotated[
         "--insecure",
         envvar="TESSERA_INSECURE",
         show_envvar=True,
-        help="Send the token over plain http:// to another machine.",
+        help="Allow sending the token over plain http:// to another machine.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _SECONDS = 30.0
@@ -44,7 +46,7 @@ _insecure: ContextVar[bool] = ContextVar("insecure", default=False)
 
 
 def over_http(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--insecure` to a command that talks to a coordinator: whether a URL may be plain HTTP."""
+    """Add `--insecure` to a command that uses HTTP."""
 
     @wraps(command)
     def run(*, insecure: bool, **options: Any) -> None:
@@ -60,7 +62,6 @@ def over_http(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def all_over_http(app: typer.Typer) -> typer.Typer:
-    """Add `--insecure` to all commands of a group."""
     for command in app.registered_commands:
         if command.callback is not None and not hasattr(command.callback, "__wrapped__"):
             command.callback = over_http(command.callback)
@@ -68,45 +69,41 @@ def all_over_http(app: typer.Typer) -> typer.Typer:
 
 
 class Coordinator:
-    """The coordinator at a URL, as one person sees it; connections end with the command."""
+    """A coordinator with the permissions of one token; connections close with the command."""
 
     def __init__(self, url: str, token: str) -> None:
         import httpx
 
         if token and is_exposed(url) and not _insecure.get():
-            give_up(
-                f"{url} is not encrypted: everybody on the way reads your token; use https://, or --insecure "
-                "(TESSERA_INSECURE=true) where the network itself is trusted"
+            fail(
+                f"{url} is not encrypted and would expose your token; use https://, or --insecure "
+                "(TESSERA_INSECURE=true) on a trusted network"
             )
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             self._client = httpx.Client(base_url=url, headers=headers, timeout=_SECONDS)
         except (httpx.InvalidURL, ValueError):
-            give_up(f"{url} is not a URL")
+            fail(f"{url} is not a URL; use one like {DEFAULT_URL}")
         weakref.finalize(self, self._client.close)
 
     def get(self, path: str, **query: str | int) -> Any:
-        """Read something."""
         return self._call("GET", path, params=query)
 
     def check_readiness(self) -> None:
-        """Ask whether the service and its database answer."""
+        """Check that the service and its database answer."""
         self._send("GET", "/readyz")
 
     def post(self, path: str, message: Mapping[str, Any] | None = None) -> Any:
-        """Make or start something."""
         return self._call("POST", path, json=message)
 
     def delete(self, path: str) -> None:
-        """End something."""
         self._call("DELETE", path)
 
     def put(self, path: str, body: bytes, headers: Mapping[str, str]) -> Any:
-        """Store a body as it is."""
         return self._call("PUT", path, content=body, headers=dict(headers))
 
     def pages(self, path: str) -> Iterator[Any]:
-        """Read all items of a list, page by page."""
+        """Yield all items of a list, page by page."""
         page = self.get(path)
         while True:
             yield from page["items"]
@@ -124,34 +121,33 @@ class Coordinator:
         try:
             answer = self._client.request(method, path, **options)
         except httpx.TransportError as error:
-            give_up(f"{self._client.base_url} does not answer ({type(error).__name__}): {error}")
+            fail(f"{self._client.base_url} does not answer ({type(error).__name__}: {error}); check --url")
         except httpx.InvalidURL:
-            give_up(f"{path!r} cannot be part of a URL")
+            fail(f"{path!r} cannot be part of a URL; check the ids")
         if not answer.is_success:
-            give_up(_explained(answer))
+            fail(_summary(answer))
         return answer
 
 
-def give_up(reason: str) -> NoReturn:
-    """End the command with a reason."""
+def fail(reason: str) -> NoReturn:
+    """Print the reason and exit with status 1."""
     typer.echo(f"tessera: {reason}", err=True)
     raise typer.Exit(1)
 
 
 def print_json(value: object) -> None:
-    """Print for machines."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def _explained(answer: httpx.Response) -> str:
-    """Put a problem document into one line: title, detail, slug."""
+def _summary(answer: httpx.Response) -> str:
+    """Return a problem document as one line: title, detail, slug."""
     try:
         problem = answer.json()
         title, kind = problem["title"], problem["type"].rpartition(":")[2]
     except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{answer.status_code} {answer.reason_phrase}: this is not a Tessera coordinator's answer"
-    known = {"type", "title", "status", "detail", "errors", "field"}
-    facts = ", ".join(f"{name}={value}" for name, value in problem.items() if name not in known)
+        return f"{answer.status_code} {answer.reason_phrase}: not a Tessera coordinator; check --url"
+    standard = {"type", "title", "status", "detail", "errors", "field"}
+    facts = ", ".join(f"{name}={value}" for name, value in problem.items() if name not in standard)
     faults = [f"{fault.get('field')}: {fault.get('message')}" for fault in problem.get("errors") or ()]
     detail = "; ".join(faults) if len(faults) > 1 else problem.get("detail")
     return f"{title}{': ' + detail if detail else ''} [{kind}{'; ' + facts if facts else ''}]"

@@ -1,4 +1,4 @@
-"""Federations: create, look, start, pause, finish."""
+"""Commands for federations: create, show, start, pause, finish."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, give_up, print_json
+from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, fail, print_json
 from coordinator.cli.output import ago, print_facts, print_table
 from schemas.messages.federations import SignaturePlan
 from schemas.messages.recommended import recommended
-from schemas.privacy import promise
+from schemas.privacy import guarantee
 
-app = typer.Typer(help="Federations: plans, states, claims.", no_args_is_help=True)
+app = typer.Typer(help="Manage federations: plans, states, claims.", no_args_is_help=True)
 
-Federation = Annotated[str, typer.Argument(help="The federation's id.")]
+Federation = Annotated[str, typer.Argument(help="Federation id.")]
 
 
 @app.command("create")
 def create(
-    plan: Annotated[
-        Path | None, typer.Option(help="A plan as JSON, whole; the other options change it.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="The federation's name.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="fedmosaic, fedavg, ...")] = None,
+    plan: Annotated[Path | None, typer.Option(help="Plan as a JSON file; other options override it.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the federation.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="Strategy: fedmosaic, fedavg, ...")] = None,
     option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of the strategy; repeatable.")
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the strategy; repeatable.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
-    min_clients: Annotated[int | None, typer.Option(help="How many clients a round waits for.")] = None,
-    quorum: Annotated[int | None, typer.Option(help="How many updates are enough at the deadline.")] = None,
-    collect_seconds: Annotated[float | None, typer.Option(help="How long a round collects.")] = None,
-    rank: Annotated[int | None, typer.Option(help="The rank of P and Q, or of an ordinary LoRA.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    min_clients: Annotated[int | None, typer.Option(help="Number of clients that a round waits for.")] = None,
+    quorum: Annotated[
+        int | None, typer.Option(help="Number of updates that suffice at the deadline.")
+    ] = None,
+    collect_seconds: Annotated[float | None, typer.Option(help="Duration of a round's collection.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Rank of P and Q, or of an ordinary LoRA.")] = None,
     same_architecture_rank: Annotated[
-        int | None, typer.Option(help="The rank of the LoRA beside P and Q; 0: none.")
+        int | None, typer.Option(help="Rank of the LoRA beside P and Q; 0 for none.")
     ] = None,
     pivot: Annotated[
         str | None,
         typer.Option(
-            help="The small model that others are aligned to: its slug. `tessera agent check` has it."
+            help="Slug of the small model that base models are aligned to; `tessera agent check` prints it."
         ),
     ] = None,
     target_modules: Annotated[
         str | None,
         typer.Option(
             metavar="b0.v,b1.o,...",
-            help="Where P and Q work; all blocks and roles if not given. `tessera alignment list` of a "
-            "federation of the same base models names what they can share.",
+            help="Modules with P and Q; all blocks and roles by default. `tessera alignment list` of a "
+            "federation with the same base models prints the modules that they can share.",
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Local steps per round.")] = None,
@@ -58,10 +58,10 @@ def create(
 ) -> None:
     """Create a federation.
 
-    Without a plan adapter, rate, recipe and limits are what we recommend for the strategy. What is not said
-    gets its default.
+    Without --plan, adapter, learning rate, recipe and limits are the recommended ones of the strategy.
+    Everything else gets its default.
     """
-    wanted = _read(plan) if plan is not None else recommended(strategy or "")
+    plan_fields = _read(plan) if plan is not None else recommended(strategy or "")
     changes = {
         "name": name,
         "strategy.name": strategy,
@@ -78,16 +78,16 @@ def create(
     }
     for path, value in changes.items():
         if value is not None:
-            _put(wanted, path.split("."), value)
-    _show(Coordinator(url, token).post("/v1/federations", wanted), as_json)
+            _put(plan_fields, path.split("."), value)
+    _show(Coordinator(url, token).post("/v1/federations", plan_fields), as_json)
 
 
 @app.command("list")
 def list_all(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
     """List federations."""
-    found = list(Coordinator(url, token).pages("/v1/federations"))
+    federations = list(Coordinator(url, token).pages("/v1/federations"))
     if as_json:
-        print_json(found)
+        print_json(federations)
         return
     print_table(
         ["id", "name", "strategy", "state", "round", "clients", "created"],
@@ -101,26 +101,26 @@ def list_all(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False)
                 f["clients"]["enrolled"],
                 ago(f["created_at"]),
             )
-            for f in found
+            for f in federations
         ],
     )
 
 
 @app.command("show")
 def show(federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
-    """Show a federation and its plan."""
+    """Show a federation with its plan and claims."""
     _show(Coordinator(url, token).get(f"/v1/federations/{federation}"), as_json)
 
 
 @app.command("start")
 def start(federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
-    """Open the first round, or go on after a pause."""
+    """Open the first round, or resume after a pause."""
     _show(Coordinator(url, token).post(f"/v1/federations/{federation}/start"), as_json)
 
 
 @app.command("pause")
 def pause(federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
-    """Let the current round complete and open none."""
+    """Complete the current round and open no further one."""
     _show(Coordinator(url, token).post(f"/v1/federations/{federation}/pause"), as_json)
 
 
@@ -128,7 +128,7 @@ def pause(federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_
 def finish(
     federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
 ) -> None:
-    """End a federation; a round that is not published is abandoned."""
+    """End a federation; an unpublished round is abandoned."""
     _show(Coordinator(url, token).post(f"/v1/federations/{federation}/finish"), as_json)
 
 
@@ -147,7 +147,7 @@ def _show(federation: dict[str, Any], as_json: bool) -> None:
             f"{federation['clients']['revoked']} revoked",
             "created": ago(federation["created_at"]),
             **{key: _line(value) for key, value in plan.items() if key != "name"},
-            "of one record": promise(SignaturePlan.model_validate(plan["signature"])) or "-",
+            "privacy of a record": guarantee(SignaturePlan.model_validate(plan["signature"])) or "-",
             **{pack["base_model"]: pack["sharing"] for pack in federation["alignment"]},
             **{f"claim {n}": claim for n, claim in enumerate(federation["claims"], 1)},
         }
@@ -169,19 +169,19 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         plan = json.loads(path.read_text("utf-8"))
     except OSError as error:
-        give_up(f"{path}: {error.strerror}")
+        fail(f"{path}: {error.strerror}")
     except ValueError as error:
-        give_up(f"{path} is not JSON: {error}")
+        fail(f"{path} is not JSON: {error}; correct the plan")
     if not isinstance(plan, dict):
-        give_up(f"{path}: a plan is a JSON object")
+        fail(f"{path}: the plan is not a JSON object; correct it")
     return plan
 
 
 def _option(text: str) -> tuple[str, Any]:
-    """Read `temperature=0.5`; what is not JSON is a string."""
+    """Parse `temperature=0.5`; a value that is not JSON is a string."""
     key, separator, value = text.partition("=")
     if not separator or not key:
-        give_up(f"{text!r} is not KEY=VALUE")
+        fail(f"{text!r} is not KEY=VALUE; write --option KEY=VALUE")
     try:
         return key, json.loads(value)
     except ValueError:
@@ -196,5 +196,5 @@ def _put(plan: dict[str, Any], path: list[str], value: object) -> None:
     for depth, part in enumerate(path[:-1], 1):
         plan = plan.setdefault(part, {})
         if not isinstance(plan, dict):
-            give_up(f"the plan's {'.'.join(path[:depth])} must be an object, to be given {path[-1]}")
+            fail(f"the plan's {'.'.join(path[:depth])} must be an object to set {path[-1]}; correct the plan")
     plan[path[-1]] = value

@@ -1,4 +1,4 @@
-"""Show things to people: tables, times, sizes."""
+"""Print tables, times and sizes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ if TYPE_CHECKING:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows under columns."""
     from rich.console import Console
 
     Console().print(table(columns, rows))
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
-    """Print one thing, a fact a line, which is never broken: a token must be copied whole."""
+    """Print one fact per line, without line breaks, so that a token can be copied."""
     from rich.console import Console
 
     console, width = Console(highlight=False), max(map(len, facts), default=0)
@@ -27,20 +26,19 @@ def print_facts(facts: Mapping[str, object]) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:
-    """Lay out rows under columns."""
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0))
+    result = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0))
     for position, column in enumerate(columns):
-        made.add_column(column, no_wrap=position == 0)  # ids and names are there to be copied
+        result.add_column(column, no_wrap=position == 0)  # ids and names must stay in one piece for copying
     for row in rows:
-        made.add_row(*(text(value) for value in row))
-    return made
+        result.add_row(*(text(value) for value in row))
+    return result
 
 
 def text(value: object) -> str:
-    """Write a value as people read it."""
+    """Return a value as people read it."""
     from rich.markup import escape
 
     from schemas.messages.names import printable
@@ -52,24 +50,21 @@ def text(value: object) -> str:
     return escape(printable(str(value)))
 
 
-def ago(now: str | None) -> str:
-    """Say how long ago a time was."""
-    if now is None:
+def ago(time: str | None) -> str:
+    if time is None:
         return "never"
-    seconds = (datetime.now(UTC) - datetime.fromisoformat(now)).total_seconds()
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
     return f"{span(max(0.0, seconds))} ago"
 
 
-def until(now: str | None) -> str:
-    """Say how long it is until a time."""
-    if now is None:
+def until(time: str | None) -> str:
+    if time is None:
         return "-"
-    seconds = (datetime.fromisoformat(now) - datetime.now(UTC)).total_seconds()
+    seconds = (datetime.fromisoformat(time) - datetime.now(UTC)).total_seconds()
     return f"in {span(seconds)}" if seconds > 0 else "passed"
 
 
 def span(seconds: float) -> str:
-    """Write a duration."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -77,7 +72,6 @@ def span(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Write a number of bytes."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -86,5 +80,4 @@ def size(count: float) -> str:
 
 
 def traffic(value: Mapping[str, Any]) -> str:
-    """Write bytes up and down."""
     return f"{size(value['up'])} up, {size(value['down'])} down"

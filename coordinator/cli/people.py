@@ -1,4 +1,4 @@
-"""Who may do what: tokens of people, enrolment tokens, clients."""
+"""Commands for tokens of people, enrolment tokens and clients."""
 
 from __future__ import annotations
 
@@ -6,63 +6,65 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, give_up, print_json
+from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, fail, print_json
 from coordinator.cli.output import ago, print_facts, print_table, traffic
 
-tokens = typer.Typer(help="Tokens of people: admins, operators, auditors.", no_args_is_help=True)
-enrolments = typer.Typer(help="One-time tokens for clients.", no_args_is_help=True)
-clients = typer.Typer(help="The clients of a federation.", no_args_is_help=True)
+tokens = typer.Typer(help="Manage tokens of people: admins, operators, auditors.", no_args_is_help=True)
+enrolments = typer.Typer(help="Create one-time enrolment tokens for clients.", no_args_is_help=True)
+clients = typer.Typer(help="Manage the clients of a federation.", no_args_is_help=True)
 
-Federation = Annotated[str, typer.Argument(help="The federation's id.")]
-Expires = Annotated[int | None, typer.Option(min=1, help="How long the token lives.")]
+Federation = Annotated[str, typer.Argument(help="Federation id.")]
+Expires = Annotated[int | None, typer.Option(min=1, help="Lifetime of the token.")]
 
 
 @tokens.command("create")
 def create_token(
-    role: Annotated[str, typer.Option(help="admin, operator or auditor.")],
-    name: Annotated[str, typer.Option(help="Whose it is.")],
+    role: Annotated[str, typer.Option(help="Role: admin, operator or auditor.")],
+    name: Annotated[str, typer.Option(help="Owner of the token.")],
     expires_in_seconds: Annotated[
-        int | None, typer.Option(min=1, help="How long the token lives; 90 days without it.")
+        int | None, typer.Option(min=1, help="Lifetime of the token; 90 days by default.")
     ] = None,
-    never_expires: Annotated[bool, typer.Option("--never-expires", help="Until it is revoked.")] = False,
+    never_expires: Annotated[
+        bool, typer.Option("--never-expires", help="Valid until it is revoked.")
+    ] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Make a token; it is shown once."""
+    """Create a token of a person; it is shown once."""
     if never_expires and expires_in_seconds is not None:
-        give_up("--never-expires and --expires-in-seconds exclude each other")
+        fail("--never-expires and --expires-in-seconds exclude each other; use one of them")
     request: dict[str, str | int | None] = {"role": role, "name": name}
     if never_expires or expires_in_seconds is not None:
         request["expires_in_seconds"] = expires_in_seconds
-    made = Coordinator(url, token).post("/v1/tokens", request)
-    print_json(made) if as_json else print_facts(made)
+    created = Coordinator(url, token).post("/v1/tokens", request)
+    print_json(created) if as_json else print_facts(created)
 
 
 @tokens.command("list")
 def list_tokens(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
-    """List all tokens, without the tokens."""
-    found = list(Coordinator(url, token).pages("/v1/tokens"))
+    """List tokens of people, without the secrets."""
+    token_views = list(Coordinator(url, token).pages("/v1/tokens"))
     if as_json:
-        print_json(found)
+        print_json(token_views)
         return
     print_table(
         ["id", "role", "name", "created", "expires", "revoked"],
         [
             (t["id"], t["role"], t["name"], ago(t["created_at"]), t["expires_at"], t["revoked_at"])
-            for t in found
+            for t in token_views
         ],
     )
 
 
 @tokens.command("revoke")
 def revoke_token(
-    token_id: Annotated[str, typer.Argument(help="The token's id.")],
+    token_id: Annotated[str, typer.Argument(help="Token id.")],
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """End a token, effective at once."""
+    """Revoke a token, effective at once."""
     Coordinator(url, token).delete(f"/v1/tokens/{token_id}")
     print_json({"id": token_id, "revoked": True}) if as_json else typer.echo(f"{token_id} is revoked.")
 
@@ -70,22 +72,22 @@ def revoke_token(
 @enrolments.command("create")
 def create_enrolment(
     federation: Federation,
-    client_name: Annotated[str, typer.Argument(help="The name that the client will have.")],
-    organisation: Annotated[str | None, typer.Option(help="Whose client it is.")] = None,
-    cidr: Annotated[str | None, typer.Option(help="The network it may be used from: 192.0.2.0/24.")] = None,
+    client_name: Annotated[str, typer.Argument(help="Name of the client.")],
+    organisation: Annotated[str | None, typer.Option(help="Organisation of the client.")] = None,
+    cidr: Annotated[str | None, typer.Option(help="Network that may use the token: 192.0.2.0/24.")] = None,
     base_model: Annotated[
-        str | None, typer.Option(help="The slug of the only base model that it may be used with.")
+        str | None, typer.Option(help="Slug of the only base model that may use the token.")
     ] = None,
     expires_in_seconds: Expires = None,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="End an unused token of this name: it is lost, or others saw it."),
+        typer.Option("--replace", help="Revoke an unused token of this name that was lost or leaked."),
     ] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Make a one-time token for one client; it is shown once."""
+    """Create a one-time enrolment token for one client; it is shown once."""
     request: dict[str, str | int] = {"client_name": client_name}
     if replace:
         request["replace"] = True
@@ -97,18 +99,18 @@ def create_enrolment(
         request["base_model"] = base_model
     if expires_in_seconds is not None:
         request["expires_in_seconds"] = expires_in_seconds
-    made = Coordinator(url, token).post(f"/v1/federations/{federation}/enrolment-tokens", request)
-    print_json(made) if as_json else print_facts(made)
+    created = Coordinator(url, token).post(f"/v1/federations/{federation}/enrolment-tokens", request)
+    print_json(created) if as_json else print_facts(created)
 
 
 @clients.command("list")
 def list_clients(
     federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
 ) -> None:
-    """List a federation's clients."""
-    found = list(Coordinator(url, token).pages(f"/v1/federations/{federation}/clients"))
+    """List the clients of a federation."""
+    client_views = list(Coordinator(url, token).pages(f"/v1/federations/{federation}/clients"))
     if as_json:
-        print_json(found)
+        print_json(client_views)
         return
     print_table(
         ["id", "name", "organisation", "base model", "identity", "state", "seen", "rounds", "bytes"],
@@ -124,7 +126,7 @@ def list_clients(
                 c["rounds"],
                 traffic(c["bytes"]),
             )
-            for c in found
+            for c in client_views
         ],
     )
 
@@ -132,16 +134,16 @@ def list_clients(
 @clients.command("revoke")
 def revoke_client(
     federation: Federation,
-    client: Annotated[str, typer.Argument(help="The client's id.")],
+    client: Annotated[str, typer.Argument(help="Client id.")],
     keep_packs: Annotated[
         bool,
-        typer.Option("--keep-packs", help="Vouch for the alignment packs that it stored: they are kept."),
+        typer.Option("--keep-packs", help="Keep the alignment packs that the client stored."),
     ] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Shut a client out, effective at once; the alignment packs that it stored are deleted."""
+    """Revoke a client, effective at once; the alignment packs that it stored are deleted."""
     query = "?keep_packs=true" if keep_packs else ""
     Coordinator(url, token).delete(f"/v1/federations/{federation}/clients/{client}{query}")
     print_json({"client_id": client, "state": "revoked"}) if as_json else typer.echo(f"{client} is revoked.")

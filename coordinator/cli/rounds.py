@@ -1,4 +1,4 @@
-"""Rounds as they happen."""
+"""Commands for rounds: list, show, relevance, watch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from coordinator.cli.output import ago, print_table, table, traffic, until
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-app = typer.Typer(help="The rounds of a federation.", no_args_is_help=True)
+app = typer.Typer(help="Show the rounds of a federation.", no_args_is_help=True)
 
-Federation = Annotated[str, typer.Argument(help="The federation's id.")]
+Federation = Annotated[str, typer.Argument(help="Federation id.")]
 
 
 @app.command("list")
@@ -25,9 +25,9 @@ def list_rounds(
     federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
 ) -> None:
     """List rounds, newest first."""
-    found = list(Coordinator(url, token).pages(f"/v1/federations/{federation}/rounds"))
+    rounds = list(Coordinator(url, token).pages(f"/v1/federations/{federation}/rounds"))
     if as_json:
-        print_json(found)
+        print_json(rounds)
         return
     print_table(
         ["round", "state", "opened", "joined", "arrived", "rejected", "bytes", "mean loss", "mean exact"],
@@ -42,7 +42,7 @@ def list_rounds(
                 traffic(r["bytes"]),
                 *_scores(r["scores"] and r["scores"]["mean"]),
             )
-            for r in found
+            for r in rounds
         ],
     )
 
@@ -50,38 +50,38 @@ def list_rounds(
 @app.command("show")
 def show(
     federation: Federation,
-    number: Annotated[int, typer.Argument(min=1, help="The round's number.")],
+    number: Annotated[int, typer.Argument(min=1, help="Round number.")],
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show who is in a round, how far, with how many bytes and what score, and what may be claimed."""
-    found = Coordinator(url, token).get(f"/v1/federations/{federation}/rounds/{number}")
+    """Show a round: clients, states, bytes, scores and claims."""
+    details = Coordinator(url, token).get(f"/v1/federations/{federation}/rounds/{number}")
     if as_json:
-        print_json(found)
+        print_json(details)
         return
     from rich.console import Console
 
     console = Console()
-    console.print(_round(found))
-    for claim in found["claims"]:
+    console.print(_round(details))
+    for claim in details["claims"]:
         console.print(f"- {claim}", highlight=False)
 
 
 @app.command("relevance")
 def relevance(
     federation: Federation,
-    number: Annotated[int, typer.Argument(min=1, help="A published round's number.")],
+    number: Annotated[int, typer.Argument(min=1, help="Number of a published round.")],
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show who listened to whom, what was served of it, and why less than relevance says."""
+    """Show the relevance of clients to each other, the served shares, and reasons of the guard."""
     coordinator = Coordinator(url, token)
     path = f"/v1/federations/{federation}"
-    found = coordinator.get(f"{path}/rounds/{number}/relevance")
+    matrix = coordinator.get(f"{path}/rounds/{number}/relevance")
     if as_json:
-        print_json(found)
+        print_json(matrix)
         return
     names = {client["client_id"]: client["name"] for client in coordinator.pages(f"{path}/clients")}
     print_table(
@@ -90,14 +90,14 @@ def relevance(
             (
                 names.get(row, row),
                 names.get(column, column),
-                found["relevance"][i][j],
-                found["served"][i][j] if found["served"] else None,
-                found["agreement"][i][j] if found["agreement"] else None,
-                ", ".join(found["held"][i][j]) if found["held"] else None,
+                matrix["relevance"][i][j],
+                matrix["served"][i][j] if matrix["served"] else None,
+                matrix["agreement"][i][j] if matrix["agreement"] else None,
+                ", ".join(matrix["held"][i][j]) if matrix["held"] else None,
             )
-            for i, row in enumerate(found["rows"])
-            for j, column in enumerate(found["clients"])
-            if found["relevance"][i][j] > 0 or (found["served"] and found["served"][i][j] > 0)
+            for i, row in enumerate(matrix["rows"])
+            for j, column in enumerate(matrix["clients"])
+            if matrix["relevance"][i][j] > 0 or (matrix["served"] and matrix["served"][i][j] > 0)
         ],
     )
 
@@ -105,29 +105,33 @@ def relevance(
 @app.command("watch")
 def watch(
     federation: Federation,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two polls.")] = 1.0,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Watch the current round live until the federation is finished; with --json a line per change."""
-    seen = _current_rounds(Coordinator(url, token), federation, interval)
+    """Follow the current round until the federation is finished; with --json, one line per change."""
+    current = _current_rounds(Coordinator(url, token), federation, interval)
     if as_json:
         last = None
-        for found in seen:
-            if found is not None and found != last:
-                typer.echo(json.dumps(found, ensure_ascii=False))
-            last = found
+        for details in current:
+            if details is not None and details != last:
+                typer.echo(json.dumps(details, ensure_ascii=False))
+            last = details
         return
     from rich.live import Live
 
     with Live(refresh_per_second=4) as live:
-        for found in seen:
-            live.update(_round(found) if found is not None else "No round yet.")
+        for details in current:
+            live.update(
+                _round(details)
+                if details is not None
+                else "No round yet; start the federation with `tessera federation start`."
+            )
 
 
 def _current_rounds(coordinator: Coordinator, federation: str, interval: float) -> Iterator[Any]:
-    """Look at the current round again and again; None before the first; ends with the federation."""
+    """Yield the current round repeatedly, None before the first, until the federation is finished."""
     while True:
         state = coordinator.get(f"/v1/federations/{federation}")
         current = state["round"]
@@ -137,13 +141,13 @@ def _current_rounds(coordinator: Coordinator, federation: str, interval: float) 
         time.sleep(interval)
 
 
-def _round(found: dict[str, Any]) -> RenderableType:
-    counts = found["counts"]
+def _round(details: dict[str, Any]) -> RenderableType:
+    counts = details["counts"]
     title = (
-        f"round {found['round']}: {_state(found)}, opened {ago(found['opened_at'])}, "
-        f"deadline {until(found['deadline'])}\n"
+        f"round {details['round']}: {_state(details)}, opened {ago(details['opened_at'])}, "
+        f"deadline {until(details['deadline'])}\n"
         f"{counts['joined']} joined, {counts['arrived']} arrived, {counts['late']} late, "
-        f"{counts['rejected']} rejected; {traffic(found['bytes'])}"
+        f"{counts['rejected']} rejected; {traffic(details['bytes'])}"
     )
     measured = ["norm", "epsilon", "age", "loss", "exact", "why"]
     columns = ["client", "state", "joined", "received", "bytes", *measured]
@@ -162,7 +166,7 @@ def _round(found: dict[str, Any]) -> RenderableType:
                 *_scores(c["scores"] and c["scores"]["after"]),
                 c["reject_reason"],
             )
-            for c in found["clients"]
+            for c in details["clients"]
         ],
         title=title,
     )
@@ -172,5 +176,5 @@ def _scores(metrics: dict[str, float] | None) -> tuple[float | None, float | Non
     return (metrics["loss"], metrics["exact_match"]) if metrics else (None, None)
 
 
-def _state(found: dict[str, Any]) -> str:
-    return f"{found['state']} ({found['reason']})" if found["reason"] else str(found["state"])
+def _state(details: dict[str, Any]) -> str:
+    return f"{details['state']} ({details['reason']})" if details["reason"] else str(details["state"])

@@ -1,1 +1,1 @@
-"""A page to look at. It has no data of its own: the browser asks the API with the reader's token."""
+"""The dashboard page; the browser reads the API with the user's token."""

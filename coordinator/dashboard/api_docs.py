@@ -1,7 +1,4 @@
-"""Serve the OpenAPI document, and the page that shows it, which loads nothing from elsewhere.
-
-Silos are often cut off from the internet; and where people type tokens, nobody else's script runs.
-"""
+"""Serve the OpenAPI document and its page, without scripts from other servers."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ router = APIRouter(include_in_schema=False)
 
 _STYLE, _SCRIPT = "swagger-ui.css", "swagger-ui-bundle.js"
 _POLICY = POLICY.replace("img-src 'self'", "img-src 'self' data:")
-"""The style sheet has its icons in itself."""
+"""The style sheet embeds its icons."""
 
 _PAGE = b"""<!doctype html>
 <html lang="en">
@@ -41,7 +38,6 @@ _START = b"""SwaggerUIBundle({
 
 @router.get("/openapi.json")
 def document(request: Request) -> Response:
-    """Serve the document; it is written once."""
     text: bytes | None = getattr(request.app.state, "openapi_text", None)
     if text is None:
         text = json.dumps(request.app.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
@@ -51,25 +47,21 @@ def document(request: Request) -> Response:
 
 @router.get("/docs")
 def page(request: Request) -> Response:
-    """Serve the page."""
     return answer(request, _PAGE, "text/html", policy=_POLICY)
 
 
 @router.get("/docs/start.js")
 def start(request: Request) -> Response:
-    """Serve what starts the page."""
     return answer(request, _START, "text/javascript", policy=_POLICY)
 
 
 @router.get("/docs/swagger-ui.css")
 def style(request: Request) -> Response:
-    """Serve its style."""
     return answer(request, _packaged(_STYLE), "text/css", policy=_POLICY)
 
 
 @router.get("/docs/swagger-ui-bundle.js")
 def script(request: Request) -> Response:
-    """Serve its script."""
     return answer(request, _packaged(_SCRIPT), "text/javascript", policy=_POLICY)
 
 

@@ -1,5 +1,5 @@
 "use strict";
-// Reads the API every few seconds with the reader's token, which stays in this tab.
+// Polls the API with the user's token, which is stored for this tab only.
 
 const REFRESH_MS = 3000;
 const at = (id) => document.getElementById(id);
@@ -9,7 +9,7 @@ const token = {
   forget: () => sessionStorage.removeItem("token"),
 };
 
-async function ask(path) {
+async function fetchJson(path) {
   const answer = await fetch(path, { headers: { Authorization: `Bearer ${token.get()}` } });
   if (answer.status === 404) return null;
   if (!answer.ok) throw new Error((await answer.json()).title || answer.statusText);
@@ -17,10 +17,10 @@ async function ask(path) {
 }
 
 function element(name, text, attributes = {}) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  return made;
+  const node = document.createElement(name);
+  if (text !== undefined) node.textContent = text;
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  return node;
 }
 
 function table(target, head, rows) {
@@ -72,7 +72,7 @@ function facts(federation, round) {
 function curve(rounds) {
   const scored = rounds.filter((round) => round.scores).sort((a, b) => a.round - b.round);
   if (!scored.length) {
-    at("curve").replaceChildren(element("p", "No scores yet.", { class: "empty" }));
+    at("curve").replaceChildren(element("p", "No scores yet: clients send them after a round.", { class: "empty" }));
     return;
   }
   const [width, height, edge] = [640, 220, 34];
@@ -85,10 +85,10 @@ function curve(rounds) {
   svg.setAttribute("role", "img");
   svg.setAttribute("aria-label", "mean and worst exact match by round");
   const draw = (name, attributes, text) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    if (text !== undefined) made.textContent = text;
-    svg.append(made);
+    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    if (text !== undefined) node.textContent = text;
+    svg.append(node);
   };
   for (const value of [0, 0.25, 0.5, 0.75, 1]) {
     draw("line", { class: "grid", x1: edge, x2: width - 12, y1: y(value), y2: y(value) });
@@ -102,37 +102,37 @@ function curve(rounds) {
     draw("circle", { cx: x(round.round), cy: y(round.scores.mean.exact_match), r: 3 });
     draw("text", { x: x(round.round), y: height - 6, "text-anchor": "middle" }, round.round);
   });
-  at("curve").replaceChildren(svg, element("p", "Solid: mean of the clients; dashed: the worst.", { class: "empty" }));
+  at("curve").replaceChildren(svg, element("p", "Solid: mean of the clients; dashed: worst client.", { class: "empty" }));
 }
 
 function relevance(view, names) {
   if (!view || !view.clients.length) {
-    at("relevance-note").textContent = "Nothing has been aggregated yet.";
+    at("relevance-note").textContent = "No round is published yet.";
     at("relevance").replaceChildren();
     return;
   }
-  const given = view.served || view.relevance;
-  at("relevance-note").textContent = `After round ${view.round}: a row listens to its columns.`
-    + (view.served ? " Shown is what it is served; * = less than relevance says, point at it to see why." : "");
+  const weights = view.served || view.relevance;
+  at("relevance-note").textContent = `After round ${view.round}: the weight that a row gives to each column.`
+    + (view.served ? " Shown is the served share; * is less than the relevance: hover for the reason." : "");
   const label = (client) => names[client] || client;
-  table(at("relevance"), ["", ...view.clients.map(label)], given.map((row, i) =>
-    [label(view.rows[i]), ...row.map((value, j) => value.toFixed(2) + (why(view, i, j).length ? "*" : ""))]));
+  table(at("relevance"), ["", ...view.clients.map(label)], weights.map((row, i) =>
+    [label(view.rows[i]), ...row.map((value, j) => value.toFixed(2) + (guardReasons(view, i, j).length ? "*" : ""))]));
   const cells = at("relevance").querySelectorAll("td:not(:first-child)");
-  given.flat().forEach((value, at) => {
+  weights.flat().forEach((value, at) => {
     const i = Math.floor(at / view.clients.length), j = at % view.clients.length;
     cells[at].style.background = `rgba(var(--brand), ${0.75 * value})`;
-    if (why(view, i, j).length) {
-      cells[at].title = `relevance ${view.relevance[i][j].toFixed(2)}, agreement ${share(view.agreement[i][j])}: ${why(view, i, j).join(", ")}`;
+    if (guardReasons(view, i, j).length) {
+      cells[at].title = `relevance ${view.relevance[i][j].toFixed(2)}, agreement ${share(view.agreement[i][j])}: ${guardReasons(view, i, j).join(", ")}`;
     }
   });
 }
 
-function why(view, i, j) {
+function guardReasons(view, i, j) {
   return view.held && view.relevance[i][j] > view.served[i][j] ? view.held[i][j] : [];
 }
 
-function packs(found) {
-  at("alignment-part").hidden = !found.length;
+function showPacks(packs) {
+  at("alignment-part").hidden = !packs.length;
   const error = (pack, name) => {
     if (!pack.errors[name]) return "–";
     return `${share(pack.errors[name].b_task)}${pack.selected.includes(name) ? "" : " (not shared)"}`;
@@ -141,57 +141,57 @@ function packs(found) {
   const losses = (pack, start) => pack.acceptance
     ? pack.acceptance.directions.map((direction) => share(mean(direction.endings[start].loss))).join(" / ") : "–";
   table(at("packs"), ["base model", "acceptance test", "loss from right P, Q", "from zero", "wrong task", "random frames", "shares"],
-    found.map((pack) => [pack.base_model, pack.acceptance ? pack.acceptance.verdict : "untested",
+    packs.map((pack) => [pack.base_model, pack.acceptance ? pack.acceptance.verdict : "untested",
       ...["right", "zero", "wrong_task", "random_frames"].map((start) => losses(pack, start)), pack.sharing]));
-  const names = [...new Set(found.flatMap((pack) => Object.keys(pack.errors)))].sort();
-  table(at("errors"), ["block and role", ...found.map((pack) => pack.base_model)],
-    names.map((name) => [name, ...found.map((pack) => error(pack, name))]));
+  const names = [...new Set(packs.flatMap((pack) => Object.keys(pack.errors)))].sort();
+  table(at("errors"), ["block and role", ...packs.map((pack) => pack.base_model)],
+    names.map((name) => [name, ...packs.map((pack) => error(pack, name))]));
 }
 
 async function show() {
-  const federations = (await ask("/v1/federations?limit=100")).items;
+  const federations = (await fetchJson("/v1/federations?limit=100")).items;
   const chosen = at("federation").value || (federations.at(-1) || {}).id;
   at("federation").replaceChildren(...federations.map((f) => element("option", `${f.name} (${f.state})`, { value: f.id })));
   if (!chosen) {
-    at("headline").textContent = "No federation yet: tessera federation create makes one.";
+    at("headline").textContent = "No federation yet; create one with `tessera federation create`.";
     return;
   }
   at("federation").value = chosen;
   const path = `/v1/federations/${encodeURIComponent(chosen)}`;
-  const federation = federations.find((f) => f.id === chosen) || await ask(path);
-  const rounds = (await ask(`${path}/rounds?limit=100`)).items;
-  const round = rounds.length ? await ask(`${path}/rounds/${rounds[0].round}`) : null;
+  const federation = federations.find((f) => f.id === chosen) || await fetchJson(path);
+  const rounds = (await fetchJson(`${path}/rounds?limit=100`)).items;
+  const round = rounds.length ? await fetchJson(`${path}/rounds/${rounds[0].round}`) : null;
   const done = rounds.find((r) => r.state === "published");
-  const clients = (await ask(`${path}/clients?limit=100`)).items;
+  const clients = (await fetchJson(`${path}/clients?limit=100`)).items;
   const names = Object.fromEntries(clients.map((client) => [client.client_id, client.name]));
   at("headline").textContent = headline(federation, round);
   facts(federation, round);
   curve(rounds);
-  at("clients-note").textContent = round && round.clients.length ? "" : "Nobody has joined yet.";
+  at("clients-note").textContent = round && round.clients.length ? "" : "No client has joined yet.";
   table(at("clients"), ["client", "state", "received", "up", "down", "norm", "epsilon spent", "loss", "exact match before", "after"],
     (round ? round.clients : []).map((c) => [c.name, c.reject_reason ? `${c.state}: ${c.reject_reason}` : c.state, time(c.received_at),
       size(c.bytes.up), size(c.bytes.down), share(c.norm),
       c.epsilon === null ? "–" : `${share(c.epsilon)} of ${federation.plan.signature.dp?.epsilon ?? "?"}`,
       share(c.scores && c.scores.after.loss),
       share(c.scores && c.scores.before.exact_match), share(c.scores && c.scores.after.exact_match)]));
-  relevance(done ? await ask(`${path}/rounds/${done.round}/relevance`) : null, names);
+  relevance(done ? await fetchJson(`${path}/rounds/${done.round}/relevance`) : null, names);
   table(at("rounds"), ["round", "state", "opened", "updates", "up", "down", "mean exact match", "worst"],
     rounds.map((r) => [r.round, r.reason ? `${r.state}: ${r.reason}` : r.state, time(r.opened_at), `${r.counts.arrived} of ${r.counts.joined}`,
       size(r.bytes.up), size(r.bytes.down), share(r.scores && r.scores.mean.exact_match), share(r.scores && r.scores.worst.exact_match)]));
-  packs(federation.alignment.length ? (await ask(`${path}/alignments`)).items : []);
+  showPacks(federation.alignment.length ? (await fetchJson(`${path}/alignments`)).items : []);
   at("claims").replaceChildren(...(round || federation).claims.map((claim) => element("li", claim)));
 }
 
 async function refresh() {
-  const known = Boolean(token.get());
-  at("entry").hidden = known;
-  at("view").hidden = at("leave").hidden = !known;
-  if (!known) return;
+  const hasToken = Boolean(token.get());
+  at("entry").hidden = hasToken;
+  at("view").hidden = at("leave").hidden = !hasToken;
+  if (!hasToken) return;
   try {
     await show();
     at("updated").textContent = `as of ${new Date().toLocaleTimeString()}`;
   } catch (error) {
-    at("updated").textContent = `${error.message}; trying again`;
+    at("updated").textContent = `${error.message}; retrying`;
     if (/credential|role/i.test(error.message)) {
       token.forget();
       at("trouble").textContent = error.message;

@@ -1,4 +1,4 @@
-"""What a browser may do with the pages of this server: run their own script, talk to their own origin."""
+"""Content security policy of the pages: scripts and connections of this origin only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def answer(request: Request, content: bytes, media_type: str, *, policy: str = P
     """Return a file of a page.
 
     Raises:
-        NotFound: this server shows no pages.
+        NotFound: the dashboard is disabled.
     """
     if not request.app.state.settings.dashboard:
         raise NotFound

@@ -1,4 +1,4 @@
-"""Serve the page and its files. Knows no federation: whoever reads it brings a token for the API."""
+"""Serve the dashboard page and its files."""
 
 from __future__ import annotations
 
@@ -20,25 +20,21 @@ _TYPES = {
 
 @router.get("/")
 def page(request: Request) -> Response:
-    """Serve the page."""
     return _file(request, "page.html")
 
 
 @router.get("/page.css")
 def style(request: Request) -> Response:
-    """Serve its style."""
     return _file(request, "page.css")
 
 
 @router.get("/page.js")
 def script(request: Request) -> Response:
-    """Serve its script."""
     return _file(request, "page.js")
 
 
 @router.get("/icon.svg")
 def icon(request: Request) -> Response:
-    """Serve its icon."""
     return _file(request, "icon.svg")
 
 

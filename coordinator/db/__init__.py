@@ -1,1 +1,1 @@
-"""The database: engine, clock, locks, migrations."""
+"""The database: engine, clock, locks, migrations, tables."""

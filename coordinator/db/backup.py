@@ -1,4 +1,4 @@
-"""Copy an SQLite database while it is in use. PostgreSQL has its own tool for that."""
+"""Copy an SQLite database while it is in use; PostgreSQL has pg_dump."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from pathlib import Path
 from coordinator.db.engine import Database
 from coordinator.errors import SettingsUnusable
 
-_PAGES = 4096  # 64 MiB at a time, between two signs of progress
+_PAGES = 4096  # 64 MiB per step and progress report
 _BUSY_SECONDS = 60.0
 
 
 def copy(database: Database, target: Path, *, progress: Callable[[int, int], None]) -> None:
-    """Write one consistent state of the database to a new file, and see to it that it is on the disk.
+    """Write one consistent state of the database to a new file, and sync it to disk.
 
-    Who writes meanwhile waits, and is told to come again (503) if that takes more than ten seconds.
-    `progress` is told how many pages of how many are copied.
+    Writers wait meanwhile; after ten seconds they get a 503. `progress` is called with the copied and total
+    pages.
 
     Raises:
-        SettingsUnusable: the database is not SQLite, does not exist, is not whole, or the file exists.
+        SettingsUnusable: the database is not SQLite, does not exist or is damaged, or the file exists.
     """
     if not database.is_sqlite:
         raise SettingsUnusable(
-            "TESSERA_DATABASE_URL is a PostgreSQL: back it up with pg_dump --format custom, as README.md says"
+            "TESSERA_DATABASE_URL is a PostgreSQL database; back it up with pg_dump --format custom"
         )
     source = Path(database.url.database or "")
     if not source.is_file():
-        raise SettingsUnusable(f"TESSERA_DATABASE_URL: there is no file {source}")
+        raise SettingsUnusable(f"TESSERA_DATABASE_URL: no such file: {source}; check the path")
     partial = target.with_name(f"{target.name}.partial")
     if target.exists():
-        raise SettingsUnusable(f"{target} exists; a backup goes to a new file")
+        raise SettingsUnusable(f"{target} exists; write the backup to a new file")
     try:
         _copy(source, partial, progress)
         os.link(partial, target)  # unlike a rename it replaces nothing
     except OSError as error:
-        raise SettingsUnusable(f"{target}: {error.strerror}; a backup goes to a new file") from error
+        raise SettingsUnusable(f"{target}: {error.strerror}; write the backup to a new file") from error
     finally:
         partial.unlink(missing_ok=True)
     _sync(target.parent)
@@ -52,15 +52,19 @@ def _copy(source: Path, partial: Path, progress: Callable[[int, int], None]) -> 
         closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as origin,
         closing(sqlite3.connect(partial)) as copied,
     ):
-        # One read transaction around all steps: a copy that others' commits keep starting over never ends.
+        # One read transaction around all steps: otherwise each commit would restart the copy.
         origin.isolation_level = None
         origin.execute("BEGIN")
         origin.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        origin.backup(copied, pages=_PAGES, progress=lambda _, left, total: progress(total - left, total))
+        origin.backup(
+            copied, pages=_PAGES, progress=lambda _, remaining, total: progress(total - remaining, total)
+        )
         origin.execute("ROLLBACK")
-        found = _fault(copied)
-    if found != "ok":
-        raise SettingsUnusable(f"{source} is damaged, and so is its copy: {found}")
+        fault = _fault(copied)
+    if fault != "ok":
+        raise SettingsUnusable(
+            f"{source} is damaged, and so is its copy ({fault}); restore an earlier backup"
+        )
     _sync(partial)
 
 

@@ -1,4 +1,4 @@
-"""Times in the database: aware, in UTC, on every database; and its clock, on which replicas agree."""
+"""Aware UTC times on every database, and the database's clock, on which replicas agree."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ CLOCK_OF_SQLITE = "strftime('%Y-%m-%dT%H:%M:%f', 'now')"
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware time in UTC on every database: SQLite forgets the zone."""
+    """An aware UTC time on every database: SQLite drops the zone."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Refuse a naive time; store UTC."""
+        """Convert to UTC; refuse a naive time."""
         if value is None:
             return None
         if value.tzinfo is None:
-            raise ValueError("a naive time has no place in the database")
+            raise ValueError("a naive time cannot be stored; pass an aware one")
         return value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Give the zone back."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class clock(FunctionElement[datetime]):
-    """The database's clock as a column of a statement: to ask for it alone would be a statement more."""
+    """The database's clock as a column, which saves a statement of its own."""
 
     type = UtcDateTime()
     inherit_cache = True

@@ -1,7 +1,5 @@
-"""Engines and transactions for SQLite and PostgreSQL; knows no table's meaning.
-
-Every write transaction says so when it begins: on SQLite it takes the write lock at once (a transaction that
-reads first and writes later loses updates silently), on PostgreSQL rows are locked by the statements.
+"""Engines and transactions for SQLite and PostgreSQL. A write transaction takes SQLite's write lock when
+it begins: one that reads first and writes later would silently lose updates.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ from coordinator.errors import SettingsUnusable
 Columns = TypeVarTuple("Columns")
 Values = Mapping[str, object] | Sequence[Mapping[str, object]] | None
 
-_SURE_SECONDS = 1.0
+_TRUSTED_SECONDS = 1.0
 _LAST_USE = "last use"
 _UNSAFE = text(
     "SELECT name FROM pg_settings WHERE setting = 'off'"
@@ -61,51 +59,51 @@ class Database:
         self.url = _checked(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._writing = self._engine("writing")
-        self._says_begin = self.is_sqlite  # the driver is told not to begin transactions of its own
-        # SQLite: BEGIN IMMEDIATE would make readers queue behind writers, so they get an engine of their own.
-        # PostgreSQL: the same connections, but every statement of a transaction sees the same state.
+        self._begins_explicitly = self.is_sqlite  # the driver does not begin transactions itself
+        # SQLite: BEGIN IMMEDIATE would make readers queue behind writers, so they have a separate engine.
+        # PostgreSQL: the same connections, where all statements of a transaction see one state.
         if self.is_sqlite:
-            self._looking = self._reading = self._engine("reading")
+            self._autocommit = self._reading = self._engine("reading")
         else:
-            self._looking = self._writing.execution_options(isolation_level="AUTOCOMMIT")
+            self._autocommit = self._writing.execution_options(isolation_level="AUTOCOMMIT")
             self._reading = self._writing.execution_options(
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
             )
 
     @property
     def engine(self) -> Engine:
-        """The engine that writes; migrations use it."""
+        """The writing engine, which migrations use."""
         return self._writing
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Look at one consistent state; nothing written here stays."""
-        with self._one_kind_of_error(), Session(self._reading, expire_on_commit=False) as session:
-            if self._says_begin:
+        """Yield a session on one consistent state; nothing is committed."""
+        with self._sqlalchemy_errors(), Session(self._reading, expire_on_commit=False) as session:
+            if self._begins_explicitly:
                 sqlite_of(session).execute("BEGIN")
-            yield session  # closing rolls back, and leaves the rows that were read readable
+            yield session  # closing rolls back, and the loaded rows stay readable
 
     @contextmanager
-    def look(self) -> Iterator[Connection]:
-        """Ask questions of which each sees its own state: no transaction is begun, and none is ended.
+    def autocommit(self) -> Iterator[Connection]:
+        """Yield a connection without a transaction, on which each query sees its own state.
 
-        It is for what every request asks; a session for it would cost more than the answer.
+        It serves the queries of every request, for which a session would cost more than the answer.
         """
-        with self._one_kind_of_error(), self._looking.connect() as connection:
+        with self._sqlalchemy_errors(), self._autocommit.connect() as connection:
             yield connection
 
     @contextmanager
-    def read_past_sessions(self) -> Iterator[Any]:
-        """Give the driver's connection for a look at rows that never change.
+    def driver_connection(self) -> Iterator[Any]:
+        """Yield the driver's connection, for reading rows that never change.
 
-        A session, made for nothing else, costs more than the piece of a payload that it fetches. On SQLite
-        one consistent state is seen, on PostgreSQL each statement sees its own.
+        A session would cost more than the chunk of a payload that it fetches. SQLite shows one consistent
+        state, PostgreSQL a state per statement.
         """
-        with self._one_kind_of_error():
+        with self._sqlalchemy_errors():
             pooled = self._reading.raw_connection()
             try:
                 driver: Any = pooled.driver_connection
-                if self._says_begin:
+                if self._begins_explicitly:
                     driver.execute("BEGIN")
                 yield driver
             finally:
@@ -113,24 +111,23 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """Change things; committed when the block ends, rolled back when it raises."""
+        """Yield a session; commit when the block ends, roll back when it raises."""
         with (
-            self._one_kind_of_error(),
+            self._sqlalchemy_errors(),
             Session(self._writing, expire_on_commit=False) as session,
             session.begin(),
         ):
             yield session
 
     def close(self) -> None:
-        """Close all connections."""
         self._writing.dispose()
         self._reading.dispose()
 
     @contextmanager
-    def _one_kind_of_error(self) -> Iterator[None]:
-        """Turn what the driver says of statements given to it alone into what SQLAlchemy says of all others.
+    def _sqlalchemy_errors(self) -> Iterator[None]:
+        """Convert errors of the driver, used directly, to those of SQLAlchemy.
 
-        A full disk in the middle of an aggregation must look like one: the round waits, and is not given up.
+        A full disk during an aggregation must be recognised: the round waits and is not abandoned.
         """
         try:
             yield
@@ -147,16 +144,16 @@ class Database:
                 self.url,
                 pool_size=20,
                 max_overflow=20,
-                hide_parameters=True,  # an error's text is logged, and among them are signatures
+                hide_parameters=True,  # errors are logged, and parameters include signatures
                 connect_args={
-                    "prepare_threshold": None,  # works behind a connection pooler
+                    "prepare_threshold": None,  # for connection poolers
                     "connect_timeout": 10,
                     "options": f"-c statement_timeout=60000 -c lock_timeout={BUSY_MILLISECONDS}"
                     " -c idle_in_transaction_session_timeout=60000"
                     " -c synchronous_commit=on -c timezone=UTC",
                 },
             )
-            event.listen(engine, "checkin", _note_use)
+            event.listen(engine, "checkin", _record_use)
             event.listen(engine, "checkout", partial(_ping_if_idle, engine.dialect))
             return engine
         path = self.url.set(drivername=DRIVERS[use])
@@ -167,30 +164,30 @@ class Database:
 
 @overload
 def run(
-    asked: Session | Connection, statement: TypedReturnsRows[*Columns], values: Values = ...
+    bind: Session | Connection, statement: TypedReturnsRows[*Columns], values: Values = ...
 ) -> CursorResult[*Columns]: ...
 
 
 @overload
 def run(
-    asked: Session | Connection, statement: Executable, values: Values = ...
+    bind: Session | Connection, statement: Executable, values: Values = ...
 ) -> CursorResult[*tuple[Any, ...]]: ...
 
 
-def run(asked: Session | Connection, statement: Any, values: Values = None) -> Any:
-    """Say a statement past the ORM, which takes longer to load a row than a database to find it.
+def run(bind: Session | Connection, statement: Any, values: Values = None) -> Any:
+    """Execute a statement without the ORM, whose loading of a row takes longer than the database's look-up.
 
-    It is for statements that are made once and have parameters. Rows are tuples of columns, and what a
-    session has not written yet is written before, as by the session's own `execute`.
+    For constant statements with parameters. Rows are tuples of columns; pending changes of a session are
+    flushed first, as by `Session.execute`.
     """
-    if isinstance(asked, Session):
-        asked.flush()
-        asked = asked.connection()
-    return asked.execute(statement, values)
+    if isinstance(bind, Session):
+        bind.flush()
+        bind = bind.connection()
+    return bind.execute(statement, values)
 
 
 def sqlite_of(session: Session) -> sqlite3.Connection:
-    """Give the driver's connection of a session, inside its transaction: for what is said often or in bulk.
+    """Return the driver's connection of a session, inside its transaction, for frequent or bulk statements.
 
     Raises:
         TypeError: the database is not SQLite.
@@ -199,24 +196,24 @@ def sqlite_of(session: Session) -> sqlite3.Connection:
 
 
 def driver_of(session: Session) -> Any:
-    """Give the driver's connection of a session, whichever database it is of, inside its transaction."""
+    """Return the driver's connection of a session, inside its transaction."""
     return session.connection().connection.driver_connection
 
 
-def database_time(asked: Session | Connection) -> datetime:
-    """Read the database's clock: replicas agree on it."""
-    connection = asked.connection() if isinstance(asked, Session) else asked
+def database_time(bind: Session | Connection) -> datetime:
+    """Return the time of the database's clock, on which replicas agree."""
+    connection = bind.connection() if isinstance(bind, Session) else bind
     if connection.dialect.name == "sqlite":
         (now,) = _driver_of(connection).execute(f"SELECT {CLOCK_OF_SQLITE}").fetchone()
         return datetime.fromisoformat(now).replace(tzinfo=UTC)
     now = connection.scalar(_CLOCK)
     if not isinstance(now, datetime):
-        raise TypeError("the database did not tell the time")
+        raise TypeError("the database returned no time")
     return now.astimezone(UTC)
 
 
 def unsafe_settings(session: Session) -> list[str]:
-    """Name the settings of a PostgreSQL server with which a commit may be lost when its machine fails."""
+    """Return the PostgreSQL settings with which a crash of its machine may lose commits."""
     if session.get_bind().dialect.name == "sqlite":
         return []
     return sorted(session.scalars(_UNSAFE))
@@ -227,33 +224,35 @@ def _checked(url: str) -> URL:
         parsed = make_url(url)
     except ArgumentError as error:
         raise SettingsUnusable(
-            "TESSERA_DATABASE_URL is not a database URL, like sqlite:///tessera.db"
+            "TESSERA_DATABASE_URL is not a database URL; use one like sqlite:///tessera.db"
         ) from error
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
-        raise SettingsUnusable(f"TESSERA_DATABASE_URL: {parsed.drivername} is neither sqlite nor postgresql")
+        raise SettingsUnusable(
+            f"TESSERA_DATABASE_URL: {parsed.drivername} is not supported; use sqlite or postgresql"
+        )
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise SettingsUnusable(
-            "TESSERA_DATABASE_URL: SQLite needs a file, an in-memory database forgets rounds"
+            "TESSERA_DATABASE_URL: an in-memory database loses its rounds; use a file, like sqlite:///tessera.db"
         )
     return parsed
 
 
-def _note_use(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
+def _record_use(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
     entry.info[_LAST_USE] = time.monotonic()
 
 
 def _ping_if_idle(
     dialect: Dialect, connection: DBAPIConnection, entry: ConnectionPoolEntry, _: PoolProxiedConnection
 ) -> None:
-    """Make sure that a connection is alive, unless it was a moment ago: asking costs a round trip."""
-    if time.monotonic() - entry.info.get(_LAST_USE, -math.inf) < _SURE_SECONDS:
+    """Check that a connection is alive unless it was used a moment ago: a ping costs a round trip."""
+    if time.monotonic() - entry.info.get(_LAST_USE, -math.inf) < _TRUSTED_SECONDS:
         return
     try:
         dialect.do_ping(connection)
     except dialect.loaded_dbapi.Error as error:
-        raise InvalidatePoolError from error  # the pool makes new connections
+        raise InvalidatePoolError from error  # the pool opens a new connection
 
 
 def _driver_of(connection: Connection) -> sqlite3.Connection:

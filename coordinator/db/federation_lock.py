@@ -1,4 +1,4 @@
-"""The one lock that orders changes: a federation's row. Members, rounds and events change under it."""
+"""Lock a federation's row, which orders changes of its members, rounds and events."""
 
 from __future__ import annotations
 
@@ -15,37 +15,39 @@ _LOCKED = (
     .with_for_update()
     .execution_options(populate_existing=True)
 )
-_HELD = select(FederationRow.events).where(FederationRow.id == bindparam("federation_id")).with_for_update()
-_PATIENCE = text("SELECT set_config('lock_timeout', :patience, true)")
+_LOCKED_EVENTS = (
+    select(FederationRow.events).where(FederationRow.id == bindparam("federation_id")).with_for_update()
+)
+_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :timeout, true)")
 
 
-def wait_at_most(session: Session, seconds: float) -> None:
-    """Wait for each lock of this transaction so long at most, for who has others to care for.
+def set_lock_timeout(session: Session, seconds: float) -> None:
+    """Limit the wait for each lock of this transaction, on PostgreSQL.
 
-    SQLite knows one lock, which a transaction that writes has from its beginning.
+    SQLite has one lock, which a writing transaction holds from its start.
     """
     if session.get_bind().dialect.name != "sqlite":
-        run(session, _PATIENCE, {"patience": f"{seconds * 1000:.0f}ms"})
+        run(session, _LOCK_TIMEOUT, {"timeout": f"{seconds * 1000:.0f}ms"})
 
 
 def hold_federation(session: Session, federation_id: str) -> int:
-    """Take a federation's lock for who changes nothing of its row; give the number of its last event.
+    """Lock a federation without loading it; return the number of its last event.
 
     Raises:
-        NotFound: there is no such federation.
+        NotFound: no federation has this id.
     """
-    found = run(session, _HELD, {"federation_id": federation_id}).first()
-    if found is None:
+    row = run(session, _LOCKED_EVENTS, {"federation_id": federation_id}).first()
+    if row is None:
         raise NotFound
-    (last_event,) = found
+    (last_event,) = row
     return last_event
 
 
 def lock_federation(session: Session, federation_id: str) -> FederationRow:
-    """Take a federation's lock until the commit, before any other row of it, and see the row as it is now.
+    """Lock a federation until the commit, before any other row of it; return its current row.
 
     Raises:
-        NotFound: there is no such federation.
+        NotFound: no federation has this id.
     """
     row = session.scalar(_LOCKED, {"federation_id": federation_id})
     if row is None:

@@ -1,4 +1,4 @@
-"""Make ids: opaque to everyone outside, and sorted by creation, so that a page can start after one."""
+"""Generate ids: opaque to clients, and sorted by creation, so that pages can start after one."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import time
 
 
 def new_id(prefix: str) -> str:
-    """Make an id: a prefix that tells people what it names, milliseconds since 1970, 48 random bits."""
+    """Return a new id: a readable prefix, milliseconds since 1970, 48 random bits."""
     return f"{prefix}_{time.time_ns() // 1_000_000:012x}{secrets.token_hex(6)}"

@@ -1,4 +1,4 @@
-"""Refuse a second service on one SQLite file: its clock, its locks and its ticker are made for one."""
+"""Refuse a second service process on one SQLite file: its clock, locks and ticker serve a single process."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import TextIO
 from coordinator.db.engine import Database
 from coordinator.errors import SettingsUnusable
 
-# Locks on these are advisory to one machine, or late, or none: SQLite's own documentation warns of them.
+# File locks do not work reliably on these, as SQLite's documentation warns.
 _NETWORK = re.compile(
     r"nfs4?|cifs|smb[0-9]?|smbfs|9p|afs|ceph|lustre|beegfs|gpfs|ocfs2|gfs2"
     r"|fuse\.(sshfs|glusterfs|ceph|ceph-fuse|rclone|s3fs|gcsfuse|juicefs)"
 )
 _MOUNTS = Path("/proc/self/mountinfo")
-_OCTAL = re.compile(r"\\([0-7]{3})")  # as which a blank in a path is written there
+_OCTAL = re.compile(r"\\([0-7]{3})")  # the escape of a blank in a path
 
 
 @contextmanager
 def only_replica(database: Database) -> Iterator[None]:
-    """Hold a lock beside an SQLite file while serving; the operating system frees it when a process dies.
+    """Hold a lock beside an SQLite file while serving; the operating system frees it when the process ends.
 
     Raises:
         SettingsUnusable: another process serves this file, or it is on a network file system.
@@ -36,37 +36,41 @@ def only_replica(database: Database) -> Iterator[None]:
     kind = file_system_of(Path(path), _mounts())
     if kind is not None and _NETWORK.fullmatch(kind):
         raise SettingsUnusable(
-            f"TESSERA_DATABASE_URL: {path} is on a network file system ({kind}), where SQLite's locks do not"
-            " hold: use a local disk, or PostgreSQL"
+            f"TESSERA_DATABASE_URL: {path} is on a network file system ({kind}), where SQLite's locks are "
+            "unreliable; use a local disk, or PostgreSQL"
         )
-    with _opened(path) as file:
+    with _open_lock(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise SettingsUnusable(
-                f"another process serves {database.url.database}; several replicas need PostgreSQL"
+                f"another process serves {database.url.database}; stop it, or use PostgreSQL for replicas"
             ) from error
         yield
 
 
-def _opened(path: str) -> TextIO:
+def _open_lock(path: str) -> TextIO:
     try:
         return open(f"{path}-serving", "w")
     except OSError as error:
-        raise SettingsUnusable(f"TESSERA_DATABASE_URL: {path} cannot be served: {error.strerror}") from error
+        raise SettingsUnusable(
+            f"TESSERA_DATABASE_URL: {path} cannot be locked: {error.strerror}; check the folder's permissions"
+        ) from error
 
 
 def file_system_of(path: Path, mounts: str) -> str | None:
-    """Say on what kind of file system a path is, going by the lines of Linux's mountinfo (proc(5))."""
-    place = os.path.realpath(path)
-    found: tuple[int, str] | None = None
+    """Return the type of the file system of a path, from Linux's mountinfo (proc(5))."""
+    resolved = os.path.realpath(path)
+    match: tuple[int, str] | None = None
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         mounted = _OCTAL.sub(lambda code: chr(int(code[1], 8)), before.split()[4])
-        inside = place == mounted or place.startswith(mounted.rstrip("/") + "/")
-        if inside and (found is None or len(mounted) >= found[0]):  # of two in one place the later one shows
-            found = len(mounted), after.split()[0]
-    return found[1] if found else None
+        inside = resolved == mounted or resolved.startswith(mounted.rstrip("/") + "/")
+        if inside and (
+            match is None or len(mounted) >= match[0]
+        ):  # the later of two mounts at one path is visible
+            match = len(mounted), after.split()[0]
+    return match[1] if match else None
 
 
 def _mounts() -> str:

@@ -14,25 +14,25 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from coordinator.db.engine import run
 from coordinator.db.tables.federations import Table
 
-_FORGOTTEN_AT_ONCE = 100
+_BATCH = 100
 
 
 def insert_new(session: Session, table: type[Table], values: dict[str, Any]) -> bool:
-    """Insert a row unless there is one with this key; the database arbitrates."""
+    """Insert a row; return False if its key exists."""
     statement = _insertion(table, session.get_bind().dialect.name == "sqlite")
     return run(session, statement, values).first() is not None
 
 
-def forget(session: Session, column: InstrumentedAttribute[datetime], until: datetime) -> int:
-    """Delete rows of which this column is not after a moment, more at once than a request ever adds.
+def delete_before(session: Session, column: InstrumentedAttribute[datetime], until: datetime) -> int:
+    """Delete a batch of rows whose column is at or before `until`; return their number.
 
-    So a table cannot grow for ever. Gives their number.
+    A batch is larger than the rows a request adds, so that the table cannot grow without bound.
     """
-    found = [tuple(row) for row in run(session, _old(column), {"until": until})]
-    if found:
+    keys = [tuple(row) for row in run(session, _old(column), {"until": until})]
+    if keys:
         table = column.class_
-        session.execute(delete(table).where(tuple_(*inspect(table).primary_key).in_(found)))
-    return len(found)
+        session.execute(delete(table).where(tuple_(*inspect(table).primary_key).in_(keys)))
+    return len(keys)
 
 
 @cache
@@ -44,6 +44,6 @@ def _insertion(table: type[Table], is_sqlite: bool) -> Executable:
 @cache
 def _old(column: InstrumentedAttribute[datetime]) -> Executable:
     key = inspect(column.class_).primary_key
-    # Rows that another request is forgetting at this moment are left to it: waiting could deadlock.
-    rows = select(*key).where(column <= bindparam("until")).limit(_FORGOTTEN_AT_ONCE)
+    # Rows that another transaction is deleting are skipped: waiting could deadlock.
+    rows = select(*key).where(column <= bindparam("until")).limit(_BATCH)
     return rows.with_for_update(skip_locked=True)

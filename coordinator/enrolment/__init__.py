@@ -1,1 +1,1 @@
-"""How clients and people get their credentials, and how these are recognised."""
+"""Enrolment: tokens, keys, the roster and eligibility."""

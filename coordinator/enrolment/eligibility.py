@@ -1,69 +1,75 @@
-"""Decide whether a client fits a federation's plan. Pure: knows no token and no database."""
+"""Decide whether a client is eligible for a federation's plan. Pure."""
 
 from __future__ import annotations
 
 from coordinator.errors import FederationStateConflict, Forbidden, Invalid
-from coordinator.strategies.base import make
-from coordinator.strategies.capabilities import Folding, MoreTravels, PartTravels, RanksDiffer
+from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.adapter import SIGNATURE, Layout, in_order, lora_layout, pq_layout, size
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import UpdateManifest
-from schemas.wire.budget import followed, shortfall
+from schemas.wire.budget import effective_recipe, shortfall
 from schemas.wire.envelope import head
 from schemas.wire.header import HEADER_LIMIT
 
 _FLOAT32_BYTES = 4
-# The least that a header says of a tensor: its name, type, shape and offsets.
+# Smallest header entry of a tensor: its name, type, shape and offsets.
 _ENTRY_BYTES = 50
 _DIGEST = f"sha256:{0:064}"
 _LARGEST_COUNT = 2**31 - 1
 _LONGEST_ID = "x" * 64
 
 
-def admit(plan: FederationPlan, state: str, profile: Profile, *, with_key: bool) -> None:
-    """Let a client in, or say what is wrong; `with_key` it signs its requests.
+def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key: bool) -> None:
+    """Raise unless a client is eligible; with `with_key` it signs its requests.
 
     Raises:
         FederationStateConflict: the federation is neither open nor running.
-        Forbidden: the plan takes no bearer clients.
+        Forbidden: the plan does not allow bearer clients.
         Invalid: the client's model cannot carry the plan's adapter.
     """
+    plan, strategy = opened.plan, opened.strategy
     if state not in ("open", "running"):
         raise FederationStateConflict(state=state)
     if not with_key and not plan.privacy.allow_bearer_clients:
-        raise Forbidden("this federation takes no bearer clients: enrol with a public_key")
+        raise Forbidden("this federation does not allow bearer clients; enrol with a public_key")
     if plan.adapter.blocks > profile.layers:
         raise Invalid(
-            f"a model of {profile.layers} layers has no {plan.adapter.blocks} blocks", field="profile.layers"
+            f"a model of {profile.layers} layers cannot carry the plan's {plan.adapter.blocks} blocks; use a "
+            "deeper model, or ask the operator for a plan with fewer blocks",
+            field="profile.layers",
         )
     roles = [role for role in plan.adapter.roles if role in profile.roles]
     if not roles:
-        raise Invalid("the model has none of the plan's roles", field="profile.roles")
+        raise Invalid("the model has none of the plan's roles; use another model", field="profile.roles")
     if plan.adapter.kind == "pq" and not plan.adapter.modules(roles):
-        raise Invalid("the model has none of the plan's target_modules", field="profile.roles")
+        raise Invalid(
+            "the model has none of the plan's target_modules; use another model", field="profile.roles"
+        )
     if plan.adapter.travelling_lora_rank:
         missing = [role for role in roles if role not in (profile.shapes or {})]
         if missing:
-            raise Invalid(f"LoRA tensors need the shapes of {', '.join(missing)}", field="profile.shapes")
-        known = profile.shapes or {}
-        shapes: dict[str, tuple[int, int]] = {role: known[role] for role in roles}
-        folds = isinstance(make(plan.strategy.name, plan.strategy.options), Folding)
-        _check_number((4 if folds else 2) * profile.layers * len(roles), field="profile.shapes")
+            raise Invalid(
+                f"the profile has no shapes of {', '.join(missing)}; LoRA tensors need them",
+                field="profile.shapes",
+            )
+        profile_shapes = profile.shapes or {}
+        shapes: dict[str, tuple[int, int]] = {role: profile_shapes[role] for role in roles}
+        _check_number(
+            (4 if opened.traits.base_delta else 2) * profile.layers * len(roles), field="profile.shapes"
+        )
         layout = lora_layout(profile.layers, shapes, plan.adapter.travelling_lora_rank)
         if plan.adapter.kind == "pq":
             layout |= pq_layout(plan.adapter.modules(roles), plan.adapter.rank)
-        strategy = make(plan.strategy.name, plan.strategy.options)
-        if isinstance(strategy, MoreTravels):
-            layout |= strategy.beside(layout)
+        layout |= strategy.beside(layout)
         _check_size(plan, in_order(layout), field="profile.shapes")
-        if isinstance(strategy, PartTravels):
-            layout = {name: shape for name, shape in layout.items() if strategy.travels(name)}
-        _check_budget(plan, in_order(layout), field="profile.shapes")
+        layout = {name: shape for name, shape in layout.items() if strategy.travels(name)}
+        _check_budget(opened, in_order(layout), field="profile.shapes")
 
 
 def check_adapter(plan: FederationPlan) -> None:
-    """Check that an adapter that is the same for every client can travel; LoRA tensors differ by client.
+    """Raise unless an adapter that is the same for every client fits the limits; LoRA adapters differ by
+    client.
 
     Raises:
         Invalid: it has too many tensors or values.
@@ -73,25 +79,29 @@ def check_adapter(plan: FederationPlan) -> None:
         _check_size(plan, layout, field="adapter")
 
 
-def check_budget(plan: FederationPlan) -> None:
-    """Check that updates of an adapter that is the same for every client can have as few bytes as planned.
+def check_budget(opened: OpenedPlan) -> None:
+    """Raise unless updates of an adapter that is the same for every client fit the byte budget.
 
     Raises:
-        Invalid: they have more.
+        Invalid: they are larger.
     """
-    if plan.adapter.kind == "pq":
-        layout = pq_layout(plan.adapter.modules(plan.adapter.roles), plan.adapter.rank)
-        _check_budget(plan, layout, field="wire.max_bytes")
+    adapter = opened.plan.adapter
+    if adapter.kind == "pq":
+        layout = pq_layout(adapter.modules(adapter.roles), adapter.rank)
+        _check_budget(opened, layout, field="wire.max_bytes")
 
 
 def _check_number(tensors: int, *, field: str) -> None:
     if tensors * _ENTRY_BYTES > HEADER_LIMIT:
-        raise Invalid(f"{tensors} tensors do not fit in a header of {HEADER_LIMIT} bytes", field=field)
+        raise Invalid(
+            f"{tensors} tensors do not fit in a header of {HEADER_LIMIT} bytes; use fewer",
+            field=field,
+        )
 
 
 def _check_size(plan: FederationPlan, layout: Layout, *, field: str) -> None:
-    """Check that the largest body of a layout, a dense float32 update with a signature, can travel."""
-    said = UpdateManifest(
+    """Raise unless the largest body of a layout, a dense float32 update with a sketch, fits the limits."""
+    manifest = UpdateManifest(
         federation=_LONGEST_ID,
         recipe={},
         round=_LARGEST_COUNT,
@@ -100,23 +110,27 @@ def _check_size(plan: FederationPlan, layout: Layout, *, field: str) -> None:
         pack=_DIGEST,
         examples=_LARGEST_COUNT,
     )
-    sent = layout | {SIGNATURE: (plan.signature.dim,)}
-    beginning = len(head(sent, said))
+    tensors = layout | {SIGNATURE: (plan.signature.dim,)}
+    beginning = len(head(tensors, manifest))
     if beginning > HEADER_LIMIT:
-        raise Invalid(f"{len(layout)} tensors do not fit in a header of {HEADER_LIMIT} bytes", field=field)
-    total, limit = beginning + size(sent) * _FLOAT32_BYTES, plan.limits.max_update_bytes
+        raise Invalid(
+            f"{len(layout)} tensors do not fit in a header of {HEADER_LIMIT} bytes; use fewer",
+            field=field,
+        )
+    total, limit = beginning + size(tensors) * _FLOAT32_BYTES, plan.limits.max_update_bytes
     if total > limit:
-        raise Invalid(f"an update would have {total} bytes; limits.max_update_bytes is {limit}", field=field)
+        raise Invalid(
+            f"an update of {total} bytes exceeds limits.max_update_bytes {limit}; lower the rank",
+            field=field,
+        )
 
 
-def _check_budget(plan: FederationPlan, layout: Layout, *, field: str) -> None:
-    """Check that updates of a layout can keep to the plan's bytes, the way that its strategy sends them."""
-    strategy = make(plan.strategy.name, plan.strategy.options)
-    recipe, offers = followed(
-        plan.wire.recipe,
-        begins_anew=isinstance(strategy, Folding),
-        ranks_differ=isinstance(strategy, RanksDiffer),
+def _check_budget(opened: OpenedPlan, layout: Layout, *, field: str) -> None:
+    """Raise unless updates of a layout fit the plan's byte budget in the strategy's encoding."""
+    wire, traits = opened.plan.wire, opened.traits
+    recipe, offers = effective_recipe(
+        wire.recipe, begins_anew=traits.base_delta, ranks_differ=traits.mixed_ranks
     )
-    refusal = shortfall(layout, recipe, plan.wire.max_bytes, offers)
+    refusal = shortfall(layout, recipe, wire.max_bytes, offers)
     if refusal is not None:
         raise Invalid(refusal, field=field)

@@ -1,7 +1,5 @@
-"""Read an enrolment, and count one that cannot be read as a failure of the address that it came from.
-
-Whoever failed too often there is answered late, which costs neither a thread nor a look at the database: a
-message that can be read is never held up by it.
+"""Read enrolment requests, and count unreadable ones as failures of their address. An address that failed
+too often is answered late, without a thread or a database query.
 """
 
 from __future__ import annotations
@@ -21,38 +19,35 @@ from coordinator.http.json_body import json_body
 from schemas.messages.enrolment import EnrolmentRequest
 
 ENROLMENT_BYTES = 2**14
-"""What a profile of 8 KiB and a token take, and as much again."""
+"""Twice the size of a profile of 8 KiB and a token."""
 
-LATE_SECONDS = 1.0
-"""How late an address that failed too often is answered."""
+DELAY_SECONDS = 1.0
+"""Delay of the answer to an address that failed too often."""
 
-_MOST_ORIGINS = 10_000
+_MAX_ORIGINS = 10_000
 
 
-class Stumbles:
-    """Which addresses failed too often, as this process knows; the oldest are forgotten first."""
+class FailureDelays:
+    """Addresses over the failure limit, as known to this process; the oldest are dropped first."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._until: OrderedDict[str, float] = OrderedDict()
 
-    def note(self, origin: str, seconds: float) -> None:
-        """Note that failures from there are not counted for so long."""
+    def record(self, origin: str, seconds: float) -> None:
         self._until[origin] = self._clock() + seconds
         self._until.move_to_end(origin)
-        if len(self._until) > _MOST_ORIGINS:
+        if len(self._until) > _MAX_ORIGINS:
             self._until.popitem(last=False)
 
     def seconds(self, origin: str) -> float:
-        """Return how long failures from there are not counted; 0 if they are."""
-        left = self._until.get(origin, 0.0) - self._clock()
-        if left <= 0:
+        remaining = self._until.get(origin, 0.0) - self._clock()
+        if remaining <= 0:
             self._until.pop(origin, None)
-        return max(0.0, left)
+        return max(0.0, remaining)
 
 
 def enrolment_body() -> Callable[[Request], Awaitable[EnrolmentRequest]]:
-    """Make the dependency that reads an enrolment."""
     read = json_body(EnrolmentRequest, limit=ENROLMENT_BYTES)
 
     async def read_or_count(request: Request) -> EnrolmentRequest:
@@ -66,19 +61,19 @@ def enrolment_body() -> Callable[[Request], Awaitable[EnrolmentRequest]]:
 
 
 async def _count(request: Request) -> None:
-    """Count a message that cannot be read.
+    """Count an unreadable request.
 
     Raises:
-        RateLimited: as many failed from there within the last minute; it is raised late.
+        RateLimited: the address reached the limit within the last minute; raised after a delay.
     """
-    stumbles: Stumbles = request.app.state.stumbles
+    delays: FailureDelays = request.app.state.failure_delays
     address = request.client.host if request.client is not None else ""
     origin = failure_limit.origin_of(address)
-    wait = stumbles.seconds(origin)
+    wait = delays.seconds(origin)
     if not wait:
         try:
             await to_thread.run_sync(
-                failure_limit.note,
+                failure_limit.count_failure,
                 database_of(request),
                 address,
                 settings_of(request).failed_enrolments_per_minute,
@@ -87,7 +82,7 @@ async def _count(request: Request) -> None:
             )
         except RateLimited as refused:
             wait = refused.seconds
-            stumbles.note(origin, wait)
+            delays.record(origin, wait)
     if wait:
-        await anyio.sleep(LATE_SECONDS)
+        await anyio.sleep(DELAY_SECONDS)
         raise RateLimited(wait)

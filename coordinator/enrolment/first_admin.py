@@ -1,4 +1,4 @@
-"""Make the first admin's token, where the settings have none and nobody ever had one, into a file."""
+"""Create the first admin's token in a file, if the settings name none and no person ever had a token."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _NAME = "admin-token"
 
 
 def make_token(database: Database) -> Path | None:
-    """Make a token for the first admin and return its file, mode 0600; None if people have tokens.
+    """Create a token for the first admin; return its file, mode 0600, or None if a person's token exists.
 
-    The file is beside an SQLite database, else in the folder that the service was started in. It is written
-    before the token counts, so that none is ever lost.
+    The file lies beside an SQLite database, else in the working directory of the service. It is written
+    before the token is committed, so that no token is lost.
 
     Raises:
         SettingsUnusable: the file cannot be written.
     """
-    file = _place(database)
+    file = _token_file(database)
     with database.write() as session:
         if store.any_person_token(session):
             return None
@@ -37,12 +37,12 @@ def make_token(database: Database) -> Path | None:
             write_private(file, token + "\n")
         except OSError as error:
             raise SettingsUnusable(
-                f"TESSERA_ADMIN_TOKEN: not set, and the first admin's token cannot be written to {file}: "
-                f"{error.strerror}; set it to the output of: openssl rand -base64 32"
+                f"TESSERA_ADMIN_TOKEN is not set, and the first admin's token cannot be written to {file}: "
+                f"{error.strerror}; set the variable to the output of: openssl rand -base64 32"
             ) from error
     return file
 
 
-def _place(database: Database) -> Path:
+def _token_file(database: Database) -> Path:
     path = f"{database.url.database}-{_NAME}" if database.is_sqlite else f"tessera-{_NAME}"
     return Path(path).absolute()

@@ -1,7 +1,5 @@
-"""The route with which a client replaces its key: the old key endorses the new one, which proves itself.
-
-For an overlap both count, so that a client may be stopped anywhere in between; then the old one is over, and
-all that came before it.
+"""Route that replaces a client's key: the old key endorses the new one, which proves possession. Both are
+valid for an overlap; then the old key and its predecessors end.
 """
 
 from __future__ import annotations
@@ -38,12 +36,12 @@ from schemas.messages.enrolment import KeyInUse, KeyRotation, rotation_statement
 router = APIRouter(tags=["enrolment"])
 log = logger(__name__)
 
-KEYS_A_DAY = 10
-"""How many keys a client may get within a day: each is kept for ever, in the roster and the audit log too."""
+MAX_KEYS_PER_DAY = 10
+"""New keys of a client within a day: each is stored for ever, also in the roster and the audit log."""
 
 _DAY = timedelta(days=1)
-_BEFORE_ALL = datetime(1970, 1, 1, tzinfo=UTC)
-"""When a key ended that may be in wrong hands: it stays over, though the database's clock be set back."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+"""End of a key without overlap: it stays expired even if the database's clock is set back."""
 
 _EXAMPLE = {
     "public_key": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo",
@@ -65,7 +63,7 @@ def replace_key(
 ) -> KeyInUse:
     """Replace the key that signs this request; a repeated request gets the same answer."""
     if member.public_key is None:
-        raise Forbidden("a bearer client has no key to replace: revoke it, and enrol with a key")
+        raise Forbidden("a bearer client has no key to replace; have it revoked and enrol again with a key")
     _check(member, member.public_key, request)
     with database.write() as session:
         lock_federation(session, member.federation_id)
@@ -74,12 +72,12 @@ def replace_key(
 
 
 def _check(member: Member, old: str, request: KeyRotation) -> None:
-    """Check both signatures over the same words.
+    """Verify the proof and the endorsement over the rotation statement.
 
     Raises:
-        WeakPublicKey: the new key may not be used, or one of the signatures is not what it should be.
+        WeakPublicKey: the new key may not be used, or a signature is wrong.
     """
-    said = rotation_statement(
+    statement = rotation_statement(
         federation_id=member.federation_id,
         client_id=member.client_id,
         old_key=old,
@@ -89,23 +87,23 @@ def _check(member: Member, old: str, request: KeyRotation) -> None:
         key = public_key(request.public_key)
     except KeyUnusable as error:
         raise WeakPublicKey(str(error)) from error
-    if not is_signed("tessera-rotation-v1", said, request.proof, key):
-        raise WeakPublicKey("the proof is not the new key's signature over this rotation")
-    if not is_signed("tessera-rotation-v1", said, request.endorsement, public_key(old)):
-        raise WeakPublicKey("the endorsement is not the old key's signature over this rotation")
+    if not is_signed("tessera-rotation-v1", statement, request.proof, key):
+        raise WeakPublicKey(
+            "the proof is not the new key's signature over this rotation; sign the rotation statement with it"
+        )
+    if not is_signed("tessera-rotation-v1", statement, request.endorsement, public_key(old)):
+        raise WeakPublicKey(
+            "the endorsement is not the old key's signature over this rotation; sign the statement with it"
+        )
 
 
 def _check_pace(session: Session, client_id: str, now: datetime) -> None:
-    """Check that a client does not fill roster and audit log with its keys.
-
-    Raises:
-        RateLimited: it got as many keys as may be within a day, the one that it enrolled with included.
-    """
-    made = store.keys_since(session, client_id, now - _DAY)
-    if len(made) >= KEYS_A_DAY:
-        wait = (made[-KEYS_A_DAY] + _DAY - now).total_seconds()
+    """Raise RateLimited if a client got its daily number of keys, the one at enrolment included."""
+    key_times = store.key_times_since(session, client_id, now - _DAY)
+    if len(key_times) >= MAX_KEYS_PER_DAY:
+        wait = (key_times[-MAX_KEYS_PER_DAY] + _DAY - now).total_seconds()
         raise RateLimited(
-            wait, f"a client gets {KEYS_A_DAY} keys a day at most; wait as long as Retry-After says"
+            wait, f"a client gets at most {MAX_KEYS_PER_DAY} keys a day; retry after Retry-After seconds"
         )
 
 
@@ -115,16 +113,18 @@ def _replace(session: Session, member: Member, old: str, request: KeyRotation) -
     if is_new:
         _check_pace(session, member.client_id, now)
         if not store.add_key(session, request.public_key, member.client_id):
-            raise WeakPublicKey("this key was in use before; make another")
+            raise WeakPublicKey("this key was used before; generate a new one")
         client = store.client(session, member.client_id)
         roster.append(session, client, "rotated", request.public_key, now, endorsement=request.endorsement)
     elif not store.is_key_of(session, request.public_key, member.client_id):
-        raise KeyRevoked("this key was replaced before, and cannot name another successor")
-    # A repeated request may ask for less overlap, never for more.
-    over = now + timedelta(seconds=request.overlap_seconds)
-    store.end_keys(session, replaced, over if over > now else _BEFORE_ALL, but=request.public_key)
-    ends = max(now, store.key(session, old).expires_at or over)
+        raise KeyRevoked("this key was already replaced by another one; sign with its successor")
+    # A repeated request may shorten the overlap, never extend it.
+    overlap_end = now + timedelta(seconds=request.overlap_seconds)
+    store.expire_keys(
+        session, replaced, overlap_end if overlap_end > now else _EPOCH, except_key=request.public_key
+    )
+    old_key_end = max(now, store.key(session, old).expires_at or overlap_end)
     if is_new:
         audit_log.append(session, "client-key-replaced", actor=member.client_id, subject=member.client_id)
         log.info("key-replaced", federation=member.federation_id)
-    return KeyInUse(public_key=request.public_key, old_key_expires_at=ends)
+    return KeyInUse(public_key=request.public_key, old_key_expires_at=old_key_end)

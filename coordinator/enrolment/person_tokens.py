@@ -1,4 +1,4 @@
-"""The routes of people's tokens, and of the audit log, which says what people did with them."""
+"""Routes of people's tokens and of the audit log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from schemas.messages.tokens import AuditHead, AuditPage, NewToken, TokenPage, T
 
 router = APIRouter(tags=["enrolment"])
 
-_PLACE = re.compile(r"[0-9]{1,9}")
+_CURSOR = re.compile(r"[0-9]{1,9}")
 
 
 @router.post(
@@ -38,7 +38,7 @@ def make_token(
     database: TheDatabase,
     response: Response,
 ) -> NewToken:
-    """Make a person's token; it is shown once."""
+    """Create a person's token; it is shown once."""
     response.headers["Cache-Control"] = "no-store"
     token = tokens.new_person_token(request.role)
     with database.write() as session:
@@ -52,14 +52,14 @@ def make_token(
 def list_tokens(
     _: AsAdmin, database: TheDatabase, after: After = None, limit: Limit = DEFAULT_LIMIT
 ) -> TokenPage:
-    """List people's tokens, oldest first, without the tokens."""
+    """List people's tokens, oldest first, without the secrets."""
     with database.read() as session:
         return store.person_tokens(session, after=after, limit=limit)
 
 
 @router.get("/v1/tokens/{token_id}", responses=answers(AuthMissing, Forbidden, NotFound))
 def show_token(_: AsAdmin, token_id: TokenId, database: TheDatabase) -> TokenView:
-    """Show a person's token, without the token."""
+    """Return a person's token, without the secret."""
     with database.read() as session:
         return store.token_view(store.person_token(session, token_id))
 
@@ -81,12 +81,13 @@ def show_audit(
     after: After = None,
     limit: Limit = DEFAULT_LIMIT,
 ) -> AuditPage:
-    """Show who let whom in, shut whom out or ran a federation, oldest first.
+    """List audited actions, oldest first: tokens, enrolments, revocations, federations and rounds.
 
-    Each entry has the hash of the one before, and `head` names the last one, signed with this server's key.
+    Each entry contains the hash of the previous one; `head` names the last entry, signed with this server's
+    key.
     """
-    if after is not None and not _PLACE.fullmatch(after):
-        raise Invalid("after: not where a page of the audit log ends", field="after")
+    if after is not None and not _CURSOR.fullmatch(after):
+        raise Invalid("after: not a cursor of the audit log; use `next` of the previous page", field="after")
     with database.read() as session:
         return audit_log.page(session, after=int(after or 0), limit=limit, head=_head(session, key))
 

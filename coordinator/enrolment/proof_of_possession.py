@@ -1,4 +1,4 @@
-"""Decide whether a newcomer has the key it shows. Knows no table: the token is looked up elsewhere."""
+"""Verify that an enrolling client possesses the private half of its public key."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from schemas.messages.enrolment import EnrolmentRequest, enrolment_statement
 
 
 def check(request: EnrolmentRequest, token: EnrolmentTokenText, server: ServerKey, now: datetime) -> None:
-    """Check the key of an enrolment and the proof that its private half is the sender's.
+    """Verify the public key of an enrolment request and its proof of possession.
 
     Raises:
         WeakPublicKey: the key may not be used, or the proof is not its signature over this enrolment.
-        Invalid: the nonce is not of this server, or older than an hour.
+        Invalid: the nonce is not from this server, or older than an hour.
     """
     if request.public_key is None or request.nonce is None:
         return
@@ -25,10 +25,12 @@ def check(request: EnrolmentRequest, token: EnrolmentTokenText, server: ServerKe
         key = public_key(request.public_key)
     except KeyUnusable as error:
         raise WeakPublicKey(str(error)) from error
-    said = enrolment_statement(
+    statement = enrolment_statement(
         server=server.id, token=token.id, public_key=request.public_key, nonce=request.nonce
     )
-    if not is_signed("tessera-enrolment-v1", said, request.proof, key):
-        raise WeakPublicKey("the proof is not this key's signature over this enrolment")
-    if not server.knows(request.nonce, now):
-        raise Invalid("nonce: not of this server or too old; ask /v1/hello for another", field="nonce")
+    if not is_signed("tessera-enrolment-v1", statement, request.proof, key):
+        raise WeakPublicKey(
+            "the proof is not this key's signature over this enrolment; sign the statement with it"
+        )
+    if not server.issued(request.nonce, now):
+        raise Invalid("nonce: not from this server or too old; get a new one from /v1/hello", field="nonce")

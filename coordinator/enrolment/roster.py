@@ -1,6 +1,5 @@
-"""A federation's roster: who entered and left, as a chain in which nothing can be changed unnoticed.
-
-Whoever appends holds the federation's lock.
+"""Maintain a federation's roster: a hash chain of enrolments, key rotations and revocations. The caller
+of `append` holds the federation's lock.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _NEWEST_UNTIL = _NEWEST.where(RosterRow.at <= bindparam("until"))
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One link of the chain: its number, the hash of its document, and when it was written."""
+    """One entry of the chain: its version, the hash of its document, and its time."""
 
     version: int
     hash: str
@@ -46,7 +45,7 @@ def append(
     *,
     endorsement: str | None = None,
 ) -> None:
-    """Write down what became of a client; `key` is its public key from now on, if it has one."""
+    """Append an event of a client; `key` is its public key from now on, if it has one."""
     last = newest(session, client.federation_id)
     now = _in_order(session, client.federation_id, last, now)
     entry = RosterEntry(
@@ -76,9 +75,9 @@ def append(
 
 
 def _in_order(session: Session, federation_id: str, last: Link | None, now: datetime) -> datetime:
-    """Give a moment that is not before the last link's, and after the federation's end if that was.
+    """Return a time not before the last entry's, and after the federation's end if it has ended.
 
-    The clock may have stepped back; what the roster was at the end must not change with what comes later.
+    The clock may have been set back; later entries must not change the roster at the federation's end.
     """
     finished = run(session, _FINISHED, {"federation_id": federation_id}).scalar()
     if last is not None:
@@ -87,16 +86,15 @@ def _in_order(session: Session, federation_id: str, last: Link | None, now: date
 
 
 def newest(session: Session, federation_id: str, *, until: datetime | None = None) -> Link | None:
-    """Which is the last link of a federation's roster, now or as it was at a moment?"""
+    """Return the last entry of a federation's roster, now or at a time."""
     if until is None:
-        found = run(session, _NEWEST, {"federation_id": federation_id}).first()
+        row = run(session, _NEWEST, {"federation_id": federation_id}).first()
     else:
-        found = run(session, _NEWEST_UNTIL, {"federation_id": federation_id, "until": until}).first()
-    return Link(*found) if found is not None else None
+        row = run(session, _NEWEST_UNTIL, {"federation_id": federation_id, "until": until}).first()
+    return Link(*row) if row is not None else None
 
 
 def page(session: Session, federation_id: str, *, after: int, limit: int) -> RosterPage:
-    """Which links follow version `after`?"""
     rows = list(
         session.scalars(
             select(RosterRow)

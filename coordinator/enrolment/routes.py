@@ -1,4 +1,4 @@
-"""The routes that make members: enrolment tokens, and the enrolments that use them up."""
+"""Routes that enrol clients: enrolment tokens, and the enrolments that use them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coordinator.db.federation_lock import lock_federation
 from coordinator.db.ids import new_id
 from coordinator.db.tables.federations import ClientRow, EnrolmentTokenRow
 from coordinator.enrolment import proof_of_possession, roster, store
-from coordinator.enrolment.eligibility import admit
+from coordinator.enrolment.eligibility import check_eligible
 from coordinator.enrolment.failure_delay import ENROLMENT_BYTES, enrolment_body
 from coordinator.errors import (
     ClientNameTaken,
@@ -39,6 +39,7 @@ from coordinator.observability.fault_points import may_crash
 from coordinator.observability.logs import bind, logger
 from coordinator.storage import audit_log, event_log
 from coordinator.storage.server_key import ServerKey
+from coordinator.strategies.opening import open_plan
 from schemas import PROTOCOL_VERSION
 from schemas.identity.enrolment_token import EnrolmentTokenText, TokenMalformed, read
 from schemas.messages.enrolment import Enrolment, EnrolmentRequest, EnrolmentToken, EnrolmentTokenRequest
@@ -78,7 +79,7 @@ def make_enrolment_token(
     key: TheServerKey,
     response: Response,
 ) -> EnrolmentToken:
-    """Make a one-time token for one client; it is shown once."""
+    """Create a one-time token for one client; it is shown once."""
     response.headers["Cache-Control"] = "no-store"
     with database.write() as session:
         federation = lock_federation(session, federation_id)
@@ -86,8 +87,8 @@ def make_enrolment_token(
         if federation.state == "finished":
             raise FederationStateConflict(state=federation.state)
         if request.replace:
-            for ended in store.end_unused_tokens(session, federation_id, request.client_name):
-                audit_log.append(session, "enrolment-token-ended", actor=person.id, subject=ended)
+            for token_id in store.expire_unused_tokens(session, federation_id, request.client_name):
+                audit_log.append(session, "enrolment-token-ended", actor=person.id, subject=token_id)
         if store.is_name_taken(session, federation_id, request.client_name):
             raise ClientNameTaken
         row_id = new_id(tokens.ENROLMENT_PREFIX.rstrip("_"))
@@ -111,7 +112,7 @@ def make_enrolment_token(
         ProtocolVersionUnsupported,
         RateLimited,
     )
-    | {200: {"model": Enrolment, "description": "The same answer again to a repeated request"}},
+    | {200: {"model": Enrolment, "description": "Repeated request: the same answer as before"}},
 )
 def enrol(
     request: Annotated[EnrolmentRequest, Depends(enrolment_body())],
@@ -121,39 +122,40 @@ def enrol(
     key: TheServerKey,
     response: Response,
 ) -> Enrolment:
-    """Become a member with a one-time token and a key of one's own, or as a bearer client where allowed."""
+    """Enrol with a one-time token and a public key, or as a bearer client where the plan allows it."""
     if request.profile.protocol_version != PROTOCOL_VERSION:
         raise ProtocolVersionUnsupported(supported=[PROTOCOL_VERSION])
     try:
-        made, is_new = _enrol(request, caller, database, key)
+        enrolment, is_new = _enrol(request, caller, database, key)
     except EnrolmentTokenInvalid as refused:
         address = caller.client.host if caller.client is not None else ""
-        failure_limit.note(database, address, settings.failed_enrolments_per_minute, refused, request.name)
+        failure_limit.count_failure(
+            database, address, settings.failed_enrolments_per_minute, refused, request.name
+        )
         raise
     response.status_code = 201 if is_new else 200
     response.headers["Cache-Control"] = "no-store"
-    return made
+    return enrolment
 
 
 def _enrol(
     request: EnrolmentRequest, caller: Request, database: Database, key: ServerKey
 ) -> tuple[Enrolment, bool]:
-    """Check the token's secret, then the key, and only then write: who guesses locks nothing."""
+    """Check the secret and the key before writing: an invalid request locks nothing."""
     text = _read_token(request)
     with database.read() as session:
-        _check_use(session, _found(session, text), request, caller)
+        _check_use(session, _load_token(session, text), request, caller)
         proof_of_possession.check(request, text, key, database_time(session))
     with database.write() as session:
-        made = _admitted(session, request, text, caller)
+        result = _admit(session, request, text, caller)
         may_crash("enrolment-written")
     may_crash("enrolment-committed")
-    return made
+    return result
 
 
-def _admitted(
+def _admit(
     session: Session, request: EnrolmentRequest, text: EnrolmentTokenText, caller: Request
 ) -> tuple[Enrolment, bool]:
-    """Make a member, or give an earlier answer again; and say which of the two."""
     token = _usable_token(session, request, text, caller)
     credential = tokens.credential_for(request)
     if token.client_id is not None:
@@ -169,25 +171,25 @@ def _read_token(request: EnrolmentRequest) -> EnrolmentTokenText:
         raise EnrolmentTokenInvalid from error
 
 
-def _found(session: Session, text: EnrolmentTokenText) -> EnrolmentTokenRow:
-    """Find the token whose secret this is.
+def _load_token(session: Session, text: EnrolmentTokenText) -> EnrolmentTokenRow:
+    """Load the token with this secret.
 
     Raises:
-        EnrolmentTokenInvalid: there is none.
+        EnrolmentTokenInvalid: no token has it.
     """
-    found = store.enrolment_token(session, tokens.ENROLMENT_PREFIX + text.id)
-    if found is None or not tokens.has_secret(text, found.token_hash):
+    row = store.enrolment_token(session, tokens.ENROLMENT_PREFIX + text.id)
+    if row is None or not tokens.has_secret(text, row.token_hash):
         raise EnrolmentTokenInvalid
-    return found
+    return row
 
 
 def _usable_token(
     session: Session, request: EnrolmentRequest, text: EnrolmentTokenText, caller: Request
 ) -> EnrolmentTokenRow:
-    """Find the token and lock its federation, so that two requests cannot both use it."""
-    found = _found(session, text)
-    lock_federation(session, found.federation_id)
-    token = store.enrolment_token(session, found.id)
+    """Lock the token's federation and load the token again, so that it is used once."""
+    unlocked = _load_token(session, text)
+    lock_federation(session, unlocked.federation_id)
+    token = store.enrolment_token(session, unlocked.id)
     if token is None:
         raise EnrolmentTokenInvalid
     _check_use(session, token, request, caller)
@@ -197,11 +199,7 @@ def _usable_token(
 def _check_use(
     session: Session, token: EnrolmentTokenRow, request: EnrolmentRequest, caller: Request
 ) -> None:
-    """Check that this is how the token may be used.
-
-    Raises:
-        EnrolmentTokenMisused: it is not.
-    """
+    """Raise EnrolmentTokenMisused unless name, time, network and repetition allow this use."""
     if token.client_name != request.name:
         raise EnrolmentTokenMisused(token.id, "another name")
     if store.is_expired(session, token):
@@ -220,7 +218,6 @@ def _is_within(caller: Request, network: str) -> bool:
 
 
 def _is_repeat(session: Session, token: EnrolmentTokenRow, client_id: str, request: EnrolmentRequest) -> bool:
-    """Say whether a request that used the token before is asking for its answer again."""
     if request.public_key is not None:
         return store.is_key_of(session, request.public_key, client_id)
     repeat = tokens.fingerprint(request)
@@ -234,17 +231,18 @@ def _new_member(
     plan = FederationPlan.model_validate(federation.plan)
     if token.base_model not in (None, request.profile.base_model):
         raise Invalid(
-            f"this token is for a client of the base model {token.base_model}, and the profile names "
-            f"{request.profile.base_model}; the token can still be used: set `model`, or ask the operator "
-            "for another token",
+            f"this token is for the base model {token.base_model}, but the profile names "
+            f"{request.profile.base_model}; set `model` and use the token again, or ask the operator for "
+            "another token",
             field="profile.base_model",
         )
-    admit(plan, federation.state, request.profile, with_key=request.public_key is not None)
+    with_key = request.public_key is not None
+    check_eligible(open_plan(plan), federation.state, request.profile, with_key=with_key)
     digest = hash_of(credential) if credential is not None else None
     repeat = tokens.fingerprint(request)
-    client = store.consume(session, token, request, credential_hash=digest, repeat=repeat)
+    client = store.use_token(session, token, request, credential_hash=digest, repeat=repeat)
     if request.public_key is not None and not store.add_key(session, request.public_key, client.id):
-        raise WeakPublicKey("another client has this key; make one for each")
+        raise WeakPublicKey("another client has this key; generate one per client")
     roster.append(session, client, "enrolled", request.public_key, client.enrolled_at)
     shown = store.client_view(client, rounds=0)
     event_log.append(session, client.federation_id, "client", shown.model_dump(mode="json"), client.id)

@@ -1,4 +1,4 @@
-"""The rows of credentials: person tokens, enrolment tokens, and the members they make."""
+"""Load and store tokens, keys and members."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from coordinator.errors import NotFound
 from schemas.messages.enrolment import Client, EnrolmentRequest, EnrolmentTokenRequest
 from schemas.messages.tokens import TokenPage, TokenRequest, TokenView
 
-_HAS_KEYS = "key:"  # stands before the client's id; no hash begins like this
+_HAS_KEYS = "key:"  # prefix of the client's id; no hash starts with it
 
 
 def any_person_token(session: Session) -> bool:
-    """Did anybody ever get a person's token?"""
     return session.scalar(select(PersonToken.id).limit(1)) is not None
 
 
 def add_person_token(session: Session, request: TokenRequest, digest: str) -> PersonToken:
-    """Keep a new person's token as its hash."""
     now = database_time(session)
     row = PersonToken(
         id=new_id("tok"),
@@ -41,10 +39,10 @@ def add_person_token(session: Session, request: TokenRequest, digest: str) -> Pe
 
 
 def person_token(session: Session, token_id: str) -> PersonToken:
-    """Which person's token is this?
+    """Load a person's token.
 
     Raises:
-        NotFound: none.
+        NotFound: no token has this id.
     """
     row = session.get(PersonToken, token_id)
     if row is None:
@@ -53,7 +51,7 @@ def person_token(session: Session, token_id: str) -> PersonToken:
 
 
 def revoke_person_token(session: Session, token_id: str) -> bool:
-    """End a person's token; False when it had ended before."""
+    """Revoke a person's token; return False if it was revoked before."""
     row = person_token(session, token_id)
     if row.revoked_at is not None:
         return False
@@ -62,7 +60,6 @@ def revoke_person_token(session: Session, token_id: str) -> bool:
 
 
 def person_tokens(session: Session, *, after: str | None, limit: int) -> TokenPage:
-    """Which person tokens are there, oldest first?"""
     query = select(PersonToken).order_by(PersonToken.id).limit(limit + 1)
     if after is not None:
         query = query.where(PersonToken.id > after)
@@ -74,12 +71,11 @@ def person_tokens(session: Session, *, after: str | None, limit: int) -> TokenPa
 
 
 def token_view(row: PersonToken) -> TokenView:
-    """Show a person's token without the token."""
     return TokenView.model_validate(row, from_attributes=True)
 
 
 def is_name_taken(session: Session, federation_id: str, client_name: str) -> bool:
-    """Is there a client of this name, or a token in somebody's hands that would make one?"""
+    """Whether a client has this name, or an unused token reserves it."""
     client = select(ClientRow.id).where(
         ClientRow.federation_id == federation_id, ClientRow.name == client_name
     )
@@ -87,8 +83,7 @@ def is_name_taken(session: Session, federation_id: str, client_name: str) -> boo
     return session.scalar(client) is not None or session.scalar(token) is not None
 
 
-def end_unused_tokens(session: Session, federation_id: str, client_name: str) -> list[str]:
-    """End the tokens that would make a client of this name; which were they?"""
+def expire_unused_tokens(session: Session, federation_id: str, client_name: str) -> list[str]:
     rows = list(session.scalars(_unused(session, federation_id, client_name)))
     for row in rows:
         row.expires_at = database_time(session)
@@ -107,7 +102,6 @@ def _unused(session: Session, federation_id: str, client_name: str) -> Select[En
 def add_enrolment_token(
     session: Session, row_id: str, federation_id: str, request: EnrolmentTokenRequest, digest: str
 ) -> EnrolmentTokenRow:
-    """Keep a new one-time token as its hash."""
     now = database_time(session)
     row = EnrolmentTokenRow(
         id=row_id,
@@ -128,16 +122,14 @@ def add_enrolment_token(
 
 
 def enrolment_token(session: Session, row_id: str) -> EnrolmentTokenRow | None:
-    """Which one-time token has this id? Seen as it is now."""
     return session.get(EnrolmentTokenRow, row_id, populate_existing=True)
 
 
 def is_expired(session: Session, token: EnrolmentTokenRow) -> bool:
-    """Is a one-time token past its life?"""
     return token.expires_at <= database_time(session)
 
 
-def consume(
+def use_token(
     session: Session,
     token: EnrolmentTokenRow,
     request: EnrolmentRequest,
@@ -145,7 +137,7 @@ def consume(
     credential_hash: str | None,
     repeat: str | None,
 ) -> ClientRow:
-    """Use a one-time token up: its client becomes a member; only a bearer client has a credential's hash."""
+    """Use a one-time token and create its client; only a bearer client has a credential's hash."""
     now, client_id = database_time(session), new_id("cli")
     client = ClientRow(
         id=client_id,
@@ -168,10 +160,10 @@ def consume(
     return client
 
 
-def add_key(session: Session, key: str, client_id: str) -> bool:
-    """Give a client a public key; False when somebody has it already."""
+def add_key(session: Session, public_key: str, client_id: str) -> bool:
+    """Store a client's public key; return False if the key exists already."""
     values = {
-        "public_key": key,
+        "public_key": public_key,
         "client_id": client_id,
         "created_at": database_time(session),
         "expires_at": None,
@@ -179,19 +171,18 @@ def add_key(session: Session, key: str, client_id: str) -> bool:
     return insert_new(session, ClientKeyRow, values)
 
 
-def end_keys(session: Session, newest: ClientKeyRow, at: datetime, *, but: str) -> None:
-    """End a key and those that its client had before it, at a moment unless they end sooner."""
+def expire_keys(session: Session, newest: ClientKeyRow, at: datetime, *, except_key: str) -> None:
+    """Expire a key and the client's earlier keys at a time, unless they end sooner."""
     ends = update(ClientKeyRow).where(
         ClientKeyRow.client_id == newest.client_id,
         ClientKeyRow.created_at <= newest.created_at,
-        ClientKeyRow.public_key != but,
+        ClientKeyRow.public_key != except_key,
         or_(ClientKeyRow.expires_at.is_(None), ClientKeyRow.expires_at > at),
     )
     session.execute(ends.values(expires_at=at))
 
 
-def keys_since(session: Session, client_id: str, now: datetime) -> list[datetime]:
-    """When did a client get its keys since a moment, oldest first?"""
+def key_times_since(session: Session, client_id: str, now: datetime) -> list[datetime]:
     query = select(ClientKeyRow.created_at).where(
         ClientKeyRow.client_id == client_id, ClientKeyRow.created_at > now
     )
@@ -199,7 +190,6 @@ def keys_since(session: Session, client_id: str, now: datetime) -> list[datetime
 
 
 def client_view(row: ClientRow, *, rounds: int) -> Client:
-    """Show a client; `rounds` is how many it delivered an update in."""
     return Client.model_validate(
         {
             "client_id": row.id,
@@ -217,12 +207,11 @@ def client_view(row: ClientRow, *, rounds: int) -> Client:
 
 
 def has_keys(credential_hash: str) -> bool:
-    """Say whether a client signs its requests; the others have bearer credentials."""
+    """Whether a client signs its requests, instead of using a bearer credential."""
     return credential_hash.startswith(_HAS_KEYS)
 
 
 def is_key_of(session: Session, key: str, client_id: str) -> bool:
-    """Does this public key count for this client now?"""
     row = session.get(ClientKeyRow, key)
     if row is None or row.client_id != client_id:
         return False
@@ -230,10 +219,10 @@ def is_key_of(session: Session, key: str, client_id: str) -> bool:
 
 
 def key(session: Session, name: str) -> ClientKeyRow:
-    """Which row has this public key, as it is now?
+    """Load the current row of a public key.
 
     Raises:
-        NotFound: none.
+        NotFound: the key is unknown.
     """
     row = session.get(ClientKeyRow, name, populate_existing=True)
     if row is None:
@@ -242,10 +231,10 @@ def key(session: Session, name: str) -> ClientKeyRow:
 
 
 def client(session: Session, client_id: str) -> ClientRow:
-    """Which client is this?
+    """Load a client.
 
     Raises:
-        NotFound: none.
+        NotFound: no client has this id.
     """
     row = session.get(ClientRow, client_id)
     if row is None:

@@ -1,1 +1,1 @@
-"""Federations: their plans, their members, what happens in them."""
+"""Federations: plans, members, events and claims."""

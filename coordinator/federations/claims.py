@@ -1,56 +1,60 @@
-"""Say what a federation may honestly promise, and a round may honestly say of itself. Pure: settings and
-counts in, sentences out.
-
-Each sentence follows from the plan, which is fixed, and from what was counted; docs/security.md says what
-stands behind it.
+"""Build the claims of a federation and of a round: sentences that follow from its plan and from counts
+(docs/security.md).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.strategies.base import Caps, make
+from coordinator.strategies.capabilities import Caps
+from coordinator.strategies.opening import OpenedPlan, UnknownStrategy, open_plan
 from schemas.messages.federations import FederationPlan, RosterPolicy, SignatureKind
 from schemas.peers import of_members
-from schemas.privacy import promise
+from schemas.privacy import guarantee
 
 _OPERATOR = "The server operator is trusted; what clients send is confidential in transit."
 _SIGNED = "Clients sign every request with keys that never leave them."
 _BEARER = (
-    "Clients may identify themselves with bearer credentials: who reads decrypted requests can act as one of "
-    "these."
+    "Clients may authenticate with bearer credentials: anyone who reads decrypted requests can impersonate "
+    "them."
 )
 _MEMBERS: dict[RosterPolicy, str] = {
-    "server": "Who the members are is what the coordinator says: it could invent some.",
-    "tofu": "Each agent holds a member's name to the first key that it saw under it; a member that the "
-    "coordinator invents is noticed only if it takes another's name.",
-    "pinned": "An agent takes part only while all members have keys that people pinned in its silo: the "
-    "coordinator cannot add one unnoticed.",
+    "server": "The coordinator decides the list of members: it could add members that do not exist.",
+    "tofu": "Each agent pins the first key that it sees under a member's name; a member that the coordinator "
+    "invents is detected only if it reuses an existing name.",
+    "pinned": "An agent takes part only while people in its silo have pinned the keys of all members: the "
+    "coordinator cannot add a member undetected.",
 }
 _SIGNATURES: dict[SignatureKind, str] = {
-    "gradient": "Signatures are clipped sketches of gradients without noise: text can be read from them, by "
-    "the operator.",
-    "representation": "Signatures are sketches of what a client's adapted model makes of shared texts, "
-    "without noise: the operator may learn from them what it was trained on.",
+    "gradient": "Signatures are clipped sketches of gradients without noise: the operator can reconstruct "
+    "text from them.",
+    "representation": "Signatures are sketches of a client's representations of shared texts, without noise: "
+    "the operator may infer training data from them.",
 }
 _UNGUARDED = (
-    "A member's update counts with all its length (up to `limits.max_norm`) for whoever listens to it: "
-    "members are trusted not to poison what they send."
+    "A member's update counts at its full norm (up to `limits.max_norm`) for every client that listens to "
+    "it: members are trusted not to poison their updates."
 )
 _IN_CLEAR = (
-    "The operator sees adapters, scores, counts of examples and bytes, and who takes part when, as they are."
+    "The operator sees adapters, scores, counts of examples and bytes, and participation times in the clear."
+)
+
+
+_NOT_INSTALLED = (
+    "The package of the strategy {} is not installed at the coordinator any more: nothing is claimed, and no "
+    "round can be aggregated."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What was counted in a round.
+    """Counts of the updates of a round.
 
     Attributes:
-        updates: how many were accepted.
-        from_bearers: how many of these came from bearer clients.
-        private: how many came with signatures that say what they have cost.
-        spent: the most that one of these has cost its client so far; None without any.
+        updates: number of accepted updates.
+        from_bearers: number of accepted updates from bearer clients.
+        private: number of updates that report the privacy cost of their signatures.
+        spent: largest reported cost (epsilon) of a client so far; None without a report.
     """
 
     updates: int
@@ -59,74 +63,81 @@ class Counted:
     spent: float | None = None
 
 
-def of_federation(plan: FederationPlan) -> list[str]:
-    """Say what may be claimed in every round under this plan."""
+def of_stored_plan(plan: FederationPlan, counted: Counted | None = None) -> list[str]:
+    """Return the claims of a stored plan, or of one of its rounds; its strategy may have been uninstalled."""
+    try:
+        opened = open_plan(plan)
+    except UnknownStrategy:
+        return [_NOT_INSTALLED.format(plan.strategy.name)]
+    return of_federation(opened) if counted is None else of_round(opened, counted)
+
+
+def of_federation(opened: OpenedPlan) -> list[str]:
+    """Return the claims that hold in every round under this plan."""
+    plan = opened.plan
     return [
         _OPERATOR,
         *of_members(plan),
         _BEARER if plan.privacy.allow_bearer_clients else _SIGNED,
         _MEMBERS[plan.privacy.roster_policy],
         _private(plan) or _SIGNATURES[plan.signature.kind],
-        _guarded(make(plan.strategy.name, plan.strategy.options).caps),
+        _guarded(opened.strategy.caps),
         _IN_CLEAR,
     ]
 
 
-def of_round(plan: FederationPlan, counted: Counted) -> list[str]:
-    """Say what may be claimed of one round: what its federation may, and who was in fact behind it."""
-    claims = of_federation(plan)
+def of_round(opened: OpenedPlan, counted: Counted) -> list[str]:
+    """Return the claims of a federation with those that follow from the updates of one round."""
+    plan = opened.plan
+    claims = of_federation(opened)
     if not counted.updates:
         return claims
     claims += _voices(plan.privacy.min_voices, counted.updates)
     if counted.from_bearers:
-        who = f"Of {counted.updates} updates, {counted.from_bearers} came with bearer credentials."
+        senders = f"Of {counted.updates} updates, {counted.from_bearers} came with bearer credentials."
     else:
-        who = f"Of {counted.updates} updates, all were signed with keys of their clients."
+        senders = f"Of {counted.updates} updates, all were signed with the keys of their clients."
     if plan.signature.dp is None:
-        return [*claims, who]
+        return [*claims, senders]
     spent = f", at most epsilon {counted.spent:.3g} so far" if counted.spent is not None else ""
     return [
         *claims,
-        who,
-        f"Of {counted.updates} updates, {counted.private} say what their client's signatures have "
-        f"cost{spent}.",
+        senders,
+        f"Of {counted.updates} updates, {counted.private} report the privacy cost of their client's "
+        f"signatures{spent}.",
     ]
 
 
 def _voices(least: int, updates: int) -> list[str]:
-    """Return what so few updates mean for those who sent them."""
-    others = updates - 1
+    peers = updates - 1
     if least == 1:
-        few = (
-            f"With {updates} updates, what a member is served of this round may be one other member's alone."
-        )
-        return [few] if others <= 1 else []
-    lacking = (
-        f"With {updates} updates, whoever sent one has {others} others in this round: fewer than the "
-        f"{least} that a mixture is made of; it keeps its own adapter unless earlier updates count too."
+        single = f"With {updates} updates, weights that a member is served may be one other member's alone."
+        return [single] if peers <= 1 else []
+    too_few = (
+        f"With {updates} updates, each sender has {peers} peers in this round, fewer than the {least} that a "
+        "mixture needs; it keeps its own adapter unless earlier updates count too."
     )
-    return [lacking] if others < least else []
+    return [too_few] if peers < least else []
 
 
 def _private(plan: FederationPlan) -> str | None:
-    """Say what signatures promise about a record, if anything."""
-    said = promise(plan.signature)
-    if said is None:
+    sentence = guarantee(plan.signature)
+    if sentence is None:
         return None
     return (
-        f"{said[0].upper()}{said[1:]}. Each agent keeps to this by itself, for all that its folder has "
-        "released: that others do is their word."
+        f"{sentence[0].upper()}{sentence[1:]}. Each agent enforces this for the releases of its own folder; "
+        "the coordinator cannot verify it."
     )
 
 
 def _guarded(caps: Caps | None) -> str:
-    """Say how far others can move a client (docs/poisoning.md, "The bound")."""
+    """Return the bound on the contribution of other members to a client (docs/poisoning.md, "The bound")."""
     if caps is None:
         return _UNGUARDED
     share = "0.2 f" if caps.strict else "max(0.2, 0.7 / n) f"
-    heard = "" if caps.strict else " where it hears n independent voices"
+    condition = "" if caps.strict else " with n independent voices"
     return (
-        "Whatever f other members send, what they contribute to what an established client goes on from is "
-        f"at most min({share}, 0.7) of the length of its own update{heard}. Not bounded: the weight that "
-        "they take from honest members by being like them, and what newcomers are given."
+        "Whatever f other members send, their contribution to the weights of an established client is at "
+        f"most min({share}, 0.7) of the length of its own update{condition}. Not bounded: the weight that "
+        "they take from honest members by resembling them, and the weights of newcomers."
     )

@@ -1,4 +1,4 @@
-"""The routes about a federation's clients: who they are, and what one is told of itself."""
+"""Routes about the clients of a federation, and the client's own view of itself."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from coordinator.federations.layouts import layout_of
 from coordinator.http.dependencies import TheDatabase
 from coordinator.http.params import DEFAULT_LIMIT, After, ClientId, FederationId, Limit
 from coordinator.http.problems import answers
+from coordinator.strategies.opening import open_plan
 from schemas.messages.enrolment import Client, ClientPage, Me, RosterPage
 
 router = APIRouter(tags=["clients"])
-_PLACE = re.compile(r"[0-9]{1,9}")
+_CURSOR = re.compile(r"[0-9]{1,9}")
 
 
 @router.get("/v1/me", responses=answers(AuthMissing, Forbidden))
 def who_am_i(member: AnyMember, database: TheDatabase) -> Me:
-    """Tell a client who it is and which tensors it has."""
+    """Return the calling client's identity and adapter layout."""
     with database.read() as session:
         row = store.client(session, member.federation_id, member.client_id)
-        plan = store.plan_of(store.federation(session, member.federation_id))
+        opened = open_plan(store.plan_of(store.federation(session, member.federation_id)))
         selected = store.pack_selected(session, member.federation_id, member.base_model)
         return Me.model_validate(
             {
@@ -35,7 +36,7 @@ def who_am_i(member: AnyMember, database: TheDatabase) -> Me:
                 "organisation": row.organisation,
                 "federation_id": row.federation_id,
                 "state": row.state,
-                "layout": layout_of(plan, member.profile, selected),
+                "layout": layout_of(opened, member.profile, selected),
             }
         )
 
@@ -48,13 +49,13 @@ def show_roster(
     after: After = None,
     limit: Limit = DEFAULT_LIMIT,
 ) -> RosterPage:
-    """Show who entered and left, link by link; to clients only where the plan has them check it."""
+    """Return the roster, entry by entry; clients see it only if the plan has them check it."""
     with database.read() as session:
         plan = store.plan_of(store.federation(session, federation_id))
         if isinstance(caller, Member) and plan.privacy.roster_policy == "server":
             raise NotFound
-        if after is not None and not _PLACE.fullmatch(after):
-            raise Invalid("after: not where a page of the roster ends", field="after")
+        if after is not None and not _CURSOR.fullmatch(after):
+            raise Invalid("after: not a cursor of the roster; use `next` of the previous page", field="after")
         return roster.page(session, federation_id, after=int(after or 0), limit=limit)
 
 
@@ -66,7 +67,7 @@ def list_clients(
     after: After = None,
     limit: Limit = DEFAULT_LIMIT,
 ) -> ClientPage:
-    """List a federation's clients in order of enrolment."""
+    """List the clients of a federation in order of enrolment."""
     with database.read() as session:
         store.federation(session, federation_id)
         return store.clients(session, federation_id, after=after, limit=limit)
@@ -78,6 +79,6 @@ def list_clients(
 def show_client(
     _: AsAuditorOfClient, federation_id: FederationId, client_id: ClientId, database: TheDatabase
 ) -> Client:
-    """Show one client."""
+    """Return one client."""
     with database.read() as session:
-        return store.one_client(session, federation_id, client_id)
+        return store.client_details(session, federation_id, client_id)

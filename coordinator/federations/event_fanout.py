@@ -1,7 +1,5 @@
-"""Hand a federation's events to all who follow it in this process, from one look at the database.
-
-A look asks for all federations and all callers at once: what is quiet costs a row of the answer. Whoever
-begins to follow, or fell behind what is remembered here, catches up with looks of its own.
+"""Distribute the events of all federations to the streams of this process, with one database query per
+poll. A new stream, or one behind the remembered events, reads its own pages first.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ from coordinator.observability.logs import logger
 from coordinator.storage import event_log
 from coordinator.storage.event_log import Event
 
-MOST_OF_A_CALLER = 4
-"""How many streams a client, or a person's token, may follow at once in one process."""
+MAX_STREAMS_PER_CALLER = 4
+"""Concurrent streams of a client, or of a person's token, in one process."""
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 PAGE = 100
 
 _RETRY_SECONDS = 5.0
@@ -40,69 +38,70 @@ log = logger(__name__)
 
 @dataclass(eq=False, slots=True)
 class Follower:
-    """One stream: `is_over` once its caller is not let in any more, or the service stops."""
+    """One stream; `is_over` once its caller is no longer valid or the service stops."""
 
     federation_id: str
     caller: Person | Member
     number: int
     is_over: bool = False
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    has_events: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def client_id(self) -> str | None:
-        """The client that follows; None is a person."""
+        """Return the id of the following client; None for a person."""
         return self.caller.client_id if isinstance(self.caller, Member) else None
 
 
 @dataclass(slots=True)
 class _Feed:
-    """All events of a federation after `start` and up to `end`."""
+    """The events of a federation after `start` and up to `end`."""
 
     start: int
     end: int
     recent: deque[Event] = field(default_factory=deque)
 
-    def extend(self, news: Sequence[Event]) -> None:
-        self.recent.extend(news)
-        self.end = news[-1].number
+    def extend(self, events: Sequence[Event]) -> None:
+        self.recent.extend(events)
+        self.end = events[-1].number
         while len(self.recent) > _REMEMBERED:
             self.start = self.recent.popleft().number
 
 
 class Streams:
-    """Who follows in this process; all of it belongs to the event loop that runs `run`."""
+    """The open streams of this process; only the event loop that runs `run` touches them."""
 
     def __init__(self, database: Database, stopping: threading.Event) -> None:
         self._database = database
         self._stopping = stopping
         self._followers: set[Follower] = set()
-        self._held: Counter[str] = Counter()
+        self._open: Counter[str] = Counter()
         self._feeds: dict[str, _Feed] = {}
-        self.looks = 0
-        """How often the database was asked for all of them."""
+        self.polls = 0
+        """Number of database polls so far."""
 
     def begin(self, federation_id: str, caller: Person | Member, number: int) -> Follower:
-        """Begin to follow after an event; `end` must be called.
+        """Register a stream that starts after event `number`; the caller must call `end`.
 
         Raises:
-            TooManyStreams: the caller follows as many as it may.
+            TooManyStreams: the caller has as many streams as allowed.
         """
-        if self._held[_name(caller)] >= MOST_OF_A_CALLER:
-            raise TooManyStreams(_RETRY_SECONDS, f"{MOST_OF_A_CALLER} streams at once")
+        if self._open[_caller_id(caller)] >= MAX_STREAMS_PER_CALLER:
+            raise TooManyStreams(
+                _RETRY_SECONDS, f"{MAX_STREAMS_PER_CALLER} event streams are open; close one, then retry"
+            )
         follower = Follower(federation_id, caller, number, is_over=self._stopping.is_set())
-        self._held[_name(caller)] += 1
+        self._open[_caller_id(caller)] += 1
         self._followers.add(follower)
         return follower
 
     def end(self, follower: Follower) -> None:
-        """Follow no longer."""
         self._followers.discard(follower)
-        self._held[_name(follower.caller)] -= 1
-        if not self._held[_name(follower.caller)]:
-            del self._held[_name(follower.caller)]
+        self._open[_caller_id(follower.caller)] -= 1
+        if not self._open[_caller_id(follower.caller)]:
+            del self._open[_caller_id(follower.caller)]
 
     def recent(self, follower: Follower) -> list[Event] | None:
-        """Return what a follower has not seen; None if more happened since than is remembered."""
+        """Return the unseen events of a follower; None if it is behind the remembered events."""
         feed = self._feeds.get(follower.federation_id)
         if feed is None:
             return []
@@ -114,24 +113,24 @@ class Streams:
         return shown if follower.client_id is None else [event_log.for_clients(event) for event in shown]
 
     async def catch_up(self, follower: Follower) -> list[Event]:
-        """Return the next page of what a follower has not seen, from the database."""
+        """Return the next page of unseen events from the database."""
         page, number = await to_thread.run_sync(_page, self._database, follower)
         follower.number = number
         return page
 
     async def run(self) -> None:
-        """Look for events until the service stops; then nobody follows."""
+        """Poll for events until the service stops, then end every stream."""
         while not self._stopping.is_set():
-            await anyio.sleep(LOOK_SECONDS)
+            await anyio.sleep(POLL_SECONDS)
             if self._followers:
-                await self._look()
+                await self._poll()
             else:
                 self._feeds.clear()
         for follower in self._followers:
             follower.is_over = True
-            follower.news.set()
+            follower.has_events.set()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         followers = [*self._followers]
         federation_ids = {follower.federation_id for follower in followers}
         self._feeds = {
@@ -142,63 +141,62 @@ class Streams:
         ends = {federation_id: feed.end for federation_id, feed in self._feeds.items()}
         members = {credential_of(f.caller) for f in followers if isinstance(f.caller, Member)}
         people = {credential_of(f.caller) for f in followers if isinstance(f.caller, Person)}
-        self.looks += 1
+        self.polls += 1
         try:
-            news, numbers, valid = await to_thread.run_sync(
-                _ask, self._database, federation_ids, ends, members, people
+            events, numbers, valid = await to_thread.run_sync(
+                _query, self._database, federation_ids, ends, members, people
             )
-        except SQLAlchemyError as error:  # a database's bad moment: they follow on
-            log.warning("looking-for-events-failed", error=type(error).__name__)
+        except SQLAlchemyError as error:  # transient: the streams stay open and the next poll retries
+            log.warning("event-poll-failed", error=type(error).__name__)
             return
-        except Exception:  # ending here would leave every stream of this process silent for good
-            log.exception("looking-for-events-failed")
+        except Exception:  # leaving the loop would silence every stream of this process
+            log.exception("event-poll-failed")
             return
         for federation_id, number in numbers.items():
             feed = self._feeds.setdefault(federation_id, _Feed(number, number))
-            if federation_id in news:
-                feed.extend(news[federation_id])
+            if federation_id in events:
+                feed.extend(events[federation_id])
         for follower in followers:
             follower.is_over = credential_of(follower.caller) not in valid
             followed = self._feeds.get(follower.federation_id)
             if follower.is_over or (followed is not None and followed.end > follower.number):
-                follower.news.set()
+                follower.has_events.set()
 
 
 def streams_of(request: Request) -> Streams:
-    """Return the streams of this process."""
     streams: Streams = request.app.state.streams
     return streams
 
 
-def _name(caller: Person | Member) -> str:
+def _caller_id(caller: Person | Member) -> str:
     return credential_of(caller)[0]
 
 
 def _page(database: Database, follower: Follower) -> tuple[list[Event], int]:
-    """Return a page of events, and the number up to which the follower has seen all after it."""
+    """Return a page of events and the number of the last event that it covers."""
     with database.read() as session:
         number = event_log.last(session, follower.federation_id)
         page = event_log.since(
-            session, follower.federation_id, follower.number, seen_by=follower.client_id, limit=PAGE
+            session, follower.federation_id, follower.number, client_id=follower.client_id, limit=PAGE
         )
         is_last = len(page) < PAGE
         return page, max(number, follower.number) if is_last else page[-1].number
 
 
-def _ask(
+def _query(
     database: Database,
     federation_ids: set[str],
     ends: dict[str, int],
     members: set[Credential],
     people: set[Credential],
 ) -> tuple[dict[str, list[Event]], dict[str, int], set[Credential]]:
-    """Return what happened after `ends`, the last numbers, and which callers count still."""
+    """Return the events after `ends`, the last event numbers, and the still valid credentials."""
     with database.read() as session:
         numbers = event_log.numbers(session, federation_ids)
-        news = {
+        events = {
             federation_id: page
             for federation_id, end in ends.items()
             if numbers.get(federation_id, end) > end
             and (page := event_log.since(session, federation_id, end, limit=PAGE))
         }
-        return news, numbers, still_valid(session, members, people)
+        return events, numbers, still_valid(session, members, people)

@@ -1,7 +1,5 @@
-"""The stream of a federation's events (server-sent events), resumable where it broke off.
-
-Waiting costs no thread and no transaction. A stream ends after some minutes, so that one whose reader is gone
-without a word does not stay; it is resumed with Last-Event-ID.
+"""Stream the events of a federation (server-sent events); a stream ends after minutes and resumes with
+Last-Event-ID.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ from coordinator.storage import event_log
 router = APIRouter(tags=["federations"])
 
 HEARTBEAT_SECONDS = 15.0
-"""How long a stream is silent at most: a comment shows that it is there."""
+"""Longest silence of a stream, after which a comment is sent."""
 
 LONGEST_SECONDS = 600.0
-"""How long a stream lasts at most."""
+"""Longest duration of a stream: one whose reader vanished does not stay open."""
 
 
 def _starting_point(
@@ -40,7 +38,10 @@ def _starting_point(
     _: AsReader,
     last_event_id: Annotated[
         str | None,
-        Header(pattern=r"^[0-9]{1,15}$", description="Resume after this event; without it only new ones."),
+        Header(
+            pattern=r"^[0-9]{1,15}$",
+            description="Resume after this event number; without it, only new events are sent.",
+        ),
     ] = None,
 ) -> int:
     with database.read() as session:
@@ -53,7 +54,7 @@ def _starting_point(
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "`event: round | client | alignment`, `id` its number, `data` JSON",
+            "description": "`event: round | client | alignment`, `id` the event number, `data` JSON",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         },
         **answers(AuthMissing, NotFound, TooManyStreams, Busy),
@@ -65,22 +66,23 @@ async def follow(
     request: Request,
     number: Annotated[int, Depends(_starting_point)],
 ) -> StreamingResponse:
-    """Follow what happens: all of it for people; for a client, rounds, alignment and what is its own.
+    """Stream events: all of them for people; for a client, rounds, alignment and its own events.
 
-    A round's change of state is an event of its own. Who joins, delivers or sends scores is told together,
-    within half a second or so; that is a hint and may be missing: each event of a round shows all it counts.
+    Each change of a round's state is an event. Joins, updates and scores of a round are combined into one
+    event within about half a second; these are hints and may be missing, since each round event shows all
+    counts.
 
-    The stream ends with what opened it: a token, a key that was replaced and whose overlap is over. It also
-    ends after ten minutes: resume it with Last-Event-ID. A caller may follow four streams at once.
+    The stream ends when its credential is revoked or expires, and after ten minutes; resume it with
+    Last-Event-ID. A caller may have four streams open at once.
     """
     if getattr(request.state, IS_RESERVED, False):
         raise Busy
     streams = streams_of(request)
-    return _Followed(streams, streams.begin(federation_id, caller, number))
+    return _EventResponse(streams, streams.begin(federation_id, caller, number))
 
 
-class _Followed(StreamingResponse):
-    """An answer that goes on until its stream ends; however it ends, the stream no longer counts."""
+class _EventResponse(StreamingResponse):
+    """A streaming response that unregisters its stream, however it ends."""
 
     def __init__(self, streams: Streams, follower: Follower) -> None:
         super().__init__(
@@ -91,7 +93,6 @@ class _Followed(StreamingResponse):
         self._streams, self._follower = streams, follower
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -99,23 +100,23 @@ class _Followed(StreamingResponse):
 
 
 async def _stream(streams: Streams, follower: Follower) -> AsyncIterator[str]:
-    # The number lets a stream that stayed quiet be resumed without missing what happened in between.
+    # The number lets a quiet stream resume without missing events.
     yield f"retry: 2000\nid: {follower.number}\n\n"
     ends_at = anyio.current_time() + LONGEST_SECONDS
     is_behind = True
     while not follower.is_over:
-        found = await streams.catch_up(follower) if is_behind else streams.recent(follower)
-        is_behind = found is None or len(found) == PAGE
-        for event in found or ():
+        events = await streams.catch_up(follower) if is_behind else streams.recent(follower)
+        is_behind = events is None or len(events) == PAGE
+        for event in events or ():
             data = json.dumps(event.data, ensure_ascii=False, separators=(",", ":"))
             yield f"id: {event.number}\nevent: {event.kind}\ndata: {data}\n\n"
-        left = ends_at - anyio.current_time()
-        if left <= 0:
+        remaining = ends_at - anyio.current_time()
+        if remaining <= 0:
             return
         if is_behind:
             continue
-        with anyio.move_on_after(min(HEARTBEAT_SECONDS, left)) as waited:
-            await follower.news.wait()
-        follower.news.clear()
+        with anyio.move_on_after(min(HEARTBEAT_SECONDS, remaining)) as waited:
+            await follower.has_events.wait()
+        follower.has_events.clear()
         if waited.cancelled_caught:
             yield ": still here\n\n"

@@ -1,4 +1,4 @@
-"""The routes of federations: make one, show them. Starting and ending rounds is `coordinator.rounds`'."""
+"""Routes that create and show federations; `coordinator.rounds` starts and ends their rounds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from coordinator.http.params import DEFAULT_LIMIT, After, FederationId, Limit
 from coordinator.http.problems import answers
 from coordinator.observability.logs import logger
 from coordinator.storage import audit_log
-from coordinator.strategies.base import Strategy, UnknownStrategy, load, names
-from coordinator.strategies.capabilities import Particular, RanksDiffer, is_of_lora
+from coordinator.strategies.opening import OpenedPlan, UnknownStrategy, load, names, open_plan
 from schemas.messages.federations import Federation, FederationPage, FederationPlan, StrategyPlan
 from schemas.messages.names import is_printable
 
@@ -41,7 +40,7 @@ def create_federation(
     plan: Annotated[FederationPlan, Depends(json_body(FederationPlan))],
     database: TheDatabase,
 ) -> Federation:
-    """Create a federation; what the plan leaves out gets its default, and the resolved plan is kept."""
+    """Create a federation; the plan is stored with its defaults filled in."""
     resolved = _resolved(plan)
     with database.write() as session:
         still_person(session, person)
@@ -62,61 +61,59 @@ def list_federations(
 
 @router.get("/{federation_id}", responses=answers(AuthMissing, Forbidden, NotFound))
 def show_federation(_: AsAuditor, federation_id: FederationId, database: TheDatabase) -> Federation:
-    """Show a federation with its resolved plan, its round and its claims."""
+    """Return a federation with its resolved plan, current round and claims."""
     with database.read() as session:
         return store.view(session, store.federation(session, federation_id))
 
 
 def _resolved(plan: FederationPlan) -> FederationPlan:
-    """Write the strategy's own defaults into the plan, after checking what its parts say of each other.
+    """Return the plan with the strategy's defaults, after checking that its parts fit together.
 
     Raises:
-        Invalid: an unprintable name, no such strategy, no such options, an adapter that cannot travel, keep
-            to a budget or be mixed, signatures that cannot be compared.
+        Invalid: an unprintable name, an unknown strategy or option, an adapter that cannot travel, meet a
+            budget or be mixed, or signatures that cannot be compared.
     """
     if not is_printable(plan.name):
-        raise Invalid("name: control and format characters are not allowed; leave them out", field="name")
+        raise Invalid("name: control and format characters are not allowed; remove them", field="name")
     check_adapter(plan)
     if plan.signature.kind == "representation" and plan.alignment is None:
         raise Invalid(
-            "signature.kind: representations are made of an alignment's anchors", field="signature.kind"
+            "signature.kind: representation needs anchor texts; add `alignment` to the plan, or use gradient",
+            field="signature.kind",
         )
     try:
         file = load(plan.strategy.name)
     except UnknownStrategy as error:
         raise Invalid(
-            "strategy.name: there is no such strategy", field="strategy.name", known=[*names()]
+            "strategy.name: unknown strategy; use one of `known`", field="strategy.name", known=[*names()]
         ) from error
     options = parse(file.Options, json.dumps(plan.strategy.options).encode(), under="strategy.options")
-    if plan.adapter.travelling_lora_rank and file.Strategy(options).gated:
-        field = "adapter.kind" if plan.adapter.kind == "lora" else "adapter.same_architecture_rank"
-        raise Invalid(
-            f"{field}: a gate mixes what lies between common frames, which ordinary LoRA has not; "
-            "leave it out, or let the strategy mix in another way",
-            field=field,
-        )
-    _check_lora(plan, file.Strategy(options))
-    _check_fit(plan, file.Strategy(options))
-    check_budget(plan)
     resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
-    return plan.model_copy(update={"strategy": resolved})
-
-
-def _check_fit(plan: FederationPlan, strategy: Strategy) -> None:
-    unfit = strategy.unfit(plan) if isinstance(strategy, Particular) else None
+    opened = open_plan(plan.model_copy(update={"strategy": resolved}))
+    _check_traits(opened)
+    unfit = opened.strategy.unfit(opened.plan)
     if unfit is not None:
         raise Invalid(f"{unfit.field}: {plan.strategy.name} needs {unfit.fact}", field=unfit.field)
+    check_budget(opened)
+    return opened.plan
 
 
-def _check_lora(plan: FederationPlan, strategy: Strategy) -> None:
-    if is_of_lora(strategy) and plan.adapter.kind != "lora":
+def _check_traits(opened: OpenedPlan) -> None:
+    plan, traits = opened.plan, opened.traits
+    if plan.adapter.travelling_lora_rank and traits.gated:
+        field = "adapter.kind" if plan.adapter.kind == "lora" else "adapter.same_architecture_rank"
         raise Invalid(
-            f"adapter.kind: {plan.strategy.name} speaks of the A and B of an ordinary LoRA; make it lora, "
-            "without an alignment",
+            f"{field}: a gate needs adapters in common frames, which ordinary LoRA does not have; "
+            "remove it, or choose a strategy option without a gate",
+            field=field,
+        )
+    if traits.lora_only and plan.adapter.kind != "lora":
+        raise Invalid(
+            f"adapter.kind: {plan.strategy.name} needs ordinary LoRA factors; use lora, without an alignment",
             field="adapter.kind",
         )
-    if isinstance(strategy, RanksDiffer) and strategy.least_rank > plan.adapter.rank:
+    if traits.least_rank is not None and traits.least_rank > plan.adapter.rank:
         raise Invalid(
-            f"strategy.options: the least rank is {strategy.least_rank}, and adapter.rank is the largest",
+            f"strategy.options: the least rank is {traits.least_rank}, and adapter.rank is the largest",
             field="adapter.rank",
         )

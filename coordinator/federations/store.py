@@ -1,4 +1,4 @@
-"""The rows of federations, and how they are shown. What changes a federation's rounds locks its row."""
+"""Load, create and show federations and their clients. A change of a federation's rounds locks its row."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from schemas.messages.federations import (
     FederationPage,
     FederationPlan,
     PackStanding,
+    PackVerdict,
     RoundNumber,
-    Standing,
 )
 
-_SHARING: dict[Standing, str] = {
+_SHARING: dict[PackVerdict, str] = {
     "passed": "Its pack passed the acceptance test: what both packs select is shared across architectures.",
     "failed": "Its pack failed the acceptance test: it shares with clients of the identical base model only.",
-    "untested": "Nobody has tested its pack: what both packs select is shared across architectures. "
-    "`tessera agent alignment-test` in one of its silos tests it.",
+    "untested": "Its pack is not tested: what both packs select is shared across architectures. Run "
+    "`tessera agent alignment-test` in one of its silos to test it.",
 }
 _PLAN = select(FederationRow.plan).where(FederationRow.id == bindparam("federation_id"))
 
 
 def create(session: Session, plan: FederationPlan) -> FederationRow:
-    """Keep a new federation with its resolved plan."""
+    """Store a new federation with its resolved plan."""
     row = FederationRow(
         id=new_id("fed"),
         name=plan.name,
@@ -50,10 +50,10 @@ def create(session: Session, plan: FederationPlan) -> FederationRow:
 
 
 def federation(session: Session, federation_id: str) -> FederationRow:
-    """Which federation is this?
+    """Load a federation.
 
     Raises:
-        NotFound: none.
+        NotFound: no federation has this id.
     """
     row = session.get(FederationRow, federation_id)
     if row is None:
@@ -62,24 +62,22 @@ def federation(session: Session, federation_id: str) -> FederationRow:
 
 
 def plan(session: Session, federation_id: str) -> FederationPlan:
-    """Which resolved plan has a federation?
+    """Load the resolved plan of a federation.
 
     Raises:
-        NotFound: there is none.
+        NotFound: no federation has this id.
     """
-    found = run(session, _PLAN, {"federation_id": federation_id}).first()
-    if found is None:
+    row = run(session, _PLAN, {"federation_id": federation_id}).first()
+    if row is None:
         raise NotFound
-    return FederationPlan.model_validate(found.plan)
+    return FederationPlan.model_validate(row.plan)
 
 
 def plan_of(row: FederationRow) -> FederationPlan:
-    """Read a federation's resolved plan."""
     return FederationPlan.model_validate(row.plan)
 
 
 def page(session: Session, *, after: str | None, limit: int) -> FederationPage:
-    """Which federations are there, oldest first?"""
     query = select(FederationRow).order_by(FederationRow.id).limit(limit + 1)
     if after is not None:
         query = query.where(FederationRow.id > after)
@@ -91,7 +89,6 @@ def page(session: Session, *, after: str | None, limit: int) -> FederationPage:
 
 
 def view(session: Session, row: FederationRow) -> Federation:
-    """Show a federation with its current round and the number of its clients."""
     plan = plan_of(row)
     return Federation.model_validate(
         {
@@ -101,7 +98,7 @@ def view(session: Session, row: FederationRow) -> Federation:
             "plan": plan,
             "round": _current_round(session, row.id),
             "clients": _client_counts(session, row.id),
-            "claims": claims.of_federation(plan),
+            "claims": claims.of_stored_plan(plan),
             "alignment": _alignment(session, row.id) if plan.alignment is not None else [],
             "created_at": row.created_at,
         }
@@ -109,26 +106,24 @@ def view(session: Session, row: FederationRow) -> Federation:
 
 
 def _alignment(session: Session, federation_id: str) -> list[PackStanding]:
-    """How does the pack of each base model stand?"""
     rows = session.scalars(
         select(PackRow).where(PackRow.federation_id == federation_id).order_by(PackRow.base_model)
     )
-    return [standing(row) for row in rows]
+    return [pack_status(row) for row in rows]
 
 
-def standing(row: PackRow) -> PackStanding:
-    """Say what became of a pack's acceptance test, and what its base model shares with others therefore."""
-    verdict: Standing = row.acceptance["verdict"] if row.acceptance is not None else "untested"
+def pack_status(row: PackRow) -> PackStanding:
+    """Return the verdict of a pack's acceptance test, and what its base model shares as a consequence."""
+    verdict: PackVerdict = row.acceptance["verdict"] if row.acceptance is not None else "untested"
     return PackStanding(base_model=row.base_model, verdict=verdict, sharing=_SHARING[verdict])
 
 
 def anchors_stored(session: Session, federation_id: str) -> int:
-    """How many anchor texts does a federation have?"""
     return session.scalar(select(AnchorsRow.count).where(AnchorsRow.federation_id == federation_id)) or 0
 
 
 def pack_selected(session: Session, federation_id: str, base_model: str) -> list[str] | None:
-    """Which (block, role)s does the alignment pack of a base model share? None while there is no pack."""
+    """Return the (block, role)s that a base model's alignment pack shares; None without a pack."""
     return session.scalar(
         select(PackRow.selected).where(
             PackRow.federation_id == federation_id, PackRow.base_model == base_model
@@ -137,10 +132,10 @@ def pack_selected(session: Session, federation_id: str, base_model: str) -> list
 
 
 def client(session: Session, federation_id: str, client_id: str) -> ClientRow:
-    """Which client of this federation is this?
+    """Load a client of a federation.
 
     Raises:
-        NotFound: none.
+        NotFound: the federation has no such client.
     """
     row = session.scalar(
         select(ClientRow).where(ClientRow.federation_id == federation_id, ClientRow.id == client_id)
@@ -151,7 +146,6 @@ def client(session: Session, federation_id: str, client_id: str) -> ClientRow:
 
 
 def clients(session: Session, federation_id: str, *, after: str | None, limit: int) -> ClientPage:
-    """Which clients does a federation have, in order of enrolment?"""
     query = (
         select(ClientRow)
         .where(ClientRow.federation_id == federation_id)
@@ -169,29 +163,28 @@ def clients(session: Session, federation_id: str, *, after: str | None, limit: i
     )
 
 
-def one_client(session: Session, federation_id: str, client_id: str) -> Client:
-    """Show one client of a federation."""
+def client_details(session: Session, federation_id: str, client_id: str) -> Client:
     row = client(session, federation_id, client_id)
     return client_view(row, rounds=_rounds_of(session, [row.id]).get(row.id, 0))
 
 
 def revoke(session: Session, federation_id: str, client_id: str) -> bool:
-    """End a membership, now and in the rounds that still wait for it; False when it had ended before.
+    """Revoke a client, also in the rounds that wait for it; return False if it was revoked before.
 
-    What the client delivered before is kept and counts. The caller holds the federation's lock.
+    Updates that it delivered still count. The caller holds the federation's lock.
     """
     row = client(session, federation_id, client_id)
     if row.state == "revoked":
         return False
-    # Participations before their client, as everywhere: the other order can deadlock.
-    taking = select(RoundRow.id).where(
+    # Participations before their client: the other order can deadlock.
+    unfinished = select(RoundRow.id).where(
         RoundRow.federation_id == federation_id, RoundRow.state.in_(("open", "collecting"))
     )
     session.execute(
         update(ParticipationRow)
         .where(
             ParticipationRow.client_id == client_id,
-            ParticipationRow.round_id.in_(taking),
+            ParticipationRow.round_id.in_(unfinished),
             ParticipationRow.state == "joined",
         )
         .values(state="revoked")
@@ -203,16 +196,14 @@ def revoke(session: Session, federation_id: str, client_id: str) -> bool:
 
 
 def rounds_by_state(session: Session) -> dict[str, int]:
-    """How many rounds of all federations are in each state?"""
     rows = session.execute(select(RoundRow.state, func.count()).group_by(RoundRow.state))
     return {state: count for state, count in rows}
 
 
-def _rounds_of(session: Session, cids: list[str]) -> dict[str, int]:
-    """In how many rounds did each of these clients deliver an update?"""
+def _rounds_of(session: Session, client_ids: list[str]) -> dict[str, int]:
     rows = session.execute(
         select(UpdateRow.client_id, func.count())
-        .where(UpdateRow.client_id.in_(cids))
+        .where(UpdateRow.client_id.in_(client_ids))
         .group_by(UpdateRow.client_id)
     )
     return {client_id: count for client_id, count in rows}

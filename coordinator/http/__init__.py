@@ -1,1 +1,1 @@
-"""What all routes share: problems, bodies, downloads, parameters."""
+"""HTTP: dependencies, bodies, problem documents and limits."""

@@ -1,8 +1,6 @@
-"""What a route is handed: the database, metrics, settings, keys. Knows no table.
-
-No route is handed a session. A route begins and ends its transactions itself, within one thread: between the
-steps of a request (what it depends on, the route, checking its answer) FastAPI gives its thread back, and a
-transaction that waits for another one keeps what those that have all the threads are waiting for.
+"""FastAPI dependencies on the objects of the process. Routes open and close their transactions
+themselves, within one thread: a session as a dependency could hold a transaction while it waits for a
+thread.
 """
 
 from __future__ import annotations
@@ -18,30 +16,26 @@ from coordinator.storage.server_key import ServerKey
 
 
 def database_of(request: Request) -> Database:
-    """Give the service's database."""
     database: Database = request.app.state.database
     return database
 
 
 def settings_of(request: Request) -> Settings:
-    """Give how this process was configured."""
     settings: Settings = request.app.state.settings
     return settings
 
 
 def metrics_of(request: Request) -> Metrics:
-    """Give the counters of this process."""
     metrics: Metrics = request.app.state.metrics
     return metrics
 
 
 def server_key_of(request: Request) -> ServerKey:
-    """Give what this coordinator signs with."""
     key: ServerKey = request.app.state.server_key
     return key
 
 
-# A look at memory: as plain functions these would cost every request a change of threads each.
+# Async: as plain functions, each would cost every request a switch of threads.
 async def _database(request: Request) -> Database:
     return database_of(request)
 
@@ -62,11 +56,11 @@ TheDatabase = Annotated[Database, Depends(_database)]
 """The service's database."""
 
 TheMetrics = Annotated[Metrics, Depends(_metrics)]
-"""The counters of this process."""
+"""The metrics of this process."""
 
 TheSettings = Annotated[Settings, Depends(_settings)]
-"""How this process was configured."""
+"""The settings of this process."""
 
 
 TheServerKey = Annotated[ServerKey, Depends(_server_key)]
-"""What this coordinator signs with."""
+"""The signing key of this coordinator."""

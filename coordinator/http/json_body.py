@@ -1,8 +1,5 @@
-"""Read a JSON body: after the caller is known, in bounded memory, strictly parsed, into a message.
-
-A body that is not JSON is 400, one that is JSON but not the message is 422 with the name of the field. What
-was sent is never repeated in an answer. A body of more than a few pages of text is parsed by another thread
-than the one that serves everybody, and the faults of one that has many are not listed.
+"""Read and parse a JSON body in bounded memory, after authentication: 400 if it is not strict JSON, 422
+if it is not the message. Errors never repeat the input.
 """
 
 import re
@@ -30,23 +27,23 @@ from schemas.wire.digests import digest_of, from_field
 from schemas.wire.strict_json import MalformedJson, loads
 
 LIMIT_BYTES = 2**16
-_AT_ONCE_BYTES = 2**12
-MOST_FAULTS = 20
-"""More are not listed: to list them costs more than to find them."""
+_INLINE_BYTES = 2**12
+MAX_FAULTS = 20
+"""Larger numbers of faults are not listed: rendering costs more than finding them."""
 
 MEDIA_TYPE = "application/json"
 
 Message = TypeVar("Message", bound=BaseModel)
-_OWN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_FIELD_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 log = logger(__name__)
 
 
 def json_body(message: type[Message], *, limit: int = LIMIT_BYTES) -> Callable[[Request], Awaitable[Message]]:
-    """Make the dependency that reads a message; it stands behind the caller in a route's signature."""
+    """Return the dependency that reads a message; it follows the caller in a route's signature."""
 
     async def read(request: Request) -> Message:
         received = await _received(request, limit)
-        if len(received) <= _AT_ONCE_BYTES:
+        if len(received) <= _INLINE_BYTES:
             return parse(message, received)
         return await to_thread.run_sync(parse, message, received)
 
@@ -54,11 +51,11 @@ def json_body(message: type[Message], *, limit: int = LIMIT_BYTES) -> Callable[[
 
 
 def parse(message: type[Message], body: bytes, *, under: str = "") -> Message:
-    """Turn hostile bytes into a message; `under` is where they stood in what the caller sent.
+    """Parse untrusted bytes into a message; `under` is the path of its parent field.
 
     Raises:
-        JsonMalformed: they are not strict JSON.
-        Invalid: they are JSON, but not this message; true is not 1, and "1" is not either.
+        JsonMalformed: the body is not strict JSON.
+        Invalid: the JSON is not this message; types are strict: true is not 1, "1" is not 1.
     """
     try:
         loads(body)
@@ -66,8 +63,11 @@ def parse(message: type[Message], body: bytes, *, under: str = "") -> Message:
     except MalformedJson as error:
         raise JsonMalformed from error
     except ValidationError as error:
-        if error.error_count() > MOST_FAULTS:
-            raise Invalid(f"more than {MOST_FAULTS} members are missing or wrong", field=under) from None
+        if error.error_count() > MAX_FAULTS:
+            raise Invalid(
+                f"more than {MAX_FAULTS} fields are missing or wrong; send a body that matches the schema",
+                field=under,
+            ) from None
         faults = error.errors(include_input=False, include_url=False, include_context=False)
         if faults[0]["type"] == "json_invalid":  # nested too deeply
             raise JsonMalformed from None
@@ -75,9 +75,9 @@ def parse(message: type[Message], body: bytes, *, under: str = "") -> Message:
 
 
 def invalid(faults: Sequence[Mapping[str, Any]], *, under: str = "") -> Invalid:
-    """Describe pydantic's faults without repeating any input."""
+    """Build the error of pydantic's faults, without any input."""
     named: list[JsonValue] = [
-        {"field": _field(fault["loc"], under), "message": str(fault["msg"])} for fault in faults[:MOST_FAULTS]
+        {"field": _field(fault["loc"], under), "message": str(fault["msg"])} for fault in faults[:MAX_FAULTS]
     ]
     field, message = _field(faults[0]["loc"], under), str(faults[0]["msg"])
     return Invalid(f"{field}: {message}" if field else message, field=field, errors=named)
@@ -86,7 +86,7 @@ def invalid(faults: Sequence[Mapping[str, Any]], *, under: str = "") -> Invalid:
 def takes(
     message: type[BaseModel], *, example: Mapping[str, Any], limit: int = LIMIT_BYTES
 ) -> dict[str, Any]:
-    """Describe such a body in the OpenAPI document: `openapi_extra=takes(FederationPlan, example=...)`."""
+    """Describe a body for OpenAPI: `openapi_extra=takes(FederationPlan, example=...)`."""
     return {
         "requestBody": {
             "required": True,
@@ -123,7 +123,7 @@ async def _received(request: Request, limit: int) -> bytes:
 
 
 def _check_digest(request: Request, received: bytearray) -> None:
-    """Compare a body with its Content-Digest, if it has one; of a signed request it always has."""
+    """Compare a body with its Content-Digest, which every signed request has."""
     lines = request.headers.getlist("content-digest")
     if not lines:
         return
@@ -135,6 +135,6 @@ def _check_digest(request: Request, received: bytearray) -> None:
 
 
 def _field(location: Sequence[int | str], under: str) -> str:
-    """Name a member as a path, leaving out names that the caller made up beyond recognition."""
-    parts = [str(part) for part in location if _OWN_NAME.fullmatch(str(part))]
+    """Return the path of a field, without names that are not plain identifiers."""
+    parts = [str(part) for part in location if _FIELD_NAME.fullmatch(str(part))]
     return ".".join([under, *parts] if under else parts)

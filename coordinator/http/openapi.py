@@ -1,4 +1,4 @@
-"""Finish the OpenAPI document: one error form for every route, bodies as components."""
+"""Complete the OpenAPI document: problem documents on every route, definitions of bodies as components."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from schemas.problems import MEDIA_TYPE, PREFIX, Problem
 _METHODS = ("get", "put", "post", "delete", "patch")
 _EXAMPLE = {
     "type": f"{PREFIX}not-found",
-    "title": "There is no such thing, or it is not yours",
+    "title": "Not found, or not accessible to you",
     "status": 404,
 }
 
 
 def install(app: FastAPI) -> None:
-    """Make `/openapi.json` and `/docs` tell the whole truth."""
+    """Replace `app.openapi` by a function that returns the completed document."""
     generate = app.openapi
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = finished(generate())
+            app.openapi_schema = completed(generate())
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
 
 
-def finished(document: dict[str, Any]) -> dict[str, Any]:
-    """Give every operation its problem answers, and hoist the definitions of bodies into the components."""
+def completed(document: dict[str, Any]) -> dict[str, Any]:
     schemas: dict[str, Any] = document.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
@@ -45,30 +44,31 @@ def finished(document: dict[str, Any]) -> dict[str, Any]:
 def _describe_problems(responses: dict[str, Any]) -> None:
     body = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}, "example": _EXAMPLE}}
     if "content" in responses.get("422", {}) and MEDIA_TYPE not in responses["422"]["content"]:
-        del responses["422"]  # the framework's own form, which is never sent
-    responses["default"] = {"description": "Refused; `type` says why"}
+        del responses["422"]  # FastAPI's error format, which is never sent
+    responses["default"] = {"description": "Refused; see `type` for the reason"}
     for status, response in responses.items():
         if not status.startswith("2"):
             response["content"] = body
 
 
 def _hoist(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """Move the definitions inside a body's schema to the components, where references point."""
-    for part in (operation.get("requestBody", {}), *operation["responses"].values()):
-        for content in part.get("content", {}).values():
+    """Move the definitions inside a body's schema to the components."""
+    for container in (operation.get("requestBody", {}), *operation["responses"].values()):
+        for content in container.get("content", {}).values():
             schema = content.get("schema", {})
             for name, definition in schema.pop("$defs", {}).items():
-                schemas.setdefault(name, _redirected(definition))
+                schemas.setdefault(name, _with_component_references(definition))
             if schema.get("type") == "object" and "title" in schema:
-                schemas.setdefault(schema["title"], _redirected(schema))
+                schemas.setdefault(schema["title"], _with_component_references(schema))
                 content["schema"] = {"$ref": f"#/components/schemas/{schema['title']}"}
 
 
-def _redirected(schema: Any) -> Any:
-    """Point references at the components."""
+def _with_component_references(schema: Any) -> Any:
     if isinstance(schema, dict):
         return {
-            key: value.replace("#/$defs/", "#/components/schemas/") if key == "$ref" else _redirected(value)
+            key: value.replace("#/$defs/", "#/components/schemas/")
+            if key == "$ref"
+            else _with_component_references(value)
             for key, value in schema.items()
         }
-    return [_redirected(item) for item in schema] if isinstance(schema, list) else schema
+    return [_with_component_references(item) for item in schema] if isinstance(schema, list) else schema

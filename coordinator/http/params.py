@@ -1,4 +1,4 @@
-"""The names that stand in paths and queries: ids, round numbers, pages. A malformed one names nothing."""
+"""Path and query parameters: ids, round numbers, pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import Path, Query
 
 _FORM = r"^[A-Za-z0-9_-]{1,64}$"
 _FEDERATION: dict[str, Any] = {
-    "description": "A federation's id.",
+    "description": "Federation id.",
     "examples": ["fed_0199b3a1c2d4a1b2c3d4e5f6"],
 }
 
@@ -16,13 +16,13 @@ FederationId = Annotated[str, Path(pattern=_FORM, **_FEDERATION)]
 """`{federation_id}`"""
 
 UncheckedFederationId = Annotated[str, Path(json_schema_extra={"pattern": _FORM}, **_FEDERATION)]
-"""`{federation_id}` for a route that authenticates by itself: only then is a malformed id refused."""
+"""`{federation_id}` of a route that authenticates first and refuses malformed ids afterwards."""
 
 ClientId = Annotated[
     str,
     Path(
         pattern=_FORM,
-        description="A client's id.",
+        description="Client id.",
         examples=["cli_0199b3a1c2d4a1b2c3d4e5f6"],
     ),
 ]
@@ -30,26 +30,26 @@ ClientId = Annotated[
 
 TokenId = Annotated[
     str,
-    Path(pattern=_FORM, description="The id of a person's token, never the token."),
+    Path(pattern=_FORM, description="Id of a person's token, not the secret."),
 ]
 """`{id}`"""
 
 BaseModel = Annotated[
     str,
-    Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$", description="A base model's slug with its digest."),
+    Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$", description="Base model: slug with digest."),
 ]
 """`{base_model}`"""
 
-RoundNumber = Annotated[int, Path(ge=1, lt=2**31, description="A round's number, from 1.", examples=[1])]
+RoundNumber = Annotated[int, Path(ge=1, lt=2**31, description="Round number, from 1.", examples=[1])]
 """`{n}`"""
 
 After = Annotated[
     str | None,
-    Query(pattern=_FORM, description="`next` of the page before; nothing for the first page."),
+    Query(pattern=_FORM, description="Cursor: `next` of the previous page; omit it for the first page."),
 ]
-"""Where a page starts; the default is None."""
+"""Cursor of a page; the default is None."""
 
-Limit = Annotated[int, Query(ge=1, le=500, description="How many items at most.")]
+Limit = Annotated[int, Query(ge=1, le=500, description="Maximum number of items.")]
 """The length of a page; the default is DEFAULT_LIMIT."""
 
 DEFAULT_LIMIT = 100

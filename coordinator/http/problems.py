@@ -1,4 +1,4 @@
-"""Render every error as a problem document (RFC 9457), and describe these documents for OpenAPI."""
+"""Render errors as problem documents (RFC 9457), and describe them for OpenAPI."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ _OF_STATUS: dict[int, type[Refused]] = {
 
 
 def render(refused: Refused) -> Response:
-    """Make the answer that says what was refused and why."""
     document = {
         "type": f"{PREFIX}{refused.slug}",
         "title": refused.title,
@@ -65,25 +64,25 @@ def render(refused: Refused) -> Response:
 
 
 def render_unexpected() -> tuple[Response, str]:
-    """Make the answer to a fault of ours: an incident's id, which the log has too, and nothing else."""
+    """Return the response to an internal error, with the id of the incident in the log."""
     incident = secrets.token_hex(8)
     return render(Internal(incident=incident)), incident
 
 
 def answers(*kinds: type[Refused]) -> dict[int | str, dict[str, Any]]:
-    """Describe for OpenAPI what a route may refuse: `responses=answers(NotFound, RoundClosed)`."""
+    """Return the OpenAPI responses of these errors: `responses=answers(NotFound, RoundClosed)`."""
     described: dict[int | str, dict[str, Any]] = {}
     if AuthMissing in kinds and not any(issubclass(kind, RateLimited) for kind in kinds):
-        kinds = (*kinds, RateLimited)  # of an address whose bearer tokens fail again and again
+        kinds = (*kinds, RateLimited)  # an address with too many invalid bearer tokens
     for kind in kinds:
         line = f"`{kind.slug}`: {kind.title}"
-        known = described.get(kind.status)
-        described[kind.status] = {"description": f"{known['description']}; {line}" if known else line}
+        previous = described.get(kind.status)
+        described[kind.status] = {"description": f"{previous['description']}; {line}" if previous else line}
     return described
 
 
 def install(app: FastAPI) -> None:
-    """Make `app` answer every error in this form, the framework's own included."""
+    """Install handlers that render every error as a problem document, the framework's included."""
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(BodyRefused, _body_refused)
     app.add_exception_handler(HTTPException, _framework)
@@ -117,7 +116,7 @@ async def _framework(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> str:
-    """List every method of a path: the framework names only those of the first route that has it."""
+    """List the methods of a path: the framework names only those of the first matching route."""
     template = getattr(request.scope.get("route"), "path", None)
     operations = request.app.openapi()["paths"].get(template, {})
     return ", ".join(sorted(method.upper() for method in operations))
@@ -141,10 +140,10 @@ async def _disk_full(_: Request, error: Exception) -> Response:
 
 
 async def _database_down(_: Request, error: Exception) -> Response:
-    told = getattr(error, "orig", None)
-    code = getattr(told, "sqlite_errorcode", None) or getattr(told, "sqlstate", None)
+    driver_error = getattr(error, "orig", None)
+    code = getattr(driver_error, "sqlite_errorcode", None) or getattr(driver_error, "sqlstate", None)
     if code in _DATABASE_FULL:
-        log.error("storage-full", error=str(told))
+        log.error("storage-full", error=str(driver_error))
         return render(StorageFull())
     log.warning("database-unavailable", error=type(error).__name__)
     return render(Unavailable())

@@ -1,4 +1,4 @@
-"""Watch every request go by: its id, its log line, its latency, and the fault that nobody expected."""
+"""Assign request ids, log and measure requests, and render unexpected errors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{8,64}")
 log = logger(__name__)
 
 
-class Observed:
-    """The outermost layer of the service."""
+class RequestLog:
+    """The outermost ASGI middleware."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, trusts: Callable[[str | None], bool]) -> None:
         self._app = app
@@ -29,20 +29,19 @@ class Observed:
         self._trusts = trusts
 
     async def __call__(self, asgi_scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and look at what comes back."""
         if asgi_scope["type"] != "http":
             await self._app(asgi_scope, receive, send)
             return
         is_trusted = self._trusts(asgi_scope.get("state", {}).get(PEER))
         request_id = _request_id(asgi_scope) if is_trusted else secrets.token_hex(8)
         with scope(request=request_id):
-            await self._watch(asgi_scope, receive, send, request_id)
+            await self._observe(asgi_scope, receive, send, request_id)
 
-    async def _watch(self, asgi_scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+    async def _observe(self, asgi_scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         began = time.perf_counter()
         replied = False
 
-        async def note(message: Message) -> None:
+        async def record(message: Message) -> None:
             nonlocal replied
             if message["type"] == "http.response.start":
                 replied = True
@@ -51,31 +50,33 @@ class Observed:
             await send(message)
 
         try:
-            await self._app(asgi_scope, receive, note)
+            await self._app(asgi_scope, receive, record)
         except ReplyEnded as ended:
-            log.info("reply-ended", reason=str(ended))  # the server cuts the connection of half an answer
+            log.info(
+                "reply-ended", reason=str(ended)
+            )  # the server closes the connection of an incomplete response
         except Exception:
             answer, incident = render_unexpected()
             log.exception("request-failed", incident=incident, method=asgi_scope["method"])
             if replied:
-                raise  # the reply is on its way: the server can only cut the connection
-            await answer(asgi_scope, receive, note)
+                raise  # the response has started: the server can only close the connection
+            await answer(asgi_scope, receive, record)
 
     def _record(self, asgi_scope: Scope, status: int, seconds: float) -> None:
         method, route = asgi_scope["method"], _template(asgi_scope)
         self._metrics.request_seconds.labels(method, route, str(status)).observe(seconds)
-        # Agents poll all the time: a line for every successful read would bury the others.
-        say = log.debug if method in ("GET", "HEAD") and status < 400 else log.info
-        say("request", method=method, route=route, status=status, seconds=round(seconds, 4))
+        # Agents poll all the time: a line for every successful read would hide the rest.
+        write = log.debug if method in ("GET", "HEAD") and status < 400 else log.info
+        write("request", method=method, route=route, status=status, seconds=round(seconds, 4))
 
 
 def _template(asgi_scope: Scope) -> str:
-    """Name the route, never the path: paths are unbounded and hold ids."""
+    """Return the route's template: paths are unbounded and contain ids."""
     route = asgi_scope.get("route")
     return str(getattr(route, "path_format", None) or getattr(route, "path", None) or "unknown")
 
 
 def _request_id(asgi_scope: Scope) -> str:
-    """Return the id that a proxy gave to a request, or one of our own."""
-    given = Headers(scope=asgi_scope).get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+    """Return the request id set by a proxy, or a new one."""
+    header = Headers(scope=asgi_scope).get("x-request-id", "")
+    return header if _REQUEST_ID.fullmatch(header) else secrets.token_hex(8)

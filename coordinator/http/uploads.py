@@ -1,8 +1,5 @@
-"""Receive a large body: streamed to memory or a file, hashed on the way, stopped at the limit.
-
-Bodies that are small stay in memory while there is room for all of them together; the others lie in files.
-Knows nothing of what is inside. A route takes it through a dependency that stands behind the caller: nobody
-unknown is read from, and no transaction is open meanwhile.
+"""Receive a large body: streamed to memory or a file, hashed, and stopped at its limit. A route receives
+it after authentication and without an open transaction.
 """
 
 from __future__ import annotations
@@ -33,15 +30,15 @@ from schemas.wire.digests import digest_from_hash, from_field
 
 _IN_MEMORY_BYTES = 2 * 2**20
 _ALL_IN_MEMORY_BYTES = 64 * 2**20
-# While there is room for its batches, a large body is hashed and written by other threads than the one that
-# receives everybody's; to change threads costs as much as to hash 64 KiB.
-_AT_ONCE_BYTES = 2**18
+# While memory is available, a large body is hashed and written in batches by other threads than the event
+# loop's; switching threads costs as much as hashing 64 KiB.
+_BATCH_BYTES = 2**18
 log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedBody:
-    """Bytes as they came: `file` stands at its beginning, `encoding` says what to undo."""
+    """Received bytes: `file` is positioned at its start, `encoding` is the content encoding."""
 
     file: SpooledTemporaryFile[bytes]
     digest: str
@@ -49,58 +46,56 @@ class ReceivedBody:
     encoding: Literal["zstd"] | None
 
 
-class _Room:
-    """What bodies may take of this process's memory together."""
+class _MemoryBudget:
+    """The memory that all bodies of this process may use together."""
 
     def __init__(self, size: int) -> None:
-        self._left = size
+        self._free = size
         self._lock = Lock()
 
     @contextmanager
     def share(self) -> Iterator[_Share]:
-        """Give a body its share; what it took is free again afterwards."""
+        """Yield the share of one body; its memory is released afterwards."""
         share = _Share(self)
         try:
             yield share
         finally:
-            share.give_back()
+            share.release()
 
-    def take(self, size: int) -> bool:
-        """Take some of what is left, or nothing if that is less."""
+    def reserve(self, size: int) -> bool:
+        """Reserve memory, or return False if less is free."""
         with self._lock:
-            enough = size <= self._left
-            self._left -= size if enough else 0
-        return enough
+            is_free = size <= self._free
+            self._free -= size if is_free else 0
+        return is_free
 
 
 @dataclass(slots=True)
 class _Share:
-    room: _Room
-    taken: int = 0
+    budget: _MemoryBudget
+    reserved: int = 0
 
-    def take(self, size: int) -> bool:
-        """Say whether a body may have so much more."""
-        enough = self.taken + size <= _IN_MEMORY_BYTES and self.room.take(size)
-        self.taken += size if enough else 0
-        return enough
+    def reserve(self, size: int) -> bool:
+        is_free = self.reserved + size <= _IN_MEMORY_BYTES and self.budget.reserve(size)
+        self.reserved += size if is_free else 0
+        return is_free
 
-    def give_back(self) -> None:
-        """Free what was taken."""
-        self.room.take(-self.taken)
-        self.taken = 0
+    def release(self) -> None:
+        self.budget.reserve(-self.reserved)
+        self.reserved = 0
 
 
-_ROOM = _Room(_ALL_IN_MEMORY_BYTES)
+_MEMORY = _MemoryBudget(_ALL_IN_MEMORY_BYTES)
 
 
 @asynccontextmanager
 async def receive(
     request: Request, *, max_bytes: int, media_types: Collection[str]
 ) -> AsyncIterator[ReceivedBody]:
-    """Receive a body and check it against its Content-Digest; the file is gone afterwards.
+    """Receive a body and verify its Content-Digest; the file is deleted afterwards.
 
     Raises:
-        Refused: the subclass says why; what was received so far is forgotten.
+        Refused: the subclass names the reason; the received bytes are discarded.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in media_types:
@@ -113,7 +108,7 @@ async def receive(
     if announced is not None and int(announced) > max_bytes:
         raise BodyTooLarge(limit=max_bytes)
     is_small = announced is None or int(announced) <= _IN_MEMORY_BYTES
-    with _ROOM.share() as share, SpooledTemporaryFile[bytes]() as file:
+    with _MEMORY.share() as share, SpooledTemporaryFile[bytes]() as file:
         digest, size = await _spool(request, file, share, max_bytes, in_memory=is_small)
         if digest != expected:
             raise DigestMismatch(received=digest)
@@ -129,45 +124,45 @@ async def _spool(
     *,
     in_memory: bool,
 ) -> tuple[str, int]:
-    """Receive into memory while `share` has room, if it may stay there, and else into the file proper."""
-    seen = hashlib.sha256()
+    """Receive into memory while `share` allows it, and into a file otherwise."""
+    hasher = hashlib.sha256()
     size = 0
-    batch = bytearray()  # as a list, pieces of a few bytes would take twenty times as much
+    batch = bytearray()  # a list of small pieces would take twenty times as much memory
     try:
         async for piece in request.stream():
             size += len(piece)
             if size > max_bytes:
                 raise BodyOverran(limit=max_bytes)
-            has_room = share.take(len(piece))
+            has_room = share.reserve(len(piece))
             if in_memory and has_room:
-                seen.update(piece)
+                hasher.update(piece)
                 file.write(piece)
                 continue
             if in_memory:
                 in_memory = False
                 file.rollover()
-                share.give_back()
+                share.release()
             batch += piece
-            if not has_room:  # what waits for a thread takes memory, and lets more come in
-                _write(file, seen, batch)
-            elif len(batch) >= _AT_ONCE_BYTES:
-                await to_thread.run_sync(_write, file, seen, batch)
+            if not has_room:  # waiting for a thread would use memory, and let more bytes in
+                _write(file, hasher, batch)
+            elif len(batch) >= _BATCH_BYTES:
+                await to_thread.run_sync(_write, file, hasher, batch)
             else:
                 continue
             batch = bytearray()
-            share.give_back()
+            share.release()
     except ClientDisconnect as error:
         log.info("body-incomplete", received=size)
         raise BodyIncomplete from error
     if batch:
-        await to_thread.run_sync(_write, file, seen, batch)
-        share.give_back()
-    return digest_from_hash(seen.hexdigest()), size
+        await to_thread.run_sync(_write, file, hasher, batch)
+        share.release()
+    return digest_from_hash(hasher.hexdigest()), size
 
 
-def _write(file: SpooledTemporaryFile[bytes], seen: hashlib._Hash, content: bytearray) -> None:
+def _write(file: SpooledTemporaryFile[bytes], hasher: hashlib._Hash, content: bytearray) -> None:
     file.rollover()
-    seen.update(content)
+    hasher.update(content)
     file.write(content)
 
 

@@ -1,1 +1,1 @@
-"""How a client joins a round."""
+"""Joining a round."""

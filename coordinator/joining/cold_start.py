@@ -1,4 +1,4 @@
-"""Make the weights of a client that has nothing of its own yet: what its signature asks for, or the mean."""
+"""Compute the initial weights of a newcomer: weighed by its sketch if it sent one, or the mean."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from threading import BoundedSemaphore
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation import base_delta_store, store
-from coordinator.aggregation.factor_combining import weights_of
+from coordinator.aggregation.factor_combining import write_weights
 from coordinator.aggregation.output_writer import Receiver, StagedOutput
-from coordinator.aggregation.weighting import weighed
+from coordinator.aggregation.weighting import settle_weights
 from coordinator.auth.authentication import Member
 from coordinator.db.engine import Database
 from coordinator.errors import Busy
 from coordinator.http.downloads import Stored
 from coordinator.rounds import base_weights
-from coordinator.strategies.base import ClientFacts, Cohort, Signature, make, modules_of
-from coordinator.strategies.capabilities import Folding
-from coordinator.weights.base_delta import kin_of
+from coordinator.strategies.base import ClientFacts, Cohort, Sketch, modules_of
+from coordinator.strategies.opening import OpenedPlan
+from coordinator.weights.base_delta import group_of
 from schemas.maths.adapter import Layout
-from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.envelope import head
 
 _BLOCK_BYTES = 16 * 2**20
 _PATIENCE_SECONDS = 10.0
 
-# Each reads everybody's state once; beyond two at a time the others wait, then are sent away.
+# Each reads all clients' states once. A third one waits, and then gets an error.
 _WEIGHERS = BoundedSemaphore(2)
 
 
@@ -39,14 +38,13 @@ class Newcomer:
 
     member: Member
     number: int
-    plan: FederationPlan
+    opened: OpenedPlan
     layout: Layout
     pack: str | None
-    signature: Signature | None
+    sketch: Sketch | None
 
     @property
     def manifest(self) -> WeightsManifest:
-        """What is said about its weights."""
         return WeightsManifest(
             federation=self.member.federation_id,
             recipe={},
@@ -56,73 +54,72 @@ class Newcomer:
         )
 
 
-def newcomer(
+def load_newcomer(
     database: Database,
     member: Member,
     round_number: int,
-    plan: FederationPlan,
+    opened: OpenedPlan,
     pack: str | None,
-    signature: Signature | None,
+    sketch: Sketch | None,
 ) -> Newcomer:
-    """Collect what is known of a newcomer; a signature of an earlier join counts until there is a new one."""
+    """Load the layout of a newcomer, and the sketch of an earlier join if it sent none with this one."""
     federation_id = member.federation_id
     with database.read() as session:
         return Newcomer(
             member=member,
             number=round_number,
-            plan=plan,
-            layout=base_weights.layout(session, federation_id, plan, member.base_model, member.profile),
+            opened=opened,
+            layout=base_weights.layout(session, federation_id, opened, member.base_model, member.profile),
             pack=pack,
-            signature=signature or store.signature_of_join(session, federation_id, member.client_id),
+            sketch=sketch or store.sketch_of_join(session, federation_id, member.client_id),
         )
 
 
-def begin(database: Database, one: Newcomer, last_published: int | None) -> StagedOutput | Stored | None:
-    """Give what a newcomer starts from as of the last published round; None = zeros, there is nothing yet.
+def initial_weights(
+    database: Database, newcomer: Newcomer, last_published: int | None
+) -> StagedOutput | Stored | None:
+    """Return the initial weights of a newcomer as of the last published round; None = zeros.
 
-    Where a strategy folds, the coordinator has it ready: what everybody of its base model goes on from.
+    With base deltas these are stored already: the weights of the newcomer's group.
 
     Raises:
         Busy: too many newcomers at once.
     """
     if last_published is None:
         return None
-    if isinstance(make(one.plan.strategy.name, one.plan.strategy.options), Folding):
-        kin = kin_of(one.member.base_model, one.layout)
-        return base_delta_store.start(database, one.member.federation_id, last_published, kin, one.manifest)
-    return weigh(database, one, last_published)
+    if newcomer.opened.traits.base_delta:
+        member = newcomer.member
+        group = group_of(member.base_model, newcomer.layout)
+        return base_delta_store.newcomer_weights(
+            database, member.federation_id, last_published, group, newcomer.manifest
+        )
+    return _compute(database, newcomer, last_published)
 
 
-def weigh(database: Database, one: Newcomer, last_published: int) -> StagedOutput:
-    """Make a newcomer's weights from everybody's states as of the last published round.
-
-    Raises:
-        Busy: too many newcomers at once.
-    """
+def _compute(database: Database, newcomer: Newcomer, last_published: int) -> StagedOutput:
+    opened, client_id = newcomer.opened, newcomer.member.client_id
     with _weigher():
         with database.read() as session:
-            federation_id = one.member.federation_id
-            everyone = store.established(session, federation_id, one.plan, last_published)
-            others = [other for other in everyone if other.is_enrolled]
-            facts = _facts(session, one)
-        cohort = Cohort([*(other.facts for other in others), facts], one.plan.rounds.staleness_decay)
-        client = one.member.client_id
-        states = {other.facts.client: other.state for other in others}
-        settled = weighed(
-            database, one.plan, cohort, states, {client}, block_bytes=_BLOCK_BYTES, between=lambda: None
+            clients = store.established(session, newcomer.member.federation_id, opened, last_published)
+            enrolled = [client for client in clients if client.is_enrolled]
+            facts = _facts(session, newcomer)
+        cohort = Cohort([*(client.facts for client in enrolled), facts], opened.plan.rounds.staleness_decay)
+        states = {client.facts.client: client.state for client in enrolled}
+        settled = settle_weights(
+            database, opened, cohort, states, {client_id}, block_bytes=_BLOCK_BYTES, between=lambda: None
         )
         with database.read() as session:
-            states |= store.last_served(session, settled.asked.absent, last_published + 1)
-        made = weights_of(
+            states |= store.last_served(session, settled.weighing.absent, last_published + 1)
+        outputs = write_weights(
             database,
-            one.plan,
+            opened,
             settled.weights,
             states,
-            [Receiver(client, one.layout, head(one.layout, one.manifest))],
+            [Receiver(client_id, newcomer.layout, head(newcomer.layout, newcomer.manifest))],
             block_bytes=_BLOCK_BYTES,
             between=lambda: None,
         )
-        return made[client]
+        return outputs[client_id]
 
 
 @contextmanager
@@ -135,17 +132,18 @@ def _weigher() -> Iterator[None]:
         _WEIGHERS.release()
 
 
-def _facts(session: Session, one: Newcomer) -> ClientFacts:
-    aligned = store.alignment_set(session, one.member.federation_id, one.member.base_model)
+def _facts(session: Session, newcomer: Newcomer) -> ClientFacts:
+    member, plan = newcomer.member, newcomer.opened.plan
+    aligned = store.alignment_set(session, member.federation_id, member.base_model)
     return ClientFacts(
-        client=one.member.client_id,
-        base_model=one.member.base_model,
-        alignment_set=aligned if one.plan.alignment is not None else None,
-        modules=modules_of(one.layout),
+        client=member.client_id,
+        base_model=member.base_model,
+        alignment_set=aligned if plan.alignment is not None else None,
+        modules=modules_of(newcomer.layout),
         age=None,
         examples=0,
-        signature=one.signature,
-        signature_model=store.signature_model(one.plan, one.member.base_model),
+        sketch=newcomer.sketch,
+        sketch_model=store.sketch_model(plan, member.base_model),
         is_source=False,
-        organisation=store.organisation(session, one.member.client_id),
+        organisation=store.organisation(session, member.client_id),
     )

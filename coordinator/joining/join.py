@@ -1,4 +1,4 @@
-"""Let a client take part in a round, and settle which weights it starts from, once and for all."""
+"""Enter a client into a round, and fix the weights that it starts from."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ from coordinator.db.tables.federations import RoundRow
 from coordinator.errors import PackMissing, RoundClosed
 from coordinator.http.downloads import Stored
 from coordinator.joining import cold_start
-from coordinator.joining.store import JoinContext, standing
+from coordinator.joining.store import JoinContext, join_context
 from coordinator.observability.fault_points import may_crash
 from coordinator.rounds import base_weights, lifecycle, manifests, participations, transitions
 from coordinator.rounds import store as rounds
 from coordinator.rounds.base_weights import Zeros
-from coordinator.rounds.lifecycle import TAKING_PART
+from coordinator.rounds.lifecycle import ACCEPTING
 from coordinator.rounds.notifications import Change
 from coordinator.storage import payloads
 from coordinator.storage.server_key import ServerKey
-from coordinator.strategies.base import Signature
-from coordinator.weights.store import give
+from coordinator.strategies.base import Sketch
+from coordinator.strategies.opening import open_plan
+from coordinator.weights.store import assign
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import Joined, WeightsReference
 from schemas.wire.envelope import MEDIA_TYPE
 
 
 @dataclass(frozen=True, slots=True)
-class SentSignature:
-    """What a newcomer sent with its join, in a body of so many encoded bytes."""
+class SentSketch:
+    """The sketch that a newcomer sent with its join, in a body of `body_bytes` encoded bytes."""
 
-    signature: Signature
+    sketch: Sketch
     body_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class TakingPart:
-    """A client takes part: what it is told, and whether it did not before.
+class JoinOutcome:
+    """The answer to a join, and whether the client is new in the round.
 
-    `change` is what everybody has to be told; None = there is nothing, or it was told.
+    `change` is the event to publish; None = there is none, or it is published already.
     """
 
     joined: Joined
@@ -51,96 +52,93 @@ class TakingPart:
 
 
 def join(
-    database: Database, member: Member, round_number: int, signature: SentSignature | None, key: ServerKey
-) -> TakingPart:
-    """Take part in a round.
+    database: Database, member: Member, round_number: int, sent: SentSketch | None, key: ServerKey
+) -> JoinOutcome:
+    """Enter a client into a round; a repeated join returns the first answer.
 
-    A newcomer's weights are made before the transaction that joins, and settled in it.
+    A newcomer's weights are computed before the transaction that joins, and fixed in it.
 
     Raises:
         NotFound: there is no such round.
-        RoundClosed: it is too late.
+        RoundClosed: the round accepts no clients any more.
         PackMissing: the federation aligns its base models, and this one's pack is not stored.
     """
     with database.read() as session:
-        seen = standing(session, member, round_number)
-    known = _known(seen)
-    if known is not None:
-        return TakingPart(known)
-    plan = seen.plan
-    _check(seen, plan, member)
-    last_published = _weighed_as_of(seen)
-    made: StagedOutput | Stored | None = None
+        context = join_context(session, member, round_number)
+    earlier = _earlier_answer(context)
+    if earlier is not None:
+        return JoinOutcome(earlier)
+    opened = open_plan(context.plan)
+    _check(context, opened.plan, member)
+    last_published = _weighed_as_of(context)
+    weights: StagedOutput | Stored | None = None
     zeros: tuple[WeightsReference, Zeros] | None = None
-    if last_published is not None or seen.newest is None:
-        sent = signature.signature if signature is not None else None
-        one = cold_start.newcomer(database, member, round_number, plan, seen.pack, sent)
-        made = cold_start.begin(database, one, last_published)
-        if made is None:
-            zeros = base_weights.zeros(one.layout, one.manifest)
+    if last_published is not None or context.newest is None:
+        sketch = sent.sketch if sent is not None else None
+        newcomer = cold_start.load_newcomer(database, member, round_number, opened, context.pack, sketch)
+        weights = cold_start.initial_weights(database, newcomer, last_published)
+        if weights is None:
+            zeros = base_weights.zeros(newcomer.layout, newcomer.manifest)
     try:
         with database.write() as session:
-            # Payloads before the federation, as whoever delivers takes them; and nobody waits for the bytes.
-            stored = _stored(session, made, zeros)
+            # Payloads before the federation's lock, in the same order as a delivery, and not under the lock.
+            stored = _stored(session, weights, zeros)
             last_event = hold_federation(session, member.federation_id)
             still_member(session, member)
-            row = rounds.numbered(session, member.federation_id, round_number, lock=True)
-            seen = standing(session, member, round_number)
-            known = _known(seen)
-            if known is not None:
-                return TakingPart(known)
-            _check(seen, plan, member)
-            if zeros is not None and seen.newest is not None:
-                stored = None  # it was given weights meanwhile
-            taking = _join(session, row, member, seen, stored, signature, key, last_event)
+            row = rounds.get_round(session, member.federation_id, round_number, lock=True)
+            context = join_context(session, member, round_number)
+            earlier = _earlier_answer(context)
+            if earlier is not None:
+                return JoinOutcome(earlier)
+            _check(context, opened.plan, member)
+            if zeros is not None and context.newest is not None:
+                stored = None  # a concurrent request assigned weights
+            outcome = _join(session, row, member, context, stored, sent, key, last_event)
             may_crash("join-written")
-            made = None
+            weights = None
         may_crash("join-committed")
-        return taking
+        return outcome
     finally:
-        if isinstance(
-            made, StagedOutput
-        ):  # another request of this client was faster, or the round has closed
-            discard(database, [made])
+        if isinstance(weights, StagedOutput):  # a concurrent request was faster, or the round has closed
+            discard(database, [weights])
 
 
-def _known(seen: JoinContext) -> Joined | None:
-    """Give the answer of an earlier join."""
-    if not seen.has_joined or seen.newest is None or seen.manifest is None:
+def _earlier_answer(context: JoinContext) -> Joined | None:
+    if not context.has_joined or context.newest is None or context.manifest is None:
         return None
-    return Joined(weights=base_weights.reference(seen.newest), manifest=seen.manifest)
+    return Joined(weights=base_weights.reference(context.newest), manifest=context.manifest)
 
 
-def _check(seen: JoinContext, plan: FederationPlan, member: Member) -> None:
-    if seen.state not in TAKING_PART:
-        raise RoundClosed(state=seen.state)
-    if plan.alignment is not None and seen.pack is None:
+def _check(context: JoinContext, plan: FederationPlan, member: Member) -> None:
+    if context.state not in ACCEPTING:
+        raise RoundClosed(state=context.state)
+    if plan.alignment is not None and context.pack is None:
         raise PackMissing(base_model=member.base_model)
 
 
-def _weighed_as_of(seen: JoinContext) -> int | None:
-    """Say as of which published round a newcomer's weights have to be made; None = there is nothing to make.
+def _weighed_as_of(context: JoinContext) -> int | None:
+    """Return the published round from which a newcomer's weights are computed; None = they are not.
 
-    That is so when it delivered before, when nothing was published yet, or nothing since it joined last.
+    Nothing is computed for a client with an accepted update, before the first published round, or if no
+    round was published since the client joined last.
     """
-    last = seen.last_published
-    if seen.is_established or last == 0:
+    last = context.last_published
+    if context.is_established or last == 0:
         return None
-    return last if seen.newest is None or seen.newest.round_number <= last else None
+    return last if context.newest is None or context.newest.round_number <= last else None
 
 
 def _stored(
-    session: Session, made: StagedOutput | Stored | None, zeros: tuple[WeightsReference, Zeros] | None
+    session: Session, weights: StagedOutput | Stored | None, zeros: tuple[WeightsReference, Zeros] | None
 ) -> Stored | None:
-    """Put down what a client is to start from; None = it has weights. Nobody refers to it yet."""
-    if isinstance(made, StagedOutput):
-        return made.adopted(made.staged.adopt(session))
-    if made is not None:
-        return made
+    if isinstance(weights, StagedOutput):
+        return weights.adopted(weights.staged.adopt(session))
+    if weights is not None:
+        return weights
     if zeros is not None:
-        named, body = zeros
+        reference, body = zeros
         payload_id = payloads.store(session, body.digest, body.size, body.pieces())
-        return Stored(payload_id, named.digest, named.bytes, MEDIA_TYPE, head=body.head)
+        return Stored(payload_id, reference.digest, reference.bytes, MEDIA_TYPE, head=body.head)
     return None
 
 
@@ -148,36 +146,36 @@ def _join(
     session: Session,
     row: RoundRow,
     member: Member,
-    seen: JoinContext,
+    context: JoinContext,
     stored: Stored | None,
-    signature: SentSignature | None,
+    sent: SentSketch | None,
     key: ServerKey,
     last_event: int,
-) -> TakingPart:
+) -> JoinOutcome:
     if stored is not None:
         weights = WeightsReference(digest=stored.digest, bytes=stored.size)
-        give(session, row.federation_id, member.client_id, row.number, stored, seen.moment)
-    elif seen.newest is not None:
-        weights = base_weights.reference(seen.newest)
+        assign(session, row.federation_id, member.client_id, row.number, stored, context.read_at)
+    elif context.newest is not None:
+        weights = base_weights.reference(context.newest)
     else:
-        raise LookupError("a client without weights was given none")
-    is_waited_for = lifecycle.is_waited_for(participations.before(session, row, member.client_id))
+        raise LookupError("a client without weights was assigned none")
+    is_waited_for = lifecycle.is_waited_for(participations.earlier_states(session, row, member.client_id))
     participations.join(
-        session, row.id, member.client_id, weights.digest, seen.moment, is_waited_for=is_waited_for
+        session, row.id, member.client_id, weights.digest, context.read_at, is_waited_for=is_waited_for
     )
-    if signature is not None:
-        participations.keep_signature(session, row, member.client_id, "join", signature.signature)
-        participations.count_bytes(session, row.id, member.client_id, up=signature.body_bytes)
-    is_told = transitions.advance(session, row, seen.moment)
+    if sent is not None:
+        participations.store_sketch(session, row, member.client_id, "join", sent.sketch)
+        participations.count_bytes(session, row.id, member.client_id, up=sent.body_bytes)
+    is_published = transitions.advance(session, row, context.read_at)
     manifest = manifests.issue(
         session,
-        seen.stored_plan,
+        context.stored_plan,
         member,
         row.number,
         weights=weights.digest,
         deadline=row.deadline,
-        now=seen.moment,
+        now=context.read_at,
         key=key,
     )
-    change = None if is_told else Change(row.federation_id, row.number, last_event)
-    return TakingPart(Joined(weights=weights, manifest=manifest), is_new=True, change=change)
+    change = None if is_published else Change(row.federation_id, row.number, last_event)
+    return JoinOutcome(Joined(weights=weights, manifest=manifest), is_new=True, change=change)

@@ -1,4 +1,4 @@
-"""The route of joining: where a client's weights for a round are settled, a newcomer's by weighing it."""
+"""The route to join a round, which fixes the weights that the client starts from."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from coordinator.errors import (
 )
 from coordinator.federations.store import federation, plan_of
 from coordinator.http.dependencies import TheDatabase, TheMetrics, TheServerKey
-from coordinator.http.limits.concurrency import decoder
+from coordinator.http.limits.concurrency import codec_slot
 from coordinator.http.params import RoundNumber
 from coordinator.http.problems import answers
 from coordinator.http.uploads import ReceivedBody, receive
-from coordinator.joining.join import SentSignature, join
+from coordinator.joining.join import SentSketch, join
 from coordinator.observability.logs import bind
 from coordinator.rounds import base_weights
-from coordinator.rounds.notifications import Tell
-from coordinator.strategies.base import Signature
-from coordinator.updates.validation import Address, check_address, signature_of
+from coordinator.rounds.notifications import Notify
+from coordinator.strategies.base import Sketch
+from coordinator.updates.validation import Address, check_address, read_sketch
 from schemas.maths.adapter import SIGNATURE
 from schemas.messages.federations import SignaturePlan
 from schemas.messages.rounds import Joined
@@ -48,7 +48,6 @@ _SIGNATURE_BODY_BYTES = 2**20
 
 
 async def _body(request: Request, _: AsMember) -> AsyncIterator[ReceivedBody | None]:
-    """Receive the signature body, if there is one."""
     if "transfer-encoding" not in request.headers and request.headers.get("content-length", "0") == "0":
         yield None
         return
@@ -72,41 +71,42 @@ def join_round(
     database: TheDatabase,
     metrics: TheMetrics,
     key: TheServerKey,
-    tell: Tell,
+    tell: Notify,
 ) -> Joined:
-    """Take part in a round, and learn which weights to start from; a repeated request gets the same answer.
+    """Join a round, and return the weights to start from; a repeated request gets the same answer.
 
-    The body is a newcomer's signature, which lets it be weighed before its first update.
+    The body is a newcomer's gradient sketch, by which it is weighed before its first update.
     """
     bind(round=n)
-    signature = None
+    sent = None
     if body is not None:
         with database.read() as session:
             plan = plan_of(federation(session, member.federation_id)).signature
             pack = base_weights.pack_digest(session, member.federation_id, member.base_model)
-        with decoder():
-            sent = _signature(body, Address(member.federation_id, n, member.client_id, pack), plan)
-        signature = SentSignature(sent, body.bytes)
-    taking = join(database, member, n, signature, key)
-    if taking.is_new:
+        with codec_slot():
+            sketch = _sketch(body, Address(member.federation_id, n, member.client_id, pack), plan)
+        sent = SentSketch(sketch, body.bytes)
+    outcome = join(database, member, n, sent, key)
+    if outcome.is_new:
         metrics.bytes_up.inc(body.bytes if body is not None else 0)
-    if taking.change is not None:
-        tell(taking.change)
-    return taking.joined
+    if outcome.change is not None:
+        tell(outcome.change)
+    return outcome.joined
 
 
-def _signature(body: ReceivedBody, address: Address, plan: SignaturePlan) -> Signature:
+def _sketch(body: ReceivedBody, address: Address, plan: SignaturePlan) -> Sketch:
     with unpack(
         cast("BinaryIO", body.file),
         encoding=body.encoding,
         expected={SIGNATURE: Slot((None,), frozenset({"F32"}))},
         max_bytes=_SIGNATURE_BODY_BYTES,
     ) as envelope:
-        vector = signature_of(envelope, plan)
+        vector = read_sketch(envelope, plan)
         manifest = envelope.manifest(SignatureManifest)
-        # A newcomer may not know yet which pack it will use; one that says so must say the right one.
-        said = manifest if manifest.pack is not None else manifest.model_copy(update={"pack": address.pack})
-        check_address(said, address)
+        # A newcomer may not know its pack yet; if it names one, it must be the right one.
+        if manifest.pack is None:
+            manifest = manifest.model_copy(update={"pack": address.pack})
+        check_address(manifest, address)
     if vector is None:
         raise SignatureRefused
-    return Signature(vector, manifest.signature_reliability, manifest.signature_epsilon)
+    return Sketch(vector, manifest.signature_reliability, manifest.signature_epsilon)

@@ -1,4 +1,4 @@
-"""How a client stands in a round that it wants to join, in one look. Decides nothing: that is `join`."""
+"""Read the context of a join in one query."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from coordinator.db.tables.alignment import PackRow
 from coordinator.db.tables.federations import FederationRow, ParticipationRow, RoundRow, UpdateRow, WeightsRow
 from coordinator.db.tables.identity import ManifestRow
 from coordinator.errors import NotFound
-from coordinator.rounds.base_weights import GIVEN, ServedWeights
+from coordinator.rounds.base_weights import SERVED_COLUMNS, ServedWeights
 from coordinator.rounds.lifecycle import PACK_ENDED
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import SignedDocument
 
 _CLIENT: BindParameter[str] = bindparam("client")
 _NUMBER: BindParameter[int] = bindparam("number")
-_Other = aliased(WeightsRow)
+_Earlier = aliased(WeightsRow)
 _NEWEST_WEIGHTS = (
-    select(func.max(_Other.round_number))
+    select(func.max(_Earlier.round_number))
     .where(
-        _Other.federation_id == FederationRow.id, _Other.client_id == _CLIENT, _Other.round_number <= _NUMBER
+        _Earlier.federation_id == FederationRow.id,
+        _Earlier.client_id == _CLIENT,
+        _Earlier.round_number <= _NUMBER,
     )
     .scalar_subquery()
 )
@@ -45,7 +47,7 @@ _LAST_ENDED = (
     )
     .scalar_subquery()
 )
-_STANDING = (
+_CONTEXT = (
     select(
         clock(),
         FederationRow.plan,
@@ -56,7 +58,7 @@ _STANDING = (
         exists().where(UpdateRow.client_id == _CLIENT, UpdateRow.reject_reason.is_(None)),
         _LAST_PUBLISHED,
         _LAST_ENDED,
-        *GIVEN,
+        *SERVED_COLUMNS,
     )
     .select_from(FederationRow)
     .join(RoundRow, (RoundRow.federation_id == FederationRow.id) & (RoundRow.number == _NUMBER))
@@ -82,21 +84,21 @@ _STANDING = (
 
 @dataclass(frozen=True, slots=True)
 class JoinContext:
-    """How a client stands in a round.
+    """The status of a client in a round.
 
     Attributes:
-        moment: when that was.
-        stored_plan: the federation's.
+        read_at: the time of this status, by the database.
+        stored_plan: the federation's plan.
         pack: the digest of the alignment pack of the client's base model, if there is one.
-        state: the round's.
+        state: the round's state.
         has_joined: whether the client takes part.
-        manifest: what it was told when it joined.
-        is_established: whether it has an update that counts; one of an abandoned round does not.
-        last_published: the last round that was published, 0 before the first.
-        newest: the weights that it was given last, for this round or before; None = they do not count.
+        manifest: the signed manifest of its join.
+        is_established: whether it has an accepted update; one of an abandoned round is not.
+        last_published: the last published round, 0 before the first.
+        newest: its last weights, for this round or before; None = there are none, or they are void.
     """
 
-    moment: datetime
+    read_at: datetime
     stored_plan: dict[str, Any]
     pack: str | None
     state: str
@@ -108,29 +110,28 @@ class JoinContext:
 
     @property
     def plan(self) -> FederationPlan:
-        """The federation's plan."""
         return FederationPlan.model_validate(self.stored_plan)
 
 
-def standing(session: Session, member: Member, round_number: int) -> JoinContext:
-    """How does a client stand in the round of this number?
+def join_context(session: Session, member: Member, round_number: int) -> JoinContext:
+    """Return the status of a client in a round.
 
     Raises:
         NotFound: there is no such round.
     """
-    which = {
+    values = {
         "federation_id": member.federation_id,
         "number": round_number,
         "client": member.client_id,
         "base_model": member.base_model,
     }
-    found = run(session, _STANDING, which).first()
-    if found is None:
+    row = run(session, _CONTEXT, values).first()
+    if row is None:
         raise NotFound
-    now, plan, pack, state, joined, manifest, is_established, last, ended, *given = found
-    newest = ServedWeights(*given) if given[0] is not None else None
+    now, plan, pack, state, joined, manifest, is_established, last, ended, *served = row
+    newest = ServedWeights(*served) if served[0] is not None else None
     if newest is not None and not is_established and newest.round_number <= (ended or 0):
-        newest = None  # it may be made of what was learnt under a pack that ended
+        newest = None  # computed under an alignment pack that was replaced since
     return JoinContext(
         now, plan, pack, state, joined is not None, manifest, is_established, last or 0, newest
     )

@@ -1,1 +1,1 @@
-"""Logs, metrics and the places where tests inject faults."""
+"""Logs, metrics and fault points."""

@@ -1,8 +1,5 @@
-"""Places at which a process may be told to die or to freeze, to prove that nothing acknowledged is lost then.
-
-`TESSERA_CRASH=LABEL:N` kills the process, as `kill -9` does, when it comes to the place of that label for the
-N-th time; `LABEL:N:stop` stops it there until somebody continues it. Without the variable, as in every
-deployment, a place costs one comparison.
+"""Points at which tests kill or stop the process: `TESSERA_CRASH=LABEL:N` kills it at the N-th pass of a
+label, `LABEL:N:stop` stops it.
 """
 
 from __future__ import annotations
@@ -34,25 +31,27 @@ Place = Literal[
     "publication-committed",
     "collection-deleted",
 ]
-"""`written` = before the commit, `committed` = after it and before anybody is told."""
+"""`written`: before the commit; `committed`: after it, before any notification or response."""
 
 PLACES: tuple[Place, ...] = get_args(Place)
 
 
 class _Countdown:
-    """How often a place may still be passed."""
+    """The number of passes of a point before the process is killed or stopped."""
 
-    def __init__(self, wanted: str) -> None:
-        label, _, rest = wanted.partition(":")
-        nth, _, action = rest.partition(":")
+    def __init__(self, specification: str) -> None:
+        label, _, count_and_action = specification.partition(":")
+        nth, _, action = count_and_action.partition(":")
         if label not in PLACES or not nth.isdecimal() or int(nth) < 1 or action not in ("", "stop"):
-            raise SettingsUnusable(f"{VARIABLE} is LABEL:N or LABEL:N:stop; labels: {', '.join(PLACES)}")
+            raise SettingsUnusable(
+                f"{VARIABLE}: not LABEL:N or LABEL:N:stop; use a label of {', '.join(PLACES)}"
+            )
         self.place = label
         self._signal = signal.SIGSTOP if action else signal.SIGKILL
         self._left = int(nth)
         self._lock = Lock()
 
-    def pass_by(self) -> None:
+    def count_pass(self) -> None:
         with self._lock:
             self._left -= 1
             if self._left == 0:
@@ -63,16 +62,16 @@ _armed: _Countdown | None = None
 
 
 def arm() -> None:
-    """Do from now on what the environment wants.
+    """Read the point to fail at from the environment.
 
     Raises:
-        SettingsUnusable: it wants something impossible.
+        SettingsUnusable: the variable is malformed.
     """
     global _armed
     _armed = _Countdown(os.environ[VARIABLE]) if VARIABLE in os.environ else None
 
 
 def may_crash(place: Place) -> None:
-    """Die here, if somebody wanted it."""
+    """Kill or stop the process if this point is armed and its count reached."""
     if _armed is not None and _armed.place == place:
-        _armed.pass_by()
+        _armed.count_pass()

@@ -1,4 +1,4 @@
-"""Structured logs: who, which round, how long. Never a token, a tensor or a signature."""
+"""Structured logs with request, round and client. Tokens, tensors and signatures are never logged."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Format = Literal["json", "console"]
 
 
 def configure(level: str, form: Format) -> None:
-    """Write this process' logs to standard error, those of uvicorn and SQLAlchemy in the same form."""
+    """Log to standard error, with the logs of uvicorn and SQLAlchemy in the same format."""
     shared: list[Processor] = [
         _with_facts,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
-    # Local variables are left out of tracebacks: they may hold what must not be logged.
+    # Tracebacks have no local variables, which may contain secrets.
     if form == "json":
         shared.append(
             structlog.processors.ExceptionRenderer(
@@ -39,7 +39,7 @@ def configure(level: str, form: Format) -> None:
     )
     structlog.configure(
         processors=[
-            structlog.stdlib.filter_by_level,  # what nobody reads is not put together either
+            structlog.stdlib.filter_by_level,  # skip rendering of filtered events
             *shared,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
@@ -57,18 +57,18 @@ def configure(level: str, form: Format) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it speaks whenever a version is looked up
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs at every look-up of a version
 
 
 def logger(name: str) -> structlog.stdlib.BoundLogger:
-    """Give the logger of a module: `log = logger(__name__)`, then `log.info("round-opened", round=3)`."""
+    """Return the logger of a module: `log = logger(__name__)`, `log.info("round-opened", round=3)`."""
     bound: structlog.stdlib.BoundLogger = structlog.get_logger(name)
     return bound
 
 
 @contextmanager
 def scope(**facts: str | int) -> Iterator[None]:
-    """Add facts (round, federation) to every line that is logged inside, in whichever thread."""
+    """Add facts (round, federation) to every line logged inside, in any thread."""
     token = _facts.set({**(_facts.get() or {}), **facts})
     try:
         yield
@@ -77,14 +77,14 @@ def scope(**facts: str | int) -> Iterator[None]:
 
 
 def bind(**facts: str | int) -> None:
-    """Add facts that are known only now (the client) to the scope around."""
+    """Add facts to the enclosing scope."""
     current = _facts.get()
     if current is not None:
         current.update(facts)
 
 
-# One dictionary per scope, shared by the threads that work for it: a thread of the pool has a copy of the
-# context, and what it sets there would be lost to the others.
+# One dictionary per scope, shared by its threads: a thread of the pool has a copy of the context, and
+# values that it sets there would be lost.
 _facts: ContextVar[dict[str, str | int] | None] = ContextVar("facts", default=None)
 
 

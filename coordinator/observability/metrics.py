@@ -1,4 +1,4 @@
-"""What this process counts, for Prometheus. Knows names of metrics, not when to count."""
+"""Prometheus metrics of this process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _AGGREGATION_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0)
 
 _RECENT_SECONDS = 1.0
 
-# They would be a second series for every counter that nobody asks for.
+# Otherwise every counter has a second series.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """The counters of one process, in a registry of their own."""
+    """The metrics of one process, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -40,14 +40,14 @@ class Metrics:
         )
         self.bytes_up = Counter(
             "tessera_bytes_up",
-            "Encoded bytes of the updates, join signatures and alignment packs accepted from clients,"
-            " a repeated one once",
+            "Encoded bytes of updates, join signatures and alignment packs accepted from clients,"
+            " repeated ones once",
             registry=self.registry,
         )
         self.bytes_down = Counter(
             "tessera_bytes_down",
-            "Encoded bytes of the weights, adapter states, anchors and alignment packs that clients began to"
-            " download, in ranges the ranges",
+            "Encoded bytes of weights, adapter states, anchors and alignment packs that clients began to"
+            " download, counting ranges as requested",
             registry=self.registry,
         )
         self.aggregation_seconds = Histogram(
@@ -58,7 +58,7 @@ class Metrics:
         )
         self.request_seconds = Histogram(
             "tessera_request_seconds",
-            "Time from a request's headers to those of its reply",
+            "Time from a request's headers to those of its response",
             ["method", "route", "status"],
             buckets=_LATENCY_SECONDS,
             registry=self.registry,
@@ -66,12 +66,11 @@ class Metrics:
         self._rounds = Gauge("tessera_rounds", "Rounds by state", ["state"], registry=self.registry)
 
     def recent(self) -> bytes | None:
-        """Return what was rendered within the last second."""
         text, now = self._rendered
         return text if time.monotonic() - now < _RECENT_SECONDS else None
 
     def render(self, rounds_by_state: Mapping[str, int]) -> bytes:
-        """Write everything in Prometheus' text format; rounds are counted by the database."""
+        """Render all metrics in Prometheus' text format; the numbers of rounds come from the database."""
         self._rounds.clear()
         for state, count in rounds_by_state.items():
             self._rounds.labels(state).set(count)

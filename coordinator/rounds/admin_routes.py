@@ -1,4 +1,4 @@
-"""The routes with which people run a federation: start, pause, finish. Who did it is in the audit log."""
+"""Routes that start, pause and finish a federation and revoke a client. Each writes into the audit log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coordinator.db.engine import database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import FederationRow
 from coordinator.errors import AnchorsMissing, AuthMissing, FederationStateConflict, Forbidden, NotFound
-from coordinator.federations.store import one_client, revoke, view
+from coordinator.federations.store import client_details, revoke, view
 from coordinator.http.dependencies import TheDatabase
 from coordinator.http.params import ClientId, FederationId
 from coordinator.http.problems import answers
@@ -34,12 +34,12 @@ log = logger(__name__)
 def start_federation(
     person: AsOperator, federation_id: FederationId, database: TheDatabase, wake: Wake
 ) -> Federation:
-    """Open the first round, or go on after a pause."""
+    """Start a federation: open its first round, or resume after a pause."""
     with database.write() as session:
         row = _locked(session, federation_id, person)
         before = row.state
         transitions.start(session, row)
-        _write_down(session, row, "federation-started", person, before)
+        _audit(session, row, "federation-started", person, before)
         shown = view(session, row)
     may_crash("start-committed")
     wake()
@@ -48,12 +48,12 @@ def start_federation(
 
 @router.post("/pause", responses=answers(AuthMissing, Forbidden, NotFound, FederationStateConflict))
 def pause_federation(person: AsOperator, federation_id: FederationId, database: TheDatabase) -> Federation:
-    """Let the current round complete and open no other."""
+    """Pause a federation: the current round completes, and no new round opens until it is started again."""
     with database.write() as session:
         row = _locked(session, federation_id, person)
         before = row.state
         transitions.pause(session, row)
-        _write_down(session, row, "federation-paused", person, before)
+        _audit(session, row, "federation-paused", person, before)
         return view(session, row)
 
 
@@ -61,12 +61,12 @@ def pause_federation(person: AsOperator, federation_id: FederationId, database: 
 def finish_federation(
     person: AsOperator, federation_id: FederationId, database: TheDatabase, wake: Wake
 ) -> Federation:
-    """End the federation for good; the current round is abandoned."""
+    """Finish a federation permanently; its current round is abandoned."""
     with database.write() as session:
         row = _locked(session, federation_id, person)
         before = row.state
         transitions.finish(session, row)
-        _write_down(session, row, "federation-finished", person, before)
+        _audit(session, row, "federation-finished", person, before)
         shown = view(session, row)
     wake()
     return shown
@@ -78,10 +78,8 @@ def _locked(session: Session, federation_id: str, person: Person) -> FederationR
     return row
 
 
-def _write_down(
-    session: Session, row: FederationRow, event: audit_log.Event, person: Person, before: str
-) -> None:
-    """Write into the audit log what changed; a repeated request changes nothing."""
+def _audit(session: Session, row: FederationRow, event: audit_log.Event, person: Person, before: str) -> None:
+    """Write an audit entry, unless a repeated request left the state as it was."""
     if row.state != before:
         audit_log.append(session, event, actor=person.id, subject=row.id)
         log.info(event, federation=row.id)
@@ -103,27 +101,27 @@ def revoke_client(
     wake: Wake,
     keep_packs: Annotated[bool, Query()] = False,
 ) -> None:
-    """Shut a client out, effective at once; an update that was accepted before is kept and counts.
+    """Revoke a client at once. Updates that were accepted from it before still count.
 
-    The alignment packs that it stored end, what was learnt under them no longer counts, and the round in
-    progress is abandoned. With `keep_packs` they are kept as if an operator had stored them.
+    The alignment packs that it stored are deleted: updates that were trained with them no longer count, and
+    the round in progress is abandoned. With `keep_packs` they stay, as if an operator had stored them.
     """
     with database.write() as session:
         federation = lock_federation(session, federation_id)
         still_person(session, person)
         if not revoke(session, federation_id, client_id):
             return
-        shown = one_client(session, federation_id, client_id)
+        shown = client_details(session, federation_id, client_id)
         event_log.append(session, federation_id, "client", shown.model_dump(mode="json"), client_id)
         log.info("client-revoked", federation=federation_id, client=client_id)
         if keep_packs:
-            pack_voiding.vouch_for_those_of(session, federation, client_id)
+            pack_voiding.adopt_packs_of(session, federation, client_id)
         else:
-            pack_voiding.void_those_of(session, federation, client_id)
-        pack_voiding.forget_verdicts_of(session, federation_id, client_id)
+            pack_voiding.void_packs_of(session, federation, client_id)
+        pack_voiding.delete_verdicts_of(session, federation_id, client_id)
         current = store.latest(session, federation_id)
         if current is not None:
-            current = store.numbered(session, federation_id, current.number, lock=True)
+            current = store.get_round(session, federation_id, current.number, lock=True)
             transitions.advance(session, current, database_time(session))
         audit_log.append(session, "client-revoked", actor=person.id, subject=client_id)
     wake()

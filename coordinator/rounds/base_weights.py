@@ -1,4 +1,4 @@
-"""Which weights a client starts a round from: the newest it was given, or zeros. Refuses to aggregate."""
+"""Select the weights from which a client starts a round: the newest it was served, or zeros."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from coordinator.db.tables.alignment import PackRow
 from coordinator.db.tables.federations import WeightsRow
 from coordinator.federations.layouts import layout_of
 from coordinator.federations.store import pack_selected
+from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.adapter import Layout, size
 from schemas.messages.enrolment import Profile
-from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import WeightsReference
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.digests import digest_from_hash
@@ -26,13 +26,13 @@ from schemas.wire.envelope import head
 
 _FLOAT32_BYTES = 4
 
-# A client asks for its round again and again until the round begins, and the answer is a hash of megabytes.
-# Remembered by the head's hash: a head is kilobytes.
-_REMEMBERED = 1024
+# Clients poll for their round, and each brief of a new client names a digest over megabytes of zeros. The
+# cache is keyed by the hash of the head, which has only kilobytes.
+_CACHED_DIGESTS = 1024
 _DIGESTS: dict[tuple[bytes, int], str] = {}
-_REMEMBERING = Lock()
+_DIGESTS_LOCK = Lock()
 
-GIVEN = (
+SERVED_COLUMNS = (
     WeightsRow.round_number,
     WeightsRow.payload_id,
     WeightsRow.head,
@@ -40,10 +40,10 @@ GIVEN = (
     WeightsRow.digest,
     WeightsRow.bytes,
 )
-"""The columns of `ServedWeights`, in its order."""
+"""The columns of `ServedWeights`, in order."""
 
 _NEWEST = (
-    select(*GIVEN)
+    select(*SERVED_COLUMNS)
     .where(WeightsRow.client_id == bindparam("client"))
     .order_by(WeightsRow.round_number.desc())
     .limit(1)
@@ -56,7 +56,7 @@ _PACK = select(PackRow.digest).where(
 
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
-    """Weights that a client was given: `head`, then the payload, if kept, from `begin` on."""
+    """Weights that a client was served: `head`, then the payload from byte `begin` on, if still stored."""
 
     round_number: int
     payload_id: int | None
@@ -67,67 +67,65 @@ class ServedWeights:
 
 
 def newest(session: Session, client_id: str, round_number: int | None = None) -> ServedWeights | None:
-    """Which weights was a client given last, for round `round_number` or before?"""
+    """Return the weights that a client was served last, for round `round_number` or an earlier one."""
     if round_number is None:
-        found = run(session, _NEWEST, {"client": client_id}).first()
+        row = run(session, _NEWEST, {"client": client_id}).first()
     else:
-        found = run(session, _NEWEST_UNTIL, {"client": client_id, "number": round_number}).first()
-    return ServedWeights(*found) if found is not None else None
+        row = run(session, _NEWEST_UNTIL, {"client": client_id, "number": round_number}).first()
+    return ServedWeights(*row) if row is not None else None
 
 
-def reference(given: ServedWeights) -> WeightsReference:
-    """Name weights."""
-    return WeightsReference(digest=given.digest, bytes=given.size)
+def reference(weights: ServedWeights) -> WeightsReference:
+    return WeightsReference(digest=weights.digest, bytes=weights.size)
 
 
 def pack_digest(session: Session, federation_id: str, base_model: str) -> str | None:
-    """Which alignment pack does a base model have? None = none is stored."""
+    """Return the digest of a base model's alignment pack; None = none is stored."""
     return run(session, _PACK, {"federation_id": federation_id, "base_model": base_model}).scalar()
 
 
 def layout(
-    session: Session, federation_id: str, plan: FederationPlan, base_model: str, profile: Profile
+    session: Session, federation_id: str, opened: OpenedPlan, base_model: str, profile: Profile
 ) -> Layout:
-    """Which tensors does a client have? {} while its alignment pack is missing."""
-    selected = pack_selected(session, federation_id, base_model) if plan.alignment is not None else None
-    return layout_of(plan, profile, selected)
+    """Return the layout of a client's adapter; {} while its alignment pack is missing."""
+    is_aligned = opened.plan.alignment is not None
+    selected = pack_selected(session, federation_id, base_model) if is_aligned else None
+    return layout_of(opened, profile, selected)
 
 
 def zeros(tensors: Layout, manifest: WeightsManifest) -> tuple[WeightsReference, Zeros]:
-    """Make a body of zeros: its name, and what it is made of."""
-    made = Zeros(head(tensors, manifest), size(tensors) * _FLOAT32_BYTES)
-    named = WeightsReference(digest=_digest(made.head, made.size), bytes=len(made.head) + made.size)
-    return named, made
+    body = Zeros(head(tensors, manifest), size(tensors) * _FLOAT32_BYTES)
+    named = WeightsReference(digest=_digest(body.head, body.size), bytes=len(body.head) + body.size)
+    return named, body
 
 
 @dataclass(frozen=True, slots=True)
 class Zeros:
-    """A head of a client's own, and `size` bytes of zeros, which it shares with all who start anew."""
+    """A client's head and `size` bytes of zeros, whose payload all new clients share."""
 
     head: bytes
     size: int
 
     @property
     def digest(self) -> str:
-        """The digest of the zeros, without the head."""
         return _digest(b"", self.size)
 
     def pieces(self) -> Iterator[bytes]:
-        """Give the zeros in pieces of a chunk at most."""
+
         for at in range(0, self.size, CHUNK_BYTES):
             yield bytes(min(CHUNK_BYTES, self.size - at))
 
 
-def _digest(beginning: bytes, size: int) -> str:
-    seen = sha256(beginning)
-    key = seen.digest(), size
-    known = _DIGESTS.get(key)
-    if known is None:
-        for piece in Zeros(beginning, size).pieces():
-            seen.update(piece)
-        known = digest_from_hash(seen.hexdigest())
-        with _REMEMBERING:
-            _DIGESTS[key] = known
-            if len(_DIGESTS) > _REMEMBERED:
+def _digest(prefix: bytes, size: int) -> str:
+    hasher = sha256(prefix)
+    key = hasher.digest(), size
+    digest = _DIGESTS.get(key)
+    if digest is None:
+        for piece in Zeros(prefix, size).pieces():
+            hasher.update(piece)
+        digest = digest_from_hash(hasher.hexdigest())
+        with _DIGESTS_LOCK:
+            _DIGESTS[key] = digest
+            if len(_DIGESTS) > _CACHED_DIGESTS:
                 del _DIGESTS[next(iter(_DIGESTS))]
-    return known
+    return digest

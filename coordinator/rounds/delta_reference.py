@@ -1,8 +1,4 @@
-"""What differences are taken to: a client's last update that counts, or the weights it was served.
-
-Both ways: of the updates that it sends, and of the weights that it asks for. Refuses to decode: it names the
-reference of a recipe, and reads it tensor by tensor.
-"""
+"""Find and read the reference of a delta: a client's last update that counts, or its served weights."""
 
 from __future__ import annotations
 
@@ -36,8 +32,8 @@ class Reference:
     """Float32 values in the order of a client's layout, from byte `begin` of a payload on.
 
     Attributes:
-        digest: what the client calls it by: the digest of its update, or of the weights.
-        seed: the plan's, of weights, whose zeros may mean the start; None of an update's state.
+        digest: digest of the update or of the weights, by which the client refers to it.
+        seed: the plan's seed, for weights, whose zeros may stand for the start; None for an update's state.
     """
 
     digest: str
@@ -49,38 +45,37 @@ class Reference:
 def find(
     session: Session, client_id: str, round_number: int, kind: recipes.Reference, layout: Layout, seed: int
 ) -> Reference | None:
-    """Which reference of this kind has a client in a round that it has joined? None = it has none.
+    """Return a client's reference of this kind in a round that it has joined; None = it has none.
 
-    Without an update that counts, `own_last` means the weights. What was stored in another layout is none.
+    For `own_last` without an update that counts, this is the served weights. Values in another layout are
+    no reference.
     """
     if kind == "none":
         return None
     last = _counted_before(session, client_id, round_number) if kind == "own_last" else None
     if last is None:
         return _weights(session, client_id, round_number, layout, seed)
-    return _own(last, layout)
+    return _state_reference(last, layout)
 
 
 def own_last(session: Session, client_id: str, round_number: int, layout: Layout) -> Reference | None:
-    """Which was a client's last update that counts before a round? None = none in this layout is kept."""
+    """Return a client's last update that counts before a round; None = none in this layout is stored."""
     last = _counted_before(session, client_id, round_number)
-    return _own(last, layout) if last is not None else None
+    return _state_reference(last, layout) if last is not None else None
 
 
-def _own(last: UpdateRow, layout: Layout) -> Reference | None:
-    """Refer to an update's state; None where it is not kept, or of another layout."""
+def _state_reference(last: UpdateRow, layout: Layout) -> Reference | None:
     if last.state_payload_id is None or layout_of(last) != layout:
         return None
     return Reference(last.digest, last.state_payload_id, last.state_begin, None)
 
 
 def layout_of(row: UpdateRow) -> Layout:
-    """Read the layout that an update's state was stored in."""
     return {str(name): tuple(int(extent) for extent in shape) for name, shape in row.layout}
 
 
 def reader(database: Database, reference: Reference, layout: Layout) -> Callable[[str], NDArray[np.float32]]:
-    """Give what reads a tensor of the reference, in its shape, in short transactions."""
+    """Return a function that reads a tensor of the reference, in its shape, in short transactions."""
     begins, at = dict[str, int](), reference.begin
     for name, shape in layout.items():
         begins[name] = at
@@ -90,7 +85,7 @@ def reader(database: Database, reference: Reference, layout: Layout) -> Callable
         raw = bytearray(prod(layout[name]) * _VALUE_BYTES)
         view = memoryview(raw)
         for begin in range(0, len(raw), _TRANSACTION_BYTES):
-            with database.read_past_sessions() as driver:
+            with database.driver_connection() as driver:
                 piece = view[begin : begin + _TRANSACTION_BYTES]
                 payloads.read_into(driver, reference.payload_id, begins[name] + begin, piece)
         return np.frombuffer(raw, "<f4").astype(np.float32, copy=False).reshape(layout[name])
@@ -114,11 +109,11 @@ def _counted_before(session: Session, client_id: str, round_number: int) -> Upda
 def _weights(
     session: Session, client_id: str, round_number: int, layout: Layout, seed: int
 ) -> Reference | None:
-    given = base_weights.newest(session, client_id, round_number)
-    if given is None or given.payload_id is None or given.head is None:
+    served = base_weights.newest(session, client_id, round_number)
+    if served is None or served.payload_id is None or served.head is None:
         return None
     try:
-        read_header(io.BytesIO(given.head), given.size, slots(layout))
+        read_header(io.BytesIO(served.head), served.size, slots(layout))
     except BodyRefused:
         return None
-    return Reference(given.digest, given.payload_id, given.begin, seed)
+    return Reference(served.digest, served.payload_id, served.begin, seed)

@@ -1,4 +1,4 @@
-"""Decide which state a round belongs in. Pure: no clock, no database, no network."""
+"""Decide the next state of a round. Pure: no clock, no database, no network."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Literal
 from schemas.messages.federations import FederationState
 from schemas.messages.rounds import ParticipationState, RoundState
 
-TAKING_PART: frozenset[RoundState] = frozenset({"open", "collecting"})
-"""States in which clients join and deliver."""
+ACCEPTING: frozenset[RoundState] = frozenset({"open", "collecting"})
+"""States in which clients join and send updates."""
 
 ENDED: frozenset[RoundState] = frozenset({"published", "abandoned"})
 """States that a round never leaves."""
@@ -36,27 +36,27 @@ AGGREGATION_FAILED = "aggregation-failed"
 PACK_ENDED = "pack-ended"
 
 _IDLE_ROUNDS = 2
-"""After how many rounds in which it joined and sent nothing nobody waits for a client."""
+"""A client that sent no update in so many consecutive rounds that it joined is not waited for."""
 
 
 class IllegalTransition(Exception):
-    """Somebody asked for a transition that is not in TRANSITIONS: a fault of ours."""
+    """A transition that is not in TRANSITIONS was requested: a programming error."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundFacts:
-    """What a round's next state depends on.
+    """The facts on which a round's next state depends.
 
     Attributes:
         joined: clients that joined and are not revoked.
-        expected: those of them that are waited for, or have delivered.
-        waiting: those that are expected and have not delivered.
-        delivered: accepted updates, those of clients revoked since included.
-        needed: how many clients make a round begin, and close it early.
-        quorum: how many updates are enough at the deadline.
-        collect_seconds: how long updates are collected.
-        deadline: when collecting ends; None before it began.
-        lease_expires_at: until when an aggregating worker is trusted to be alive.
+        expected: joined clients that are waited for, or whose update was accepted.
+        waiting: expected clients without an accepted update.
+        delivered: accepted updates, including those of clients that were revoked later.
+        needed: number of clients that begins a round, and closes it before the deadline.
+        quorum: number of updates that suffices at the deadline.
+        collect_seconds: duration of collecting.
+        deadline: end of collecting; None before it began.
+        lease_expires_at: end of the aggregating worker's lease.
     """
 
     state: RoundState
@@ -73,7 +73,7 @@ class RoundFacts:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A transition that is due; `aggregating` is taken by a worker that claims the round with a lease."""
+    """A transition that is due; for `aggregating` a worker claims the round with a lease."""
 
     to: RoundState
     deadline: datetime | None = None
@@ -81,7 +81,7 @@ class Step:
 
 
 def next_state(facts: RoundFacts, now: datetime) -> Step | None:
-    """Say which transition is due at `now`; None = none."""
+    """Return the transition that is due at `now`; None = none."""
     match facts.state:
         case "open":
             if facts.joined >= facts.needed and facts.expected >= facts.quorum:
@@ -98,17 +98,19 @@ def next_state(facts: RoundFacts, now: datetime) -> Step | None:
     return None
 
 
-def is_waited_for(parts_before: Sequence[str]) -> bool:
-    """Whether a client that joins holds its round open until the deadline, by its last parts in others.
+def is_waited_for(earlier_states: Sequence[str]) -> bool:
+    """Whether a joining client keeps its round open until the deadline.
 
-    Whoever sent nothing in the last two rounds that it joined does not, until it delivers again: a member
-    that only joins would cost everybody `collect_seconds` a round. It may deliver while the round lasts.
+    A client without an update in the last two rounds that it joined does not: each round with it would last
+    `collect_seconds`. Its update still counts while the round collects.
+
+    Args:
+        earlier_states: states of the client's last participations, newest first.
     """
-    return tuple(parts_before[:_IDLE_ROUNDS]) != ("joined",) * _IDLE_ROUNDS
+    return tuple(earlier_states[:_IDLE_ROUNDS]) != ("joined",) * _IDLE_ROUNDS
 
 
 def _collecting(facts: RoundFacts, now: datetime) -> Step | None:
-    """Close when everybody expected is in, or at the deadline with a quorum."""
     if facts.waiting == 0 and facts.delivered >= facts.needed:
         return Step("closing")
     if facts.deadline is None or now < facts.deadline:
@@ -121,7 +123,7 @@ def _collecting(facts: RoundFacts, now: datetime) -> Step | None:
 def after_round(
     state: FederationState, *, published: int, total: int
 ) -> Literal["finish", "open-next", "wait"]:
-    """Say what follows a round that has ended, or an order to start."""
+    """Return the next step after a round has ended or a federation was started."""
     if state == "finished":
         return "wait"
     if published >= total:
@@ -129,36 +131,38 @@ def after_round(
     return "open-next" if state == "running" else "wait"
 
 
-Advice = Literal["take-part", "wait", "finished"]
+ClientAction = Literal["take-part", "wait", "finished"]
 
 
-def advice(federation: FederationState, current: RoundState | None, *, delivered: bool) -> Advice:
-    """Say what a client has to do: `delivered` = its update of the current round is in."""
+def client_action(
+    federation: FederationState, current: RoundState | None, *, delivered: bool
+) -> ClientAction:
+    """Return a client's next action; `delivered` = its update of the current round was accepted."""
     if federation == "finished":
         return "finished"
-    if current in TAKING_PART and not delivered:
+    if current in ACCEPTING and not delivered:
         return "take-part"
     return "wait"
 
 
 def retry_after(mean_seconds: float, draw: float) -> int:
-    """Spread clients that wait: 0.5 to 1.5 times the mean, in whole seconds; `draw` is uniform in [0, 1)."""
+    """Return 0.5 to 1.5 times the mean in whole seconds, at least 1; `draw` is uniform in [0, 1)."""
     return max(1, round(mean_seconds * (0.5 + draw)))
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One client's part in one round, as it is stored."""
+class Participation:
+    """One client's stored participation in one round, with the times that decide whether it was revoked."""
 
     state: ParticipationState
     revoked_at: datetime | None
     round_ended_at: datetime | None
 
 
-def shown_state(part: Part) -> ParticipationState:
-    """Call a client revoked in the rounds that had not ended when it was revoked."""
-    if part.revoked_at is None:
-        return part.state
-    if part.round_ended_at is None or part.revoked_at <= part.round_ended_at:
+def shown_state(participation: Participation) -> ParticipationState:
+    """Return the stored state, or `revoked` if the client was revoked before the round ended."""
+    if participation.revoked_at is None:
+        return participation.state
+    if participation.round_ended_at is None or participation.revoked_at <= participation.round_ended_at:
         return "revoked"
-    return part.state
+    return participation.state

@@ -1,8 +1,7 @@
-"""Let clients wait for their next round without a thread and without a transaction.
+"""Let clients wait for their next round without a thread or a transaction each.
 
-Who waits says what it saw of its federation. One look at the database asks for all federations that somebody
-waits for: when this process has moved a round, and else twice a second, so that what another replica did is
-found without being told.
+One query compares the progress of all federations that are waited for: after a change in this process, and
+twice a second for changes by other replicas.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from sqlalchemy.exc import SQLAlchemyError
 from coordinator.auth.authentication import Member
 from coordinator.db.engine import Database
 from coordinator.observability.logs import logger
-from coordinator.rounds.queries import Situation, situations
+from coordinator.rounds.queries import FederationProgress, fetch_progress
 
-LONGEST_SECONDS = 30
-"""A request waits no longer, whatever it asks for: what is between us and a client cuts idle connections."""
+MAX_WAIT_SECONDS = 30
+"""The longest wait of a request, whatever it prefers: proxies cut idle connections."""
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _WAIT = re.compile(r"""(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?=$|[,;])""", re.IGNORECASE)
 
-Ended = Literal["changed", "waited", "released"]
-"""How a wait ended; `released` = broken off: the service stops, or the client asked again elsewhere."""
+WaitOutcome = Literal["changed", "waited", "released"]
+"""`released` = ended early: the service stops, or the client sent another request."""
 
 log = logger(__name__)
 
@@ -38,17 +37,17 @@ log = logger(__name__)
 @dataclass(eq=False, slots=True)
 class _Waiter:
     federation_id: str
-    seen: Situation
-    ended: Ended = "waited"
+    progress: FederationProgress
+    outcome: WaitOutcome = "waited"
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def end(self, how: Ended) -> None:
-        self.ended = how
+    def end(self, outcome: WaitOutcome) -> None:
+        self.outcome = outcome
         self.over.set()
 
 
-class Waiting:
-    """Who waits in this process. All but `look` belongs to the event loop that runs `run`."""
+class LongPolls:
+    """The waiting clients of this process. Only `notify` may be called outside the event loop of `run`."""
 
     def __init__(self, database: Database, stopping: threading.Event) -> None:
         self._database = database
@@ -56,23 +55,25 @@ class Waiting:
         self._loop = asyncio.get_running_loop()
         self._due = asyncio.Event()
         self._waiters: dict[str, _Waiter] = {}
-        self.calls = 0
-        """How often `look` was called: who reads it before the database misses nothing in between."""
+        self.notifications = 0
+        """Number of `notify` calls. Read it before the database to detect a change in between."""
 
-    def look(self) -> None:
-        """Say, from any thread and after the commit, that rounds may have moved."""
-        self._loop.call_soon_threadsafe(self._note)
+    def notify(self) -> None:
+        """Wake the comparison after a commit that may have moved a round; callable from any thread."""
+        self._loop.call_soon_threadsafe(self._on_notify)
 
-    async def for_change(self, member: Member, seen: Situation, calls: int, seconds: float) -> Ended:
-        """Wait until a client's federation is no longer as it was seen after `calls` was read."""
+    async def wait_for_change(
+        self, member: Member, progress: FederationProgress, notifications: int, seconds: float
+    ) -> WaitOutcome:
+        """Wait until a client's federation differs from `progress`, read after `notifications` was."""
         if self._stopping.is_set():
             return "released"
-        waiter = _Waiter(member.federation_id, seen)
+        waiter = _Waiter(member.federation_id, progress)
         earlier = self._waiters.get(member.client_id)
-        if earlier is not None:  # one each: who reconnects all the time must not fill the memory
+        if earlier is not None:  # one per client, so that reconnecting does not fill the memory
             earlier.end("released")
         self._waiters[member.client_id] = waiter
-        if calls != self.calls:
+        if notifications != self.notifications:
             self._due.set()
         try:
             with anyio.move_on_after(seconds):
@@ -80,12 +81,12 @@ class Waiting:
         finally:
             if self._waiters.get(member.client_id) is waiter:
                 del self._waiters[member.client_id]
-        return waiter.ended
+        return waiter.outcome
 
     async def run(self) -> None:
-        """Look for changes until the service stops; then nobody waits."""
+        """Compare progress until the service stops; then release all waiting clients."""
         while not self._stopping.is_set():
-            with anyio.move_on_after(_LOOK_SECONDS):
+            with anyio.move_on_after(_POLL_SECONDS):
                 await self._due.wait()
             self._due.clear()
             if self._waiters:
@@ -93,37 +94,36 @@ class Waiting:
         for waiter in self._waiters.values():
             waiter.end("released")
 
-    def _note(self) -> None:
-        self.calls += 1
+    def _on_notify(self) -> None:
+        self.notifications += 1
         if self._waiters:
             self._due.set()
 
     async def _compare(self) -> None:
         waiters = [*self._waiters.values()]
         try:
-            found = await to_thread.run_sync(
-                _situations, self._database, {waiter.federation_id for waiter in waiters}
+            current = await to_thread.run_sync(
+                _fetch_progress, self._database, {waiter.federation_id for waiter in waiters}
             )
-        except SQLAlchemyError as error:  # a database's bad moment: they wait on
-            log.warning("looking-for-rounds-failed", error=type(error).__name__)
+        except SQLAlchemyError as error:  # transient: the clients keep waiting
+            log.warning("long-poll-query-failed", error=type(error).__name__)
             return
         for waiter in waiters:
-            if found.get(waiter.federation_id) != waiter.seen:
+            if current.get(waiter.federation_id) != waiter.progress:
                 waiter.end("changed")
 
 
 def seconds_of(prefer: str | None) -> int:
-    """Read the preference `wait` of a Prefer field (RFC 7240), at most LONGEST_SECONDS; 0 without one."""
-    found = _WAIT.search(prefer) if prefer is not None else None
-    return min(int(found.group(1)), LONGEST_SECONDS) if found is not None else 0
+    """Return the preference `wait` of a Prefer field (RFC 7240), at most MAX_WAIT_SECONDS; 0 without one."""
+    match = _WAIT.search(prefer) if prefer is not None else None
+    return min(int(match.group(1)), MAX_WAIT_SECONDS) if match is not None else 0
 
 
-def waiting_of(request: Request) -> Waiting:
-    """Say where this process's waiting clients are."""
-    waiting: Waiting = request.app.state.waiting
-    return waiting
+def long_polls_of(request: Request) -> LongPolls:
+    long_polls: LongPolls = request.app.state.long_polls
+    return long_polls
 
 
-def _situations(database: Database, federation_ids: set[str]) -> dict[str, Situation]:
-    with database.look() as asked:
-        return situations(asked, federation_ids)
+def _fetch_progress(database: Database, federation_ids: set[str]) -> dict[str, FederationProgress]:
+    with database.autocommit() as connection:
+        return fetch_progress(connection, federation_ids)

@@ -1,8 +1,4 @@
-"""What a client is told of a round, signed: which weights, which plan, which roster, until when, after what.
-
-A client gets one manifest per round, when it joins. Each names the one before, so that a client which keeps
-them notices a coordinator that goes back, stands still or tells two stories.
-"""
+"""Issue signed round manifests: weights, plan, roster and deadline, chained to the client's previous one."""
 
 from __future__ import annotations
 
@@ -31,16 +27,15 @@ _BEFORE = (
     .order_by(ManifestRow.round_number.desc())
     .limit(1)
 )
-_KEEP = insert(ManifestRow)
+_INSERT = insert(ManifestRow)
 
 
 def plan_bytes(plan: dict[str, Any]) -> bytes:
-    """Write a federation's resolved plan as it is served and hashed: the stored one never changes."""
+    """Encode a federation's resolved plan, as it is served and hashed."""
     return json.dumps(plan, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def of(session: Session, client_id: str, round_number: int) -> SignedDocument | None:
-    """Which manifest was a client given for a round?"""
+def get(session: Session, client_id: str, round_number: int) -> SignedDocument | None:
     return run(session, _OF_ROUND, {"client": client_id, "number": round_number}).scalar()
 
 
@@ -55,8 +50,11 @@ def issue(
     now: datetime,
     key: ServerKey,
 ) -> SignedDocument:
-    """Sign and keep a client's manifest of a round, in the transaction that joins it."""
-    # The newest link whatever the clock says, which may have stepped back: the federation's row is locked.
+    """Sign and store a client's manifest of a round, in the transaction of its join.
+
+    A client that stores its manifests detects a coordinator that rolls back, stalls or forks the chain.
+    """
+    # No time limit for the roster link, as the clock may have stepped back: the federation's row is locked.
     document = _signed(
         session,
         plan,
@@ -68,8 +66,8 @@ def issue(
         listed=roster.newest(session, member.federation_id),
         key=key,
     )
-    kept = {"client_id": member.client_id, "round_number": round_number}
-    run(session, _KEEP, {**kept, "document": document, "hash": hash_of(document)})
+    values = {"client_id": member.client_id, "round_number": round_number}
+    run(session, _INSERT, {**values, "document": document, "hash": hash_of(document)})
     return document
 
 
@@ -81,7 +79,7 @@ def final(
     weights: str,
     key: ServerKey,
 ) -> SignedDocument:
-    """Sign the manifest of the final weights; it is the same whenever it is asked for."""
+    """Sign the manifest of the final weights; repeated calls return the same document."""
     now = federation.finished_at
     if now is None:
         raise LookupError("the federation is not finished")

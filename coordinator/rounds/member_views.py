@@ -1,7 +1,7 @@
-"""What a client may see of a round: nothing from which it can compute what another client sent.
+"""Restrict views of rounds for clients, so that no client can compute what another client sent.
 
-Sums and means over the others change by one client's own figure when that client's arrives. So a client
-gets its own bytes, and a mean of scores only over a set that changes no more; relevance in two decimals.
+A sum or mean over other clients changes by one client's figure when it arrives. So a client sees its own
+bytes, a mean of scores over a final set only, and relevance in two decimals.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from schemas.messages.enrolment import Traffic
 from schemas.messages.rounds import RelevanceView, RoundSummary, RoundView, Scores, ScoreSummary
 
 LEAST_CLIENTS = 3
-"""How many clients a mean of scores is over at least, the one that reads it included."""
+"""The smallest number of clients in a mean of scores, including the reading client."""
 
 _DECIMALS = 2
 _SCORES_OF_ARRIVED = (
@@ -39,7 +39,6 @@ _TRAFFIC = select(ParticipationRow.bytes_up, ParticipationRow.bytes_down).where(
 
 
 def summary(session: Session, row: RoundRow, now: datetime, client_id: str) -> RoundSummary:
-    """Return a round as it stands at `now`, as one client may see it."""
     shown = views.summary(session, row, now)
     up, down = _traffic(session, row.id, client_id)
     return shown.model_copy(
@@ -51,7 +50,6 @@ def summary(session: Session, row: RoundRow, now: datetime, client_id: str) -> R
 
 
 def view(session: Session, row: RoundRow, client_id: str) -> RoundView:
-    """Return a round with this client's own entry only."""
     return views.view_of(
         session, row, summary(session, row, database_time(session), client_id), only=client_id
     )
@@ -60,8 +58,8 @@ def view(session: Session, row: RoundRow, client_id: str) -> RoundView:
 def relevance(session: Session, row: RoundRow, client_id: str) -> RelevanceView:
     """Return a client's own row of a published round's relevance, in two decimals.
 
-    Cosines are left out: a client that sends one unit vector after the other reads a coordinate of every
-    peer's sketch from each.
+    Cosines are left out: a client that sends unit vectors in turn would read every peer's sketch from them,
+    coordinate by coordinate.
 
     Raises:
         NotFound: the round has no relevance, or none of this client.
@@ -79,13 +77,13 @@ def relevance(session: Session, row: RoundRow, client_id: str) -> RelevanceView:
 
 
 def _scores(session: Session, row: RoundRow) -> ScoreSummary | None:
-    """Return the mean over the clients that delivered, once no other client can join it."""
+    """Return the mean over the clients whose update arrived, once no further scores can change it."""
     if row.state != "published":
         return None
     arrived = queries.tallies(session, row.id).get("arrived")
     if arrived is None or arrived.scores < LEAST_CLIENTS:
         return None
-    if arrived.scores < arrived.clients and scores.are_taken(session, row.federation_id, row.number):
+    if arrived.scores < arrived.clients and scores.are_accepted(session, row.federation_id, row.number):
         return None
     sent = [Scores.model_validate(stored) for stored in _scores_of_arrived(session, row.id)]
     shown = views.summarise(sent)
@@ -97,11 +95,9 @@ def _rounded(rows: Sequence[Sequence[float]]) -> list[list[float]]:
 
 
 def _scores_of_arrived(session: Session, round_id: int) -> list[dict[str, Any]]:
-    """Return the scores of the clients that delivered, in the order of client ids."""
     return list(run(session, _SCORES_OF_ARRIVED, {"round": round_id}).scalars())
 
 
 def _traffic(session: Session, round_id: int, client_id: str) -> tuple[int, int]:
-    """Return the bytes that a client sent and was sent in a round; zeros where it takes no part."""
     row = run(session, _TRAFFIC, {"round": round_id, "client": client_id}).first()
     return (row.bytes_up, row.bytes_down) if row is not None else (0, 0)

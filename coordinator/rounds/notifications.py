@@ -1,9 +1,8 @@
-"""Tell together what only changes a round's counts (joins, updates, scores), or a pack's test.
+"""Batch the events of changed counts (joins, updates, scores) and of pack tests.
 
-To sum up a round reads all who take part in it and all their scores: for each of a thousand that would be a
-million. A change of a round's state is told in its own transaction (`control.announce`); of what only counts
-each process remembers that it is to be told, and tells it twice a second at most. A process that is killed
-before loses a notification, never a fact: the next event of that round shows everything.
+Summing up a round reads all its participations and scores, so one event per change would cost the square of
+the clients. Changes wait in memory for at most half a second. A process that is killed loses a notification,
+never a fact: the next event of the round contains it.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from coordinator.db.engine import Database, database_time
-from coordinator.db.federation_lock import hold_federation, wait_at_most
+from coordinator.db.federation_lock import hold_federation, set_lock_timeout
 from coordinator.observability.logs import logger
 from coordinator.rounds import queries, store, transitions
-from coordinator.rounds.long_poll import waiting_of
+from coordinator.rounds.long_poll import long_polls_of
 
-TOGETHER_SECONDS = 0.5
-"""How far apart at least a process tells what rounds count."""
+INTERVAL_SECONDS = 0.5
+"""Shortest time between two batches of one process."""
 
-MOST_ROUNDS = 4096
-"""How many rounds a process has to tell at most; what others count shows their next event."""
+MAX_PENDING = 4096
+"""Most rounds and packs with pending changes; further ones are dropped, as their next event has them."""
 
-_MOST_HELD = 8
-_MOST_PATIENCE_SECONDS = 8.0
+_MAX_BLOCKED = 8
+_MAX_LOCK_WAIT_SECONDS = 8.0
 _LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's error code
 
 log = logger(__name__)
@@ -40,12 +39,12 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A round that counts something else than before, or an alignment pack that was tested.
+    """A round whose counts changed, or an alignment pack that was tested.
 
     Attributes:
-        subject: the round's number, or the base model whose pack it is.
-        last_event: the number of the federation's last event when that was so, under the federation's lock:
-            an event with a larger number shows it.
+        subject: round number, or base model of the pack.
+        last_event: number of the federation's last event, read under its lock with the change: an event with
+            a larger number contains it.
     """
 
     federation_id: str
@@ -54,77 +53,79 @@ class Change:
 
 
 class PendingNotifications:
-    """Of which rounds this process has to tell what they count."""
+    """The changes of which this process has yet to write events."""
 
     def __init__(self) -> None:
         self._last_events: dict[tuple[str, int | str], int] = {}
         self._failed: Counter[tuple[str, int | str]] = Counter()
-        self._told_at: float | None = None
+        self._published_at: float | None = None
         self._lock = threading.Lock()
 
-    def note(self, change: Change) -> bool:
-        """Remember a change, after its commit; say whether there was nothing to tell before."""
+    def add(self, change: Change) -> bool:
+        """Add a change after its commit; return whether no other was pending."""
         with self._lock:
             is_first = not self._last_events
-            which = change.federation_id, change.subject
-            if which in self._last_events or len(self._last_events) < MOST_ROUNDS:
-                self._last_events[which] = max(change.last_event, self._last_events.get(which, 0))
+            key = change.federation_id, change.subject
+            if key in self._last_events or len(self._last_events) < MAX_PENDING:
+                self._last_events[key] = max(change.last_event, self._last_events.get(key, 0))
             return is_first
 
-    def pause(self) -> float | None:
-        """Give the seconds in which nothing is to be told; None = until something is noted."""
+    def seconds_until_due(self) -> float | None:
+        """Return the seconds until the next batch; None = no change is pending."""
         with self._lock:
             return self._seconds_left() if self._last_events else None
 
-    def tell(self, database: Database, *, is_due: bool = False) -> bool:
-        """Write one event for each of these rounds, unless others were written too short a time ago.
+    def publish(self, database: Database, *, is_due: bool = False) -> bool:
+        """Write one event per pending change, if the last batch is old enough or `is_due`.
 
-        With `is_due` it is time, whenever that was. What could not be written is told later: who holds one
-        federation holds up no other, and each time is waited for longer. False = something was left.
+        A change whose federation stays locked is added again, last, and waits longer for the lock next time.
+
+        Returns:
+            Whether no change is left.
         """
         with self._lock:
             if not self._last_events or (not is_due and self._seconds_left() > 0):
                 return True
-            self._told_at = time.monotonic()
-            left = [Change(*which, last) for which, last in self._last_events.items()]
+            self._published_at = time.monotonic()
+            pending = [Change(*key, last) for key, last in self._last_events.items()]
             self._last_events.clear()
-        held: list[Change] = []
+        blocked: list[Change] = []
         try:
-            while left and len(held) < _MOST_HELD:
-                which = left[0].federation_id, left[0].subject
+            while pending and len(blocked) < _MAX_BLOCKED:
+                key = pending[0].federation_id, pending[0].subject
                 try:
-                    _tell(database, left[0], min(2.0 ** self._failed[which], _MOST_PATIENCE_SECONDS))
+                    _publish(database, pending[0], min(2.0 ** self._failed[key], _MAX_LOCK_WAIT_SECONDS))
                 except (OperationalError, InterfaceError, PoolExhausted) as error:
-                    log.warning("counts-not-told", federation=which[0], subject=which[1], reason=str(error))
+                    log.warning("notification-delayed", federation=key[0], subject=key[1], reason=str(error))
                     if getattr(getattr(error, "orig", None), "sqlstate", None) != _LOCK_NOT_AVAILABLE:
-                        return False  # so it would go with all the others
-                    self._failed[which] += 1
-                    held.append(left[0])
-                except Exception:  # it would fail for ever, and the round's next event shows the same
-                    log.exception("counts-not-told", federation=which[0], subject=which[1])
+                        return False  # the database is unavailable: the remaining changes would fail too
+                    self._failed[key] += 1
+                    blocked.append(pending[0])
+                except Exception:  # a retry would fail too; the round's next event contains the change
+                    log.exception("notification-dropped", federation=key[0], subject=key[1])
                 else:
-                    del self._failed[which]
-                del left[0]
-            return not held
+                    del self._failed[key]
+                del pending[0]
+            return not blocked
         finally:
-            self._told_at = time.monotonic()
-            for change in (*left, *held):  # whom somebody holds up comes last
-                self.note(change)
+            self._published_at = time.monotonic()
+            for change in (*pending, *blocked):
+                self.add(change)
 
     def _seconds_left(self) -> float:
-        if self._told_at is None:
+        if self._published_at is None:
             return 0.0
-        return max(0.0, self._told_at + TOGETHER_SECONDS - time.monotonic())
+        return max(0.0, self._published_at + INTERVAL_SECONDS - time.monotonic())
 
 
-def _tell(database: Database, change: Change, patience: float) -> None:
+def _publish(database: Database, change: Change, lock_wait_seconds: float) -> None:
     with database.write() as session:
-        wait_at_most(session, patience)
+        set_lock_timeout(session, lock_wait_seconds)
         hold_federation(session, change.federation_id)
-        if queries.is_told(session, change.federation_id, change.subject, change.last_event):
+        if queries.has_event(session, change.federation_id, change.subject, change.last_event):
             return
         if isinstance(change.subject, int):
-            row = store.numbered(session, change.federation_id, change.subject)
+            row = store.get_round(session, change.federation_id, change.subject)
             transitions.announce(session, row, database_time(session))
         else:
             transitions.announce_pack(session, change.federation_id, change.subject)
@@ -132,22 +133,22 @@ def _tell(database: Database, change: Change, patience: float) -> None:
 
 async def _wake(request: Request) -> Callable[[], None]:
     wake_ticker: Callable[[], None] = request.app.state.ticker.wake
-    waiting = waiting_of(request)
+    long_polls = long_polls_of(request)
 
     def wake() -> None:
         wake_ticker()
-        waiting.look()
+        long_polls.notify()
 
     return wake
 
 
 async def _notify(request: Request) -> Callable[[Change], None]:
-    tell: Callable[[Change], None] = request.app.state.ticker.note
-    return tell
+    notify: Callable[[Change], None] = request.app.state.ticker.note
+    return notify
 
 
 Wake = Annotated[Callable[[], None], Depends(_wake)]
-"""Call it after the commit: what is woken looks at the database at once."""
+"""Call it after the commit: the workers and long polls that it wakes read the database at once."""
 
-Tell = Annotated[Callable[[Change], None], Depends(_notify)]
-"""Call it after a commit that changed what a round counts, not its state: it is told soon, with others."""
+Notify = Annotated[Callable[[Change], None], Depends(_notify)]
+"""Call it after a commit that changed a round's counts, not its state: an event follows in the next batch."""

@@ -1,10 +1,6 @@
-"""End alignment packs: what was learnt under one that is replaced, deleted or voided no longer counts.
+"""Void alignment packs: reject the updates that were trained with them, and abandon the current round.
 
-Frames give P and Q their meaning. Updates of the pack's base model are listed as rejected, so that its
-clients are newcomers again; the weights that they were to begin from are made anew; and the round in
-progress is abandoned. Packs of other base models that were made on the pivot's end with it.
-
-Every function works in the caller's write transaction, with the federation locked.
+Each function needs the caller's write transaction with the federation's row locked.
 """
 
 from __future__ import annotations
@@ -21,36 +17,39 @@ from coordinator.storage import event_log, payloads
 
 
 def void(session: Session, federation: FederationRow, pack: PackRow) -> list[str]:
-    """End a pack, and with the pivot's all that were made on it; return the base models of them."""
+    """Void a pack, and with the pivot's all packs that depend on it; return their base models.
+
+    The clients of these base models begin anew: P and Q have no meaning without the frames of the pack.
+    """
     plan = plan_of(federation).alignment
-    ended = [pack]
+    voided = [pack]
     if plan is not None and plan.frames != "random" and pack.base_model == plan.pivot:
-        ended = list(session.scalars(select(PackRow).where(PackRow.federation_id == federation.id)))
-    for row in ended:
+        voided = list(session.scalars(select(PackRow).where(PackRow.federation_id == federation.id)))
+    for row in voided:
         session.merge(
             VoidedPackRow(federation_id=federation.id, base_model=row.base_model, digest=row.digest)
         )
-        payloads.let_go(session, row.payload_id)
+        payloads.start_grace(session, row.payload_id)
         session.delete(row)
     session.flush()
-    models = sorted(row.base_model for row in ended)
-    _discount(session, federation, models)
-    for base_model in models:
+    base_models = sorted(row.base_model for row in voided)
+    _reject_updates(session, federation, base_models)
+    for base_model in base_models:
         event_log.append(session, federation.id, "alignment", {"base_model": base_model, "digest": None})
-    return models
+    return base_models
 
 
-def void_those_of(session: Session, federation: FederationRow, client_id: str) -> list[str]:
-    """End the packs that a client stored; return the base models that have none now."""
-    ended: list[str] = []
+def void_packs_of(session: Session, federation: FederationRow, client_id: str) -> list[str]:
+    """Void the packs that a client stored; return the base models without a pack now."""
+    base_models: list[str] = []
     stored = select(PackRow).where(PackRow.federation_id == federation.id, PackRow.stored_by == client_id)
     while (pack := session.scalar(stored.limit(1))) is not None:
-        ended += void(session, federation, pack)
-    return ended
+        base_models += void(session, federation, pack)
+    return base_models
 
 
-def vouch_for_those_of(session: Session, federation: FederationRow, client_id: str) -> None:
-    """Count the packs that a client stored as an operator's from now on."""
+def adopt_packs_of(session: Session, federation: FederationRow, client_id: str) -> None:
+    """Treat the packs that a client stored as an operator's, so that they outlive its revocation."""
     session.execute(
         update(PackRow)
         .where(PackRow.federation_id == federation.id, PackRow.stored_by == client_id)
@@ -58,19 +57,18 @@ def vouch_for_those_of(session: Session, federation: FederationRow, client_id: s
     )
 
 
-def forget_verdicts_of(session: Session, federation_id: str, client_id: str) -> None:
-    """Count a client's verdicts on packs no longer."""
+def delete_verdicts_of(session: Session, federation_id: str, client_id: str) -> None:
     for pack in session.scalars(select(PackRow).where(PackRow.federation_id == federation_id)):
         if pack.verdicts and client_id in pack.verdicts:
             pack.verdicts = {name: test for name, test in pack.verdicts.items() if name != client_id}
-            settle_verdict(session, pack)
+            update_acceptance(session, pack)
 
 
-def settle_verdict(session: Session, pack: PackRow) -> None:
-    """Choose the acceptance test that stands: a person's, or else what the clients' come to.
+def update_acceptance(session: Session, pack: PackRow) -> None:
+    """Choose the acceptance test of a pack: an operator's, or else the newest of the prevailing verdict.
 
-    A pack fails when more than half of the enrolled clients of its base model say so: fewer cannot cut the
-    others off from sharing. It passes when somebody says so and it does not fail.
+    A pack fails with the verdicts of more than half of the enrolled clients of its base model, so that a
+    minority cannot exclude them from sharing. It passes with any passed test if it does not fail.
     """
     if pack.acceptance is not None and pack.acceptance["tested_by"] is None:
         return
@@ -84,13 +82,13 @@ def settle_verdict(session: Session, pack: PackRow) -> None:
     tests = sorted((pack.verdicts or {}).values(), key=lambda test: str(test["tested_at"]))
     failed = [test for test in tests if test["verdict"] == "failed"]
     passed = [test for test in tests if test["verdict"] == "passed"]
-    stands = failed if 2 * len(failed) > (members or 0) else passed
-    pack.acceptance = stands[-1] if stands else None
+    prevailing = failed if 2 * len(failed) > (members or 0) else passed
+    pack.acceptance = prevailing[-1] if prevailing else None
     session.flush()
 
 
 def restore(session: Session, federation_id: str, base_model: str, digest: str) -> None:
-    """Count a pack again that had ended: agents may keep their copies of it."""
+    """Mark a voided pack as valid again, so that agents may use their copies of it."""
     session.execute(
         delete(VoidedPackRow).where(
             VoidedPackRow.federation_id == federation_id,
@@ -100,23 +98,23 @@ def restore(session: Session, federation_id: str, base_model: str, digest: str) 
     )
 
 
-def _discount(session: Session, federation: FederationRow, models: list[str]) -> None:
+def _reject_updates(session: Session, federation: FederationRow, base_models: list[str]) -> None:
     if federation.state == "finished":
-        return  # there is no round to come, and the final weights stay as they were served
-    of_these = select(ClientRow.id).where(
-        ClientRow.federation_id == federation.id, ClientRow.base_model.in_(models)
+        return  # no round follows, and the final weights were served
+    client_ids = select(ClientRow.id).where(
+        ClientRow.federation_id == federation.id, ClientRow.base_model.in_(base_models)
     )
     current = store.latest(session, federation.id)
     if current is not None and current.state not in ENDED:
-        current = store.numbered(session, federation.id, current.number, lock=True)
+        current = store.get_round(session, federation.id, current.number, lock=True)
         transitions.abandon(session, federation, current, PACK_ENDED)
     else:
-        _take_back(session, federation.id, of_these)
+        _delete_unserved_weights(session, federation.id, client_ids)
     session.execute(
         update(UpdateRow)
         .where(
             UpdateRow.federation_id == federation.id,
-            UpdateRow.client_id.in_(of_these),
+            UpdateRow.client_id.in_(client_ids),
             UpdateRow.reject_reason.is_(None),
         )
         .values(reject_reason=PACK_ENDED)
@@ -124,17 +122,19 @@ def _discount(session: Session, federation: FederationRow, models: list[str]) ->
     )
 
 
-def _take_back(session: Session, federation_id: str, of_these: Select[str]) -> None:
-    """Delete the weights for a round that is not open yet, which nobody was told of.
+def _delete_unserved_weights(session: Session, federation_id: str, client_ids: Select[str]) -> None:
+    """Delete weights of a round that is not open yet, which no client was served.
 
-    Those of a round that is abandoned stay what they were: `joining` does not begin from them.
+    The weights of an abandoned round stay: `joining` does not start from them.
     """
     _, last = store.published(session, federation_id)
     later = (
         WeightsRow.federation_id == federation_id,
-        WeightsRow.client_id.in_(of_these),
+        WeightsRow.client_id.in_(client_ids),
         WeightsRow.round_number > last,
     )
-    held = session.scalars(select(WeightsRow.payload_id).where(*later, WeightsRow.payload_id.is_not(None)))
-    payloads.let_go(session, *(payload for payload in held if payload is not None))
+    payload_ids = session.scalars(
+        select(WeightsRow.payload_id).where(*later, WeightsRow.payload_id.is_not(None))
+    )
+    payloads.start_grace(session, *(payload_id for payload_id in payload_ids if payload_id is not None))
     session.execute(delete(WeightsRow).where(*later).execution_options(synchronize_session=False))

@@ -1,4 +1,4 @@
-"""The rows of who takes part in which round, and of what its part costs. One function per question."""
+"""Store participations: the state of each client in each round, its sketch and its traffic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coordinator.db.tables.federations import ClientRow, ParticipationRow, Round
 from coordinator.db.upsert import insert_new
 from coordinator.observability.fault_points import may_crash
 from coordinator.observability.metrics import Metrics
-from coordinator.strategies.base import Signature
+from coordinator.strategies.base import Sketch
 
 _OF_CLIENT = (ParticipationRow.round_id == bindparam("round")) & (
     ParticipationRow.client_id == bindparam("client")
@@ -23,7 +23,7 @@ _BYTES = {
     "bytes_up": ParticipationRow.bytes_up + bindparam("up"),
     "bytes_down": ParticipationRow.bytes_down + bindparam("down"),
 }
-_PART = select(ParticipationRow.state, ParticipationRow.base_digest).where(_OF_CLIENT)
+_PARTICIPATION = select(ParticipationRow.state, ParticipationRow.base_digest).where(_OF_CLIENT)
 _BEFORE = (
     select(ParticipationRow.state)
     .join(RoundRow, RoundRow.id == ParticipationRow.round_id)
@@ -35,11 +35,11 @@ _BEFORE = (
     .order_by(RoundRow.number.desc())
     .limit(2)
 )
-_SIGN = insert(SignatureRow)
-_MARK = update(ParticipationRow).where(_OF_CLIENT).values(state=bindparam("now"))
+_INSERT_SKETCH = insert(SignatureRow)
+_SET_STATE = update(ParticipationRow).where(_OF_CLIENT).values(state=bindparam("new_state"))
 _ARRIVE = update(ParticipationRow).where(_OF_CLIENT).values(state="arrived", **_BYTES)
 _COUNT = update(ParticipationRow).where(_OF_CLIENT).values(**_BYTES)
-_COUNT_ALTOGETHER = (
+_COUNT_TOTAL = (
     update(ClientRow)
     .where(ClientRow.id == bindparam("client"))
     .values(
@@ -49,23 +49,22 @@ _COUNT_ALTOGETHER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Taking:
-    """A client's part in a round: how it went, and the name of the weights it was told to start from."""
+class Participation:
+    """A client's state in a round, and the digest of the weights from which it trains."""
 
     state: str
     base_digest: str
 
 
-def of(session: Session, round_id: int, client_id: str) -> Taking | None:
-    """Did this client join?"""
-    found = run(session, _PART, {"round": round_id, "client": client_id}).first()
-    return Taking(*found) if found is not None else None
+def get(session: Session, round_id: int, client_id: str) -> Participation | None:
+    row = run(session, _PARTICIPATION, {"round": round_id, "client": client_id}).first()
+    return Participation(*row) if row is not None else None
 
 
-def before(session: Session, row: RoundRow, client_id: str) -> list[str]:
-    """How did a client's last two parts in rounds before this one go, the newest first?"""
-    which = {"federation_id": row.federation_id, "number": row.number, "client": client_id}
-    return list(run(session, _BEFORE, which).scalars())
+def earlier_states(session: Session, row: RoundRow, client_id: str) -> list[str]:
+    """Return the states of a client's last two participations before this round, newest first."""
+    parameters = {"federation_id": row.federation_id, "number": row.number, "client": client_id}
+    return list(run(session, _BEFORE, parameters).scalars())
 
 
 def join(
@@ -77,7 +76,6 @@ def join(
     *,
     is_waited_for: bool = True,
 ) -> None:
-    """Let a client take part, if it does not yet."""
     insert_new(
         session,
         ParticipationRow,
@@ -95,20 +93,19 @@ def join(
     )
 
 
-def keep_signature(session: Session, row: RoundRow, client_id: str, origin: str, sent: Signature) -> None:
-    """Keep a client's signature; `origin` is `join` or `update`."""
+def store_sketch(session: Session, row: RoundRow, client_id: str, origin: str, sketch: Sketch) -> None:
     run(
         session,
-        _SIGN,
+        _INSERT_SKETCH,
         {
             "federation_id": row.federation_id,
             "round_id": row.id,
             "round_number": row.number,
             "client_id": client_id,
             "origin": origin,
-            "vector": sent.vector.astype("<f4").tobytes(),
-            "reliability": sent.reliability,
-            "epsilon": sent.epsilon,
+            "vector": sketch.vector.astype("<f4").tobytes(),
+            "reliability": sketch.reliability,
+            "epsilon": sketch.epsilon,
         },
     )
 
@@ -116,29 +113,27 @@ def keep_signature(session: Session, row: RoundRow, client_id: str, origin: str,
 def count_bytes(
     session: Session, round_id: int | None, client_id: str, *, up: int = 0, down: int = 0
 ) -> None:
-    """Add encoded bytes to what a client sent and was sent, altogether and in a round it takes part in."""
-    counted = {"client": client_id, "up": up, "down": down}
+    """Add encoded bytes to a client's traffic: its total and, if `round_id` is set, that of the round."""
+    traffic = {"client": client_id, "up": up, "down": down}
     if round_id is not None:
-        run(session, _COUNT, {"round": round_id, **counted})
-    run(session, _COUNT_ALTOGETHER, counted)
+        run(session, _COUNT, {"round": round_id, **traffic})
+    run(session, _COUNT_TOTAL, traffic)
 
 
-def arrive(session: Session, round_id: int, sizes: Mapping[str, int]) -> None:
-    """Say that these clients' updates are in, and count the encoded bytes of each."""
-    counted = [{"client": client, "up": sizes[client], "down": 0} for client in sorted(sizes)]
-    run(session, _ARRIVE, [{"round": round_id, **one} for one in counted])
-    run(session, _COUNT_ALTOGETHER, counted)
+def mark_arrived(session: Session, round_id: int, sizes: Mapping[str, int]) -> None:
+    traffic = [{"client": client_id, "up": sizes[client_id], "down": 0} for client_id in sorted(sizes)]
+    run(session, _ARRIVE, [{"round": round_id, **values} for values in traffic])
+    run(session, _COUNT_TOTAL, traffic)
 
 
-def mark(session: Session, round_id: int, client_id: str, state: str) -> None:
-    """Say how a client's part in a round went."""
-    run(session, _MARK, {"round": round_id, "client": client_id, "now": state})
+def set_state(session: Session, round_id: int, client_id: str, state: str) -> None:
+    run(session, _SET_STATE, {"round": round_id, "client": client_id, "new_state": state})
 
 
-def sent_to(
+def count_download(
     database: Database, metrics: Metrics, client_id: str, size: int, *, round_id: int | None = None
 ) -> None:
-    """Count a body before it leaves, so that who has read the last byte already finds it counted."""
+    """Count a body before it is sent, so that a client that has read its last byte finds it counted."""
     if not size:
         return
     with database.write() as session:

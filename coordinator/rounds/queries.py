@@ -1,4 +1,4 @@
-"""What is asked of the database to show rounds and to wait for them; nothing here changes anything."""
+"""Read-only queries behind the views of rounds and the long poll."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from coordinator.enrolment.store import has_keys
 from coordinator.errors import NotFound
 from coordinator.federations.claims import Counted
 
-_Other = aliased(RoundRow)
-_LATEST = select(func.max(_Other.number)).where(_Other.federation_id == FederationRow.id).scalar_subquery()
+_Latest = aliased(RoundRow)
+_LATEST = select(func.max(_Latest.number)).where(_Latest.federation_id == FederationRow.id).scalar_subquery()
 _REVOKED = select(func.count()).where(
     ClientRow.federation_id == FederationRow.id, ClientRow.state == "revoked"
 )
-_SITUATIONS = select(FederationRow.id, FederationRow.state, _LATEST, _REVOKED.scalar_subquery()).where(
+_PROGRESS = select(FederationRow.id, FederationRow.state, _LATEST, _REVOKED.scalar_subquery()).where(
     FederationRow.id.in_(bindparam("federation_ids", expanding=True))
 )
-_LOOK = (
+_STATUS = (
     select(
         FederationRow.state,
         RoundRow.number,
@@ -73,7 +73,7 @@ _SCORES = (
     select(ScoresRow.scores).where(ScoresRow.round_id == bindparam("round")).order_by(ScoresRow.client_id)
 )
 
-_TOLD = select(
+_HAS_ROUND_EVENT = select(
     exists().where(
         EventRow.federation_id == bindparam("federation_id"),
         EventRow.number > bindparam("after"),
@@ -81,7 +81,7 @@ _TOLD = select(
         EventRow.data["round"].as_integer() == bindparam("round"),
     )
 )
-_PACK_TOLD = select(
+_HAS_PACK_EVENT = select(
     exists().where(
         EventRow.federation_id == bindparam("federation_id"),
         EventRow.number > bindparam("after"),
@@ -93,7 +93,7 @@ _PACK_TOLD = select(
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The participations of a round in one state, their encoded bytes, and how many sent scores."""
+    """The number of participations in one state, their encoded bytes, and the number with scores."""
 
     clients: int
     up: int
@@ -103,21 +103,22 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class ClientRoundStatus:
-    """What a client has to do depends on this: its federation, the latest round, and its part in that.
+    """The facts that decide a client's next action: the states of its federation, round and participation.
 
-    `number`, `state` and `deadline` are the round's, None before the first; `part` is None before joining.
+    `round_number`, `state` and `deadline` are those of the latest round, None before the first;
+    `participation` is None before the client joins.
     """
 
     federation: str
-    number: int | None
+    round_number: int | None
     state: str | None
     deadline: datetime | None
-    part: str | None
+    participation: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class PartRow:
-    """One client in one round; what is None has not happened."""
+class ParticipationDetails:
+    """One client in one round; None = not yet."""
 
     client_id: str
     name: str
@@ -135,68 +136,68 @@ class PartRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
-    """What a client that waits for its next round waits for a change of.
+class FederationProgress:
+    """The facts whose change ends a long poll.
 
     Attributes:
-        state: the federation's.
-        number: its latest round; 0 = none yet.
-        revoked: how many clients were shut out: who waits may be one of them.
+        state: state of the federation.
+        round_number: its latest round; 0 = none yet.
+        revoked: number of revoked clients: a waiting client may be one of them.
     """
 
     state: str
-    number: int
+    round_number: int
     revoked: int
 
 
-def look(asked: Session | Connection, federation_id: str, client_id: str) -> ClientRoundStatus:
-    """How does a client's federation stand for it?
+def fetch_status(connection: Session | Connection, federation_id: str, client_id: str) -> ClientRoundStatus:
+    """Return the status of a client in its federation's latest round.
 
     Raises:
-        NotFound: there is no such federation.
+        NotFound: the federation does not exist.
     """
-    found = run(asked, _LOOK, {"federation_id": federation_id, "client": client_id}).first()
-    if found is None:
+    row = run(connection, _STATUS, {"federation_id": federation_id, "client": client_id}).first()
+    if row is None:
         raise NotFound
-    return ClientRoundStatus(*found)
+    return ClientRoundStatus(*row)
 
 
-def situations(asked: Session | Connection, federation_ids: Collection[str]) -> dict[str, Situation]:
-    """How do these federations stand?"""
-    rows = run(asked, _SITUATIONS, {"federation_ids": list(federation_ids)})
+def fetch_progress(
+    connection: Session | Connection, federation_ids: Collection[str]
+) -> dict[str, FederationProgress]:
+    rows = run(connection, _PROGRESS, {"federation_ids": list(federation_ids)})
     return {
-        federation_id: Situation(state, round_number or 0, revoked)
+        federation_id: FederationProgress(state, round_number or 0, revoked)
         for federation_id, state, round_number, revoked in rows
     }
 
 
 def tallies(session: Session, round_id: int) -> dict[str, Tally]:
-    """How many clients are in which state, how many bytes did they send and get, how many sent scores?"""
     rows = run(session, _TALLIES, {"round": round_id})
     return {state: Tally(count, int(up), int(down), scores) for state, count, up, down, scores in rows}
 
 
 def scores(session: Session, round_id: int) -> list[dict[str, Any]]:
-    """Which scores were sent in, in the order of client ids?"""
     return list(run(session, _SCORES, {"round": round_id}).scalars())
 
 
-def is_told(session: Session, federation_id: str, subject: int | str, after: int) -> bool:
-    """Whether a round or a base model's pack has an event after the federation's event of number `after`."""
+def has_event(session: Session, federation_id: str, subject: int | str, after: int) -> bool:
+    """Whether a round or a base model's pack has an event after the federation's event number `after`."""
     if isinstance(subject, int):
         return bool(
-            run(session, _TOLD, {"federation_id": federation_id, "round": subject, "after": after}).scalar()
+            run(
+                session, _HAS_ROUND_EVENT, {"federation_id": federation_id, "round": subject, "after": after}
+            ).scalar()
         )
     return bool(
         run(
-            session, _PACK_TOLD, {"federation_id": federation_id, "base_model": subject, "after": after}
+            session, _HAS_PACK_EVENT, {"federation_id": federation_id, "base_model": subject, "after": after}
         ).scalar()
     )
 
 
-def parts(session: Session, round_id: int, client_id: str | None) -> list[PartRow]:
-    """Who took part, and how did it go? With `client_id` that client only."""
-    spent = (
+def participations(session: Session, round_id: int, client_id: str | None) -> list[ParticipationDetails]:
+    epsilon = (
         select(func.max(SignatureRow.epsilon))
         .where(SignatureRow.round_id == round_id, SignatureRow.client_id == ParticipationRow.client_id)
         .scalar_subquery()
@@ -213,7 +214,7 @@ def parts(session: Session, round_id: int, client_id: str | None) -> list[PartRo
             ClientRow.revoked_at,
             UpdateRow.received_at,
             UpdateRow.norm,
-            spent,
+            epsilon,
             UpdateRow.examples,
             ScoresRow.scores,
         )
@@ -232,11 +233,11 @@ def parts(session: Session, round_id: int, client_id: str | None) -> list[PartRo
     if client_id is not None:
         query = query.where(ParticipationRow.client_id == client_id)
     rows: Iterable[Any] = session.execute(query)
-    return [PartRow(*row) for row in rows]
+    return [ParticipationDetails(*row) for row in rows]
 
 
-def counted(session: Session, round_id: int) -> Counted:
-    """How many updates were accepted in a round, from whom, and what have their signatures cost?"""
+def count_updates(session: Session, round_id: int) -> Counted:
+    """Count a round's accepted updates: all, those of bearer credentials, and those with a privacy cost."""
     rows = session.execute(
         select(ClientRow.credential_hash, SignatureRow.epsilon)
         .join_from(UpdateRow, ClientRow, ClientRow.id == UpdateRow.client_id)
@@ -248,17 +249,17 @@ def counted(session: Session, round_id: int) -> Counted:
         )
         .where(UpdateRow.round_id == round_id, UpdateRow.reject_reason.is_(None))
     ).all()
-    spent = [epsilon for _, epsilon in rows if epsilon is not None]
+    epsilons = [epsilon for _, epsilon in rows if epsilon is not None]
     return Counted(
         updates=len(rows),
         from_bearers=sum(not has_keys(credential) for credential, _ in rows),
-        private=len(spent),
-        spent=max(spent, default=None),
+        private=len(epsilons),
+        spent=max(epsilons, default=None),
     )
 
 
 def last_updates(session: Session, federation_id: str, round_number: int) -> dict[str, int]:
-    """In which round, up to this one, was each client's last update that counts?"""
+    """Return the round of each client's last update that counts, up to this round."""
     rows = session.execute(
         select(UpdateRow.client_id, func.max(UpdateRow.round_number))
         .where(
@@ -272,7 +273,7 @@ def last_updates(session: Session, federation_id: str, round_number: int) -> dic
 
 
 def page(session: Session, federation_id: str, *, before: int | None, limit: int) -> list[RoundRow]:
-    """Which rounds are there, newest first?"""
+
     query = select(RoundRow).where(RoundRow.federation_id == federation_id)
     if before is not None:
         query = query.where(RoundRow.number < before)
@@ -280,15 +281,14 @@ def page(session: Session, federation_id: str, *, before: int | None, limit: int
 
 
 def relevance(session: Session, round_id: int, client_id: str | None) -> list[RelevanceRow]:
-    """Who listened to whom? With `client_id` that client's row only."""
+    """Return the rows of a round's relevance matrix, or one client's only."""
     query = select(RelevanceRow).where(RelevanceRow.round_id == round_id).order_by(RelevanceRow.ordinal)
     if client_id is not None:
         query = query.where(RelevanceRow.client_id == client_id)
     return list(session.scalars(query))
 
 
-def compared(session: Session, round_id: int) -> Iterable[str]:
-    """Which clients do the columns of a round's relevance stand for?"""
+def relevance_columns(session: Session, round_id: int) -> Iterable[str]:
     return session.scalars(
         select(RelevanceRow.client_id).where(RelevanceRow.round_id == round_id).order_by(RelevanceRow.ordinal)
     )

@@ -1,4 +1,4 @@
-"""The routes that show rounds: all of them to people, to a client what `member_views` leaves of them."""
+"""Routes that show rounds: in full to people, to clients as `member_views` restricts them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from schemas.messages.rounds import RelevanceView, RoundPage, RoundView
 
 router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["rounds"])
 
-_PLACE = re.compile(r"[0-9]{1,9}")
+_CURSOR = re.compile(r"[0-9]{1,9}")
 
 
 @router.get("/rounds", responses=answers(AuthMissing, NotFound, Invalid))
@@ -30,11 +30,11 @@ def list_rounds(
     after: After = None,
     limit: Limit = DEFAULT_LIMIT,
 ) -> RoundPage:
-    """List rounds, newest first; a client sees its own bytes, and scores of many clients only."""
+    """List rounds, newest first. A client sees its own bytes, and mean scores of at least three clients."""
     with database.read() as session:
         federations.federation(session, federation_id)
-        if after is not None and not _PLACE.fullmatch(after):
-            raise Invalid("after: not where a page of rounds ends", field="after")
+        if after is not None and not _CURSOR.fullmatch(after):
+            raise Invalid("after: not a cursor of rounds; send the `next` of the page before", field="after")
         rows = queries.page(session, federation_id, before=int(after) if after else None, limit=limit + 1)
         now, client_id = database_time(session), _self(reader)
         return RoundPage(
@@ -52,9 +52,9 @@ def list_rounds(
 def show_round(
     reader: AsReader, federation_id: FederationId, n: RoundNumber, database: TheDatabase
 ) -> RoundView:
-    """Show a round with its clients; a client sees itself only."""
+    """Show a round with its clients. A client sees its own entry only."""
     with database.read() as session:
-        row, client_id = store.numbered(session, federation_id, n), _self(reader)
+        row, client_id = store.get_round(session, federation_id, n), _self(reader)
         if client_id is None:
             return views.view(session, row)
         return member_views.view(session, row, client_id)
@@ -64,9 +64,9 @@ def show_round(
 def show_relevance(
     reader: AsReader, federation_id: FederationId, n: RoundNumber, database: TheDatabase
 ) -> RelevanceView:
-    """Show who listened to whom in a published round; a client sees its own row only, in two decimals."""
+    """Show the relevance matrix of a published round. A client sees its own row only, in two decimals."""
     with database.read() as session:
-        row, client_id = store.numbered(session, federation_id, n), _self(reader)
+        row, client_id = store.get_round(session, federation_id, n), _self(reader)
         if client_id is None:
             return views.relevance(session, row)
         return member_views.relevance(session, row, client_id)

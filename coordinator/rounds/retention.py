@@ -1,9 +1,7 @@
-"""Thin out what old rounds keep: their tensors and events go, what is shown of a round stays.
+"""Prune old rounds: delete their tensors and events, and keep the rows that views show.
 
-Refuses to touch what a round may still need: each client's last counted update, the weights it was given
-last, and what is folded into each base model. What weights are in recipes goes whole: it can be made again
-of weights that stay. The bytes themselves go when nobody refers to them any more
-(`collection.collect`).
+The tensors that a later round may read stay: each client's last counted update and last served weights, and
+the last base delta of each base model. `storage.garbage_collection` deletes payloads without a reference.
 """
 
 from __future__ import annotations
@@ -18,54 +16,57 @@ from coordinator.db.tables.weights import CodedWeightsRow
 from coordinator.storage import event_log, payloads
 
 
-def thin_out(database: Database, keep_rounds: int, *, most: int = 200) -> int:
-    """Forget what all but each federation's last `keep_rounds` published rounds have in tensors and events.
+def prune_rounds(database: Database, keep_rounds: int, *, limit: int = 200) -> int:
+    """Prune all but each federation's last `keep_rounds` published rounds.
 
-    At most `most` of each at a time, lest anybody wait for long; gives how many, 0 when all are forgotten.
+    Args:
+        limit: most rows of each kind in a transaction, so that no request waits long for the lock.
+
+    Returns:
+        The number of pruned rows; 0 = nothing is left to prune.
     """
     with database.read() as session:
-        federations = list(session.scalars(select(FederationRow.id).order_by(FederationRow.id)))
-    forgotten = 0
-    for federation_id in federations:
+        federation_ids = list(session.scalars(select(FederationRow.id).order_by(FederationRow.id)))
+    pruned = 0
+    for federation_id in federation_ids:
         with database.write() as session:
             lock_federation(session, federation_id)
-            forgotten += _thin_out(session, federation_id, keep_rounds, most)
-    return forgotten
+            pruned += _prune_federation(session, federation_id, keep_rounds, limit)
+    return pruned
 
 
-def _thin_out(session: Session, federation_id: str, keep_rounds: int, most: int) -> int:
+def _prune_federation(session: Session, federation_id: str, keep_rounds: int, limit: int) -> int:
     published = list(session.scalars(_published(federation_id).limit(keep_rounds)))
     if len(published) < keep_rounds:
         return 0
     oldest_kept = published[-1]
-    updates = list(session.scalars(_old_updates(federation_id, oldest_kept, published[0]).limit(most)))
-    weights = list(session.scalars(_old_weights(federation_id, oldest_kept).limit(most)))
-    folds = list(session.scalars(_old_folds(federation_id, oldest_kept).limit(most)))
-    coded = list(session.scalars(_old_coded(federation_id, oldest_kept).limit(most)))
-    referred = {row.payload_id for row in updates} | {row.state_payload_id for row in updates}
-    referred |= {one.payload_id for rows in (weights, folds, coded) for one in rows}
-    payloads.let_go(session, *(one for one in referred if one is not None))
-    for row in updates:
-        row.payload_id = row.state_payload_id = None
-    for given in weights:
-        given.payload_id = given.head = None
-    for fold in folds:
-        fold.payload_id = None
-    for made in coded:
-        session.delete(made)
-    unread = event_log.forget_of_rounds(session, federation_id, oldest_kept, most=most)
-    return len(updates) + len(weights) + len(folds) + len(coded) + unread
+    updates = list(session.scalars(_old_updates(federation_id, oldest_kept, published[0]).limit(limit)))
+    weights = list(session.scalars(_old_weights(federation_id, oldest_kept).limit(limit)))
+    base_deltas = list(session.scalars(_old_base_deltas(federation_id, oldest_kept).limit(limit)))
+    coded_weights = list(session.scalars(_old_coded_weights(federation_id, oldest_kept).limit(limit)))
+    payload_ids = {row.payload_id for row in updates} | {row.state_payload_id for row in updates}
+    payload_ids |= {row.payload_id for rows in (weights, base_deltas, coded_weights) for row in rows}
+    payloads.start_grace(session, *(payload_id for payload_id in payload_ids if payload_id is not None))
+    for update in updates:
+        update.payload_id = update.state_payload_id = None
+    for served in weights:
+        served.payload_id = served.head = None
+    for base_delta in base_deltas:
+        base_delta.payload_id = None
+    for coded in coded_weights:  # whole rows: weights can be encoded again from those that stay
+        session.delete(coded)
+    events = event_log.delete_of_rounds(session, federation_id, oldest_kept, most=limit)
+    return len(updates) + len(weights) + len(base_deltas) + len(coded_weights) + events
 
 
 def _published(federation_id: str) -> Select[int]:
-    """Select the numbers of published rounds, the newest first: between them may be abandoned ones."""
     published = RoundRow.federation_id == federation_id, RoundRow.state == "published"
     return select(RoundRow.number).where(*published).order_by(RoundRow.number.desc())
 
 
 def _old_updates(federation_id: str, oldest_kept: int, published: int) -> Select[UpdateRow]:
     newer = aliased(UpdateRow)
-    # One that counts: of a round that is published. The last of these serves rounds to come.
+    # A newer update of a round that is not published may still be rejected, and then the older one serves.
     superseded = exists().where(
         newer.client_id == UpdateRow.client_id,
         newer.reject_reason.is_(None),
@@ -82,7 +83,7 @@ def _old_updates(federation_id: str, oldest_kept: int, published: int) -> Select
 
 def _old_weights(federation_id: str, oldest_kept: int) -> Select[WeightsRow]:
     newer = aliased(WeightsRow)
-    # What a client is served in a round are the newest weights of that round or an earlier one.
+    # A client is served the newest weights of the round or of an earlier one.
     superseded = exists().where(
         newer.client_id == WeightsRow.client_id,
         newer.round_number > WeightsRow.round_number,
@@ -96,13 +97,13 @@ def _old_weights(federation_id: str, oldest_kept: int) -> Select[WeightsRow]:
     )
 
 
-def _old_coded(federation_id: str, oldest_kept: int) -> Select[CodedWeightsRow]:
+def _old_coded_weights(federation_id: str, oldest_kept: int) -> Select[CodedWeightsRow]:
     return select(CodedWeightsRow).where(
         CodedWeightsRow.federation_id == federation_id, CodedWeightsRow.round_number < oldest_kept
     )
 
 
-def _old_folds(federation_id: str, oldest_kept: int) -> Select[FoldRow]:
+def _old_base_deltas(federation_id: str, oldest_kept: int) -> Select[FoldRow]:
     newer = aliased(FoldRow)
     superseded = exists().where(
         newer.federation_id == FoldRow.federation_id,

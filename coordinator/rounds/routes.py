@@ -1,4 +1,4 @@
-"""The routes of rounds: what a client has to do, its scores, how rounds are shown."""
+"""Routes with which a client takes part: its current round, the plan, its manifest and its scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Depends, Header, Request, Response
 from sqlalchemy.orm import Session
 
-from coordinator.auth.authentication import Member, looking, note_seen, recognise, still_member
+from coordinator.auth.authentication import Member, auth_connection, identify, record_seen, still_member
 from coordinator.auth.permissions import IDENTIFIED, AsMember, AsReader, member_of, read_once
 from coordinator.db.engine import database_time
 from coordinator.db.federation_lock import hold_federation
@@ -32,31 +32,32 @@ from coordinator.federations import store as federations
 from coordinator.http.dependencies import TheDatabase, database_of, server_key_of, settings_of
 from coordinator.http.json_body import json_body, takes
 from coordinator.http.limits.concurrency import HasSpace
-from coordinator.http.limits.poll_rate import polls_of
+from coordinator.http.limits.poll_rate import poll_rate_of
 from coordinator.http.params import FederationId, RoundNumber, UncheckedFederationId
 from coordinator.http.problems import answers
 from coordinator.rounds import base_weights, manifests, queries, store, transitions
 from coordinator.rounds import scores as scores_of_rounds
-from coordinator.rounds.lifecycle import Advice, advice, retry_after
-from coordinator.rounds.long_poll import LONGEST_SECONDS, Ended, seconds_of, waiting_of
-from coordinator.rounds.notifications import Change, Tell
-from coordinator.rounds.queries import Situation
+from coordinator.rounds.lifecycle import ClientAction, client_action, retry_after
+from coordinator.rounds.long_poll import MAX_WAIT_SECONDS, WaitOutcome, long_polls_of, seconds_of
+from coordinator.rounds.notifications import Change, Notify
+from coordinator.rounds.queries import FederationProgress
 from coordinator.storage.server_key import ServerKey
+from coordinator.strategies.opening import open_plan
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import FinishedBrief, RoundBrief, Scores, SignedDocument, WeightsReference
 from schemas.messages.updates import WeightsManifest
 
 router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["rounds"])
 
-_NOTHING_TO_DO: dict[int | str, dict[str, Any]] = {
+_NO_ACTION: dict[int | str, dict[str, Any]] = {
     204: {
-        "description": "Nothing to do for now; ask again after `Retry-After` seconds",
+        "description": "No action is due; repeat the request after `Retry-After` seconds",
         "headers": {"Retry-After": {"schema": {"type": "integer"}}},
     }
 }
 _PREFER = (
-    "`wait=N` (RFC 7240): when there is nothing to do, answer as soon as there is, "
-    f"or after N seconds, {LONGEST_SECONDS} at most"
+    "`wait=N` (RFC 7240): while no action is due, delay the response until one is, "
+    f"for N seconds, {MAX_WAIT_SECONDS} at most"
 )
 _METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
 
@@ -64,7 +65,7 @@ _METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
 @router.get(
     "/rounds/current",
     response_model=RoundBrief | FinishedBrief,
-    responses={**_NOTHING_TO_DO, **answers(AuthMissing, Forbidden, NotFound, RateLimited)},
+    responses={**_NO_ACTION, **answers(AuthMissing, Forbidden, NotFound, RateLimited)},
     openapi_extra=IDENTIFIED,
 )
 async def current_round(
@@ -72,23 +73,24 @@ async def current_round(
     federation_id: UncheckedFederationId,
     prefer: Annotated[str | None, Header(description=_PREFER, examples=["wait=30"])] = None,
 ) -> RoundBrief | FinishedBrief | Response:
-    """Tell a client what it has to do now, or as soon as there is something within the time it waits."""
-    waiting = waiting_of(request)
+    """Return the round that a client should take part in, or wait for one as the `Prefer` header says."""
+    long_polls = long_polls_of(request)
     wait = seconds_of(prefer)
     deadline = time.monotonic() + wait
-    ended: Ended = "released"
-    calls = waiting.calls
-    member, told = await to_thread.run_sync(_first_look, request, federation_id, wait > 0)
-    while isinstance(told, Situation):
-        ended = await waiting.for_change(member, told, calls, deadline - time.monotonic())
-        if ended != "changed":
+    outcome: WaitOutcome = "released"
+    notifications = long_polls.notifications
+    member, brief = await to_thread.run_sync(_authenticate_and_fetch, request, federation_id, wait > 0)
+    while isinstance(brief, FederationProgress):
+        left = deadline - time.monotonic()
+        outcome = await long_polls.wait_for_change(member, brief, notifications, left)
+        if outcome != "changed":
             break
-        calls = waiting.calls
-        told = await to_thread.run_sync(_look_again, request, member)
-    if isinstance(told, RoundBrief | FinishedBrief):
-        return told
-    # Who has waited in full may come back at once; those we send away come back one after the other.
-    seconds = 0 if ended == "waited" else retry_after(settings_of(request).retry_seconds, random.random())
+        notifications = long_polls.notifications
+        brief = await to_thread.run_sync(_fetch_again, request, member)
+    if isinstance(brief, RoundBrief | FinishedBrief):
+        return brief
+    # A client that waited in full may poll at once; the retries of all others are spread.
+    seconds = 0 if outcome == "waited" else retry_after(settings_of(request).retry_seconds, random.random())
     return Response(status_code=204, headers={"Retry-After": str(seconds)})
 
 
@@ -101,7 +103,7 @@ async def current_round(
     },
 )
 def show_plan(_: AsReader, federation_id: FederationId, database: TheDatabase) -> Response:
-    """Give the federation's resolved plan in the very bytes whose digest every round's manifest has."""
+    """Return the federation's resolved plan, in the bytes whose digest each round's manifest contains."""
     with database.read() as session:
         return Response(
             manifests.plan_bytes(federations.federation(session, federation_id).plan),
@@ -111,12 +113,12 @@ def show_plan(_: AsReader, federation_id: FederationId, database: TheDatabase) -
 
 @router.get("/rounds/{n}/manifest", responses=answers(AuthMissing, Forbidden, NotFound))
 def show_manifest(member: AsMember, n: RoundNumber, database: TheDatabase) -> SignedDocument:
-    """Give a client the signed manifest that it got when it joined a round."""
+    """Return the signed manifest that the client received when it joined a round."""
     with database.read() as session:
-        told = manifests.of(session, member.client_id, n)
-        if told is None:
+        manifest = manifests.get(session, member.client_id, n)
+        if manifest is None:
             raise NotFound
-        return told
+        return manifest
 
 
 @router.put(
@@ -134,89 +136,88 @@ def put_scores(
     _: HasSpace,
     scores: Annotated[Scores, Depends(json_body(Scores))],
     database: TheDatabase,
-    tell: Tell,
+    notify: Notify,
 ) -> None:
-    """Store how good a client's model was before and after the round's local steps; the last ones win.
+    """Store the scores of a client's model before and after the round's local steps, replacing earlier ones.
 
-    The newest two published rounds take scores, and the rounds after them. A client may replace its scores of
-    a round ten times, none after the federation's end.
+    The newest two published rounds and all later rounds accept scores. A client may replace its scores of a
+    round ten times, and not after the federation is finished.
     """
     with database.write() as session:
         last_event = hold_federation(session, member.federation_id)
         still_member(session, member)
-        is_changed = scores_of_rounds.keep(
+        is_changed = scores_of_rounds.store_scores(
             session, member.federation_id, n, member.client_id, scores.model_dump(mode="json")
         )
     if is_changed:
-        tell(Change(member.federation_id, n, last_event))
+        notify(Change(member.federation_id, n, last_event))
 
 
-# The request that comes most often: who asks, and what it has to do, are found out in one change of threads
-# and, when that is nothing, without a transaction.
-def _first_look(
+# The most frequent request: it changes threads once, and needs no transaction while no action is due.
+def _authenticate_and_fetch(
     request: Request, federation_id: str, waits: bool
-) -> tuple[Member, RoundBrief | FinishedBrief | Situation | None]:
-    """Recognise a client, and look what it has to do: a Situation if that is nothing and it waits."""
-    with looking(request) as asked:
-        member = member_of(federation_id, recognise(request, asked))
-        read_once(request, member)  # before its bucket: a copied poll must not use that up
-        polls_of(request).take(member.client_id)
-        # First what a change is waited for of: each look sees its own state, and a round that opens between
-        # the two must differ from it.
-        situation = queries.situations(asked, [federation_id])[federation_id] if waits else None
-        seen = queries.look(asked, federation_id, member.client_id)
-        is_idle = _advice(seen) == "wait"
-    note_seen(request, member)
+) -> tuple[Member, RoundBrief | FinishedBrief | FederationProgress | None]:
+    """Authenticate a client and return its brief, or the progress to compare if it has to wait."""
+    with auth_connection(request) as connection:
+        member = member_of(federation_id, identify(request, connection))
+        read_once(request, member)  # before the rate limit, which a replayed poll must not use up
+        poll_rate_of(request).take(member.client_id)
+        # The progress comes first: each query sees its own snapshot, and a round that opens between the two
+        # must differ from the progress that the client waits on.
+        progress = queries.fetch_progress(connection, [federation_id])[federation_id] if waits else None
+        status = queries.fetch_status(connection, federation_id, member.client_id)
+        is_idle = _action(status) == "wait"
+    record_seen(request, member)
     if is_idle:
-        return member, situation
+        return member, progress
     with database_of(request).read() as session:
-        said = _say(request, session, member, seen)
-    return member, said()
+        build = _prepare_brief(request, session, member, status)
+    return member, build()
 
 
-def _look_again(request: Request, member: Member) -> RoundBrief | FinishedBrief | Situation:
-    """Look what a client has to do that has waited since; a Situation if that is nothing."""
+def _fetch_again(request: Request, member: Member) -> RoundBrief | FinishedBrief | FederationProgress:
     federation_id = member.federation_id
     with database_of(request).read() as session:
         still_member(session, member)
-        seen = queries.look(session, federation_id, member.client_id)
-        if _advice(seen) == "wait":
-            return queries.situations(session, [federation_id])[federation_id]
-        said = _say(request, session, member, seen)
-    return said()
+        status = queries.fetch_status(session, federation_id, member.client_id)
+        if _action(status) == "wait":
+            return queries.fetch_progress(session, [federation_id])[federation_id]
+        build = _prepare_brief(request, session, member, status)
+    return build()
 
 
-def _advice(seen: queries.ClientRoundStatus) -> Advice:
-    current = store.known_state(seen.state) if seen.state is not None else None
-    return advice(transitions.known_state(seen.federation), current, delivered=seen.part == "arrived")
+def _action(status: queries.ClientRoundStatus) -> ClientAction:
+    federation, delivered = transitions.parse_state(status.federation), status.participation == "arrived"
+    current = store.parse_state(status.state) if status.state is not None else None
+    return client_action(federation, current, delivered=delivered)
 
 
-def _say(
-    request: Request, session: Session, member: Member, seen: queries.ClientRoundStatus
+def _prepare_brief(
+    request: Request, session: Session, member: Member, status: queries.ClientRoundStatus
 ) -> Callable[[], RoundBrief | FinishedBrief]:
-    """Say what a client that has something to do has to do; what is given is for after the transaction."""
+    """Read the facts of a brief; return a function that builds it after the transaction has ended."""
     federation_id = member.federation_id
-    if _advice(seen) == "finished":
+    if _action(status) == "finished":
         finished = _finished(
             session, federations.federation(session, federation_id), member, server_key_of(request)
         )
         return lambda: finished
-    if seen.number is None:
-        raise LookupError("there is a round to take part in, and it has no number")
+    if status.round_number is None:
+        raise LookupError("a round is open, and it has no number")
     now = database_time(session)
     plan = federations.plan(session, federation_id)
-    base = _base(session, plan, seen.number, member)
-    return lambda: _brief(seen, plan, base(), now)
+    base = _base(session, plan, status.round_number, member)
+    return lambda: _brief(status, plan, base(), now)
 
 
 def _brief(
-    seen: queries.ClientRoundStatus, plan: FederationPlan, base: WeightsReference, now: datetime
+    status: queries.ClientRoundStatus, plan: FederationPlan, base: WeightsReference, now: datetime
 ) -> RoundBrief:
     return RoundBrief.model_validate(
         {
-            "round": seen.number,
-            "state": seen.state,
-            "deadline": seen.deadline,
+            "round": status.round_number,
+            "state": status.state,
+            "deadline": status.deadline,
             "strategy": plan.strategy,
             "adapter": plan.adapter,
             "training": plan.training,
@@ -232,16 +233,16 @@ def _brief(
 def _base(
     session: Session, plan: FederationPlan, round_number: int, member: Member
 ) -> Callable[[], WeightsReference]:
-    """Name the weights a client starts from; before it has joined, a newcomer is told of zeros.
+    """Return a function that builds the reference of a client's weights, or of zeros for a new client.
 
-    The name of zeros is their hash: what is given here computes it when the transaction has ended.
+    The reference of zeros is a hash over megabytes, so it is computed after the transaction.
     """
     newest = base_weights.newest(session, member.client_id, round_number)
     if newest is not None:
-        known = base_weights.reference(newest)
-        return lambda: known
+        served = base_weights.reference(newest)
+        return lambda: served
     federation_id = member.federation_id
-    layout = base_weights.layout(session, federation_id, plan, member.base_model, member.profile)
+    layout = base_weights.layout(session, federation_id, open_plan(plan), member.base_model, member.profile)
     manifest = WeightsManifest(
         federation=federation_id,
         recipe={},
@@ -252,8 +253,8 @@ def _base(
     return lambda: base_weights.zeros(layout, manifest)[0]
 
 
-def _after_all(session: Session, row: FederationRow) -> int:
-    """Number the final manifest after all rounds: one that was abandoned has manifests too."""
+def _final_number(session: Session, row: FederationRow) -> int:
+    """Return the final manifest's round number: after all rounds, as abandoned ones have manifests too."""
     newest = store.latest(session, row.id)
     return newest.number + 1 if newest is not None else 1
 
@@ -267,5 +268,5 @@ def _finished(session: Session, row: FederationRow, member: Member, key: ServerK
         state="finished",
         round=last + 1,
         weights=base_weights.reference(newest),
-        manifest=manifests.final(session, row, member, _after_all(session, row), newest.digest, key),
+        manifest=manifests.final(session, row, member, _final_number(session, row), newest.digest, key),
     )

@@ -1,8 +1,4 @@
-"""Decide which scores of a round are taken, how often they may change, and what is worth an event.
-
-Scores come after a round as well as in it, so each bound is for good: the newest rounds alone take them, a
-client changes them a few times, and what was sent before is not written again.
-"""
+"""Store clients' scores, within limits that bound the writes of a client."""
 
 from __future__ import annotations
 
@@ -18,12 +14,12 @@ from coordinator.db.tables.federations import FederationRow, ParticipationRow, R
 from coordinator.errors import NotFound, NotJoined, RoundClosed
 
 OPEN_ROUNDS = 2
-"""How many published rounds take scores, the newest; what came after them takes some as well."""
+"""The newest published rounds that accept scores; later rounds accept them as well."""
 
 MOST_CHANGES = 10
-"""How often a client may replace its scores of a round."""
+"""Most replacements of a client's scores of a round."""
 
-_PLACE = (
+_CONTEXT = (
     select(
         clock(),
         RoundRow.id,
@@ -47,7 +43,7 @@ _OLDEST_OPEN = (
     .offset(OPEN_ROUNDS - 1)
     .limit(1)
 )
-_KEEP = {
+_UPSERT = {
     kind: start.on_conflict_do_update(
         index_elements=[ScoresRow.round_id, ScoresRow.client_id],
         set_={
@@ -60,41 +56,42 @@ _KEEP = {
 }
 
 
-def are_taken(session: Session, federation_id: str, round_number: int) -> bool:
-    """Whether the round of this number still takes scores."""
+def are_accepted(session: Session, federation_id: str, round_number: int) -> bool:
     oldest = run(session, _OLDEST_OPEN, {"federation_id": federation_id}).scalar()
     return oldest is None or round_number >= oldest
 
 
-def keep(
+def store_scores(
     session: Session, federation_id: str, round_number: int, client_id: str, scores: dict[str, Any]
 ) -> bool:
-    """Keep a client's scores of a round, the federation held; the last ones win.
+    """Store a client's scores of a round in place of earlier ones; the caller holds the federation's lock.
 
     Returns:
-        Whether anything is different now: the same scores again write nothing.
+        Whether the stored scores changed: equal scores are not written again.
 
     Raises:
-        NotFound: there is no such round.
-        NotJoined: the client did not take part in it.
-        RoundClosed: newer rounds take scores instead, or these were changed too often.
+        NotFound: the round does not exist.
+        NotJoined: the client did not join it.
+        RoundClosed: the round is too old, the federation is finished, or the scores changed too often.
     """
-    place = run(
-        session, _PLACE, {"federation_id": federation_id, "number": round_number, "client": client_id}
+    context = run(
+        session, _CONTEXT, {"federation_id": federation_id, "number": round_number, "client": client_id}
     ).first()
-    if place is None:
+    if context is None:
         raise NotFound
-    now, round_id, state, joined, stored, changes = place
+    now, round_id, state, joined, stored, changes = context
     if joined is None:
         raise NotJoined
     if stored == scores:
         return False
-    if not are_taken(session, federation_id, round_number):
-        raise RoundClosed(f"scores are taken of the newest {OPEN_ROUNDS} published rounds and of later ones")
+    if not are_accepted(session, federation_id, round_number):
+        raise RoundClosed(
+            f"the round is too old; send scores of the newest {OPEN_ROUNDS} published rounds or later"
+        )
     if stored is not None and state == "finished":
-        raise RoundClosed("the federation is finished, and has this client's scores of the round")
+        raise RoundClosed("the federation is finished; the stored scores of this round stay")
     if stored is not None and changes >= MOST_CHANGES:
-        raise RoundClosed(f"these scores were replaced {MOST_CHANGES} times, and stay as they are")
+        raise RoundClosed(f"these scores were replaced {MOST_CHANGES} times; the stored scores stay")
     row = {
         "round_id": round_id,
         "client_id": client_id,
@@ -102,5 +99,5 @@ def keep(
         "received_at": now,
         "changes": changes + 1 if stored is not None else 0,
     }
-    run(session, _KEEP[session.get_bind().dialect.name], row)
+    run(session, _UPSERT[session.get_bind().dialect.name], row)
     return True

@@ -1,4 +1,4 @@
-"""The rows of rounds and of who takes part. One function per question; transitions compare and set."""
+"""Query rounds, and change their state by compare-and-set."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from sqlalchemy.orm.attributes import set_committed_value
 from coordinator.db.engine import database_time, run
 from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow, RoundRow, UpdateRow
 from coordinator.errors import NotFound
-from coordinator.rounds.lifecycle import TAKING_PART, TRANSITIONS, IllegalTransition, RoundFacts
+from coordinator.rounds.lifecycle import ACCEPTING, TRANSITIONS, IllegalTransition, RoundFacts
 from schemas.messages.federations import FederationPlan, RoundsPlan
 from schemas.messages.rounds import RoundState
 
 LeaseToken = NewType("LeaseToken", str)
 
 _STATES: dict[str, RoundState] = {state: state for pair in TRANSITIONS for state in pair}
-_IS_HERE = ClientRow.state == "enrolled"
+_IS_ENROLLED = ClientRow.state == "enrolled"
 _HAS_ARRIVED = ParticipationRow.state == "arrived"
 
 
-def _how_many(condition: ColumnElement[bool]) -> ColumnElement[int]:
+def _count(condition: ColumnElement[bool]) -> ColumnElement[int]:
     return func.coalesce(func.sum(case((condition, 1), else_=0)), 0)
 
 
-# Of the participations of a round: joined, expected, waiting, delivered, as RoundFacts names them.
-_HEADS = (
-    _how_many(_IS_HERE),
-    _how_many(_IS_HERE & (ParticipationRow.is_waited_for | _HAS_ARRIVED)),
-    _how_many(_IS_HERE & ParticipationRow.is_waited_for & ~_HAS_ARRIVED),
-    _how_many(_HAS_ARRIVED),
+# joined, expected, waiting, delivered, as RoundFacts defines them.
+_COUNTS = (
+    _count(_IS_ENROLLED),
+    _count(_IS_ENROLLED & (ParticipationRow.is_waited_for | _HAS_ARRIVED)),
+    _count(_IS_ENROLLED & ParticipationRow.is_waited_for & ~_HAS_ARRIVED),
+    _count(_HAS_ARRIVED),
 )
 
 _OF_FEDERATION = select(RoundRow).where(RoundRow.federation_id == bindparam("federation_id"))
@@ -55,7 +55,7 @@ _PUBLISHED = select(func.count(), func.max(RoundRow.number)).where(
     RoundRow.federation_id == bindparam("federation_id"), RoundRow.state == "published"
 )
 _FACTS = (
-    select(*_HEADS)
+    select(*_COUNTS)
     .join_from(ParticipationRow, ClientRow, ParticipationRow.client_id == ClientRow.id)
     .where(ParticipationRow.round_id == bindparam("round"))
 )
@@ -65,11 +65,11 @@ _WAITS = select(
         ~_HAS_ARRIVED,
         ParticipationRow.is_waited_for,
         ParticipationRow.client_id == ClientRow.id,
-        _IS_HERE,
+        _IS_ENROLLED,
     )
 )
 _COLLECTING = (
-    select(RoundRow, FederationRow.plan, *_HEADS)
+    select(RoundRow, FederationRow.plan, *_COUNTS)
     .join(FederationRow, FederationRow.id == RoundRow.federation_id)
     .join(ParticipationRow, ParticipationRow.round_id == RoundRow.id)
     .join(ClientRow, ClientRow.id == ParticipationRow.client_id)
@@ -77,7 +77,7 @@ _COLLECTING = (
     .group_by(RoundRow.id, FederationRow.id)
     .order_by(RoundRow.id)
 )
-_ORPHANED = (RoundRow.state == "aggregating") & (RoundRow.lease_expires_at <= bindparam("moment"))
+_ORPHANED = (RoundRow.state == "aggregating") & (RoundRow.lease_expires_at <= bindparam("now"))
 _AWAITING = (
     select(RoundRow.federation_id, RoundRow.number)
     .where(or_(RoundRow.state == "closing", _ORPHANED))
@@ -86,19 +86,18 @@ _AWAITING = (
 
 
 class LostRace(Exception):
-    """Another transaction moved the round first; look again."""
+    """Another transaction moved the round first; read it again."""
 
 
 def latest(session: Session, federation_id: str) -> RoundRow | None:
-    """Which round is the federation in?"""
     return session.scalar(_LATEST, {"federation_id": federation_id})
 
 
-def numbered(session: Session, federation_id: str, round_number: int, *, lock: bool = False) -> RoundRow:
-    """Which round has this number? With `lock` nobody else changes it until the transaction ends.
+def get_round(session: Session, federation_id: str, round_number: int, *, lock: bool = False) -> RoundRow:
+    """Return a round, with `lock` locked until the transaction ends.
 
     Raises:
-        NotFound: none.
+        NotFound: the round does not exist.
     """
     row = session.scalar(
         _LOCKED if lock else _NUMBERED, {"federation_id": federation_id, "number": round_number}
@@ -109,27 +108,26 @@ def numbered(session: Session, federation_id: str, round_number: int, *, lock: b
 
 
 def collecting(session: Session) -> list[tuple[RoundRow, RoundFacts]]:
-    """Which rounds of all federations collect updates, and what do their next states depend on?
+    """Return the collecting rounds of all federations with their facts.
 
-    These move by themselves: at a deadline, or when a client was revoked. Any other step is taken by the
-    request that makes it due.
+    Only these become due without a request: at their deadline, or after a client was revoked.
     """
     return [
-        (row, _facts(row, RoundsPlan.model_validate(plan["rounds"]), *heads))
-        for row, plan, *heads in session.execute(_COLLECTING)
+        (row, _facts(row, RoundsPlan.model_validate(plan["rounds"]), *counts))
+        for row, plan, *counts in session.execute(_COLLECTING)
     ]
 
 
-def awaiting_worker(asked: Session | Connection, now: datetime) -> list[tuple[str, int]]:
-    """Which rounds wait for somebody to aggregate them: (federation, number), the oldest first?"""
+def awaiting_worker(connection: Session | Connection, now: datetime) -> list[tuple[str, int]]:
+    """Return the (federation id, round number) of rounds to aggregate, the oldest first."""
     return [
         (federation_id, round_number)
-        for federation_id, round_number in run(asked, _AWAITING, {"moment": now})
+        for federation_id, round_number in run(connection, _AWAITING, {"now": now})
     ]
 
 
 def expire_leases(session: Session) -> None:
-    """Forget all workers: for a service that knows it is the only one, when it starts."""
+    """Expire the leases of all rounds; for the start of a coordinator that is the only replica."""
     session.execute(
         update(RoundRow)
         .where(RoundRow.state == "aggregating")
@@ -139,22 +137,22 @@ def expire_leases(session: Session) -> None:
 
 
 def published(session: Session, federation_id: str) -> tuple[int, int]:
-    """How many rounds were published, and which was the last (0 = none)?"""
+    """Return the number of published rounds, and the round number of the last (0 = none)."""
     count, last = run(session, _PUBLISHED, {"federation_id": federation_id}).one()
     return count, last or 0
 
 
 def facts(session: Session, row: RoundRow, plan: FederationPlan) -> RoundFacts:
-    """What does the round's next state depend on?"""
-    if row.state not in TAKING_PART:
+
+    if row.state not in ACCEPTING:
         return _facts(row, plan.rounds, 0, 0, 0, 0)
     return _facts(row, plan.rounds, *run(session, _FACTS, {"round": row.id}).one())
 
 
-def waits(session: Session, row: RoundRow, now: datetime) -> bool:
-    """Does a round collect, not yet at its deadline, and still wait for a client? Then no step is due.
+def is_waiting(session: Session, row: RoundRow, now: datetime) -> bool:
+    """Whether a round collects before its deadline and a client is still waited for, so that no step is due.
 
-    One row answers that, where `facts` counts all who take part: every update asks, and others wait for it.
+    Each update calls it under the federation's lock; it reads one row, where `facts` counts all of them.
     """
     if row.state != "collecting" or row.deadline is None or now >= row.deadline:
         return False
@@ -162,28 +160,22 @@ def waits(session: Session, row: RoundRow, now: datetime) -> bool:
 
 
 def state_of(row: RoundRow) -> RoundState:
-    """Read a row's state.
+    return parse_state(row.state)
+
+
+def parse_state(stored: str) -> RoundState:
+    """Return a stored state as its type.
 
     Raises:
-        IllegalTransition: it is none that exists.
-    """
-    return known_state(row.state)
-
-
-def known_state(stored: str) -> RoundState:
-    """Read a stored state.
-
-    Raises:
-        IllegalTransition: it is none that exists.
+        IllegalTransition: the state does not exist.
     """
     state = _STATES.get(stored)
     if state is None:
-        raise IllegalTransition(f"a round is {stored}")
+        raise IllegalTransition(f"a round is stored with the unknown state {stored}")
     return state
 
 
 def open_round(session: Session, federation_id: str, round_number: int, now: datetime) -> RoundRow:
-    """Open a round."""
     row = RoundRow(federation_id=federation_id, number=round_number, state="open", version=0, opened_at=now)
     session.add(row)
     session.flush()
@@ -191,19 +183,19 @@ def open_round(session: Session, federation_id: str, round_number: int, now: dat
 
 
 def transition(session: Session, row: RoundRow, to: RoundState, **changes: Any) -> None:
-    """Move a round, if it still is what `row` says: state, version and lease.
+    """Set a round's state, if state, version and lease are still those of `row`.
 
     Raises:
-        LostRace: it is not.
-        IllegalTransition: there is no such transition.
+        LostRace: they are not.
+        IllegalTransition: the transition is not in TRANSITIONS.
     """
     if (row.state, to) not in TRANSITIONS:
-        raise IllegalTransition(f"from {row.state} to {to}")
+        raise IllegalTransition(f"a round cannot move from {row.state} to {to}")
     same_lease = (
         RoundRow.lease_token.is_(None) if row.lease_token is None else RoundRow.lease_token == row.lease_token
     )
     values = {"state": to, "version": row.version + 1, **changes}
-    moved = run(
+    result = run(
         session,
         update(RoundRow)
         .where(
@@ -211,33 +203,31 @@ def transition(session: Session, row: RoundRow, to: RoundState, **changes: Any) 
         )
         .values(**values),
     )
-    _expect_one(moved)
+    _require_one_row(result)
     for name, value in values.items():
         set_committed_value(row, name, value)
 
 
 def extend_lease(session: Session, round_id: int, token: LeaseToken, until: datetime) -> None:
-    """Stay the aggregating worker of a round for longer.
+    """Extend the lease of the worker that aggregates a round.
 
     Raises:
-        LostRace: another worker has it, or it has ended.
+        LostRace: another worker holds the lease, or the round has ended.
     """
-    kept = session.execute(
+    result = session.execute(
         update(RoundRow)
         .where(RoundRow.id == round_id, RoundRow.state == "aggregating", RoundRow.lease_token == token)
         .values(lease_expires_at=until)
         .execution_options(synchronize_session=False)
     )
-    _expect_one(kept)
+    _require_one_row(result)
 
 
 def claimable(session: Session, federation_id: str, round_number: int) -> RoundRow | None:
-    """Which round of this number may be claimed? None when another worker is at it this moment."""
     return session.scalar(_CLAIMABLE, {"federation_id": federation_id, "number": round_number})
 
 
 def reject_updates(session: Session, round_id: int, reason: str) -> None:
-    """List all updates of a round as rejected."""
     session.execute(
         update(UpdateRow)
         .where(UpdateRow.round_id == round_id)
@@ -269,6 +259,6 @@ def _facts(
     )
 
 
-def _expect_one(result: Any) -> None:
+def _require_one_row(result: Any) -> None:
     if not isinstance(result, CursorResult) or result.rowcount != 1:
         raise LostRace

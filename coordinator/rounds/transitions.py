@@ -1,5 +1,6 @@
-"""Move rounds on: start, pause, finish, and whatever is due. Every function works inside the caller's write
-transaction, on a federation whose row it has locked; deciding is the lifecycle's, SQL the store's.
+"""Move rounds: start, pause, finish, and steps that are due.
+
+Each function needs the caller's write transaction with the federation's row locked.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ ROUND_ABANDONED = "round-abandoned"
 
 
 def start(session: Session, federation: FederationRow) -> None:
-    """Run a federation: open its first round, or go on after a pause.
+    """Open a federation's first round, or resume it after a pause.
 
     Raises:
-        FederationStateConflict: it is finished.
-        AnchorsMissing: fewer anchor texts are stored than the plan aligns its base models on.
+        FederationStateConflict: the federation is finished.
+        AnchorsMissing: fewer anchor texts are stored than the plan needs.
     """
     if federation.state == "finished":
         raise FederationStateConflict(state=federation.state)
@@ -36,28 +37,28 @@ def start(session: Session, federation: FederationRow) -> None:
         _require_anchors(session, federation)
     federation.state = "running"
     session.flush()
-    follow(session, federation)
+    open_next(session, federation)
 
 
 def _require_anchors(session: Session, federation: FederationRow) -> None:
     plan = plan_of(federation)
     if plan.alignment is None:
         return
-    are_read = plan.alignment.frames != "random" or plan.signature.kind == "representation"
+    needs_anchors = plan.alignment.frames != "random" or plan.signature.kind == "representation"
     stored = anchors_stored(session, federation.id)
-    if are_read and stored < plan.alignment.anchors:
+    if needs_anchors and stored < plan.alignment.anchors:
         raise AnchorsMissing(
-            f"the plan aligns base models on {plan.alignment.anchors} anchor texts and {stored} are stored",
+            f"the plan needs {plan.alignment.anchors} anchor texts, {stored} are stored; store them first",
             needed=plan.alignment.anchors,
             stored=stored,
         )
 
 
 def pause(session: Session, federation: FederationRow) -> None:
-    """Let the current round complete and open none.
+    """Pause a federation: its current round completes, and no other opens.
 
     Raises:
-        FederationStateConflict: it is not running.
+        FederationStateConflict: the federation is neither running nor paused.
     """
     if federation.state not in ("running", "paused"):
         raise FederationStateConflict(state=federation.state)
@@ -66,7 +67,6 @@ def pause(session: Session, federation: FederationRow) -> None:
 
 
 def finish(session: Session, federation: FederationRow) -> None:
-    """End a federation; its current round is abandoned."""
     if federation.state == "finished":
         return
     _end(session, federation)
@@ -76,19 +76,18 @@ def finish(session: Session, federation: FederationRow) -> None:
 
 
 def advance(session: Session, row: RoundRow, now: datetime) -> bool:
-    """Take every step that is due at a moment, except claiming the round for aggregation; say if one was."""
+    """Apply every step that is due, except claiming the round for aggregation; return whether one was."""
     before = row.version
-    while not store.waits(session, row, now):
-        owner = federation(session, row.federation_id)
-        step = next_state(store.facts(session, row, plan_of(owner)), now)
+    while not store.is_waiting(session, row, now):
+        federation_row = federation(session, row.federation_id)
+        step = next_state(store.facts(session, row, plan_of(federation_row)), now)
         if step is None or step.to == "aggregating":
             break
-        take(session, owner, row, step, now)
+        apply_step(session, federation_row, row, step, now)
     return row.version != before
 
 
-def take(session: Session, federation: FederationRow, row: RoundRow, step: Step, now: datetime) -> None:
-    """Take one step, and tell."""
+def apply_step(session: Session, federation: FederationRow, row: RoundRow, step: Step, now: datetime) -> None:
     match step.to:
         case "collecting":
             store.transition(session, row, "collecting", collecting_at=now, deadline=step.deadline)
@@ -101,7 +100,6 @@ def take(session: Session, federation: FederationRow, row: RoundRow, step: Step,
 
 
 def claim(session: Session, row: RoundRow, token: store.LeaseToken, lease: timedelta) -> None:
-    """Become the worker that aggregates a round, until the lease runs out."""
     now = database_time(session)
     changes: dict[str, Any] = {"lease_token": token, "lease_expires_at": now + lease}
     if row.aggregating_at is None:
@@ -111,26 +109,25 @@ def claim(session: Session, row: RoundRow, token: store.LeaseToken, lease: timed
 
 
 def publish(session: Session, federation: FederationRow, row: RoundRow) -> None:
-    """End a round well; what its clients are served is written in the same transaction."""
+    """Publish a round, in the transaction that writes the weights of its clients."""
     now = database_time(session)
     store.transition(session, row, "published", ended_at=now, lease_token=None, lease_expires_at=None)
     announce(session, row, now)
-    follow(session, federation)
+    open_next(session, federation)
 
 
 def abandon(session: Session, federation: FederationRow, row: RoundRow, reason: str) -> None:
-    """End a round without a result; its updates are listed as rejected."""
     now = database_time(session)
     store.transition(
         session, row, "abandoned", reason=reason, ended_at=now, lease_token=None, lease_expires_at=None
     )
     store.reject_updates(session, row.id, ROUND_ABANDONED)
     announce(session, row, now)
-    follow(session, federation)
+    open_next(session, federation)
 
 
-def follow(session: Session, federation: FederationRow) -> None:
-    """Open the next round, or end the federation, when no round goes on."""
+def open_next(session: Session, federation: FederationRow) -> None:
+    """Open the next round or finish the federation, unless a round is in progress."""
     row = store.latest(session, federation.id)
     if row is not None and row.state not in ENDED:
         return
@@ -147,13 +144,12 @@ def follow(session: Session, federation: FederationRow) -> None:
 
 
 def announce(session: Session, row: RoundRow, now: datetime) -> None:
-    """Tell everyone who follows the federation's events how the round stands."""
-    told = summary(session, row, now).model_dump(mode="json")
-    event_log.append(session, row.federation_id, "round", told, at=now)
+    data = summary(session, row, now).model_dump(mode="json")
+    event_log.append(session, row.federation_id, "round", data, at=now)
 
 
 def announce_pack(session: Session, federation_id: str, base_model: str) -> None:
-    """Notify everyone who follows the federation's events that a pack, or its acceptance test, is new."""
+    """Append an event for a pack whose acceptance test changed."""
     digest = base_weights.pack_digest(session, federation_id, base_model)
     if digest is not None:
         event_log.append(session, federation_id, "alignment", {"base_model": base_model, "digest": digest})
@@ -162,17 +158,15 @@ def announce_pack(session: Session, federation_id: str, base_model: str) -> None
 def _end(session: Session, federation: FederationRow) -> None:
     now, link = database_time(session), roster.newest(session, federation.id)
     federation.state = "finished"
-    # The last manifests name the roster as of the end, whatever the clock did since its last link.
+    # The final manifests name the roster at `finished_at`: its last link must not lie after that.
     federation.finished_at = max(now, link.at) if link is not None else now
     session.flush()
 
 
 def federation_state(federation: FederationRow) -> FederationState:
-    """Read a federation's state."""
-    return known_state(federation.state)
+    return parse_state(federation.state)
 
 
-def known_state(stored: str) -> FederationState:
-    """Read a stored state."""
-    known: tuple[FederationState, ...] = ("open", "running", "paused", "finished")
-    return next(state for state in known if state == stored)
+def parse_state(stored: str) -> FederationState:
+    states: tuple[FederationState, ...] = ("open", "running", "paused", "finished")
+    return next(state for state in states if state == stored)

@@ -1,4 +1,4 @@
-"""Show rounds: all of them to people, to a client what `member_views` leaves of them."""
+"""Build the views of rounds for people. `member_views` restricts them for clients."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from coordinator.errors import NotFound
 from coordinator.federations import claims
 from coordinator.federations.store import federation, plan_of
 from coordinator.rounds import queries
-from coordinator.rounds.lifecycle import Part, shown_state
+from coordinator.rounds.lifecycle import Participation, shown_state
 from coordinator.rounds.store import state_of
-from coordinator.strategies.base import Held
+from coordinator.strategies.base import WeightReduction
 from schemas.messages.enrolment import Traffic
 from schemas.messages.rounds import (
     HeldFor,
@@ -35,18 +35,17 @@ from schemas.messages.rounds import (
 
 Row = TypeVar("Row")
 
-_HELD: tuple[tuple[Held, HeldFor], ...] = (
-    (Held.LARGE, "large"),
-    (Held.OPPOSED, "opposed"),
-    (Held.COPIES, "copies"),
-    (Held.CAPPED, "capped"),
-    (Held.FEW, "few"),
+_HELD_NAMES: tuple[tuple[WeightReduction, HeldFor], ...] = (
+    (WeightReduction.LARGE, "large"),
+    (WeightReduction.OPPOSED, "opposed"),
+    (WeightReduction.COPIES, "copies"),
+    (WeightReduction.CAPPED, "capped"),
+    (WeightReduction.FEW, "few"),
 )
 _STATES: tuple[ParticipationState, ...] = ("joined", "arrived", "late", "rejected", "revoked")
 
 
 def summary(session: Session, row: RoundRow, now: datetime) -> RoundSummary:
-    """Show a round as it stands at `now`, without its clients."""
     tallies = queries.tallies(session, row.id)
     none = queries.Tally(0, 0, 0, 0)
     scores = queries.scores(session, row.id) if any(tally.scores for tally in tallies.values()) else []
@@ -67,45 +66,44 @@ def summary(session: Session, row: RoundRow, now: datetime) -> RoundSummary:
         bytes=Traffic(
             up=sum(tally.up for tally in tallies.values()), down=sum(tally.down for tally in tallies.values())
         ),
-        scores=summarise([Scores.model_validate(one) for one in scores]),
+        scores=summarise([Scores.model_validate(stored) for stored in scores]),
     )
 
 
 def view(session: Session, row: RoundRow) -> RoundView:
-    """Show a round with all its clients."""
     return view_of(session, row, summary(session, row, database_time(session)), only=None)
 
 
 def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str | None) -> RoundView:
-    """Show a round, summed up already, with its clients or with one of them only."""
+    """Return the view of a summarised round with all its clients, or with the client `only`."""
     last = queries.last_updates(session, row.federation_id, row.number)
     plan = plan_of(federation(session, row.federation_id))
     clients = [
         ParticipationView(
-            client_id=part.client_id,
-            name=part.name,
-            state=shown_state(Part(_state(part.state), part.revoked_at, row.ended_at)),
-            joined_at=part.joined_at,
-            received_at=part.received_at,
-            bytes=Traffic(up=part.up, down=part.down),
-            norm=part.norm,
-            epsilon=part.epsilon,
-            examples_capped=part.examples is not None and part.examples > plan.limits.max_examples,
-            staleness=row.number - last[part.client_id] if part.client_id in last else None,
-            scores=Scores.model_validate(part.scores) if part.scores else None,
-            reject_reason=part.reject_reason,
+            client_id=client.client_id,
+            name=client.name,
+            state=shown_state(Participation(_state(client.state), client.revoked_at, row.ended_at)),
+            joined_at=client.joined_at,
+            received_at=client.received_at,
+            bytes=Traffic(up=client.up, down=client.down),
+            norm=client.norm,
+            epsilon=client.epsilon,
+            examples_capped=client.examples is not None and client.examples > plan.limits.max_examples,
+            staleness=row.number - last[client.client_id] if client.client_id in last else None,
+            scores=Scores.model_validate(client.scores) if client.scores else None,
+            reject_reason=client.reject_reason,
         )
-        for part in queries.parts(session, row.id, only)
+        for client in queries.participations(session, row.id, only)
     ]
     return RoundView(
         **{name: getattr(shown, name) for name in RoundSummary.model_fields},
         clients=clients,
-        claims=claims.of_round(plan, queries.counted(session, row.id)),
+        claims=claims.of_stored_plan(plan, queries.count_updates(session, row.id)),
     )
 
 
 def relevance(session: Session, row: RoundRow, *, only: str | None = None) -> RelevanceView:
-    """Show who listened to whom in a published round; with `only` that client's row.
+    """Return the relevance matrix of a published round, or the row of the client `only`.
 
     Raises:
         NotFound: the round has no relevance, or none of this client.
@@ -115,44 +113,43 @@ def relevance(session: Session, row: RoundRow, *, only: str | None = None) -> Re
         raise NotFound
     return RelevanceView(
         round=row.number,
-        clients=list(queries.compared(session, row.id)),
-        rows=[one.client_id for one in rows],
-        relevance=[_numbers(one.relevance) for one in rows],
-        similarity=[_compared(one.similarity) for one in rows],
-        entropy=[one.entropy for one in rows],
-        served=_each(_numbers, [one.served for one in rows]),
-        agreement=_each(_compared, [one.agreement for one in rows]),
-        held=_each(_reasons, [one.held for one in rows]),
+        clients=list(queries.relevance_columns(session, row.id)),
+        rows=[client.client_id for client in rows],
+        relevance=[_numbers(client.relevance) for client in rows],
+        similarity=[_numbers_or_none(client.similarity) for client in rows],
+        entropy=[client.entropy for client in rows],
+        served=_guard_rows(_numbers, [client.served for client in rows]),
+        agreement=_guard_rows(_numbers_or_none, [client.agreement for client in rows]),
+        held=_guard_rows(_reasons, [client.held for client in rows]),
     )
 
 
 def summarise(scores: Sequence[Scores]) -> ScoreSummary | None:
-    """Give mean and worst of the clients' `after`; None before any."""
-    after = [one.after for one in scores]
+    after = [client_scores.after for client_scores in scores]
     if not after:
         return None
     return ScoreSummary(
         mean=Metrics(
-            loss=_mean([one.loss for one in after]),
-            perplexity=_mean([one.perplexity for one in after]),
-            exact_match=_mean([one.exact_match for one in after]),
+            loss=_mean([metrics.loss for metrics in after]),
+            perplexity=_mean([metrics.perplexity for metrics in after]),
+            exact_match=_mean([metrics.exact_match for metrics in after]),
         ),
         worst=Metrics(
-            loss=max(one.loss for one in after),
-            perplexity=max(one.perplexity for one in after),
-            exact_match=min(one.exact_match for one in after),
+            loss=max(metrics.loss for metrics in after),
+            perplexity=max(metrics.perplexity for metrics in after),
+            exact_match=min(metrics.exact_match for metrics in after),
         ),
     )
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Average numbers from 0 on, in parts of the largest one: however large they are, nothing overflows."""
+    """Return the mean of non-negative values, scaled by the largest so that their sum does not overflow."""
     top = max(values)
     return top * (math.fsum(value / top for value in values) / len(values)) if top > 0 else 0.0
 
 
-def _each(read: Callable[[bytes], Row], stored: Sequence[bytes | None]) -> list[Row] | None:
-    """Read what the guard left, row by row; None for a round without one."""
+def _guard_rows(read: Callable[[bytes], Row], stored: Sequence[bytes | None]) -> list[Row] | None:
+    """Return the guard's stored rows; None for a round without a guard."""
     rows = [read(row) for row in stored if row is not None]
     return rows if len(rows) == len(stored) else None
 
@@ -161,16 +158,15 @@ def _numbers(stored: bytes) -> list[float]:
     return [float(value) for value in np.frombuffer(stored, "<f8")]
 
 
-def _compared(stored: bytes) -> list[float | None]:
+def _numbers_or_none(stored: bytes) -> list[float | None]:
     return [None if math.isnan(value) else value for value in _numbers(stored)]
 
 
 def _reasons(stored: bytes) -> list[list[HeldFor]]:
-    return [[name for flag, name in _HELD if Held(one) & flag] for one in stored]
+    return [[name for flag, name in _HELD_NAMES if WeightReduction(flags) & flag] for flags in stored]
 
 
 def _seconds(row: RoundRow, now: datetime) -> dict[str, float]:
-    """Say how long each phase took, or has taken so far."""
     begins = {
         "open": row.opened_at,
         "collecting": row.collecting_at,

@@ -1,1 +1,1 @@
-"""Payloads, the server's key, and the logs of events and of audits."""
+"""Payloads, the server's key, the event log and the audit log."""

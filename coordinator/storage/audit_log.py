@@ -1,7 +1,5 @@
-"""Who let whom in, shut whom out or ran a federation, in a chain that only grows.
-
-Each entry has the hash of the one before. It is written in the transaction that it tells of, last of all: it
-takes a lock that all entries share.
+"""Append to and read the audit log, a hash chain. Append last in a transaction: all entries share one
+lock.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _ENTRY = insert(AuditRow)
 
 
 def append(session: Session, event: Event, *, actor: str, subject: str, reason: str | None = None) -> None:
-    """Write down that `actor`, the id of a person's token or of a client, did something to `subject`."""
+    """Append that `actor`, the id of a person's token or of a client, acted on `subject`."""
     run(session, _LOCKED)
     last = run(session, _LAST).first()
     entry = AuditEntry(
@@ -59,7 +57,6 @@ def append(session: Session, event: Event, *, actor: str, subject: str, reason: 
 
 
 def page(session: Session, *, after: int, limit: int, head: AuditHead | None) -> AuditPage:
-    """Which entries follow number `after`? The page says where the chain ends now: its signed `head`."""
     query = select(AuditRow).where(AuditRow.number > after).order_by(AuditRow.number).limit(limit + 1)
     rows = list(session.scalars(query))
     return AuditPage(
@@ -70,6 +67,6 @@ def page(session: Session, *, after: int, limit: int, head: AuditHead | None) ->
 
 
 def last(session: Session) -> tuple[int, str, datetime] | None:
-    """Return the last entry's number and hash, and what time it is; None while there is no entry."""
+    """Return the number and hash of the last entry, and the database time; None without entries."""
     entry = run(session, _LAST).first()
     return (entry.number, entry.hash, database_time(session)) if entry is not None else None

@@ -1,8 +1,5 @@
-"""What happened in a federation, in an order that everyone agrees on.
-
-Numbers are given under the federation's row lock, which is held until the commit: an event with a smaller
-number is never seen after one with a larger number. Old ones are forgotten (`forget_old`, and with a round
-`rounds.retention`): who resumes a stream after one of those gets what is left.
+"""Append to and read the events of federations. Numbers are assigned under the federation's row lock
+until the commit, so events become visible in order; old events are deleted.
 """
 
 from __future__ import annotations
@@ -20,11 +17,11 @@ from coordinator.db.tables.federations import EventRow, FederationRow
 
 Kind = Literal["round", "client", "alignment"]
 
-MOST_KEPT = 10_000
-"""How many events of a federation are kept, the newest; more between two tidyings."""
+MAX_EVENTS = 10_000
+"""Number of newest events stored per federation; more between two clean-ups."""
 
-# What a sum or a mean changed by when one more client took part is that client's own.
-_OF_OTHERS = frozenset({"bytes", "scores"})
+# The change of a sum or mean when a client takes part reveals that client's value.
+_AGGREGATES = frozenset({"bytes", "scores"})
 
 _NUMBER = (
     update(FederationRow)
@@ -37,7 +34,7 @@ _EVENT = insert(EventRow)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened."""
+    """An event of a federation; `client_id` names the only client that may see it."""
 
     number: int
     kind: str
@@ -45,7 +42,7 @@ class Event:
     client_id: str | None = None
 
     def is_for(self, client_id: str | None) -> bool:
-        """Whether a client may see it; None is a person, who sees all."""
+        """Whether a client may see the event; None is a person, who sees all."""
         return client_id is None or self.client_id in (None, client_id)
 
 
@@ -58,82 +55,82 @@ def append(
     *,
     at: datetime | None = None,
 ) -> int:
-    """Write down an event of a moment (None = now).
+    """Append an event; with `client_id`, only this client and people see it.
 
     With `client_id` it is that client's own, and other clients never see it.
     """
-    given = run(session, _NUMBER, {"federation_id": federation_id}).first()
-    if given is None:
-        raise LookupError("an event of a federation that does not exist")
+    row = run(session, _NUMBER, {"federation_id": federation_id}).first()
+    if row is None:
+        raise LookupError("no federation has this id")
     run(
         session,
         _EVENT,
         {
             "federation_id": federation_id,
-            "number": given.events,
+            "number": row.events,
             "kind": kind,
             "client_id": client_id,
             "data": data,
             "created_at": at or database_time(session),
         },
     )
-    return int(given.events)
+    return int(row.events)
 
 
 def since(
-    session: Session, federation_id: str, number: int, *, seen_by: str | None = None, limit: int = 100
+    session: Session, federation_id: str, number: int, *, client_id: str | None = None, limit: int = 100
 ) -> list[Event]:
-    """Return the events after `number` in order; `seen_by` is the client that asks, None for a person."""
+    """Return the events after `number` in order, as seen by a client, or by a person (None)."""
     query = select(EventRow).where(EventRow.federation_id == federation_id, EventRow.number > number)
-    if seen_by is not None:
-        query = query.where(or_(EventRow.client_id.is_(None), EventRow.client_id == seen_by))
+    if client_id is not None:
+        query = query.where(or_(EventRow.client_id.is_(None), EventRow.client_id == client_id))
     rows = session.scalars(query.order_by(EventRow.number).limit(limit))
-    found = [Event(row.number, row.kind, row.data, row.client_id) for row in rows]
-    return found if seen_by is None else [for_clients(event) for event in found]
+    events = [Event(row.number, row.kind, row.data, row.client_id) for row in rows]
+    return events if client_id is None else [for_clients(event) for event in events]
 
 
 def for_clients(event: Event) -> Event:
-    """Return an event as clients get it: a round's bytes and scores are left out."""
+    """Return an event without the aggregates of a round that clients must not see."""
     if event.kind != "round":
         return event
-    left = {name: value for name, value in event.data.items() if name not in _OF_OTHERS}
-    return Event(event.number, event.kind, left, event.client_id)
+    visible = {name: value for name, value in event.data.items() if name not in _AGGREGATES}
+    return Event(event.number, event.kind, visible, event.client_id)
 
 
 def numbers(session: Session, federation_ids: Collection[str]) -> dict[str, int]:
-    """Return the number of the last event of each federation."""
     query = select(FederationRow.id, FederationRow.events).where(FederationRow.id.in_(federation_ids))
     return {federation_id: number for federation_id, number in session.execute(query)}
 
 
 def last(session: Session, federation_id: str) -> int:
-    """Give the number of the last event, 0 before the first."""
     return session.scalar(select(FederationRow.events).where(FederationRow.id == federation_id)) or 0
 
 
-def forget_old(database: Database, *, most: int = 1000) -> int:
-    """Delete events beyond each federation's newest; return their number, 0 when there are no more.
+def delete_old(database: Database, *, most: int = 1000) -> int:
+    """Delete events beyond each federation's newest; return their number, 0 when none are left.
 
-    At most `most` of a federation at a time, so that nobody waits for long.
+    At most `most` of a federation are deleted at a time, so that locks stay short.
     """
     with database.read() as session:
         oldest = select(EventRow.number).where(EventRow.federation_id == FederationRow.id)
         first = oldest.order_by(EventRow.number).limit(1).scalar_subquery()
         overfull = select(FederationRow.id, first, FederationRow.events).where(
-            first <= FederationRow.events - MOST_KEPT
+            first <= FederationRow.events - MAX_EVENTS
         )
         federations = [tuple(row) for row in session.execute(overfull)]
-    forgotten = 0
+    deleted = 0
     for federation_id, begin, newest in federations:
-        end = min(begin + most - 1, newest - MOST_KEPT)
+        end = min(begin + most - 1, newest - MAX_EVENTS)
         with database.write() as session:
-            gone = delete(EventRow).where(EventRow.federation_id == federation_id, EventRow.number <= end)
-            forgotten += session.connection().execute(gone).rowcount
-    return forgotten
+            statement = delete(EventRow).where(
+                EventRow.federation_id == federation_id, EventRow.number <= end
+            )
+            deleted += session.connection().execute(statement).rowcount
+    return deleted
 
 
-def forget_of_rounds(session: Session, federation_id: str, before: int, *, most: int) -> int:
-    """Delete some events of rounds with a smaller number; return how many.
+def delete_of_rounds(session: Session, federation_id: str, before: int, *, most: int) -> int:
+    """Delete up to `most` events of rounds before `before`; return their number.
 
     The federation's newest event stays, whatever its round: scores of an old round may come last.
     """

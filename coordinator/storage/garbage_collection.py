@@ -1,4 +1,4 @@
-"""Delete payloads that nobody refers to. Knows every table that refers to one."""
+"""Delete payloads without references, from any table."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from coordinator.db.tables.federations import FoldRow, PayloadRow, RoundRow, Upd
 from coordinator.db.tables.weights import CodedWeightsRow
 from coordinator.observability.fault_points import may_crash
 
-_COLLECTED_AT_ONCE = 200
+_BATCH = 200
 GRACE = timedelta(hours=1)
-"""How long a payload that nobody refers to is left alone: it may be in the making."""
+"""Age at which an unreferenced payload is deleted: a younger one may be in use."""
 
 _REFERENCES = (
     UpdateRow.payload_id,
@@ -25,26 +25,26 @@ _REFERENCES = (
     AnchorsRow.payload_id,
     PackRow.payload_id,
 )
-# What is being written may be a running aggregation's, however long that takes.
-_IN_THE_MAKING = PayloadRow.digest.is_(None) & exists().where(RoundRow.state == "aggregating")
+# An unfinished payload may belong to a running aggregation, however long that takes.
+_UNFINISHED = PayloadRow.digest.is_(None) & exists().where(RoundRow.state == "aggregating")
 _UNREFERENCED = select(PayloadRow.id).where(
-    ~or_(*(exists().where(column == PayloadRow.id) for column in _REFERENCES)), ~_IN_THE_MAKING
+    ~or_(*(exists().where(column == PayloadRow.id) for column in _REFERENCES)), ~_UNFINISHED
 )
 
 
 def collect(database: Database, *, grace: timedelta = GRACE) -> int:
-    """Delete some payloads that nobody refers to and that are older than `grace`; give their number.
+    """Delete a batch of unreferenced payloads older than `grace`; return their number, 0 when none are left.
 
-    When that is 0 there are no more. Those in the making stay while any round is being aggregated.
+    Unfinished payloads stay while any round is being aggregated.
     """
     with database.read() as session:
         old = _UNREFERENCED.where(PayloadRow.created_at < database_time(session) - grace)
-        candidates = list(session.scalars(old.limit(_COLLECTED_AT_ONCE)))
+        candidates = list(session.scalars(old.limit(_BATCH)))
     collected = 0
     for payload_id in candidates:
         with database.write() as session:
-            # The lock waits for who is about to refer to it, and the second look then sees the reference, or
-            # that it was let go meanwhile and has its grace.
+            # The lock waits for a transaction that adds a reference; the repeated query then sees the
+            # reference, or a new grace.
             session.scalar(select(PayloadRow.id).where(PayloadRow.id == payload_id).with_for_update())
             if session.scalar(old.where(PayloadRow.id == payload_id)) is not None:
                 session.execute(delete(PayloadRow).where(PayloadRow.id == payload_id))

@@ -1,8 +1,6 @@
-"""Content-addressed bytes in chunk rows: written once, read in pieces (`garbage_collection` deletes them).
-
-Refuses to know what the bytes are. There are two ways in: `store` puts known bytes down inside the caller's
-transaction; a `Staged` payload grows over many short transactions, has no digest until it is adopted, and is
-collected when it never is.
+"""Store and read content-addressed bytes in chunk rows. `store` writes known bytes in the caller's
+transaction; a `Staged` payload grows over many short transactions and gets its digest when it is
+adopted.
 """
 
 from __future__ import annotations
@@ -25,14 +23,14 @@ from coordinator.db.tables.federations import PayloadRow
 from coordinator.errors import Unavailable
 from schemas.wire.digests import digest_from_hash, digest_of
 
-# A block of an aggregation is a small part of each payload, and SQLite follows a chunk from its beginning:
-# of the largest chunks it would read several times what is wanted.
+# A block of an aggregation is a small part of each payload, and SQLite scans a chunk from its start:
+# with the largest chunks it would read several times the requested bytes.
 _WRITTEN_BYTES = 2**18
 
 SENT_BYTES = 2**17
-"""What is read of a payload at a time for one who takes it slowly, and so what he keeps in memory."""
+"""Bytes read at a time for a slow reader, and so its share of memory."""
 
-_COLLECTED = "what was being written was taken for old, as the clock was set; try again"
+_COLLECTED = "the payload was deleted as old, since the database's clock was set; retry"
 _WITH_DIGEST = select(PayloadRow.id).where(PayloadRow.digest == bindparam("digest"))
 _AMONG = select(PayloadRow.digest).where(PayloadRow.digest.in_(bindparam("digests", expanding=True)))
 _FINISHED = (
@@ -41,7 +39,7 @@ _FINISHED = (
     .values(digest=bindparam("digest"), bytes=bindparam("size"))
 )
 _SHARED = _WITH_DIGEST.with_for_update(read=True, key_share=True)
-# SQLite's clock has another form than the times it keeps; asking for it is a function call, not a round trip.
+# SQLite's clock has another format than its stored times; reading it is a function call, not a round trip.
 _NEW = {
     kind: start.on_conflict_do_nothing(index_elements=["digest"]).returning(PayloadRow.id)
     for kind, start in (
@@ -60,34 +58,29 @@ _CUT = f"""
 
 
 def pieces(file: BinaryIO) -> Iterator[bytes]:
-    """Read a file from its beginning, as much at a time as is written."""
+    """Yield a file from its beginning, in pieces of the write size."""
     file.seek(0)
     while piece := file.read(_WRITTEN_BYTES):
         yield piece
 
 
 def store(session: Session, digest: str, size: int, content: Iterable[bytes]) -> int:
-    """Put down `size` bytes whose digest is known, unless they are there already; give the payload's id.
+    """Store `size` bytes with a known digest unless they exist; return the payload's id.
 
-    Whoever refers to it must do so in the same transaction.
+    The caller must add a reference in the same transaction.
     """
     while True:
         created = _insert(session, digest, size)
         if created is not None:
             _append(session, created, 0, content)
             return created
-        # Locked against collection until the reference is there; gone again if the collector was first.
-        there = run(session, _SHARED, {"digest": digest}).scalar()
-        if there is not None:
-            return there
+        # Locked against collection until the reference exists; absent if the collector was first.
+        existing = run(session, _SHARED, {"digest": digest}).scalar()
+        if existing is not None:
+            return existing
 
 
 def read(session: Session, payload_id: int, begin: int, end: int) -> bytes:
-    """Read the bytes from `begin` up to `end`; a short range does not fetch whole chunks.
-
-    Raises:
-        LookupError: the payload does not reach that far.
-    """
     return _read(driver_of(session), payload_id, begin, end)
 
 
@@ -95,62 +88,59 @@ def read_into(driver: Any, payload_id: int, begin: int, target: memoryview) -> N
     """Fill `target` with the bytes from `begin` on, over the driver's connection.
 
     Raises:
-        LookupError: the payload does not reach that far.
+        LookupError: the payload is shorter.
     """
-    at = 0
+    position = 0
     for part in _parts(driver, payload_id, begin, begin + len(target)):
-        target[at : at + len(part)] = part
-        at += len(part)
-    if at != len(target):
+        target[position : position + len(part)] = part
+        position += len(part)
+    if position != len(target):
         raise LookupError(f"payload {payload_id} has no bytes {begin} to {begin + len(target)}")
 
 
 def stream(database: Database, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
-    """Read a range piece by piece, each in a transaction of its own: none is open while bytes travel."""
-    for at in range(begin, end, SENT_BYTES):
-        yield read_alone(database, payload_id, at, min(end, at + SENT_BYTES))
+    """Yield a range in pieces, each read in a transaction of its own: none is open while bytes travel."""
+    for position in range(begin, end, SENT_BYTES):
+        yield read_alone(database, payload_id, position, min(end, position + SENT_BYTES))
 
 
 def read_alone(database: Database, payload_id: int, begin: int, end: int) -> bytes:
     """Read the bytes from `begin` up to `end` in a transaction of their own.
 
     Raises:
-        LookupError: the payload does not reach that far.
+        LookupError: the payload is shorter.
     """
-    with database.read_past_sessions() as driver:
+    with database.driver_connection() as driver:
         return _read(driver, payload_id, begin, end)
 
 
 @dataclass(slots=True)
 class Staged:
-    """A payload in the making: `append` in short transactions, `adopt` in the one that refers to it.
+    """An unfinished payload: `append` in short transactions, `adopt` in the transaction that refers to it.
 
-    What is appended may be looked at before it is written, in the same order, by whoever has time then.
+    Bytes may be hashed before they are written, in the same order.
     """
 
     payload_id: int
     size: int = 0
-    _seen: hashlib._Hash = field(default_factory=hashlib.sha256)
+    _hasher: hashlib._Hash = field(default_factory=hashlib.sha256)
 
     @property
     def digest(self) -> str:
-        """The digest of what was looked at so far."""
-        return digest_from_hash(self._seen.hexdigest())
+        return digest_from_hash(self._hasher.hexdigest())
 
     def append(self, session: Session, content: bytes | memoryview) -> None:
-        """Look at further bytes and write them."""
-        self.look_at(content)
+        self.update_digest(content)
         self.write(session, content)
 
-    def look_at(self, content: bytes | memoryview) -> None:
-        """Hash further bytes."""
-        self._seen.update(content)
+    def update_digest(self, content: bytes | memoryview) -> None:
+        self._hasher.update(content)
 
     def write(self, session: Session, content: bytes | memoryview) -> None:
-        """Write further bytes that are looked at before the payload is adopted.
+        """Write bytes that were or will be hashed before the payload is adopted.
 
         Raises:
-            Unavailable: the payload was collected, as old by a clock that was set meanwhile.
+            Unavailable: the payload was collected, since the clock was set meanwhile.
         """
         try:
             _append(session, self.payload_id, self.size, [content])
@@ -159,10 +149,10 @@ class Staged:
         self.size += len(content)
 
     def adopt(self, session: Session) -> int:
-        """Finish: give the id of the payload with these bytes, this one or an older equal one.
+        """Finish the payload; return its id, or that of an older payload with the same bytes.
 
         Raises:
-            Unavailable: the payload was collected, as old by a clock that was set meanwhile.
+            Unavailable: the payload was collected, since the clock was set meanwhile.
         """
         older = run(session, _SHARED, {"digest": self.digest}).scalar()
         if older is None:
@@ -171,7 +161,7 @@ class Staged:
                     values = {"payload": self.payload_id, "digest": self.digest, "size": self.size}
                     if not run(session, _FINISHED, values).rowcount:
                         raise Unavailable(_COLLECTED)
-            except IntegrityError:  # somebody else finished the same bytes meanwhile
+            except IntegrityError:  # another transaction finished the same bytes meanwhile
                 older = run(session, _WITH_DIGEST, {"digest": self.digest}).scalar_one()
         if older is None:
             return self.payload_id
@@ -180,29 +170,26 @@ class Staged:
 
 
 def adopt_all(session: Session, staged: Iterable[Staged]) -> dict[int, int]:
-    """Finish payloads in few statements; give by id of each what its `adopt` gives."""
-    waiting = {one.payload_id: one for one in staged}
-    digests = {one.digest for one in waiting.values()}
+    """Finish payloads in few statements; return by id what `adopt` returns."""
+    by_id = {payload.payload_id: payload for payload in staged}
+    digests = {payload.digest for payload in by_id.values()}
     older = set(run(session, _AMONG, {"digests": [*digests]}).scalars())
-    new = [one for one in waiting.values() if one.digest not in older]
+    new = [payload for payload in by_id.values() if payload.digest not in older]
     try:
         with session.begin_nested():
             rows = [
-                {"payload": one.payload_id, "digest": one.digest, "size": one.size}
-                for one in sorted(
-                    new, key=lambda one: one.digest
-                )  # two that do this wait for each other once
+                {"payload": payload.payload_id, "digest": payload.digest, "size": payload.size}
+                for payload in sorted(new, key=lambda payload: payload.digest)  # one order avoids deadlocks
             ]
             if rows:
                 run(session, _FINISHED, rows)
-    except IntegrityError:  # two of them are equal, or somebody else finished the same bytes meanwhile
+    except IntegrityError:  # two of them are equal, or another transaction finished the same bytes meanwhile
         new = []
-    finished = {one.payload_id for one in new}
-    return {key: key if key in finished else one.adopt(session) for key, one in waiting.items()}
+    finished = {payload.payload_id for payload in new}
+    return {key: key if key in finished else payload.adopt(session) for key, payload in by_id.items()}
 
 
 def stage(session: Session) -> Staged:
-    """Begin a payload whose bytes are not known yet."""
     row = PayloadRow(digest=None, bytes=0, created_at=database_time(session))
     session.add(row)
     session.flush()
@@ -210,16 +197,15 @@ def stage(session: Session) -> Staged:
 
 
 def discard(database: Database, staged: Iterable[Staged]) -> None:
-    """Forget payloads that will not be finished, each in a transaction of its own: others write between."""
-    for one in staged:
+    """Delete unfinished payloads, each in a transaction of its own, so that writers are not blocked."""
+    for payload in staged:
         with database.write() as session:
             session.execute(
-                delete(PayloadRow).where(PayloadRow.id == one.payload_id, PayloadRow.digest.is_(None))
+                delete(PayloadRow).where(PayloadRow.id == payload.payload_id, PayloadRow.digest.is_(None))
             )
 
 
-def let_go(session: Session, *payload_ids: int) -> None:
-    """Say that references go: who is reading has a grace from now on, however old a payload is."""
+def start_grace(session: Session, *payload_ids: int) -> None:
     session.execute(
         update(PayloadRow)
         .where(PayloadRow.id.in_(payload_ids))
@@ -229,7 +215,6 @@ def let_go(session: Session, *payload_ids: int) -> None:
 
 
 def store_bytes(session: Session, body: bytes) -> tuple[int, str]:
-    """Put down bytes that are in memory; give the payload's id and digest."""
     digest = digest_of(body)
     return store(session, digest, len(body), [body]), digest
 
@@ -242,10 +227,10 @@ def _insert(session: Session, digest: str, size: int) -> int | None:
 
 
 def _read(driver: Any, payload_id: int, begin: int, end: int) -> bytes:
-    found = b"".join(_parts(driver, payload_id, begin, end))
-    if len(found) != end - begin:
+    content = b"".join(_parts(driver, payload_id, begin, end))
+    if len(content) != end - begin:
         raise LookupError(f"payload {payload_id} has no bytes {begin} to {end}")
-    return found
+    return content
 
 
 def _parts(driver: Any, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
@@ -254,15 +239,15 @@ def _parts(driver: Any, payload_id: int, begin: int, end: int) -> Iterator[bytes
 
 
 def _parts_on_postgres(driver: Any, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
-    """Cut what is wanted out of each chunk; PostgreSQL fetches no more, and sends bytes, not their text."""
-    wanted = {"payload": payload_id, "begin": begin, "end": end, "size": end - begin}
+    """Yield the requested part of each chunk, cut by PostgreSQL and sent in binary format."""
+    parameters = {"payload": payload_id, "begin": begin, "end": end, "size": end - begin}
     with driver.cursor(binary=True) as cursor:
-        for start, data in cursor.execute(_CUT, wanted):
+        for start, data in cursor.execute(_CUT, parameters):
             yield data[: end - max(begin, start)]
 
 
 def _parts_on_sqlite(driver: sqlite3.Connection, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
-    """Do the same through handles on blobs: SQLite's SQL reads and copies whole chunks, whatever is cut."""
+    """Yield the requested part of each chunk through blob handles: SQL would copy whole chunks."""
     chunks = driver.execute(
         "SELECT rowid, begin FROM payload_chunks"
         " WHERE payload_id = ? AND begin < ? AND begin > ? ORDER BY begin",
@@ -281,6 +266,6 @@ def _append(session: Session, payload_id: int, begin: int, content: Iterable[byt
     put = _PUT_ON_SQLITE if isinstance(driver, sqlite3.Connection) else _PUT_ON_POSTGRES
     for piece in content:
         view = memoryview(piece)
-        for at in range(0, len(view), _WRITTEN_BYTES):
-            driver.execute(put, (payload_id, begin + at, view[at : at + _WRITTEN_BYTES]))
+        for offset in range(0, len(view), _WRITTEN_BYTES):
+            driver.execute(put, (payload_id, begin + offset, view[offset : offset + _WRITTEN_BYTES]))
         begin += len(view)

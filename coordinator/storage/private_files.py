@@ -1,4 +1,4 @@
-"""Write files that only their owner may read, whole or not at all."""
+"""Write files that only their owner may read, atomically."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file with mode 0600, on disk when this returns; a file of this name is replaced.
+    """Write a file with mode 0600, replacing any file of this name; it is on disk on return.
 
     Raises:
-        OSError: the folder does not take it.
+        OSError: the folder cannot be written.
     """
     new = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as opened:
-        opened.write(text)
-        opened.flush()
-        os.fsync(opened.fileno())
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
     os.replace(new, file)
     folder = os.open(file.parent, os.O_RDONLY)
     try:

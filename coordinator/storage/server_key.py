@@ -1,6 +1,5 @@
-"""The coordinator's own Ed25519 key: where it comes from, and what it signs. It is never in the database.
-
-The database knows the public key alone, so that a replica with another key is refused when it starts.
+"""Load the coordinator's Ed25519 key and sign with it. The database has only the public key, by which a
+replica with another key is refused.
 """
 
 from __future__ import annotations
@@ -45,35 +44,34 @@ class ServerKey:
         self.id = thumbprint(self.public)
 
     def sign(self, purpose: Purpose, document: Document) -> str:
-        """Give the signature of a document."""
         return sign(purpose, document, self._key)
 
     def nonce(self, now: datetime) -> str:
-        """Make a nonce that a newcomer has to sign; every replica knows it as its own for an hour."""
-        said = int(now.timestamp()).to_bytes(_TIME_BYTES, "big") + secrets.token_bytes(_MAC_BYTES)
-        return encode(said + self._mac(said))
+        """Return a nonce for an enrolment, which every replica accepts for an hour."""
+        payload = int(now.timestamp()).to_bytes(_TIME_BYTES, "big") + secrets.token_bytes(_MAC_BYTES)
+        return encode(payload + self._mac(payload))
 
-    def knows(self, nonce: str, now: datetime) -> bool:
-        """Say whether a nonce was made here within the last hour."""
+    def issued(self, nonce: str, now: datetime) -> bool:
+        """Whether a nonce was issued by this key within the last hour."""
         try:
             raw = decode(nonce)
         except ValueError:
             return False
-        said, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
-        if not hmac.compare_digest(mac, self._mac(said)):
+        payload, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(payload)):
             return False
-        age = now.timestamp() - int.from_bytes(said[:_TIME_BYTES], "big")
+        age = now.timestamp() - int.from_bytes(payload[:_TIME_BYTES], "big")
         return -1 <= age <= _NONCE_LIFE.total_seconds()
 
-    def _mac(self, said: bytes) -> bytes:
-        return hmac.digest(self._seed, _NONCE_PURPOSE + said, hashlib.sha256)[:_MAC_BYTES]
+    def _mac(self, payload: bytes) -> bytes:
+        return hmac.digest(self._seed, _NONCE_PURPOSE + payload, hashlib.sha256)[:_MAC_BYTES]
 
 
 def load(database: Database, configured: SecretStr | None) -> ServerKey:
-    """Give the key that the settings hold, or that of the file beside an SQLite database, made if missing.
+    """Load the key from the settings, or from the file beside an SQLite database, created if missing.
 
     Raises:
-        SettingsUnusable: there is none, it is not usable, or the database belongs to another.
+        SettingsUnusable: no usable key, or the database belongs to another key.
     """
     key = ServerKey(_seed(database, configured))
     with database.write() as session:
@@ -88,7 +86,7 @@ def _claim(session: Session, key: ServerKey) -> None:
     elif row.public_key != key.public:
         raise SettingsUnusable(
             f"TESSERA_SIGNING_KEY: this database belongs to the key with thumbprint "
-            f"{thumbprint(row.public_key)}, and this is {key.id}; give all replicas the same one"
+            f"{thumbprint(row.public_key)}, not to {key.id}; set the same key on all replicas"
         )
 
 
@@ -97,7 +95,7 @@ def _seed(database: Database, configured: SecretStr | None) -> bytes:
         return _read(configured.get_secret_value(), "TESSERA_SIGNING_KEY")
     if not database.is_sqlite:
         raise SettingsUnusable(
-            "TESSERA_SIGNING_KEY: not set; make one for all replicas: "
+            "TESSERA_SIGNING_KEY is not set; generate one key for all replicas: "
             "head -c 32 /dev/urandom | base64 | tr '+/' '-_' | tr -d '='"
         )
     file = Path(f"{database.url.database}-signing-key")
@@ -106,11 +104,11 @@ def _seed(database: Database, configured: SecretStr | None) -> bytes:
     return _read(file.read_text("utf-8"), str(file))
 
 
-def _read(text: str, where: str) -> bytes:
+def _read(text: str, source: str) -> bytes:
     try:
         seed = decode(text.strip())
     except ValueError:
         seed = b""
     if len(seed) != _SEED_BYTES:
-        raise SettingsUnusable(f"{where}: not 32 bytes in base64url without padding")
+        raise SettingsUnusable(f"{source}: not 32 bytes in base64url without padding; generate a new key")
     return seed

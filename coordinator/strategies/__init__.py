@@ -1,1 +1,1 @@
-"""One file per federated method: whom each client listens to."""
+"""Federated methods, one file each."""

@@ -1,27 +1,20 @@
-"""Say what a strategy is, and find it by its file's name. Pure: no database, no network, no clock.
-
-To add one, add `coordinator/strategies/<name>.py` with `Options` (a pydantic model that forbids extra
-members) and `Strategy` (a class made from Options), and its other half in `client_agent/strategies`. A
-strategy says whom each client listens to and never sees an adapter, unless it combines or folds factors of
-ordinary LoRA (`coordinator/strategies/capabilities.py`).
-"""
+"""The interface of a strategy, and the clients and relevance that it works on. Pure."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
-from functools import cache
-from pathlib import Path
-from typing import ClassVar, Protocol, cast
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, JsonValue
 
+from coordinator.strategies.capabilities import BaseDelta, Caps, Source, Traits, Unfit, weighted_mean
 from schemas.maths.adapter import Layout, Shape, is_of_one_base_model, module_of
+from schemas.maths.factors import Factors
+from schemas.messages.federations import FederationPlan
 
 Module = str
 Form = tuple[tuple[str, Shape], ...]
@@ -29,17 +22,13 @@ Kind = tuple[bool, tuple[int, ...]]
 Floats = NDArray[np.float64]
 
 
-class UnknownStrategy(Exception):
-    """There is no strategy of this name; the message lists those there are."""
-
-
 @dataclass(frozen=True, slots=True)
-class Signature:
-    """A client's sanitized sketch: `vector` (dim,) float32.
+class Sketch:
+    """A client's sanitized gradient sketch: `vector` (dim,) float32.
 
     `reliability`, in (0, 1], is the share of its squared length that is not noise, as the client estimates
-    it; 1 where nothing is known. `epsilon` is what the client's signatures have cost it so far, as it says;
-    None without differential privacy.
+    it; 1 without an estimate. `epsilon` is the privacy cost of the client's sketches so far, as reported by
+    the client; None without differential privacy.
     """
 
     vector: NDArray[np.float32]
@@ -49,19 +38,19 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """What is known of one client when a round is weighed.
+    """The input of a weighing about one client.
 
     Attributes:
         client: its id.
         base_model: the slug of its exact weights.
         alignment_set: the set its alignment pack belongs to; None without a pack.
-        modules: the (block, role)s and (layer, role)s it has, each with the names and shapes of its tensors.
+        modules: its (block, role)s and (layer, role)s, each with the names and shapes of its tensors.
         age: rounds since its last accepted update, 0 = this round; None = it never had one (a newcomer).
-        examples: how many examples its last update was trained on.
-        signature: None = it sent none.
-        signature_model: which small model made the signature; only those of one model are comparable.
-        is_source: whether its update may serve others and itself: recent enough, and the client not revoked.
-        organisation: whose client it is; None = nobody said, and it stands for itself.
+        examples: number of examples of its last update.
+        sketch: None = it sent none.
+        sketch_model: the small model that made the sketch; only sketches of one model are comparable.
+        is_source: whether its update may be served: recent enough, and the client not revoked.
+        organisation: the client's organisation; None = unknown, the client counts as one of its own.
     """
 
     client: str
@@ -70,17 +59,17 @@ class ClientFacts:
     modules: Mapping[Module, Form]
     age: int | None
     examples: int
-    signature: Signature | None
-    signature_model: str
+    sketch: Sketch | None
+    sketch_model: str
     is_source: bool
     organisation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """All clients that take part in one weighing, sorted by id, and how absent ones fade.
+    """All clients of one weighing, sorted by id, so that the result does not depend on their order.
 
-    `decay` is the factor per round of age. Equal inputs give equal weights whatever the order they came in.
+    `decay` is the factor by which an absent client's weight falls per round.
     """
 
     clients: Sequence[ClientFacts]
@@ -96,54 +85,62 @@ class Cohort:
         object.__setattr__(self, "_kinds", {module: self._kind(module) for module in modules})
 
     def sources(self) -> NDArray[np.bool_]:
-        """Say who has an update that serves, (N,)."""
+        """Return the clients with an update that may be served, (N,)."""
         return np.array([facts.is_source for facts in self.clients], bool)
 
-    def kin(self, module: Module) -> NDArray[np.bool_]:
-        """Say to whom a module's tensors mean the same, (N, N).
+    def groups(self, module: Module) -> NDArray[np.bool_]:
+        """Return the pairs of clients for which a module's tensors mean the same, (N, N).
 
-        That is clients of the identical base model; and, for P and Q, with packs of one alignment set.
+        These are clients of the identical base model and, for P and Q, with packs of one alignment set.
         """
-        same_model = same([facts.base_model for facts in self.clients])
+        same_model = equal_pairs([facts.base_model for facts in self.clients])
         if is_of_one_base_model(module):
             return same_model
-        return same_model | same([facts.alignment_set for facts in self.clients])
+        return same_model | equal_pairs([facts.alignment_set for facts in self.clients])
 
     def shares(self, module: Module) -> NDArray[np.bool_]:
-        """Say who shares a module with whom: kin that both have it in the same shapes; (N, N)."""
-        return self.kin(module) & same([facts.modules.get(module) for facts in self.clients])
+        """Return the pairs of one group that have a module in the same shapes, (N, N)."""
+        return self.groups(module) & equal_pairs([facts.modules.get(module) for facts in self.clients])
 
     def shares_any(self) -> NDArray[np.bool_]:
-        """Say who shares at least one module with whom; (N, N)."""
         shared = np.zeros((len(self.clients),) * 2, bool)
-        # Most modules are held by the same clients and mean the same to them: one of each kind is enough.
+        # Few kinds cover hundreds of modules: one module of each is enough.
         for module in self.kinds().values():
             shared |= self.shares(module)
         return shared
 
     def kinds(self) -> dict[Kind, Module]:
-        """Give one module of each kind; all modules of a kind are shared by the same clients."""
+        """Return one module of each kind; all modules of a kind are shared by the same clients."""
         return {kind: module for module, kind in self._kinds.items()}
 
     def kind(self, module: Module) -> Kind:
-        """Name the kind of a module: what it takes to share it, and who has it in which shapes."""
         return self._kinds[module]
 
     def _kind(self, module: Module) -> Kind:
-        holders = tuple(numbered([facts.modules.get(module) for facts in self.clients]))
+        holders = tuple(group_numbers([facts.modules.get(module) for facts in self.clients]))
         return is_of_one_base_model(module), holders
+
+
+class Weights(Protocol):
+    """The share of each client in the weights of every other."""
+
+    @property
+    def cohort(self) -> Cohort: ...
+
+    def of_module(self, module: Module) -> Floats:
+        """Return W for one module, (N, N), in the order of the cohort."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """Whom each client listens to.
+    """The relevance of all clients to each other.
 
     Attributes:
-        cohort: who was weighed; its order is that of rows and columns.
+        cohort: its order is that of rows and columns.
         relevance: (N, N), rows sum to 1; the row of a newcomer without any source is zero.
         similarity: (N, N), as used; NaN = not compared.
-        absent: clients whose last update nobody is given; they stand for the weights they were served last,
-            which are those of all their kin.
+        absent: clients whose last update nobody is served; they stand for the weights they were served last,
+            which are those of all clients of their group.
     """
 
     cohort: Cohort
@@ -157,11 +154,10 @@ class Weighing:
         object.__setattr__(self, "entropy", np.abs(np.sum(self.relevance * logs, axis=1)))
 
     def of_module(self, module: Module) -> Floats:
-        """Give the weights for one module, (N, N): each row renormalised over those who share it.
+        """Return the weights for one module, (N, N): each row renormalised over the clients that share it.
 
         A client none of whose sources shares it keeps its own value. A newcomer, having none, gets that of
-        the first absent client that shares it; where there is none, zeros. Rows of clients without this
-        module are zero.
+        the first absent client that shares it, or zeros. Rows of clients without this module are zero.
         """
         clients, shared = self.cohort.clients, self.cohort.shares(module)
         weights = np.where(shared, self.relevance, 0.0)
@@ -177,26 +173,8 @@ class Weighing:
         return weights
 
 
-@dataclass(frozen=True, slots=True)
-class Caps:
-    """How far a client is moved by others at most (`aggregation/guard`), as shares of what it is served.
-
-    Attributes:
-        other: the weight of one other client, and of the clients of one other organisation together.
-        others: the weight of all others together.
-        length: how long another's update may be, in lengths of the client's own; longer ones are cut.
-        strict: whether `other` holds even if so few are heard that an equal share of `others` is more, and
-            what some lose because they disagree goes to nobody else.
-    """
-
-    other: float
-    others: float
-    length: float
-    strict: bool
-
-
-class Held(IntFlag):
-    """Why a client counts for less than its relevance: the guard, or too few voices beside it."""
+class WeightReduction(IntFlag):
+    """Reasons why a client counts for less than its relevance: the guard, or too few voices."""
 
     LARGE = 1
     OPPOSED = 2
@@ -205,81 +183,65 @@ class Held(IntFlag):
     FEW = 16
 
 
-class Strategy(Protocol):
-    """A federated method: a class made from its Options."""
+class Strategy(ABC):
+    """A federated method, made from its options. The engine calls a method only if the traits announce it."""
 
-    needs_signature: ClassVar[bool]
-    """Whether every update must carry a signature."""
+    __slots__ = ()
 
     @property
-    def gated(self) -> bool:
-        """Whether clients let what they are served act as a frozen global branch beside their own P and Q."""
+    @abstractmethod
+    def traits(self) -> Traits:
+        """Declared requirements; a class variable where options do not decide."""
+
+    @abstractmethod
+    def weigh(self, cohort: Cohort) -> Weighing:
+        """Compute the relevance of all clients to each other; equal cohorts give equal results."""
 
     @property
     def caps(self) -> Caps | None:
-        """What guards a client against the others' updates; None = it is given what relevance says."""
+        """Limits on the influence of peers; None = clients are served what relevance says."""
+        return None
 
-    def weigh(self, cohort: Cohort) -> Weighing:
-        """Decide whom each client listens to; the same cohort gives the same answer."""
+    def unfit(self, plan: FederationPlan) -> Unfit | None:
+        """Return the field of a plan that this strategy cannot work with; None = it can."""
+        return None
 
+    def travels(self, tensor: str) -> bool:
+        """Whether clients send a tensor; the agent's file of the same name agrees."""
+        return True
 
-class StrategyFile(Protocol):
-    """What a file in this folder exports."""
+    def beside(self, layout: Layout) -> Layout:
+        """Return the tensors that travel in addition to an adapter's; the agent's adapter has the same."""
+        return {}
 
-    Options: type[BaseModel]
+    def strength(self, factors: Factors) -> float:
+        """Return the factor by which the weight of a source is multiplied, before normalisation."""
+        return 1.0
 
-    def Strategy(self, options: BaseModel) -> Strategy:
-        """Make the strategy."""
+    def combine(self, sources: Sequence[Source]) -> Factors:
+        return weighted_mean(sources)
 
-
-@cache  # requests ask, and nobody adds a file to a service that runs
-def names() -> tuple[str, ...]:
-    """List the strategies there are: the files beside this one."""
-    found = pkgutil.iter_modules([str(Path(__file__).parent)])
-    return tuple(
-        sorted(module.name for module in found if module.name not in ("base", "averaging", "capabilities"))
-    )
-
-
-@cache
-def load(name: str) -> StrategyFile:
-    """Find a strategy's file by its name.
-
-    Raises:
-        UnknownStrategy: there is none.
-    """
-    if name not in names():
-        raise UnknownStrategy(f"there is no strategy {name!r}; there are {', '.join(names())}")
-    return cast("StrategyFile", importlib.import_module(f"coordinator.strategies.{name}"))
-
-
-def make(name: str, options: Mapping[str, JsonValue]) -> Strategy:
-    """Make a strategy with a plan's options.
-
-    Raises:
-        UnknownStrategy: there is none of this name.
-        pydantic.ValidationError: it has no such options.
-    """
-    file = load(name)
-    return file.Strategy(file.Options.model_validate(dict(options)))
+    def base_delta(self, sources: Sequence[Source]) -> BaseDelta:
+        """Return what clients continue from and what joins the base model, for one module."""
+        served = self.combine(sources)
+        return BaseDelta(served, served.first(0))
 
 
 def modules_of(layout: Layout) -> dict[Module, Form]:
-    """Group a layout's tensors by module."""
     grouped: dict[Module, list[tuple[str, Shape]]] = {}
     for tensor, shape in layout.items():
         grouped.setdefault(module_of(tensor), []).append((tensor, shape))
     return {module: tuple(sorted(tensors)) for module, tensors in grouped.items()}
 
 
-def numbered(values: Sequence[object]) -> list[int]:
-    """Number values by first occurrence; None is -1 and equals nothing."""
-    seen: dict[object, int] = {}
-    return [-1 if value is None else seen.setdefault(value, len(seen)) for value in values]
+def group_numbers(values: Sequence[object]) -> list[int]:
+    """Number equal values alike, by first occurrence; None is -1 and equals nothing."""
+    numbers: dict[object, int] = {}
+    return [-1 if value is None else numbers.setdefault(value, len(numbers)) for value in values]
 
 
-def same(values: Sequence[object]) -> NDArray[np.bool_]:
-    """Say which values are equal to which, (N, N); None equals nothing, itself neither."""
-    numbers = np.array(numbered(values), int)
+def equal_pairs(values: Sequence[object]) -> NDArray[np.bool_]:
+    """Return the pairs of equal values, (N, N); None equals nothing, not even itself."""
+    numbers = np.array(group_numbers(values), int)
     equal: NDArray[np.bool_] = (numbers[:, None] == numbers[None, :]) & (numbers >= 0)[:, None]
     return equal

@@ -1,19 +1,68 @@
-"""What a strategy declares: how factors combine, what travels, which plans suit it. Pure: types alone."""
+"""What a strategy declares of itself as data, and the values that its methods exchange with the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
-from schemas.maths.adapter import Layout
+import numpy as np
+
 from schemas.maths.factors import Factors
-from schemas.messages.federations import FederationPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a strategy needs from the engine. The defaults describe plain averaging of everything.
+
+    Attributes:
+        needs_sketch: every update must carry a gradient sketch.
+        gated: clients use the served P and Q as a frozen global branch beside their own.
+        lora_only: adapters must be ordinary LoRA, because the strategy knows A and B.
+        part_travels: some tensors never leave the client; `Strategy.travels` selects the ones that do.
+        extra_tensors: tensors beyond the adapter's travel; `Strategy.beside` lays them out.
+        combines: A and B are combined module by module, by `Strategy.combine`, instead of averaged.
+        rescales: the shares in `combine` are the weights times `Strategy.strength`.
+        base_delta: part of a round joins the base model, as computed by `Strategy.base_delta`.
+        least_rank: clients may differ in rank, from this to the plan's `adapter.rank`; None = they may not.
+    """
+
+    needs_sketch: bool = False
+    gated: bool = False
+    lora_only: bool = False
+    part_travels: bool = False
+    extra_tensors: bool = False
+    combines: bool = False
+    rescales: bool = False
+    base_delta: bool = False
+    least_rank: int | None = None
+
+    @property
+    def mixed_ranks(self) -> bool:
+        return self.least_rank is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """How far a client is moved by its peers at most (`aggregation/guard`), as shares of what it is served.
+
+    Attributes:
+        peer: the weight of one peer, and of the clients of one organisation together.
+        peers: the weight of all peers together.
+        length: how long a peer's update may be, in lengths of the client's own; longer ones are cut.
+        strict: whether `peer` holds even if so few peers have weight that an equal share of `peers` is
+            larger, and the weight that a disagreeing peer loses goes to no peer.
+    """
+
+    peer: float
+    peers: float
+    length: float
+    strict: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one client brings into a module: its factors, their weight, and how many rounds old they are.
+    """One client's contribution to a module: its factors, their weight, and their age in rounds.
 
     The weights of all sources sum to 1.
     """
@@ -23,83 +72,28 @@ class Source:
     age: int = 0
 
 
-@runtime_checkable
-class PartTravels(Protocol):
-    """A strategy under which some tensors of an adapter never leave the client."""
-
-    def travels(self, tensor: str) -> bool:
-        """Say whether a tensor travels; the agent's file of the same name says the same."""
-
-
-@runtime_checkable
-class Combining(Protocol):
-    """A strategy that serves something else than the weighted mean of A and of B."""
-
-    def combine(self, sources: Sequence[Source]) -> Factors:
-        """Make A and B of one module from those whom a client listens to, one at least; pure."""
-
-
-@runtime_checkable
-class Rescaling(Protocol):
-    """A strategy that combines with other shares than the weights of its sources."""
-
-    def strength(self, factors: Factors) -> float:
-        """Return by what a source's weight is multiplied before all are divided by their sum."""
-
-
-@runtime_checkable
-class RanksDiffer(Protocol):
-    """A strategy under which clients of one base model may have adapters of different ranks."""
-
-    @property
-    def least_rank(self) -> int:
-        """The fewest ranks of an adapter; the most are the plan's `adapter.rank`."""
-
-
 @dataclass(frozen=True, slots=True)
 class BaseDelta:
-    """What a round does to one module.
+    """The result of a round for one module.
 
     Attributes:
-        served: the A and B from which clients go on; None = each begins anew, B = 0.
-        residual: what every client adds to the base model for good, times `adapter.scale`.
+        served: the A and B from which clients continue; None = each starts with a new A and B = 0.
+        residual: factors that every client adds to the base model, times `adapter.scale`.
     """
 
     served: Factors | None
     residual: Factors
 
 
-@runtime_checkable
-class Folding(Protocol):
-    """A strategy under which part of what was learnt goes into the base model, which is frozen otherwise."""
-
-    def fold(self, sources: Sequence[Source]) -> BaseDelta:
-        """Make one module of those whom its clients listen to, one at least; pure."""
-
-
-def is_of_lora(strategy: object) -> bool:
-    """Say whether a strategy knows what A and B are, so that no other adapter can be used with it."""
-    return isinstance(strategy, PartTravels | Combining | Folding | RanksDiffer)
-
-
-@runtime_checkable
-class MoreTravels(Protocol):
-    """A strategy under which more travels than the tensors of an adapter."""
-
-    def beside(self, layout: Layout) -> Layout:
-        """Lay out what travels beside an adapter's tensors; the agent's adapter has the same."""
-
-
 class Unfit(NamedTuple):
-    """Which field of a plan a strategy cannot work with, and what it would have to be."""
+    """A field of a plan that a strategy cannot work with, and the value that it needs."""
 
     field: str
     fact: str
 
 
-@runtime_checkable
-class Particular(Protocol):
-    """A strategy that does not work with every plan."""
-
-    def unfit(self, plan: FederationPlan) -> Unfit | None:
-        """Say what of the rest of a plan does not do; None = nothing."""
+def weighted_mean(sources: Sequence[Source]) -> Factors:
+    """A = sum p_i A_i, B = sum p_i B_i: FedAvg of the factors, whose product is not the mean product."""
+    a = sum(source.weight * source.factors.A.astype(np.float64) for source in sources)
+    b = sum(source.weight * source.factors.B.astype(np.float64) for source in sources)
+    return Factors(np.asarray(a, np.float32), np.asarray(b, np.float32))

@@ -1,7 +1,4 @@
-"""FedAvg (McMahan et al. 2017): everybody gets the mean of all updates, weighted by examples.
-
-Knows nothing of signatures; absent clients fade as the plan says.
-"""
+"""FedAvg (McMahan et al. 2017): every client gets the mean of all updates, weighted by examples."""
 
 from __future__ import annotations
 
@@ -10,34 +7,25 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from coordinator.strategies import base
 from coordinator.strategies.averaging import mean_of_all
-from coordinator.strategies.base import Caps, Cohort, Weighing
+from coordinator.strategies.base import Cohort, Weighing
+from coordinator.strategies.capabilities import Traits
 
 
 class Options(BaseModel):
-    """There is nothing to choose."""
+    """There are no options."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
-    """One mean for all who share a (block, role)."""
+class Strategy(base.Strategy):
+    """One mean for all clients that share a (block, role); absent clients decay as planned."""
 
-    needs_signature: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits()
 
     options: Options
 
-    @property
-    def gated(self) -> bool:
-        """Never: what is served is the one model of all."""
-        return False
-
-    @property
-    def caps(self) -> Caps | None:
-        """None: a common model is everybody's mean, and nobody's own update is the measure of it."""
-        return None
-
     def weigh(self, cohort: Cohort) -> Weighing:
-        """Average by examples, the same for all."""
         return mean_of_all(cohort)

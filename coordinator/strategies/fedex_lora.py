@@ -1,8 +1,7 @@
-"""FedEx-LoRA (arXiv 2410.09432, ACL 2025): the means of A and B, and what they leave out into the base model.
+"""FedEx-LoRA (arXiv 2410.09432, ACL 2025): clients get the means of A and B, the base model their error.
 
-mean(B_i A_i) = B A + R exactly, and R has at most (K - 1) r ranks, so it travels as factors: not
-those that are added up, from which every B_i and A_i - A_n could be read. Every client
-counts the same whatever its examples, as published; absent ones fade as the plan says.
+mean(B_i A_i) = B A + R exactly. R has at most (K - 1) r ranks and travels as factors of its own: from the
+factors in its sum every B_i and A_i - A_n could be read. Clients count equally, whatever their examples.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from coordinator.strategies.averaging import mean, mean_of_all
-from coordinator.strategies.base import Caps, Cohort, Weighing
-from coordinator.strategies.capabilities import BaseDelta, Source
+from coordinator.strategies import base
+from coordinator.strategies.averaging import mean_of_all
+from coordinator.strategies.base import Cohort, Weighing
+from coordinator.strategies.capabilities import BaseDelta, Source, Traits, weighted_mean
 from schemas.maths.factors import Factors, recompressed, side_by_side
 
 
 class Options(BaseModel):
-    """`truncate_rank`: send no more ranks of R than these, the nearest there are; None = R is exact."""
+    """`truncate_rank`: serve R in this many ranks at most, the nearest approximation; None = R is exact."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -29,43 +29,34 @@ class Options(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
+class Strategy(base.Strategy):
     """One A, one B and one base model for all clients of a base model."""
 
-    needs_signature: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(lora_only=True, base_delta=True)
 
     options: Options
 
-    @property
-    def gated(self) -> bool:
-        """Never: an ordinary LoRA has no global branch."""
-        return False
-
-    @property
-    def caps(self) -> Caps | None:
-        """None: what is common is everybody's mean."""
-        return None
-
     def weigh(self, cohort: Cohort) -> Weighing:
-        """Average uniformly those who delivered this round: what the others left out is folded already."""
+        """Average the updates of this round equally: the residual of earlier ones is in the base model."""
         return mean_of_all(cohort, by_examples=False, present_only=True)
 
-    def fold(self, sources: Sequence[Source]) -> BaseDelta:
-        """Serve the means A and B; fold R = sum p_i B_i A_i - B A."""
-        middle = mean(sources)
-        left_out = _left_out(sources, middle)
-        return BaseDelta(middle, recompressed(left_out, self.options.truncate_rank))
+    def base_delta(self, sources: Sequence[Source]) -> BaseDelta:
+        mean = weighted_mean(sources)
+        return BaseDelta(mean, recompressed(_residual(sources, mean), self.options.truncate_rank))
 
 
-def _left_out(sources: Sequence[Source], middle: Factors) -> Factors:
-    """Give what the means leave out: sum p_i B_i A_i - B A, in n - 1 times the rank, exactly.
+def _residual(sources: Sequence[Source], mean: Factors) -> Factors:
+    """Return R = sum p_i B_i A_i - B A in n - 1 times the rank, exactly.
 
-    It is sum p_i (B_i - B)(A_i - A), and since the p_i (B_i - B) sum to 0 the last one is told by the others:
-    sum over i < n of p_i (B_i - B)(A_i - A_n).
+    R = sum p_i (B_i - B)(A_i - A), and the p_i (B_i - B) sum to 0, so the last one follows from the rest:
+    R = sum over i < n of p_i (B_i - B)(A_i - A_n).
     """
-    *others, last = sources
-    parts = [
-        Factors(one.factors.A - last.factors.A, (one.weight * (one.factors.B - middle.B)).astype(np.float32))
-        for one in others
+    *first, last = sources
+    terms = [
+        Factors(
+            source.factors.A - last.factors.A,
+            (source.weight * (source.factors.B - mean.B)).astype(np.float32),
+        )
+        for source in first
     ]
-    return side_by_side([middle.first(0), *parts])
+    return side_by_side([mean.first(0), *terms])

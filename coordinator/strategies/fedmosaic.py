@@ -1,50 +1,50 @@
-"""FedMosaic (arXiv 2506.11024): each client listens to those whose gradients resemble its own.
+"""FedMosaic (arXiv 2506.11024): each client is served the updates whose gradient sketches resemble its own.
 
-S_ij = cos(s_i, s_j) / sqrt(rho_i rho_j); w_i = softmax_j(S_ij / tau) over the eligible j. What differs
-from the published code (reliabilities rho, a floor, fading, newcomers) and why is told in docs/decisions;
-knows no adapter and no byte.
+S_ij = cos(s_i, s_j) / sqrt(rho_i rho_j); w_i = softmax_j(S_ij / tau) over the eligible j. Differences from
+the published code (reliabilities rho, a floor, decay, newcomers): docs/decisions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from coordinator.strategies.averaging import fading, keep_own, log_examples, normalised
-from coordinator.strategies.base import Caps, Cohort, Floats, Signature, Weighing, same
-from coordinator.strategies.capabilities import Unfit
+from coordinator.strategies import base
+from coordinator.strategies.averaging import log_decay, log_examples, normalised, with_own_state
+from coordinator.strategies.base import Cohort, Floats, Sketch, Weighing, equal_pairs
+from coordinator.strategies.capabilities import Caps, Traits, Unfit
 from schemas.messages.federations import FederationPlan
 
 _SMALLEST_CENTRED = 3
-"""With two clients the centred signatures always point away from each other."""
+"""With two clients the centred sketches always point away from each other."""
 
 _LEAST_RELIABILITY = 0.25
-"""Calling its own signature noise at most doubles a client's similarity; its weight grows exponentially."""
+"""A client that reports a noisy sketch at most doubles its similarity; its weight grows exponentially."""
 
 _LARGEST_ERROR = 1 / 3
-"""Two private signatures whose noise alone would move their similarity by more than this say nothing yet."""
+"""Two private sketches are not compared if noise alone would move their similarity by more than this."""
 
 _MOST_OF_ONE = 0.2
-"""What one other client, or organisation, contributes at most to what a client goes on from."""
+"""The largest share of one peer, or one organisation, in the weights from which a client continues."""
 
 _MOST_OF_ALL = 0.7
-"""What all others contribute to it at most."""
+"""The largest share of all peers in them."""
 
 _NO_DIVISION_BY_ZERO = 1e-9
 
 
 class Options(BaseModel):
-    """How relevance is computed, and how clients use what they are served.
+    """How relevance is computed, and how clients use the weights they are served.
 
     `sources` holds for established clients under `mix` average and gate: peers of the identical base model,
     or all; with `mix` init, and for newcomers, it is always all. `min_relevance` is a floor on S. `centre`
-    subtracts the mean signature first, and with it most of what a majority has in common; the cosine is then
-    not corrected for noise. `guard` holds back what others send (docs/poisoning.md), and gives to the client
-    itself what it cuts off, whatever `include_self` says; off is what the papers do.
+    subtracts the mean sketch first, and with it most of the direction that a majority shares; the cosine is
+    then not corrected for noise. `guard` limits the influence of peers (docs/poisoning.md), and adds the
+    weight that it cuts off to the client itself, whatever `include_self` says; off is as published.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -61,35 +61,32 @@ class Options(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
+class Strategy(base.Strategy):
     """Relevance-guided aggregation."""
-
-    needs_signature: ClassVar[bool] = True
 
     options: Options
 
     @property
-    def gated(self) -> bool:
-        """Whether the served P and Q act beside the client's own, mixed by a gate per layer."""
-        return self.options.mix == "gate"
+    def traits(self) -> Traits:
+        return Traits(needs_sketch=True, gated=self.options.mix == "gate")
 
     @property
     def caps(self) -> Caps | None:
-        """The guard's caps: weight times length is what may reach what an established client goes on from.
+        """The guard's caps on weight times length in the state from which an established client continues.
 
-        With `mix` average that is (L + G) / 2: what is served counts half, and half is its own anyway, so
-        others' updates may be somewhat longer than its own. A strict guard cuts them to its own length.
+        With `mix` average that state is (L + G) / 2: the served G counts half, so that peers' updates may be
+        somewhat longer than its own. A strict guard cuts them to its own length.
         """
         if self.options.guard == "off":
             return None
         reaching = 0.5 if self.options.mix == "average" else 1.0
-        others = min(1.0, _MOST_OF_ALL / reaching)
+        peers = min(1.0, _MOST_OF_ALL / reaching)
         strict = self.options.guard == "strict"
-        length = 1.0 if strict else _MOST_OF_ALL / reaching / others
-        return Caps(other=_MOST_OF_ONE / reaching / length, others=others, length=length, strict=strict)
+        length = 1.0 if strict else _MOST_OF_ALL / reaching / peers
+        return Caps(peer=_MOST_OF_ONE / reaching / length, peers=peers, length=length, strict=strict)
 
     def unfit(self, plan: FederationPlan) -> Unfit | None:
-        """Refuse error feedback: clients go on from what is theirs too, which has what was not sent."""
+        """Reject error feedback: clients continue from their own adapters, which have the unsent values."""
         if not plan.wire.recipe.feeds_back:
             return None
         return Unfit(
@@ -101,32 +98,32 @@ class Strategy:
     def weigh(self, cohort: Cohort) -> Weighing:
         """w_ij = d^age_j n_j^e exp(S_ij / temperature) / the sum over the eligible j.
 
-        A newcomer without a signature gets the uniform mean of those it shares something with.
+        A newcomer without a sketch gets the uniform mean of the clients it shares a module with.
         """
         options = self.options
         similarity = _similarity(cohort, centre=options.centre)
-        scores = np.nan_to_num(similarity) / options.temperature + fading(cohort)
+        scores = np.nan_to_num(similarity) / options.temperature + log_decay(cohort)
         if options.weight_by_examples:
             scores = scores + log_examples(cohort)
         reachable = self._reachable(cohort)
         relevance = normalised(scores, self._eligible(reachable, similarity))
         for i, facts in enumerate(cohort.clients):
-            if facts.age is None and facts.signature is None:
+            if facts.age is None and facts.sketch is None:
                 relevance[i] = reachable[i] / max(1, np.count_nonzero(reachable[i]))
-        return Weighing(cohort=cohort, relevance=keep_own(relevance, cohort), similarity=similarity)
+        return Weighing(cohort=cohort, relevance=with_own_state(relevance, cohort), similarity=similarity)
 
     def _reachable(self, cohort: Cohort) -> NDArray[np.bool_]:
-        """Say whose update i may be given at all, before looking at relevance."""
+        """Return the pairs (i, j) for which i may be served the update of j at all, (N, N)."""
         reachable = cohort.shares_any() & cohort.sources()[None, :]
         if self.options.mix != "init" and self.options.sources == "same_architecture":
             newcomer = np.array([facts.age is None for facts in cohort.clients], bool)
-            reachable &= newcomer[:, None] | same([facts.base_model for facts in cohort.clients])
+            reachable &= newcomer[:, None] | equal_pairs([facts.base_model for facts in cohort.clients])
         if not self.options.include_self:
             np.fill_diagonal(reachable, False)
         return reachable
 
     def _eligible(self, reachable: NDArray[np.bool_], similarity: Floats) -> NDArray[np.bool_]:
-        """Keep those who were compared, above the floor, and the `top_k` of them (ties: the smaller id)."""
+        """Return the reachable pairs above the floor, the `top_k` of each row (ties: the smaller id)."""
         eligible = reachable & ~np.isnan(similarity)
         if self.options.min_relevance is not None:
             eligible &= np.nan_to_num(similarity, nan=-np.inf) > self.options.min_relevance
@@ -139,41 +136,41 @@ class Strategy:
 
 
 def _similarity(cohort: Cohort, *, centre: bool) -> Floats:
-    """Compare the signatures of each small model among themselves: S (N, N), NaN = not compared.
+    """Compare the sketches of each small model among themselves: S (N, N), NaN = not compared.
 
     Sampling noise, independent between clients, shortens the cosine of two samples of one task to
-    sqrt(rho_i rho_j), which hangs on how many examples they have; divided by it, the cosine is about 1 for
+    sqrt(rho_i rho_j), which depends on their numbers of examples; divided by it, the cosine is about 1 for
     one task at any size (Spearman 1904, "correction for attenuation"), so that one floor fits all.
     """
     clients = cohort.clients
     similarity = np.full((len(clients), len(clients)), np.nan)
-    sent: dict[int, Signature] = {}
+    sent: dict[int, Sketch] = {}
     groups: dict[tuple[str, int], list[int]] = {}
     for i, facts in enumerate(clients):
-        if facts.signature is not None:
-            sent[i] = facts.signature
-            groups.setdefault((facts.signature_model, facts.signature.vector.size), []).append(i)
+        if facts.sketch is not None:
+            sent[i] = facts.sketch
+            groups.setdefault((facts.sketch_model, facts.sketch.vector.size), []).append(i)
     for members in groups.values():
-        signatures = np.stack([sent[i].vector.astype(np.float64) for i in members])  # (n, dim)
+        sketches = np.stack([sent[i].vector.astype(np.float64) for i in members])  # (n, dim)
         rho = np.array([sent[i].reliability for i in members])  # (n,)
-        # Whoever is long gone is still compared, but no longer moves the mean of those who are here.
+        # Clients that left long ago are compared, but do not move the mean.
         present = np.array([clients[i].is_source or clients[i].age is None for i in members])
         private = np.array([sent[i].epsilon is not None for i in members])
-        # By what was sent: centring makes no signature any clearer.
-        unclear = _unclear(rho, signatures.shape[1]) & (private[:, None] | private[None, :])
+        # From the sketches as sent: centring does not reduce their noise.
+        unclear = _unclear(rho, sketches.shape[1]) & (private[:, None] | private[None, :])
         if centre and np.count_nonzero(present) >= _SMALLEST_CENTRED:
-            signatures, rho = signatures - signatures[present].mean(axis=0), np.ones(len(members))
-        compared = _corrected(_cosines(signatures), rho)
+            sketches, rho = sketches - sketches[present].mean(axis=0), np.ones(len(members))
+        compared = _corrected(_cosines(sketches), rho)
         compared[unclear] = np.nan
         similarity[np.ix_(members, members)] = compared
     return similarity
 
 
 def _unclear(rho: Floats, dim: int) -> NDArray[np.bool_]:
-    """Say whose similarity is more noise than not: sqrt((1 - rho_i rho_j) / (dim rho_i rho_j)) is its error.
+    """Return the pairs whose similarity is mostly noise, (N, N), by its error in the corrected cosine.
 
-    Noise of unrelated signatures has a cosine of about 1/sqrt(dim), and the correction enlarges it. Nobody
-    is unclear to itself.
+    The error is sqrt((1 - rho_i rho_j) / (dim rho_i rho_j)): the noise of unrelated sketches has a cosine of
+    about 1/sqrt(dim), and the correction enlarges it. The diagonal is clear.
     """
     shared = rho[:, None] * rho[None, :]
     unclear: NDArray[np.bool_] = np.sqrt((1 - shared) / (dim * shared)) > _LARGEST_ERROR

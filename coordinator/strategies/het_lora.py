@@ -1,26 +1,27 @@
-"""HetLoRA (arXiv 2401.06432, EMNLP 2024): ranks differ by client, and who does more counts for more.
+"""HetLoRA (arXiv 2401.06432, EMNLP 2024): ranks differ by client, and larger adapters count for more.
 
 A and B are padded with zeros to the largest rank, averaged with weights s_i / sum s of s_i = |B_i A_i|, and
-cut to each client's own rank. Examples do not count; absent clients fade as the plan says.
+cut to each client's own rank. Examples do not count; absent clients decay as planned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from coordinator.strategies.averaging import mean, mean_of_all
-from coordinator.strategies.base import Caps, Cohort, Weighing
-from coordinator.strategies.capabilities import Source
+from coordinator.strategies import base
+from coordinator.strategies.averaging import mean_of_all
+from coordinator.strategies.base import Cohort, Weighing
+from coordinator.strategies.capabilities import Source, Traits, weighted_mean
 from schemas.maths.factors import Factors
 
 
 class Options(BaseModel):
-    """What ranks clients may have, and how they prune their own.
+    """The range of ranks, and how clients prune theirs.
 
     `r_min` is the least rank, `adapter.rank` the largest. A client's last ranks, from `decay` times its rank
     on, are drawn towards zero by `pruning` times their size, and go when they have become smaller in a round.
@@ -34,30 +35,17 @@ class Options(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
-    """One mean for all clients of a base model, cut to each one's rank."""
-
-    needs_signature: ClassVar[bool] = False
+class Strategy(base.Strategy):
+    """One mean for all clients of a base model, cut to each client's rank."""
 
     options: Options
 
     @property
-    def gated(self) -> bool:
-        """Never: an ordinary LoRA has no global branch."""
-        return False
-
-    @property
-    def caps(self) -> Caps | None:
-        """None: what is common is everybody's mean."""
-        return None
-
-    @property
-    def least_rank(self) -> int:
-        """The option `r_min`."""
-        return self.options.r_min
+    def traits(self) -> Traits:
+        return Traits(lora_only=True, combines=True, rescales=True, least_rank=self.options.r_min)
 
     def weigh(self, cohort: Cohort) -> Weighing:
-        """Let all count the same before their adapters are seen; relevance shows this."""
+        """Weight all clients equally; `combine` multiplies by strengths, which relevance cannot show."""
         return mean_of_all(cohort, by_examples=False)
 
     def strength(self, factors: Factors) -> float:
@@ -66,14 +54,14 @@ class Strategy:
         return float(np.sqrt(max(0.0, float(np.sum((b.T @ b) * (a @ a.T))))))
 
     def combine(self, sources: Sequence[Source]) -> Factors:
-        """p_i = w_i s_i / sum w s; A = sum p_i [A_i; 0], B = sum p_i [B_i 0]; w alone where nobody learnt."""
-        strengths = np.array([one.weight * self.strength(one.factors) for one in sources])
+        """p_i = w_i s_i / sum w s; A = sum p_i [A_i; 0], B = sum p_i [B_i 0]; p = w where all s are 0."""
+        strengths = np.array([source.weight * self.strength(source.factors) for source in sources])
         total = float(strengths.sum())
-        shares = strengths / total if total > 0 else [one.weight for one in sources]
-        most = max(one.factors.rank for one in sources)
-        return mean(
+        shares = strengths / total if total > 0 else [source.weight for source in sources]
+        largest = max(source.factors.rank for source in sources)
+        return weighted_mean(
             [
-                replace(one, factors=one.factors.of_rank(most), weight=float(share))
-                for one, share in zip(sources, shares, strict=True)
+                replace(source, factors=source.factors.of_rank(largest), weight=float(share))
+                for source, share in zip(sources, shares, strict=True)
             ]
         )

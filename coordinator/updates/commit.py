@@ -1,7 +1,4 @@
-"""Keep updates that were judged: one write transaction for those of a round that are ready at the same time.
-
-The database arbitrates: of two deliveries at once the first commit wins, and the same bytes get its receipt.
-"""
+"""Commit validated updates: one write transaction for those of a round that are ready at the same time."""
 
 from __future__ import annotations
 
@@ -15,55 +12,55 @@ from coordinator.errors import RoundClosed, UploadConflict
 from coordinator.observability.fault_points import may_crash
 from coordinator.rounds import store as rounds
 from coordinator.rounds import transitions
-from coordinator.rounds.lifecycle import TAKING_PART
+from coordinator.rounds.lifecycle import ACCEPTING
 from coordinator.rounds.notifications import Change
 from coordinator.updates import store
 from coordinator.updates.store import Content
-from coordinator.updates.validation import Verdict
+from coordinator.updates.validation import ValidationResult
 from schemas.maths.adapter import Layout
 from schemas.messages.updates import Receipt
 
 
 @dataclass(frozen=True, slots=True)
 class ValidatedUpdate:
-    """A judged update of a client, for the round of this number.
+    """A client's validated update of one round.
 
     Attributes:
-        pack: the digest of the alignment pack it was made with, if any.
-        state: the decoded adapter state, or where it begins in the received bytes.
+        pack: digest of the alignment pack that the update was trained with, if any.
+        state: the decoded adapter state, or the offset of the state in the received bytes.
     """
 
     member: Member
-    number: int
+    round_number: int
     pack: str | None
     received: Content
     state: Content | int
     layout: Layout
-    verdict: Verdict
+    result: ValidationResult
 
     @property
     def contents(self) -> tuple[Content, ...]:
-        """What is to be written."""
         return (self.received,) if isinstance(self.state, int) else (self.received, self.state)
 
     @property
     def bytes(self) -> int:
-        """How much that is."""
         return sum(content.size for content in self.contents)
 
-    def kept_as(self, ids: Mapping[str, int]) -> store.StoredPayload:
-        """Say where its bytes are, by the ids of the payloads with these digests."""
-        payload_id = ids[self.received.digest]
+    def stored_payload(self, payload_ids: Mapping[str, int]) -> store.StoredPayload:
+        payload_id = payload_ids[self.received.digest]
         if isinstance(self.state, int):
             return store.StoredPayload(payload_id, payload_id, self.state)
-        return store.StoredPayload(payload_id, ids[self.state.digest], 0)
+        return store.StoredPayload(payload_id, payload_ids[self.state.digest], 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
-    """An update is there for good: whether it was not before, and whether its round waits for no other.
+class CommitResult:
+    """The outcome of committing an update.
 
-    `change` is what has to be told; None = there is nothing, or it was told.
+    Attributes:
+        is_new: whether this commit stored it; False = an earlier request did.
+        closed_round: whether the round stopped waiting for updates.
+        change: the notification to send; None = nothing to send, or an event was written already.
     """
 
     receipt: Receipt
@@ -72,50 +69,52 @@ class Delivered:
     change: Change | None = None
 
 
-def keep(database: Database, updates: Sequence[ValidatedUpdate]) -> list[Delivered]:
-    """Keep updates of one round, all of them or none.
+def commit_updates(database: Database, updates: Sequence[ValidatedUpdate]) -> list[CommitResult]:
+    """Commit updates of one round, all of them or none, and return a result for each.
 
-    The bytes are written first, then, with the round locked, what refers to them.
+    The payloads are written first; then, with the round locked, the rows that refer to them. The first
+    commit of a client wins: a repeated one with the same bytes returns the stored receipt.
 
     Raises:
-        KeyRevoked, CredentialInvalid, UploadConflict, RoundClosed: for one of them at least.
+        KeyRevoked, CredentialInvalid, UploadConflict, RoundClosed: for at least one of the updates.
     """
-    federation_id, round_number = updates[0].member.federation_id, updates[0].number
+    federation_id, round_number = updates[0].member.federation_id, updates[0].round_number
     with database.write() as session:
-        ids = store.keep_payloads(session, (content for one in updates for content in one.contents))
+        contents = (content for update in updates for content in update.contents)
+        payload_ids = store.store_payloads(session, contents)
         last_event = hold_federation(session, federation_id)
-        for one in updates:
-            still_member(session, one.member)
-        row = rounds.numbered(session, federation_id, round_number, lock=True)
-        now, known = store.receipts(session, row.id, [one.member.client_id for one in updates])
-        for one in updates:
-            there = known.get(one.member.client_id)
-            if there is not None and there.digest != one.received.digest:
-                raise UploadConflict(accepted=there.digest)
-        new = [one for one in updates if one.member.client_id not in known]
+        for update in updates:
+            still_member(session, update.member)
+        row = rounds.get_round(session, federation_id, round_number, lock=True)
+        now, stored = store.receipts(session, row.id, [update.member.client_id for update in updates])
+        for update in updates:
+            receipt = stored.get(update.member.client_id)
+            if receipt is not None and receipt.digest != update.received.digest:
+                raise UploadConflict(accepted=receipt.digest)
+        new = [update for update in updates if update.member.client_id not in stored]
         if not new:
-            return [Delivered(known[one.member.client_id]) for one in updates]
-        if row.state not in TAKING_PART:
+            return [CommitResult(stored[update.member.client_id]) for update in updates]
+        if row.state not in ACCEPTING:
             raise RoundClosed(state=row.state)
-        accepted = [
-            store.Accepted(
-                client_id=one.member.client_id,
-                received=one.received,
-                kept=one.kept_as(ids),
-                verdict=one.verdict,
-                layout=one.layout,
-                pack=one.pack,
-            )
-            for one in new
-        ]
-        receipts = known | store.keep(session, row, accepted, now)
-        is_told = transitions.advance(session, row, now)
+        inserted = store.insert_updates(session, row, [_accepted(update, payload_ids) for update in new], now)
+        is_announced = transitions.advance(session, row, now)
         may_crash("update-written")
-        change = None if is_told else Change(federation_id, round_number, last_event)
+        change = None if is_announced else Change(federation_id, round_number, last_event)
         closed = row.state == "closing"
         return [
-            Delivered(receipts[client])
-            if client in known
-            else Delivered(receipts[client], is_new=True, closed_round=closed, change=change)
-            for client in (one.member.client_id for one in updates)
+            CommitResult(stored[client_id])
+            if client_id in stored
+            else CommitResult(inserted[client_id], is_new=True, closed_round=closed, change=change)
+            for client_id in (update.member.client_id for update in updates)
         ]
+
+
+def _accepted(update: ValidatedUpdate, payload_ids: Mapping[str, int]) -> store.AcceptedUpdate:
+    return store.AcceptedUpdate(
+        client_id=update.member.client_id,
+        received=update.received,
+        stored=update.stored_payload(payload_ids),
+        result=update.result,
+        layout=update.layout,
+        pack=update.pack,
+    )

@@ -1,7 +1,4 @@
-"""Turn the streams of an update into the adapter state that they mean, float32, one tensor at a time.
-
-Refuses to judge the state: it is looked at as the values of a dense body are, and measured.
-"""
+"""Decode the streams of an update into a float32 adapter state, one tensor at a time, and clip states."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ _PIECE_VALUES = 2**18
 
 
 class DecodedState:
-    """An adapter state, float32 in the order of a layout, in a file that outlives it.
+    """An adapter state, float32 in the order of a layout, in a file of the caller.
 
     Attributes:
-        norm: L2 over all of its tensors together.
+        norm: L2 norm over all tensors.
         size, digest: of its bytes.
     """
 
@@ -38,32 +35,31 @@ class DecodedState:
         reference: Callable[[str], NDArray[np.float32]] | None,
         file: BinaryIO,
     ) -> None:
-        """Decode into `file`, adding each tensor to that of the reference.
+        """Decode the streams into `file`, adding each tensor to the reference's.
 
         Raises:
-            BodyRefused: a stream is malformed, or the state has values that are not ordinary numbers.
+            BodyRefused: a stream is malformed, or the state has values that are not finite.
         """
-        for _ in decode(streams, layout, recipe):  # reading the reference costs more than looking twice
+        for _ in decode(streams, layout, recipe):  # reading the reference costs more than decoding twice
             pass
-        seen, squares = sha256(), 0.0
+        hasher, squares = sha256(), 0.0
         for name, sent in decode(streams, layout, recipe):
             values = sent
             if reference is not None:
-                with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused just below
+                with np.errstate(over="ignore", invalid="ignore"):  # `squares_of` refuses an overflow
                     values = reference(name) + sent
             pieces = np.array_split(values.reshape(-1), max(1, -(-values.size // _PIECE_VALUES)))
             squares += squares_of(name, pieces)
             for piece in pieces:
                 raw = piece.astype("<f4", copy=False).tobytes()
-                seen.update(raw)
+                hasher.update(raw)
                 file.write(raw)
         self._file = file
         self.norm = float(np.sqrt(squares))
         self.size = file.tell()
-        self.digest = digest_from_hash(seen.hexdigest())
+        self.digest = digest_from_hash(hasher.hexdigest())
 
     def pieces(self) -> Iterator[NDArray[np.float32]]:
-        """Give the state, in pieces of a mebibyte at most."""
         self._file.seek(0)
         while raw := self._file.read(_PIECE_VALUES * 4):
             yield np.frombuffer(raw, "<f4")
@@ -72,10 +68,11 @@ class DecodedState:
 Pieces = Iterable[NDArray[np.float32]]
 
 
-def scale_to(limit: float | None, state: Pieces, layout: Layout, seed: int) -> float:
-    """Say by what to scale: 1, or what brings the L2 norm of what was learnt down to `limit`.
+def clip_scale(limit: float | None, state: Pieces, layout: Layout, seed: int) -> float:
+    """Return the factor that brings the L2 norm of state - start down to `limit`, at most 1.
 
-    `state` is float32 in the order of the layout, in pieces of one dimension; without a limit it is not read.
+    Args:
+        state: float32 in the order of the layout, in pieces of one dimension; not read without a limit.
     """
     if limit is None:
         return 1.0
@@ -90,7 +87,7 @@ def scale_to(limit: float | None, state: Pieces, layout: Layout, seed: int) -> f
 
 
 def scaled(state: Pieces, layout: Layout, seed: int, scale: float) -> Iterator[bytes]:
-    """Give start + scale (state - start) as bytes, piece by piece; with scale 1 the state as it is."""
+    """Yield start + scale (state - start) as little-endian float32 bytes; with scale 1 the state."""
     if scale == 1.0:
         yield from (piece.astype("<f4", copy=False).tobytes() for piece in state)
         return
@@ -102,7 +99,7 @@ def scaled(state: Pieces, layout: Layout, seed: int, scale: float) -> Iterator[b
 def _with_start(
     state: Pieces, layout: Layout, seed: int
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32] | None]]:
-    """Give each piece with the start's values at its place; None = they are zero."""
+    """Yield each piece with the start values at its offset; None = they are zero."""
     at = 0
     for piece in state:
         yield piece, start_values(layout, seed, at, piece.size)

@@ -1,7 +1,6 @@
-"""Have what threads would do one after the other done by few of them for all that wait. Knows no database.
+"""Group commit: threads that arrive at the same time share one call, as their commits share one disk sync.
 
-Updates of a round are kept under one lock, and each commit waits for the disk while it holds it: kept one by
-one, a thousand that arrive at once wait a thousand times.
+Without it, a thousand updates of a round that arrive at once wait for a thousand syncs under one lock.
 """
 
 from __future__ import annotations
@@ -15,106 +14,106 @@ from typing import Any, TypeVar, cast
 from coordinator.errors import Busy
 from coordinator.observability.logs import logger
 
-One = TypeVar("One")
-Done = TypeVar("Done")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
-_PATIENCE_SECONDS = 5.0
+_MAX_WAIT_SECONDS = 5.0
 
 log = logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
-    """Somebody in a line: `turn` comes when it was served, is to go alone, or is to serve others."""
+class _Entry:
+    """A queued item. `turn` is set once it has a result, must run alone, or its thread must lead a batch."""
 
-    one: Any
+    item: Any
     turn: threading.Event = field(default_factory=lambda: threading.Event())
-    outcome: Any = None
-    is_served: bool = False
+    result: Any = None
+    is_done: bool = False
     is_alone: bool = False
 
 
 @dataclass(slots=True)
-class _Line:
-    serving: int = 0
-    waiting: deque[_Place] = field(default_factory=deque)
+class _Queue:
+    leaders: int = 0
+    waiting: deque[_Entry] = field(default_factory=deque)
 
 
 class GroupCommit:
-    """Lines of threads. Some of each serve themselves and those who wait, then the next of them do.
+    """Queues of threads, by key. Some threads of a queue lead: each runs a batch, then hands over.
 
-    What fails for several is done again for each alone: nobody gets another's error.
+    A batch that fails is run again item by item, so no thread receives the error of another item.
     """
 
-    def __init__(self, *, servers: int, most: int) -> None:
-        """Let `servers` of a line serve at the same time, and each of them `most` at a time."""
-        self._servers = servers
-        self._most = most
-        self._lines: dict[Hashable, _Line] = {}
+    def __init__(self, *, max_leaders: int, max_batch: int) -> None:
+        self._max_leaders = max_leaders
+        self._max_batch = max_batch
+        self._queues: dict[Hashable, _Queue] = {}
         self._lock = threading.Lock()
 
-    def done(self, line: Hashable, one: One, do: Callable[[Sequence[One]], Sequence[Done]]) -> Done:
-        """Have `one` done, with others of its line if there are any; `do` gives as many as it is given.
+    def run(self, key: Hashable, item: Item, call: Callable[[Sequence[Item]], Sequence[Result]]) -> Result:
+        """Run `call` for an item, together with waiting items of the same key, and return its result.
+
+        Args:
+            call: returns one result per item, in order.
 
         Raises:
-            Busy: its turn did not come for some seconds.
-            what `do` raises for `one` alone.
+            Busy: no batch took the item within some seconds.
+            Exception: what `call` raises for this item alone.
         """
-        place = _Place(one)
-        if not self._enter(line, place):
-            self._wait(line, place)
-        if not (place.is_served or place.is_alone):
-            self._serve(line, place, do)
-        if place.is_alone:
-            (place.outcome,) = do([one])
-        return cast("Done", place.outcome)
+        entry = _Entry(item)
+        if not self._enter(key, entry):
+            self._wait(key, entry)
+        if not (entry.is_done or entry.is_alone):
+            self._serve(key, entry, call)
+        if entry.is_alone:
+            (entry.result,) = call([item])
+        return cast("Result", entry.result)
 
-    def _enter(self, name: Hashable, place: _Place) -> bool:
-        """Join a line; say whether to serve at once."""
+    def _enter(self, key: Hashable, entry: _Entry) -> bool:
         with self._lock:
-            line = self._lines.setdefault(name, _Line())
-            if line.serving < self._servers:
-                line.serving += 1
+            queue = self._queues.setdefault(key, _Queue())
+            if queue.leaders < self._max_leaders:
+                queue.leaders += 1
                 return True
-            line.waiting.append(place)
+            queue.waiting.append(entry)
             return False
 
-    def _wait(self, name: Hashable, place: _Place) -> None:
-        if place.turn.wait(_PATIENCE_SECONDS):
+    def _wait(self, key: Hashable, entry: _Entry) -> None:
+        if entry.turn.wait(_MAX_WAIT_SECONDS):
             return
         with self._lock:
-            line = self._lines.get(name)
-            if line is not None and place in line.waiting:
-                line.waiting.remove(place)
+            queue = self._queues.get(key)
+            if queue is not None and entry in queue.waiting:
+                queue.waiting.remove(entry)
                 raise Busy
-        place.turn.wait()  # somebody is serving it
+        entry.turn.wait()  # a batch took it meanwhile
 
-    def _serve(self, name: Hashable, first: _Place, do: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-        """Serve somebody, who calls, and those who wait."""
+    def _serve(self, key: Hashable, first: _Entry, call: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         with self._lock:
-            waiting = self._lines[name].waiting
-            some = [first, *(waiting.popleft() for _ in range(min(len(waiting), self._most - 1)))]
+            waiting = self._queues[key].waiting
+            batch = [first, *(waiting.popleft() for _ in range(min(len(waiting), self._max_batch - 1)))]
         try:
-            outcomes = do([place.one for place in some])
-            for place, outcome in zip(some, outcomes, strict=True):
-                place.outcome, place.is_served = outcome, True
+            results = call([entry.item for entry in batch])
+            for entry, result in zip(batch, results, strict=True):
+                entry.result, entry.is_done = result, True
         except Exception as error:
-            if len(some) == 1:
+            if len(batch) == 1:
                 raise
-            log.info("done-one-by-one", number=len(some), reason=type(error).__name__)
+            log.info("group-commit-split", number=len(batch), reason=type(error).__name__)
         finally:
-            for place in some:
-                place.is_alone = not place.is_served
-            for place in (*some[1:], *self._leave(name)):
-                place.turn.set()
+            for entry in batch:
+                entry.is_alone = not entry.is_done
+            for entry in (*batch[1:], *self._leave(key)):
+                entry.turn.set()
 
-    def _leave(self, name: Hashable) -> list[_Place]:
-        """Serve no more; give who is to instead."""
+    def _leave(self, key: Hashable) -> list[_Entry]:
+        """Stop leading; return the entry whose thread leads next, if one waits."""
         with self._lock:
-            line = self._lines[name]
-            if line.waiting:
-                return [line.waiting.popleft()]
-            line.serving -= 1
-            if not line.serving:
-                del self._lines[name]
+            queue = self._queues[key]
+            if queue.waiting:
+                return [queue.waiting.popleft()]
+            queue.leaders -= 1
+            if not queue.leaders:
+                del self._queues[key]
             return []

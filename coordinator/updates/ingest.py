@@ -1,4 +1,4 @@
-"""Take one update in: what it must fit, decoding with no transaction open; the `commit` comes last."""
+"""Ingest one update: load its context, decode and validate it outside any transaction, then commit it."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ from coordinator.auth.authentication import Member
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import hold_federation
 from coordinator.errors import NotJoined, RoundClosed
-from coordinator.http.limits.concurrency import decoder
+from coordinator.http.limits.concurrency import codec_slot
 from coordinator.http.uploads import ReceivedBody
 from coordinator.observability.fault_points import may_crash
 from coordinator.rounds import base_weights, delta_reference, participations
 from coordinator.rounds import store as rounds
-from coordinator.rounds.lifecycle import TAKING_PART
+from coordinator.rounds.lifecycle import ACCEPTING
 from coordinator.storage import payloads
-from coordinator.strategies.base import make
-from coordinator.strategies.capabilities import RanksDiffer
+from coordinator.strategies.opening import open_plan
 from coordinator.updates import store
-from coordinator.updates.commit import Delivered, ValidatedUpdate, keep
-from coordinator.updates.decode import DecodedState, Pieces, scale_to, scaled
+from coordinator.updates.commit import CommitResult, ValidatedUpdate, commit_updates
+from coordinator.updates.decode import DecodedState, Pieces, clip_scale, scaled
 from coordinator.updates.group_commit import GroupCommit
 from coordinator.updates.store import Content
 from coordinator.updates.validation import (
     Address,
     UpdateSpec,
-    Verdict,
+    ValidationResult,
     check_recipe,
     expected_streams,
     expected_tensors,
     is_dense,
-    judge,
     sent_layout,
-    state,
+    state_pieces,
+    validate_update,
 )
 from schemas.maths.adapter import Layout
 from schemas.wire.digests import digest_from_hash
@@ -46,193 +45,189 @@ from schemas.wire.envelope import Envelope, unpack
 from schemas.wire.ranks import any_rank
 
 _SPOOL_BYTES = 4 * 2**20
-_SMALL_BYTES = 4 * 2**20  # received and decoded together: what each thread may hold while it waits
-_LONG_BYTES = 2 * 2**20  # it travels long enough to ask again how its client stands, before any work on it
+_SMALL_BYTES = 4 * 2**20  # received plus decoded: the memory that a thread may hold while it waits
+_LONG_BYTES = 2 * 2**20  # the upload takes so long that the context may have changed; load it again
 
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """A judged update and its state: a decoded copy, or where it begins in the received bytes."""
+    """A validated update and its state: a decoded copy, or its offset in the received bytes."""
 
-    verdict: Verdict
+    result: ValidationResult
     layout: Layout
     state: Content | int
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedUpdate:
-    """What is known of an update before any of it is read.
+    """The facts of an update before its body is read.
 
     Attributes:
-        member: the client that is to send it.
-        number: the round's.
-        standing: how its client stands in it.
-        terms: what it must fit; None = its client does not take part.
+        spec: the checks to apply; None = the client has not joined the round.
     """
 
     member: Member
-    number: int
-    standing: store.UpdateContext
-    terms: UpdateSpec | None
+    round_number: int
+    context: store.UpdateContext
+    spec: UpdateSpec | None
 
     @property
     def max_bytes(self) -> int:
-        """How many bytes it may have."""
-        return self.standing.plan.limits.max_update_bytes
+        return self.context.plan.limits.max_update_bytes
 
 
-def expect(database: Database, member: Member, round_number: int) -> ExpectedUpdate:
-    """Say what a client's update of a round is expected to be.
+def load_expected(database: Database, member: Member, round_number: int) -> ExpectedUpdate:
+    """Load the context of a client's update in a round, and the spec that follows from its plan.
 
     Raises:
-        NotFound: there is no such round.
+        NotFound: the round does not exist.
     """
     with database.read() as session:
-        standing = store.standing(
+        context = store.load_context(
             session, member.federation_id, round_number, member.client_id, member.base_model
         )
-        plan = standing.plan
-        if standing.base is None:
-            return ExpectedUpdate(member, round_number, standing, None)
-        layout = base_weights.layout(session, member.federation_id, plan, member.base_model, member.profile)
-    strategy = make(plan.strategy.name, plan.strategy.options)
-    terms = UpdateSpec(
+        plan = context.plan
+        if context.base is None:
+            return ExpectedUpdate(member, round_number, context, None)
+        opened = open_plan(plan)
+        layout = base_weights.layout(session, member.federation_id, opened, member.base_model, member.profile)
+    spec = UpdateSpec(
         address=Address(
-            federation=member.federation_id, round=round_number, client=member.client_id, pack=standing.pack
+            federation=member.federation_id, round=round_number, client=member.client_id, pack=context.pack
         ),
-        base=standing.base,
+        base=context.base,
         layout=layout,
-        signature=plan.signature,
-        needs_signature=strategy.needs_signature,
+        sketch=plan.signature,
+        needs_sketch=opened.traits.needs_sketch,
         limits=plan.limits,
         recipe=plan.wire.recipe,
         seed=plan.training.seed,
-        least_rank=strategy.least_rank if isinstance(strategy, RanksDiffer) else None,
+        least_rank=opened.traits.least_rank,
     )
-    return ExpectedUpdate(member, round_number, standing, terms)
+    return ExpectedUpdate(member, round_number, context, spec)
 
 
-def deliver(
-    database: Database, expected: ExpectedUpdate, body: ReceivedBody, together: GroupCommit
-) -> Delivered:
-    """Take in an update of which this was expected; what has changed since is found when it is kept.
+def ingest_update(
+    database: Database, expected: ExpectedUpdate, body: ReceivedBody, group_commit: GroupCommit
+) -> CommitResult:
+    """Decode, validate and commit a received update; the commit checks again what may have changed.
 
-    Small ones that come at the same time are kept by a `group_commit`, in one transaction.
+    Small updates that are ready at the same time share one transaction.
 
     Raises:
-        Refused, BodyRefused: the subclass says why; nothing of it was kept but that its client was late.
+        Refused, BodyRefused: the subclass names the reason; nothing is stored, except that a joined client
+            whose update came after the round's end is marked late.
     """
     may_crash("update-received")
     if body.bytes > _LONG_BYTES:
-        expected = expect(database, expected.member, expected.number)
-    member, known, terms = expected.member, expected.standing.receipt, expected.terms
-    if known is not None and known.digest == body.digest:
-        return Delivered(known)
+        expected = load_expected(database, expected.member, expected.round_number)
+    member, receipt, spec = expected.member, expected.context.receipt, expected.spec
+    if receipt is not None and receipt.digest == body.digest:
+        return CommitResult(receipt)
     try:
-        if known is None and expected.standing.state not in TAKING_PART:
-            raise RoundClosed(state=expected.standing.state)
-        if terms is None:
+        if receipt is None and expected.context.state not in ACCEPTING:
+            raise RoundClosed(state=expected.context.state)
+        if spec is None:
             raise NotJoined
         with ExitStack() as slot:
-            slot.enter_context(decoder())
-            with _decoded(database, body, terms) as decoded:
+            slot.enter_context(codec_slot())
+            with _decoded(database, body, spec) as decoded:
                 may_crash("update-decoded")
-                ready = _ready(member, terms, body, decoded)
-                if ready.bytes > _SMALL_BYTES:
-                    (kept,) = keep(database, [ready])
+                update = _validated(member, spec, body, decoded)
+                if update.bytes > _SMALL_BYTES:
+                    (result,) = commit_updates(database, [update])
                 else:
                     slot.close()
-                    round_of = member.federation_id, expected.number
-                    kept = together.done(round_of, ready, partial(keep, database))
+                    key = member.federation_id, expected.round_number
+                    result = group_commit.run(key, update, partial(commit_updates, database))
         may_crash("update-committed")
-        return kept
+        return result
     except RoundClosed:
-        _mark_late(database, member, expected.number)
+        _mark_late(database, member, expected.round_number)
         raise
 
 
 @contextmanager
-def _decoded(database: Database, body: ReceivedBody, terms: UpdateSpec) -> Iterator[_Decoded]:
-    """Decode and judge an update; what was sent as plain float32 in order is not copied."""
+def _decoded(database: Database, body: ReceivedBody, spec: UpdateSpec) -> Iterator[_Decoded]:
+    """Decode and validate an update; a state that came as plain float32 in order is not copied."""
     file = cast("BinaryIO", body.file)
     file.seek(0)
-    wanted = expected_tensors(terms.layout, needs_signature=terms.needs_signature)
-    if terms.least_rank is not None:
-        wanted = {**wanted, **any_rank(terms.layout)}
+    expected = expected_tensors(spec.layout, needs_sketch=spec.needs_sketch)
+    if spec.least_rank is not None:
+        expected = {**expected, **any_rank(spec.layout)}
     with unpack(
         file,
         encoding=body.encoding,
-        expected=wanted,
-        max_bytes=terms.limits.max_update_bytes,
-        coded=expected_streams(needs_signature=terms.needs_signature),
+        expected=expected,
+        max_bytes=spec.limits.max_update_bytes,
+        coded=expected_streams(needs_sketch=spec.needs_sketch),
     ) as envelope:
-        if not is_dense(envelope, terms.layout):
-            with _from_streams(database, envelope, terms) as decoded:
+        if not is_dense(envelope, spec.layout):
+            with _from_streams(database, envelope, spec) as decoded:
                 yield decoded
             return
-        if terms.least_rank is not None:
-            terms = replace(terms, layout=sent_layout(envelope, terms.layout, terms.least_rank))
-        verdict = judge(envelope, envelope.norm(terms.layout), terms)
-        verdict = _clipped(verdict, terms, state(envelope, terms.layout))
-        run = envelope.float32_run(list(terms.layout))
-        if body.encoding is None and run is not None and not verdict.clipped:
-            yield _Decoded(verdict, terms.layout, run[0])
+        if spec.least_rank is not None:
+            spec = replace(spec, layout=sent_layout(envelope, spec.layout, spec.least_rank))
+        result = validate_update(envelope, envelope.norm(spec.layout), spec)
+        result = _clipped(result, spec, state_pieces(envelope, spec.layout))
+        run = envelope.float32_run(list(spec.layout))
+        if body.encoding is None and run is not None and not result.clipped:
+            yield _Decoded(result, spec.layout, run[0])
             return
         with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as copy:
-            pieces = scaled(state(envelope, terms.layout), terms.layout, terms.seed, verdict.scale)
-            yield _Decoded(verdict, terms.layout, _copied(pieces, cast("BinaryIO", copy)))
+            pieces = scaled(state_pieces(envelope, spec.layout), spec.layout, spec.seed, result.scale)
+            yield _Decoded(result, spec.layout, _copied(pieces, cast("BinaryIO", copy)))
 
 
 @contextmanager
-def _from_streams(database: Database, envelope: Envelope, terms: UpdateSpec) -> Iterator[_Decoded]:
-    """Decode and judge an update that is written in the plan's recipe."""
+def _from_streams(database: Database, envelope: Envelope, spec: UpdateSpec) -> Iterator[_Decoded]:
+    address, kind = spec.address, spec.recipe.reference
     with database.read() as session:
-        whom, kind = terms.address, terms.recipe.reference
-        reference = delta_reference.find(session, whom.client, whom.round, kind, terms.layout, terms.seed)
-    check_recipe(envelope, terms, reference.digest if reference is not None else None)
-    read = delta_reference.reader(database, reference, terms.layout) if reference is not None else None
+        reference = delta_reference.find(session, address.client, address.round, kind, spec.layout, spec.seed)
+    check_recipe(envelope, spec, reference.digest if reference is not None else None)
+    read = delta_reference.reader(database, reference, spec.layout) if reference is not None else None
     with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as spool:
-        made = DecodedState(envelope, terms.layout, terms.recipe, read, cast("BinaryIO", spool))
-        verdict = _clipped(judge(envelope, made.norm, terms), terms, made.pieces())
-        if not verdict.clipped:
-            content = Content(made.digest, made.size, partial(payloads.pieces, cast("BinaryIO", spool)))
-            yield _Decoded(verdict, terms.layout, content)
+        state = DecodedState(envelope, spec.layout, spec.recipe, read, cast("BinaryIO", spool))
+        result = _clipped(validate_update(envelope, state.norm, spec), spec, state.pieces())
+        if not result.clipped:
+            content = Content(state.digest, state.size, partial(payloads.pieces, cast("BinaryIO", spool)))
+            yield _Decoded(result, spec.layout, content)
             return
         with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as copy:
-            pieces = scaled(made.pieces(), terms.layout, terms.seed, verdict.scale)
+            pieces = scaled(state.pieces(), spec.layout, spec.seed, result.scale)
             content = _copied(pieces, cast("BinaryIO", copy))
-            yield _Decoded(verdict, terms.layout, content)
+            yield _Decoded(result, spec.layout, content)
 
 
-def _ready(member: Member, terms: UpdateSpec, body: ReceivedBody, decoded: _Decoded) -> ValidatedUpdate:
+def _validated(member: Member, spec: UpdateSpec, body: ReceivedBody, decoded: _Decoded) -> ValidatedUpdate:
     return ValidatedUpdate(
         member=member,
-        number=terms.address.round,
-        pack=terms.address.pack,
+        round_number=spec.address.round,
+        pack=spec.address.pack,
         received=Content(body.digest, body.bytes, partial(payloads.pieces, cast("BinaryIO", body.file))),
         state=decoded.state,
         layout=decoded.layout,
-        verdict=decoded.verdict,
+        result=decoded.result,
     )
 
 
-def _clipped(verdict: Verdict, terms: UpdateSpec, pieces: Pieces) -> Verdict:
-    return replace(verdict, scale=scale_to(terms.limits.clip_norm, pieces, terms.layout, terms.seed))
+def _clipped(result: ValidationResult, spec: UpdateSpec, pieces: Pieces) -> ValidationResult:
+    return replace(result, scale=clip_scale(spec.limits.clip_norm, pieces, spec.layout, spec.seed))
 
 
 def _copied(state: Iterator[bytes], copy: BinaryIO) -> Content:
-    seen, size = sha256(), 0
+    digest, size = sha256(), 0
     for piece in state:
-        seen.update(piece)
+        digest.update(piece)
         size += copy.write(piece)
-    return Content(digest_from_hash(seen.hexdigest()), size, partial(payloads.pieces, copy))
+    return Content(digest_from_hash(digest.hexdigest()), size, partial(payloads.pieces, copy))
 
 
 def _mark_late(database: Database, member: Member, round_number: int) -> None:
-    """Remember that a client that had joined delivered after the end."""
+    """Mark a joined client whose update came after the round stopped accepting updates."""
     with database.write() as session:
         hold_federation(session, member.federation_id)
-        row = rounds.numbered(session, member.federation_id, round_number, lock=True)
-        part = participations.of(session, row.id, member.client_id)
-        if part is not None and part.state == "joined":
-            participations.mark(session, row.id, member.client_id, "late")
+        row = rounds.get_round(session, member.federation_id, round_number, lock=True)
+        participation = participations.get(session, row.id, member.client_id)
+        if participation is not None and participation.state == "joined":
+            participations.set_state(session, row.id, member.client_id, "late")

@@ -1,4 +1,4 @@
-"""The routes of updates: one goes in, and a client's stored state comes out."""
+"""Routes that receive a client's update, and serve its stored adapter state."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from coordinator.errors import (
 )
 from coordinator.http.dependencies import TheDatabase, TheMetrics, database_of, metrics_of
 from coordinator.http.downloads import stream
-from coordinator.http.limits.concurrency import require_space, turns_of
+from coordinator.http.limits.concurrency import locks_of, require_space
 from coordinator.http.params import ClientId, FederationId, RoundNumber
 from coordinator.http.problems import answers
 from coordinator.http.uploads import ReceivedBody, receive
 from coordinator.observability.logs import bind, logger
 from coordinator.rounds.delta_reference import layout_of
-from coordinator.rounds.notifications import Tell, Wake
-from coordinator.rounds.participations import sent_to
+from coordinator.rounds.notifications import Notify, Wake
+from coordinator.rounds.participations import count_download
 from coordinator.storage import audit_log
 from coordinator.updates import store
-from coordinator.updates.ingest import ExpectedUpdate, deliver, expect
+from coordinator.updates.ingest import ExpectedUpdate, ingest_update, load_expected
 from schemas.maths.adapter import size as values_of
 from schemas.messages.updates import AdapterStateManifest, Receipt
 from schemas.wire.envelope import MEDIA_TYPE, head
@@ -59,30 +59,28 @@ log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Arrived:
-    """An update as it came, and what was expected of it."""
-
+class _ReceivedUpdate:
     expected: ExpectedUpdate
     body: ReceivedBody
 
 
 def _expected(member: AsMember, n: RoundNumber, request: Request) -> ExpectedUpdate:
-    """Ask, once it is clear who calls, what of an update there may be: nothing is read of one before."""
-    return expect(database_of(request), member, n)
+    """Load the facts of the update once the client is authenticated, before its body is read."""
+    return load_expected(database_of(request), member, n)
 
 
-# Each mention of a dependency is solved anew, with all that it depends on: these are mentioned once.
+# Each mention of a dependency is resolved anew, with its own dependencies, so these two are mentioned once.
 async def _received(
     request: Request, expected: Annotated[ExpectedUpdate, Depends(_expected)]
-) -> AsyncIterator[_Arrived]:
-    """Receive an update, one at a time of a client; refusals are counted, those of the route included."""
+) -> AsyncIterator[_ReceivedUpdate]:
+    """Receive an update, one at a time per client; count refusals, those of the route included."""
     try:
         require_space(request)
         async with (
-            turns_of(request).one_of(("update", expected.member.client_id)),
+            locks_of(request).hold(("update", expected.member.client_id)),
             receive(request, max_bytes=expected.max_bytes, media_types={MEDIA_TYPE}) as body,
         ):
-            yield _Arrived(expected, body)
+            yield _ReceivedUpdate(expected, body)
     except (Refused, BodyRefused) as refused:
         metrics_of(request).updates_refused.labels(refused.slug).inc()
         log.info("update-refused", reason=refused.slug)
@@ -94,7 +92,7 @@ async def _received(
     status_code=201,
     openapi_extra={"requestBody": {"required": True, "content": {MEDIA_TYPE: {}}}},
     responses={
-        200: {"model": Receipt, "description": "These bytes were accepted before"},
+        200: {"model": Receipt, "description": "The same bytes were accepted before"},
         **answers(AuthMissing, NotFound, DigestMissing, DigestMismatch, MediaTypeRefused, Busy),
         **answers(ContentEncodingRefused, BodyTooLarge, RoundClosed, NotJoined, UploadConflict),
         **answers(BaseMismatch, ReferenceMismatch),
@@ -102,27 +100,27 @@ async def _received(
     },
 )
 async def put_update(
-    arrived: Annotated[_Arrived, Depends(_received, scope="function")],
+    received: Annotated[_ReceivedUpdate, Depends(_received, scope="function")],
     request: Request,
     wake: Wake,
-    tell: Tell,
+    notify: Notify,
     response: Response,
 ) -> Receipt:
-    """Take a client's adapter and signature: 201, or 200 with the same receipt when it was taken before."""
-    body, metrics = arrived.body, metrics_of(request)
-    bind(round=arrived.expected.number)
+    """Store a client's update: adapter and signature. The same bytes return 200 and the same receipt."""
+    expected, body, metrics = received.expected, received.body, metrics_of(request)
+    bind(round=expected.round_number)
     state = request.app.state
-    delivered = await to_thread.run_sync(
-        deliver, state.database, arrived.expected, body, state.together, limiter=state.deliverers
+    result = await to_thread.run_sync(
+        ingest_update, state.database, expected, body, state.group_commit, limiter=state.deliverers
     )
-    receipt = delivered.receipt
-    if not delivered.is_new:
+    receipt = result.receipt
+    if not result.is_new:
         response.status_code = 200
         return receipt
-    if delivered.closed_round:
+    if result.closed_round:
         wake()
-    if delivered.change is not None:
-        tell(delivered.change)
+    if result.change is not None:
+        notify(result.change)
     metrics.updates_accepted.inc()
     metrics.bytes_up.inc(body.bytes)
     log.info("update-accepted", bytes=body.bytes, digest=body.digest, clipped=receipt.clipped)
@@ -142,9 +140,9 @@ def get_adapter(
     metrics: TheMetrics,
     round_number: Annotated[int | None, Query(alias="round", ge=1, lt=2**31)] = None,
 ) -> StreamingResponse:
-    """Give a client's stored adapter state of a round, or its last one, to itself or to an operator.
+    """Download a client's stored adapter state of a round, or its last one, as the client or an operator.
 
-    Rounds that were thinned out (TESSERA_KEEP_ROUNDS) have none.
+    The states of older rounds are deleted as TESSERA_KEEP_ROUNDS says; they return 404.
     """
     if isinstance(reader, Member):
         if reader.client_id != client_id:
@@ -163,7 +161,7 @@ def get_adapter(
     beginning = head(layout, manifest)
     size = 4 * values_of(layout)
     if isinstance(reader, Member):
-        sent_to(database, metrics, reader.client_id, len(beginning) + size)
+        count_download(database, metrics, reader.client_id, len(beginning) + size)
     else:
         with database.write() as session:
             still_counts(session, reader)

@@ -1,4 +1,4 @@
-"""The rows of updates: accepted adapter states, and what is asked about them."""
+"""Store accepted updates, and query them with the receipts that clients received."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coordinator.db.tables.federations import FederationRow, ParticipationRow, R
 from coordinator.errors import NotFound
 from coordinator.rounds import participations
 from coordinator.storage import payloads
-from coordinator.updates.validation import Verdict
+from coordinator.updates.validation import ValidationResult
 from schemas.maths.adapter import Layout
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import Receipt
@@ -43,7 +43,7 @@ _RECEIPTS = (
         ParticipationRow.client_id.in_(bindparam("clients", expanding=True)),
     )
 )
-_STANDING = (
+_CONTEXT = (
     select(FederationRow.plan, RoundRow.state, ParticipationRow.base_digest, PackRow.digest, *_RECEIVED)
     .join(RoundRow, RoundRow.federation_id == FederationRow.id)
     .outerjoin(
@@ -56,12 +56,12 @@ _STANDING = (
     .outerjoin(UpdateRow, (UpdateRow.round_id == RoundRow.id) & (UpdateRow.client_id == bindparam("client")))
     .where(FederationRow.id == bindparam("federation_id"), RoundRow.number == bindparam("number"))
 )
-_KEEP = insert(UpdateRow)
+_INSERT = insert(UpdateRow)
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Bytes whose digest is known; `pieces` reads them, each time from their beginning."""
+    """Bytes of a computed digest; each call of `pieces` reads them from the beginning."""
 
     digest: str
     size: int
@@ -70,7 +70,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class StoredPayload:
-    """Where an update's bytes are: as received, and as float32 state from `state_begin` on."""
+    """The payloads of an update: as received, and as float32 state from byte `state_begin` on."""
 
     payload_id: int
     state_payload_id: int
@@ -78,26 +78,26 @@ class StoredPayload:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """An update that counts, and where its bytes are."""
+class AcceptedUpdate:
+    """A validated update whose payloads are stored."""
 
     client_id: str
     received: Content
-    kept: StoredPayload
-    verdict: Verdict
+    stored: StoredPayload
+    result: ValidationResult
     layout: Layout
     pack: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateContext:
-    """How a client stands in a round that it may have an update of.
+    """The state of a round for one client's update.
 
     Attributes:
-        state: the round's.
-        base: the digest of the weights that the client was told to start from; None = it did not join.
-        pack: the digest of the alignment pack of the client's base model, if there is one.
-        receipt: what it got for its update; None = it has not delivered.
+        state: state of the round.
+        base: digest of the weights that the client trains from; None = it has not joined.
+        pack: digest of the alignment pack of the client's base model, if one is stored.
+        receipt: receipt of the stored update; None = none was accepted.
     """
 
     plan: FederationPlan
@@ -107,36 +107,35 @@ class UpdateContext:
     receipt: Receipt | None
 
 
-def standing(
+def load_context(
     session: Session, federation_id: str, round_number: int, client_id: str, base_model: str
 ) -> UpdateContext:
-    """How does a client stand in the round of this number?
+    """Load the state of a round for one client's update.
 
     Raises:
-        NotFound: there is no such round.
+        NotFound: the round does not exist.
     """
-    which = {
+    parameters = {
         "federation_id": federation_id,
         "number": round_number,
         "client": client_id,
         "base_model": base_model,
     }
-    found = run(session, _STANDING, which).first()
-    if found is None:
+    row = run(session, _CONTEXT, parameters).first()
+    if row is None:
         raise NotFound
-    plan, state, base, pack, *received = found
+    plan, state, base, pack, *received = row
     return UpdateContext(FederationPlan.model_validate(plan), state, base, pack, _as_receipt(*received))
 
 
 def receipts(session: Session, round_id: int, clients: Sequence[str]) -> tuple[datetime, dict[str, Receipt]]:
-    """What time is it, and which receipts of a round have these clients, who all joined it?"""
-    found: Any = run(session, _RECEIPTS, {"round": round_id, "clients": clients}).all()
-    told = {client: _as_receipt(*received) for _, client, *received in found}
-    return found[0][0], {client: receipt for client, receipt in told.items() if receipt is not None}
+    """Return the database time, and a round's stored receipts by client id; all clients must have joined."""
+    rows: Any = run(session, _RECEIPTS, {"round": round_id, "clients": clients}).all()
+    by_client = {client_id: _as_receipt(*received) for _, client_id, *received in rows}
+    return rows[0][0], {client_id: receipt for client_id, receipt in by_client.items() if receipt is not None}
 
 
 def newest(session: Session, client_id: str, round_number: int | None) -> UpdateRow | None:
-    """Which is a client's last update that counts, or that of round `round_number`?"""
     query = select(UpdateRow).where(UpdateRow.client_id == client_id)
     if round_number is None:
         query = query.where(UpdateRow.reject_reason.is_(None))
@@ -145,57 +144,59 @@ def newest(session: Session, client_id: str, round_number: int | None) -> Update
     return session.scalar(query.order_by(UpdateRow.round_number.desc()).limit(1))
 
 
-def keep(session: Session, row: RoundRow, accepted: Sequence[Accepted], now: datetime) -> dict[str, Receipt]:
-    """Write down accepted updates, one of each client, and that they have arrived; give their receipts."""
-    run(session, _KEEP, [_values(row, one, now) for one in accepted])
-    for one in accepted:
-        if one.verdict.signature is not None:
-            participations.keep_signature(session, row, one.client_id, "update", one.verdict.signature)
-    participations.arrive(session, row.id, {one.client_id: one.received.size for one in accepted})
+def insert_updates(
+    session: Session, row: RoundRow, updates: Sequence[AcceptedUpdate], now: datetime
+) -> dict[str, Receipt]:
+    """Insert updates, one per client, with their sketches; return the receipts by client id."""
+    run(session, _INSERT, [_values(row, update, now) for update in updates])
+    for update in updates:
+        if update.result.sketch is not None:
+            participations.store_sketch(session, row, update.client_id, "update", update.result.sketch)
+    sizes = {update.client_id: update.received.size for update in updates}
+    participations.mark_arrived(session, row.id, sizes)
     return {
-        one.client_id: Receipt(
-            digest=one.received.digest,
+        update.client_id: Receipt(
+            digest=update.received.digest,
             received_at=now,
-            bytes=one.received.size,
+            bytes=update.received.size,
             round=row.number,
-            client=one.client_id,
-            clipped=one.verdict.clipped,
+            client=update.client_id,
+            clipped=update.result.clipped,
         )
-        for one in accepted
+        for update in updates
     }
 
 
-def _values(row: RoundRow, one: Accepted, now: datetime) -> dict[str, Any]:
+def _values(row: RoundRow, update: AcceptedUpdate, now: datetime) -> dict[str, Any]:
     return {
         "federation_id": row.federation_id,
         "round_id": row.id,
         "round_number": row.number,
-        "client_id": one.client_id,
-        "digest": one.received.digest,
-        "bytes": one.received.size,
-        "payload_id": one.kept.payload_id,
-        "state_payload_id": one.kept.state_payload_id,
-        "state_begin": one.kept.state_begin,
-        "layout": [[name, list(shape)] for name, shape in one.layout.items()],
-        "norm": one.verdict.norm,
-        "clipped": one.verdict.clipped,
-        "examples": one.verdict.examples,
-        "pack_digest": one.pack,
+        "client_id": update.client_id,
+        "digest": update.received.digest,
+        "bytes": update.received.size,
+        "payload_id": update.stored.payload_id,
+        "state_payload_id": update.stored.state_payload_id,
+        "state_begin": update.stored.state_begin,
+        "layout": [[name, list(shape)] for name, shape in update.layout.items()],
+        "norm": update.result.norm,
+        "clipped": update.result.clipped,
+        "examples": update.result.examples,
+        "pack_digest": update.pack,
         "received_at": now,
         "reject_reason": None,
     }
 
 
-def keep_payloads(session: Session, contents: Iterable[Content]) -> dict[str, int]:
-    """Put down bytes; give their payloads' ids by digest.
+def store_payloads(session: Session, contents: Iterable[Content]) -> dict[str, int]:
+    """Store payloads in the order of their digests; return payload ids by digest.
 
-    They are put down in the order of their digests: of two transactions that have several of the same, each
-    would else hold what the other waits for.
+    The order prevents a deadlock of two transactions that store the same payloads.
     """
-    of_digest = {content.digest: content for content in contents}
+    by_digest = {content.digest: content for content in contents}
     return {
         digest: payloads.store(session, digest, content.size, content.pieces())
-        for digest, content in sorted(of_digest.items())
+        for digest, content in sorted(by_digest.items())
     }
 
 

@@ -1,8 +1,4 @@
-"""Decide whether a decoded update is one to keep. Pure: a checked body and the round's terms in, facts out.
-
-The order of the questions is the order in which faults are told: norm, signature, manifest, base. Streams
-mean nothing without their manifest, so of a body of streams manifest, base, recipe and reference come first.
-"""
+"""Validate a decoded update against the spec of its round. Pure: no database, clock or network."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from coordinator.errors import (
     ReferenceMismatch,
     SignatureRefused,
 )
-from coordinator.strategies.base import Signature
+from coordinator.strategies.base import Sketch
 from schemas.maths.adapter import SIGNATURE, Layout, at_rank, factor_of
 from schemas.messages.federations import LimitsPlan, SignaturePlan
 from schemas.messages.recipes import Recipe, SentRecipe
@@ -36,7 +32,7 @@ _ROUNDING = 1 + 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Whom a body is from, for which round; `pack` is the digest of the client's alignment pack or None."""
+    """The sender and round of a body; `pack` is the digest of the client's alignment pack, if any."""
 
     federation: str
     round: int
@@ -46,21 +42,21 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSpec:
-    """What an update must fit.
+    """The checks that an update must pass.
 
     Attributes:
-        base: the digest of the weights that the client was served for the round.
-        least_rank: how few ranks it may have; None = it has those of the layout.
-        signature: how the plan wants signatures.
-        recipe: the plan's; dense bodies are taken whatever it says.
-        seed: the plan's, from which the start of an ordinary LoRA is drawn.
+        base: digest of the weights that the client was served for the round.
+        sketch: the plan's settings of sketches.
+        recipe: the plan's recipe; dense bodies are accepted with any recipe.
+        seed: the plan's seed, from which the start values of an ordinary LoRA are drawn.
+        least_rank: smallest accepted rank; None = the rank of the layout only.
     """
 
     address: Address
     base: str
     layout: Layout
-    signature: SignaturePlan
-    needs_signature: bool
+    sketch: SignaturePlan
+    needs_sketch: bool
     limits: LimitsPlan
     recipe: Recipe
     seed: int
@@ -68,129 +64,132 @@ class UpdateSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What was found.
+class ValidationResult:
+    """The measured facts of an accepted update.
 
     Attributes:
-        norm: L2 over the adapter tensors together, as sent.
-        scale: what the state has learnt counts so often: 1, or what brings it down to `limits.clip_norm`.
-        signature: None = there is none.
+        norm: L2 norm over all adapter tensors, as sent.
+        scale: factor of the state's distance from its start: 1, or less to bring it to `limits.clip_norm`.
+        sketch: None = the update has none.
     """
 
     norm: float
     scale: float
-    signature: Signature | None
+    sketch: Sketch | None
     examples: int
 
     @property
     def clipped(self) -> bool:
-        """Whether the state was scaled down."""
         return self.scale != 1.0
 
 
-def expected_tensors(layout: Layout, *, needs_signature: bool) -> Expected:
-    """Say which tensors an update has; the length of the signature is judged with its values."""
-    return {**slots(layout), **_signature_slot(needs_signature)}
+def expected_tensors(layout: Layout, *, needs_sketch: bool) -> Expected:
+    """Return the tensors of a dense update. `read_sketch` checks the length of the sketch."""
+    return {**slots(layout), **_sketch_slot(needs_sketch)}
 
 
-def expected_streams(*, needs_signature: bool) -> Expected:
-    """Say which tensors an update has that is written in another recipe than dense."""
-    return {**stream_slots(), **_signature_slot(needs_signature)}
+def expected_streams(*, needs_sketch: bool) -> Expected:
+    return {**stream_slots(), **_sketch_slot(needs_sketch)}
 
 
-def _signature_slot(needed: bool) -> Expected:
+def _sketch_slot(needed: bool) -> Expected:
     return {SIGNATURE: Slot((None,), frozenset({"F32"}), optional=not needed)}
 
 
 def is_dense(envelope: Envelope, layout: Layout) -> bool:
-    """Say whether the tensors of the layout came, not streams."""
     return all(name in layout or name == SIGNATURE for name in envelope.names)
 
 
-def check_recipe(envelope: Envelope, terms: UpdateSpec, against: str | None) -> None:
-    """Make sure that streams may be decoded as the plan's recipe says, whose reference has this digest.
+def check_recipe(envelope: Envelope, spec: UpdateSpec, reference: str | None) -> None:
+    """Validate the manifest of streams before they are decoded; `reference` is the expected digest.
+
+    Streams cannot be decoded without their manifest, so it is checked before norm and sketch.
 
     Raises:
         ManifestRefused, MetadataRefused, BaseMismatch, RecipeRefused, ReferenceMismatch: in this order.
     """
     manifest = envelope.manifest(UpdateManifest)
-    check_address(manifest, terms.address, dense=False)
-    if manifest.base != terms.base:
-        raise BaseMismatch(expected=terms.base)
+    check_address(manifest, spec.address, dense=False)
+    if manifest.base != spec.base:
+        raise BaseMismatch(expected=spec.base)
     try:
         sent = SentRecipe.model_validate(manifest.recipe)
     except ValidationError as error:
-        raise RecipeRefused("the manifest's recipe is none that there is") from error
-    if sent.is_dense or sent.recipe != terms.recipe:
-        raise RecipeRefused("streams are written in the plan's recipe; dense bodies are plain tensors")
-    is_missing = against is None and terms.recipe.reference != "none"
-    if sent.against != against or is_missing:
-        raise ReferenceMismatch(expected=against)
+        raise RecipeRefused("the manifest's recipe is unknown; use the recipe of the plan") from error
+    if sent.is_dense or sent.recipe != spec.recipe:
+        raise RecipeRefused("the streams are not in the plan's recipe; encode them with it, or send tensors")
+    is_missing = reference is None and spec.recipe.reference != "none"
+    if sent.against != reference or is_missing:
+        raise ReferenceMismatch(expected=reference)
 
 
-def judge(envelope: Envelope, norm: float, terms: UpdateSpec) -> Verdict:
-    """Take a decoded update apart, whose adapter state has this L2 norm; nothing is scaled yet.
+def validate_update(envelope: Envelope, norm: float, spec: UpdateSpec) -> ValidationResult:
+    """Validate a decoded update whose adapter state has the L2 norm `norm`; nothing is clipped yet.
 
     Raises:
         NormExceeded, SignatureRefused, ManifestRefused, MetadataRefused, BaseMismatch: in this order.
     """
-    if norm > terms.limits.max_norm:
-        raise NormExceeded(norm=norm, limit=terms.limits.max_norm)
-    vector = signature_of(envelope, terms.signature)
+    if norm > spec.limits.max_norm:
+        raise NormExceeded(norm=norm, limit=spec.limits.max_norm)
+    vector = read_sketch(envelope, spec.sketch)
     manifest = envelope.manifest(UpdateManifest)
-    check_address(manifest, terms.address, dense=is_dense(envelope, terms.layout))
-    if manifest.base != terms.base:
-        raise BaseMismatch(expected=terms.base)
-    signature = None
+    check_address(manifest, spec.address, dense=is_dense(envelope, spec.layout))
+    if manifest.base != spec.base:
+        raise BaseMismatch(expected=spec.base)
+    sketch = None
     if vector is not None:
-        signature = Signature(vector, manifest.signature_reliability, manifest.signature_epsilon)
-    return Verdict(norm=norm, scale=1.0, signature=signature, examples=manifest.examples)
+        sketch = Sketch(vector, manifest.signature_reliability, manifest.signature_epsilon)
+    return ValidationResult(norm=norm, scale=1.0, sketch=sketch, examples=manifest.examples)
 
 
-def signature_of(envelope: Envelope, plan: SignaturePlan) -> NDArray[np.float32] | None:
-    """Read the signature, (dim,) float32; None when there is none.
+def read_sketch(envelope: Envelope, plan: SignaturePlan) -> NDArray[np.float32] | None:
+    """Read the sketch, (dim,) float32; None when the body has none.
 
     Raises:
-        SignatureRefused: another length; all zeros, with which nothing can be compared; or, where the plan
-            has differential privacy, longer than the clip: whoever made it does not clip.
+        SignatureRefused: the length differs from the plan's; all values are zero, so that no cosine is
+            defined; or, under differential privacy, the norm exceeds the clip.
     """
     if SIGNATURE not in envelope.names:
         return None
-    signature = envelope.read_float32(SIGNATURE)
-    if signature.shape != (plan.dim,):
-        raise SignatureRefused(f"a signature has {plan.dim} numbers here", dim=plan.dim)
-    if not signature.any():
-        raise SignatureRefused("a signature of zeros resembles nothing")
-    length = float(np.linalg.norm(signature.astype(np.float64)))
-    if plan.dp is not None and length > plan.clip * _ROUNDING:
+    sketch = envelope.read_float32(SIGNATURE)
+    if sketch.shape != (plan.dim,):
         raise SignatureRefused(
-            f"with differential privacy a signature is no longer than {plan.clip:g}", clip=plan.clip
+            f"the signature has the wrong length; send {plan.dim} numbers, as the plan says", dim=plan.dim
         )
-    return signature
+    if not sketch.any():
+        raise SignatureRefused("the signature is all zeros; send one with a direction, or none")
+    norm = float(np.linalg.norm(sketch.astype(np.float64)))
+    if plan.dp is not None and norm > plan.clip * _ROUNDING:
+        raise SignatureRefused(
+            f"the signature is longer than {plan.clip:g}; clip it, as differential privacy requires",
+            clip=plan.clip,
+        )
+    return sketch
 
 
 def check_address(
-    manifest: UpdateManifest | SignatureManifest, wanted: Address, *, dense: bool = True
+    manifest: UpdateManifest | SignatureManifest, expected: Address, *, dense: bool = True
 ) -> None:
-    """Check that a manifest speaks of this federation, round, client and pack, and of no recipe if `dense`.
+    """Check a manifest's federation, round, client and pack, and that it has no recipe if `dense`.
 
     Raises:
-        MetadataRefused: `field` names the first member that does not.
+        MetadataRefused: `field` names the first member that differs.
     """
     pairs = {
-        "federation": (manifest.federation, wanted.federation),
-        "round": (manifest.round, wanted.round),
-        "client": (manifest.client, wanted.client),
-        "pack": (manifest.pack, wanted.pack),
+        "federation": (manifest.federation, expected.federation),
+        "round": (manifest.round, expected.round),
+        "client": (manifest.client, expected.client),
+        "pack": (manifest.pack, expected.pack),
         "recipe": (manifest.recipe if dense else {}, {}),
     }
-    for field, (said, meant) in pairs.items():
-        if said != meant:
-            raise MetadataRefused(f"the manifest's {field} is not that of this request", field=field)
+    for field, (sent, required) in pairs.items():
+        if sent != required:
+            raise MetadataRefused(
+                f"the manifest's {field} differs from this request's; write the body anew", field=field
+            )
 
 
-def state(envelope: Envelope, layout: Layout) -> Iterator[NDArray[np.float32]]:
-    """Give the adapter state, float32 in the order of the layout, in pieces of a mebibyte at most."""
+def state_pieces(envelope: Envelope, layout: Layout) -> Iterator[NDArray[np.float32]]:
     for name in layout:
         values = envelope.read_float32(name).reshape(-1)
         for at in range(0, values.size, _PIECE_VALUES):
@@ -198,15 +197,15 @@ def state(envelope: Envelope, layout: Layout) -> Iterator[NDArray[np.float32]]:
 
 
 def sent_layout(envelope: Envelope, layout: Layout, least: int) -> Layout:
-    """Give the layout that an update has: that of the plan, at one rank from `least` to the plan's.
+    """Return the layout of an update: the plan's, at one rank from `least` to the plan's.
 
     Raises:
-        TensorSchema: its ranks differ, or it has fewer or more of them.
+        TensorSchema: the ranks of its tensors differ, or are out of this range.
     """
     first, shape = next(iter(layout.items()))
     axis = 0 if factor_of(first) == "A" else 1
     rank, most = envelope.shape(first)[axis], shape[axis]
     sent = at_rank(layout, rank)
     if not least <= rank <= most or any(envelope.shape(name) != sent[name] for name in layout):
-        raise TensorSchema(f"all tensors have one rank here, from {least} to {most}")
+        raise TensorSchema(f"the ranks of the tensors do not fit; send one rank from {least} to {most}")
     return sent

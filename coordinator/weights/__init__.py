@@ -1,1 +1,1 @@
-"""Weights: what clients are served."""
+"""Weights that clients are served."""

@@ -1,6 +1,6 @@
-"""Write the weights of a client in the recipe that it asks for, and sign which stored bytes they stand for.
+"""Encode a client's weights in the recipe that it requests, and sign the digest of the dense weights.
 
-They are written once and kept: who asks again costs a look at the database. Refuses to know who may ask.
+The result is stored, so that a repeated request costs one query.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sqlalchemy.orm import Session
 from coordinator.auth.authentication import Member
 from coordinator.db.engine import Database
 from coordinator.http.downloads import Stored
-from coordinator.http.limits.concurrency import decoder, has_space
+from coordinator.http.limits.concurrency import codec_slot, has_space
 from coordinator.rounds import delta_reference
 from coordinator.rounds.base_weights import ServedWeights
 from coordinator.rounds.delta_reference import Reference
 from coordinator.settings import Settings
 from coordinator.storage.server_key import ServerKey
 from coordinator.weights import store
-from coordinator.weights.store import InRecipe
+from coordinator.weights.store import EncodedKey
 from schemas.maths.adapter import Layout
 from schemas.messages.recipes import ON_REQUEST, Recipe, RecipeName, SentRecipe
 from schemas.messages.rounds import CodedWeights
@@ -39,117 +39,114 @@ Read = Callable[[str], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Whose weights of which round are wanted, as they are stored, and in which recipe."""
+class EncodingRequest:
+    """Stored weights of a client for a round, and the recipe to encode them in."""
 
     member: Member
     number: int
-    given: ServedWeights
+    weights: ServedWeights
     payload_id: int
     name: RecipeName
 
     @property
     def recipe(self) -> Recipe:
-        """What the name stands for."""
         return ON_REQUEST[self.name]
 
     @property
-    def key(self) -> InRecipe:
-        """What they are kept under."""
-        return InRecipe(self.member.federation_id, self.member.client_id, self.number, self.name)
+    def key(self) -> EncodedKey:
+        return EncodedKey(self.member.federation_id, self.member.client_id, self.number, self.name)
 
 
-def asked_for(accept: str) -> RecipeName | Literal["whole"] | None:
-    """Read how an Accept field wants weights; None = as they are stored, as for all that is not on offer.
+def requested_form(accept: str) -> RecipeName | Literal["whole"] | None:
+    """Parse an Accept field; None = weights as stored, also for every unknown form.
 
-    `application/vnd.tessera.adapter+safetensors;recipe=int8_own_last` asks for a recipe, `;fold=whole` for
-    all that was folded; the first that is known counts.
+    `application/vnd.tessera.adapter+safetensors;recipe=int8_own_last` requests a recipe, `;fold=whole` the
+    sum of all base deltas; the first known form counts.
     """
-    for one in accept.split(","):
-        kind, *parameters = (part.strip() for part in one.split(";"))
+    for media_range in accept.split(","):
+        kind, *parameters = (part.strip() for part in media_range.split(";"))
         if kind.lower() != MEDIA_TYPE:
             continue
         for parameter in parameters:
             name, _, value = parameter.partition("=")
-            said = (name.strip().lower(), value.strip().strip('"'))
-            if said == ("fold", "whole"):
+            form = (name.strip().lower(), value.strip().strip('"'))
+            if form == ("fold", "whole"):
                 return "whole"
-            for known in ON_REQUEST:
-                if said == ("recipe", known):
-                    return known
+            for recipe_name in ON_REQUEST:
+                if form == ("recipe", recipe_name):
+                    return recipe_name
     return None
 
 
-def coded(database: Database, settings: Settings, wanted: Asked) -> Stored | None:
-    """Give the weights in the recipe, written now if nobody has asked before; None: dense it is, then.
+def encoded_weights(database: Database, settings: Settings, request: EncodingRequest) -> Stored | None:
+    """Return the weights in the recipe, encoded now or before; None = they are served dense.
 
-    That is so while the client has no update that counts to take the difference to, or one in another layout,
-    where a value is too large for the recipe, where the weights add to the base model, and where nothing was
-    written yet and there is no space for it.
+    Weights are dense if the client has no accepted update as the reference, or one in another layout; if a
+    value is too large for the recipe; if they carry a base delta; and if the disk has no space left.
 
     Raises:
-        Busy: it would have to be written, and others are at it.
+        Busy: too many requests are being encoded.
     """
     with database.read() as session:
-        made = store.coded(session, wanted.key)
-        terms = _terms(session, wanted) if made is None else None
+        encoded = store.find_encoded(session, request.key)
+        terms = _terms(session, request) if encoded is None else None
     if terms is not None and has_space(database, settings):
-        with decoder():
-            body = _written(database, wanted, terms)
+        with codec_slot():
+            body = _encode(database, request, terms)
             with database.write() as session:
-                made = store.keep_coded(session, wanted.key, body)
-    return made.stored if made is not None else None
+                encoded = store.store_encoded(session, request.key, body)
+    return encoded.stored if encoded is not None else None
 
 
-def signed(member: Member, round_number: int, given: ServedWeights, digest: str, key: ServerKey) -> str:
-    """Sign that a body of this digest stands for the weights that a client was given; the same each time."""
-    said = CodedWeights(
+def sign_encoded(
+    member: Member, round_number: int, weights: ServedWeights, digest: str, key: ServerKey
+) -> str:
+    """Return a signed statement that a body of this digest encodes these weights; deterministic."""
+    statement = CodedWeights(
         federation=member.federation_id,
         client=member.client_id,
         round=round_number,
-        weights=given.digest,
+        weights=weights.digest,
         digest=digest,
         signature="",
     ).model_dump(mode="json")
-    document = said | {"signature": key.sign("tessera-weights-v1", said)}
+    document = statement | {"signature": key.sign("tessera-weights-v1", statement)}
     return urlsafe_b64encode(json.dumps(document).encode()).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """What a body is written by: which tensors there are, what is said of them, what they differ from."""
+    """The tensors of a body, their manifest, and the reference of their differences."""
 
     layout: Layout
     manifest: WeightsManifest
     reference: Reference | None
 
 
-def _terms(session: Session, wanted: Asked) -> _Terms | None:
-    """Look what a body would be written by; None where the recipe cannot be followed."""
-    head = wanted.given.head
+def _terms(session: Session, request: EncodingRequest) -> _Terms | None:
+    head = request.weights.head
     if head is None:
         return None
     layout, metadata = read_own_head(head)
-    said = metadata[MANIFEST_KEY]
-    if FoldedWeightsManifest.model_validate_json(said).fold_from is not None:
-        return None  # what they add to the base model has to be known to the bit
+    manifest = metadata[MANIFEST_KEY]
+    if FoldedWeightsManifest.model_validate_json(manifest).fold_from is not None:
+        return None  # agents need base deltas exactly
     reference: Reference | None = None
-    if wanted.recipe.reference == "own_last":
-        reference = delta_reference.own_last(session, wanted.member.client_id, wanted.number, layout)
+    if request.recipe.reference == "own_last":
+        reference = delta_reference.own_last(session, request.member.client_id, request.number, layout)
         if reference is None:
             return None
-    return _Terms(layout, WeightsManifest.model_validate_json(said), reference)
+    return _Terms(layout, WeightsManifest.model_validate_json(manifest), reference)
 
 
-def _written(database: Database, wanted: Asked, terms: _Terms) -> bytes | None:
-    """Write the body; None where a value is too large. The same terms give the same bytes everywhere."""
-    given, reference, layout = wanted.given, terms.reference, terms.layout
-    dense = Reference(given.digest, wanted.payload_id, given.begin, None)
-    weights = delta_reference.reader(database, dense, layout)
-    own = delta_reference.reader(database, reference, layout) if reference is not None else None
-    recipe = wanted.recipe
-    try:  # nobody adds these up: all may draw alike
-        streams = encode(_Differences(layout, weights, own), recipe, "weights", wanted.number)
+def _encode(database: Database, request: EncodingRequest, terms: _Terms) -> bytes | None:
+    dense, reference, layout = request.weights, terms.reference, terms.layout
+    stored = Reference(dense.digest, request.payload_id, dense.begin, None)
+    weights = delta_reference.reader(database, stored, layout)
+    subtracted = delta_reference.reader(database, reference, layout) if reference is not None else None
+    recipe = request.recipe
+    try:  # one rounding seed for all clients: these bodies are never summed
+        streams = encode(_Differences(layout, weights, subtracted), recipe, "weights", request.number)
     except NotEncodable:
         return None
     against = reference.digest if reference is not None else None
@@ -159,15 +156,15 @@ def _written(database: Database, wanted: Asked, terms: _Terms) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class _Differences(Mapping[str, NDArray[np.float32]]):
-    """Weights minus what they are the difference to, each tensor read when it is asked for."""
+    """Weights minus their reference, each tensor read on access."""
 
     layout: Layout
     weights: Read
-    own: Read | None
+    reference: Read | None
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
         values = self.weights(name)
-        return values if self.own is None else values - self.own(name)
+        return values if self.reference is None else values - self.reference(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.layout)

@@ -1,4 +1,4 @@
-"""The route of weights: stored bytes as they are, or in fewer bits, whole or a range of them."""
+"""The route of weights: stored or encoded bytes, whole or a range of them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from coordinator.auth.authentication import Member, still_counts
 from coordinator.auth.permissions import DownloadingMember
 from coordinator.errors import AuthMissing, Busy, NotFound, NotJoined, RangeUnsatisfiable, RateLimited
 from coordinator.http.dependencies import database_of, metrics_of, server_key_of, settings_of
-from coordinator.http.downloads import Stored, reply, wanted
-from coordinator.http.limits.concurrency import decoder, turns_of
+from coordinator.http.downloads import Stored, reply, requested_range
+from coordinator.http.limits.concurrency import codec_slot, locks_of
 from coordinator.http.params import RoundNumber
 from coordinator.http.problems import answers
-from coordinator.rounds.participations import sent_to
+from coordinator.rounds.participations import count_download
 from coordinator.weights import store
-from coordinator.weights.base_delta import instead_of
-from coordinator.weights.compressed import Asked, asked_for, coded, signed
+from coordinator.weights.base_delta import whole_delta
+from coordinator.weights.compressed import EncodingRequest, encoded_weights, requested_form, sign_encoded
 from schemas.messages.recipes import RecipeName
 from schemas.wire.envelope import MEDIA_TYPE
 
@@ -28,22 +28,22 @@ router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["weights"])
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """Who wants weights, and in what: None = as they are stored."""
+class _WeightsRequest:
+    """A client, and the form of weights that it requests; None = as stored."""
 
     member: Member
     form: RecipeName | Literal["whole"] | None
 
 
-async def _wish(request: Request, member: DownloadingMember) -> AsyncIterator[_Wish]:
-    """Read in what the weights are wanted. One such request of a client is answered at a time: the first of
-    them writes what the others find, and who asks for much keeps one slot for it at most."""
-    wish = _Wish(member, asked_for(request.headers.get("accept", "")))
-    if wish.form is None:
-        yield wish
+async def _weights_request(request: Request, member: DownloadingMember) -> AsyncIterator[_WeightsRequest]:
+    """Parse the requested form. Encoding requests of one client are answered one at a time: the first stores
+    the result for the rest, and a client occupies one decoding slot at most."""
+    parsed = _WeightsRequest(member, requested_form(request.headers.get("accept", "")))
+    if parsed.form is None:
+        yield parsed
         return
-    async with turns_of(request).one_of(("weights", member.client_id)):
-        yield wish
+    async with locks_of(request).hold(("weights", member.client_id)):
+        yield parsed
 
 
 @router.get(
@@ -51,22 +51,25 @@ async def _wish(request: Request, member: DownloadingMember) -> AsyncIterator[_W
     response_class=Response,
     responses={
         200: {"content": {MEDIA_TYPE: {}}, "description": "The stored bytes"},
-        206: {"content": {MEDIA_TYPE: {}}, "description": "The range that was asked for"},
-        304: {"description": "You have them"},
+        206: {"content": {MEDIA_TYPE: {}}, "description": "The requested range"},
+        304: {"description": "Not modified"},
         **answers(AuthMissing, NotFound, NotJoined, RangeUnsatisfiable, Busy, RateLimited),
     },
 )
 def get_weights(
-    n: RoundNumber, request: Request, wish: Annotated[_Wish, Depends(_wish, scope="function")]
+    n: RoundNumber,
+    request: Request,
+    parsed: Annotated[_WeightsRequest, Depends(_weights_request, scope="function")],
 ) -> Response:
-    """Serve a client its weights of a round it has joined, or its final ones after the last round.
+    """Return a client's weights for a round it has joined, or its final ones after the last round.
 
-    They are dense unless it says `Accept: application/vnd.tessera.adapter+safetensors;recipe=<name>`
-    (docs/wire-format.md) and has an update that counts; `Tessera-Weights` then proves which dense bytes they
-    stand for. With `;fold=whole`, weights that add to a base model are all that was added so far, if that is
-    kept, proved alike. Rounds that were thinned out (TESSERA_KEEP_ROUNDS) have none.
+    Weights are dense unless the client sends
+    `Accept: application/vnd.tessera.adapter+safetensors;recipe=<name>` (docs/wire-format.md) and has an
+    accepted update; `Tessera-Weights` is then a signed statement of the dense weights' digest. With
+    `;fold=whole`, weights with a base delta carry the sum of all base deltas so far, if that is stored, with
+    the same statement. Rounds outside TESSERA_KEEP_ROUNDS have no weights.
     """
-    member, form, database = wish.member, wish.form, database_of(request)
+    member, form, database = parsed.member, parsed.form, database_of(request)
     with database.read() as session:
         served = store.served(session, member.federation_id, member.client_id, n)
     weights = served.weights
@@ -80,18 +83,19 @@ def get_weights(
         head=weights.head or b"",
         begin=weights.begin,
     )
-    made: Stored | None = None
+    encoded: Stored | None = None
     if form == "whole":
-        with decoder():
-            made = instead_of(database, member, weights)
+        with codec_slot():
+            encoded = whole_delta(database, member, weights)
     elif form is not None:
-        made = coded(database, settings_of(request), Asked(member, n, weights, weights.payload_id, form))
+        encoding = EncodingRequest(member, n, weights, weights.payload_id, form)
+        encoded = encoded_weights(database, settings_of(request), encoding)
     headers = {"Vary": "Accept"}
-    if made is not None:
-        stored = made
-        headers["Tessera-Weights"] = signed(member, n, weights, made.digest, server_key_of(request))
-    part = wanted(request.headers, stored)
-    sent_to(database, metrics_of(request), member.client_id, part.size, round_id=served.round_id)
+    if encoded is not None:
+        stored = encoded
+        headers["Tessera-Weights"] = sign_encoded(member, n, weights, encoded.digest, server_key_of(request))
+    part = requested_range(request.headers, stored)
+    count_download(database, metrics_of(request), member.client_id, part.size, round_id=served.round_id)
     answer = reply(database, stored, part, partial(still_counts, caller=member))
     answer.headers.update(headers)
     return answer

@@ -1,4 +1,4 @@
-"""Which stored bytes a client is served in a round, as they are or in a recipe."""
+"""Read and write the weights that clients are served, as stored and encoded by a recipe."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PLACE = (
     )
     .where(FederationRow.id == bindparam("federation_id"))
 )
-_GIVE = insert(WeightsRow)
+_ASSIGN = insert(WeightsRow)
 _CODED = (
     select(PayloadRow.id, PayloadRow.digest, PayloadRow.bytes)
     .select_from(CodedWeightsRow)
@@ -50,7 +50,7 @@ _CODED = (
         CodedWeightsRow.recipe == bindparam("recipe"),
     )
 )
-_KEEP = {
+_STORE = {
     kind: make(CodedWeightsRow).on_conflict_do_nothing()
     for kind, make in (("sqlite", sqlite.insert), ("postgresql", postgresql.insert))
 }
@@ -68,15 +68,15 @@ def served(session: Session, federation_id: str, client_id: str, round_number: i
     """Return the weights that a client reads in a round, or after the last round of a finished federation.
 
     Raises:
-        NotFound: there is no such round, or nothing was ever made for this client.
-        NotJoined: the client does not take part in it.
+        NotFound: there is no such round, or this client has no weights.
+        NotJoined: the client does not take part in the round.
     """
-    found = run(
+    row = run(
         session, _PLACE, {"federation_id": federation_id, "number": round_number, "client": client_id}
     ).first()
-    if found is None:
+    if row is None:
         raise NotFound
-    state, round_id, joined = found
+    state, round_id, joined = row
     if state == "finished" and round_number == rounds.published(session, federation_id)[1] + 1:
         return Served(_or_not_found(base_weights.newest(session, client_id)), None)
     if round_id is None:
@@ -86,13 +86,12 @@ def served(session: Session, federation_id: str, client_id: str, round_number: i
     return Served(_or_not_found(base_weights.newest(session, client_id, round_number)), round_id)
 
 
-def give(
+def assign(
     session: Session, federation_id: str, client_id: str, round_number: int, stored: Stored, now: datetime
 ) -> None:
-    """Let a client be served these bytes from the start of round `round_number` on."""
     run(
         session,
-        _GIVE,
+        _ASSIGN,
         {
             "federation_id": federation_id,
             "round_number": round_number,
@@ -108,8 +107,8 @@ def give(
 
 
 @dataclass(frozen=True, slots=True)
-class InRecipe:
-    """Which of a client's weights are meant: those of a round, in a recipe."""
+class EncodedKey:
+    """The weights of a client for a round, in a recipe."""
 
     federation_id: str
     client_id: str
@@ -118,37 +117,37 @@ class InRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class StagedWeights:
-    """What weights are in a recipe: bytes that are kept; None = they cannot be written in it."""
+class EncodedWeights:
+    """The stored result of encoding weights; None = the recipe cannot encode them."""
 
     stored: Stored | None
 
 
-def coded(session: Session, which: InRecipe) -> StagedWeights | None:
-    """What are weights in a recipe? None = nobody has asked yet."""
-    found = run(session, _CODED, asdict(which)).first()
-    if found is None:
+def find_encoded(session: Session, key: EncodedKey) -> EncodedWeights | None:
+    """Return the stored result of encoding weights; None = they were not requested yet."""
+    row = run(session, _CODED, asdict(key)).first()
+    if row is None:
         return None
-    payload_id, digest, size = found
-    return StagedWeights(_coded(payload_id, digest, size) if digest is not None else None)
+    payload_id, digest, size = row
+    return EncodedWeights(_encoded(payload_id, digest, size) if digest is not None else None)
 
 
-def keep_coded(session: Session, which: InRecipe, body: bytes | None) -> StagedWeights:
-    """Keep what weights are in a recipe; a replica that was first has kept the same."""
+def store_encoded(session: Session, key: EncodedKey, body: bytes | None) -> EncodedWeights:
+    """Store the result of encoding weights; a faster replica has stored the same."""
     stored = None
     if body is not None:
         payload_id, digest = payloads.store_bytes(session, body)
-        stored = _coded(payload_id, digest, len(body))
-    kept = asdict(which) | {"payload_id": stored.payload_id if stored is not None else None}
-    run(session, _KEEP[session.get_bind().dialect.name], kept)
-    return StagedWeights(stored)
+        stored = _encoded(payload_id, digest, len(body))
+    values = asdict(key) | {"payload_id": stored.payload_id if stored is not None else None}
+    run(session, _STORE[session.get_bind().dialect.name], values)
+    return EncodedWeights(stored)
 
 
-def _coded(payload_id: int, digest: str, size: int) -> Stored:
+def _encoded(payload_id: int, digest: str, size: int) -> Stored:
     return Stored(payload_id, digest, size, MEDIA_TYPE, encoding="zstd")
 
 
-def _or_not_found(given: ServedWeights | None) -> ServedWeights:
-    if given is None:
+def _or_not_found(weights: ServedWeights | None) -> ServedWeights:
+    if weights is None:
         raise NotFound
-    return given
+    return weights

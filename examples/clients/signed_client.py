@@ -104,12 +104,12 @@ def enrol(http: httpx.Client, key: Ed25519PrivateKey, token: str, name: str) -> 
         sys.exit("this is not the coordinator that the token is of")
     public = Ed25519PublicKey.from_public_bytes(signing_key)
     public.verify(raw(hello["signature"]), statement("tessera-hello-v1", hello))
-    mine = text(key.public_key().public_bytes_raw())
-    said = {"server": server, "token": token_id, "public_key": mine, "nonce": hello["nonce"]}
-    proof = text(key.sign(statement("tessera-enrolment-v1", said)))
-    request = {"token": token, "name": name, "profile": PROFILE, "public_key": mine}
-    made = http.post("/v1/enrolments", json={**request, "nonce": hello["nonce"], "proof": proof})
-    return {**made.json(), "signing_key": hello["signing_key"]}
+    rows = text(key.public_key().public_bytes_raw())
+    content = {"server": server, "token": token_id, "public_key": rows, "nonce": hello["nonce"]}
+    proof = text(key.sign(statement("tessera-enrolment-v1", content)))
+    request = {"token": token, "name": name, "profile": PROFILE, "public_key": rows}
+    built = http.post("/v1/enrolments", json={**request, "nonce": hello["nonce"], "proof": proof})
+    return {**built.json(), "signing_key": hello["signing_key"]}
 
 
 def trained(weights: bytes, manifest: dict[str, Any]) -> bytes:
@@ -143,9 +143,9 @@ def take_part(http: httpx.Client, member: dict[str, Any]) -> None:
         base = f"sha256:{hashlib.sha256(weights).hexdigest()}"
         if not base == manifest["weights"] == joined["weights"]["digest"] or manifest["round"] != number:
             sys.exit("these are not the weights that the coordinator signed")
-        said = {"version": 1, "kind": "update", "federation": member["federation_id"], "round": number}
-        said |= {"client": member["client_id"], "base": base, "pack": None, "examples": 1, "recipe": {}}
-        body = trained(weights, said)
+        content = {"version": 1, "kind": "update", "federation": member["federation_id"], "round": number}
+        content |= {"client": member["client_id"], "base": base, "pack": None, "examples": 1, "recipe": {}}
+        body = trained(weights, content)
         http.put(f"{rounds}/{number}/update", content=body, headers={"Content-Type": MEDIA_TYPE})
         print(f"round {number}: {len(body)} bytes delivered")
 

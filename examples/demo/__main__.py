@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _may_be_emptied(folder: Path) -> bool:
-    """Say whether a folder is not there, empty, or was made by a demo."""
+    """Whether a folder is not there, empty, or was made by a demo."""
     if not folder.exists():
         return True
     return folder.is_dir() and ((folder / _MARK).is_file() or not any(folder.iterdir()))
@@ -125,12 +125,12 @@ class _Progress:
         self._finished += 1
         last = ""
 
-        def show(what: str) -> None:
+        def show(label: str) -> None:
             nonlocal last
-            self._bar.update(self._all, completed=self._finished, method=name, description=what)
-            if what != last and not self._console.is_terminal:
-                self._console.print(f"{name}: {what}", soft_wrap=True, highlight=False)
-            last = what
+            self._bar.update(self._all, completed=self._finished, method=name, description=label)
+            if label != last and not self._console.is_terminal:
+                self._console.print(f"{name}: {label}", soft_wrap=True, highlight=False)
+            last = label
 
         return show
 

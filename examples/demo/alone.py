@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client_agent.simulation.admin_client import Answer
-from client_agent.simulation.methods import laid_over
+from client_agent.simulation.methods import merge_tables
 from examples.demo.silos import SILOS, DemoFailed, SiloSetup, start_agent, write_config
 from schemas.messages.recommended import FEDMOSAIC, LORA
 
@@ -37,7 +37,7 @@ def local_plan(rounds: int) -> Answer:
 def local_lora_plan(rounds: int) -> Answer:
     """Train an ordinary LoRA alone."""
     named: Answer = {"name": "local_lora", "strategy": {"name": "fedavg"}, "rounds": {"total": rounds}}
-    return laid_over(LORA, {**named, "training.max_length": 64})
+    return merge_tables(LORA, {**named, "training.max_length": 64})
 
 
 def run_alone(
@@ -64,10 +64,10 @@ def run_alone(
 
 
 def _job(silo: SiloSetup, plan_file: Path, data: Path, folder: Path, pack: Path | None) -> _Job:
-    mine = folder / silo.name
-    config = write_config(silo, data, mine, "http://127.0.0.1:1")
+    rows = folder / silo.name
+    config = write_config(silo, data, rows, "http://127.0.0.1:1")
     arguments = ["train", "--json", "--config", str(config), "--plan", str(plan_file)]
-    return _Job(silo, mine, [*arguments, "--pack", str(pack)] if pack is not None else arguments)
+    return _Job(silo, rows, [*arguments, "--pack", str(pack)] if pack is not None else arguments)
 
 
 def _run(jobs: list[_Job]) -> Iterator[tuple[_Job, bytes]]:
@@ -81,7 +81,7 @@ def _run(jobs: list[_Job]) -> Iterator[tuple[_Job, bytes]]:
         job, process = running.pop(0)
         printed, _ = process.communicate()
         if process.returncode != 0:
-            for _, other in running:
-                other.terminate()
+            for _, peer in running:
+                peer.terminate()
             raise DemoFailed(f"training {job.silo.name} alone failed: see {job.folder / 'agent.log'}")
         yield job, printed

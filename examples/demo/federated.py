@@ -78,7 +78,7 @@ def run_federation(
         operator.post(f"{path}/pause")
         _follow(operator, path, agents, report, until=_published(JOINS_AFTER))
         agents.start(LATECOMER)
-        _wait(agents, lambda: _seen(operator, path, LATECOMER.name))
+        _wait(agents, lambda: _observed(operator, path, LATECOMER.name))
         operator.post(f"{path}/start")
         _follow(operator, path, agents, report, until=_published(plan["rounds"]["total"]))
         agents.wait()
@@ -126,7 +126,7 @@ class _Agents:
                 raise DemoFailed(f"agent {name} stopped: see {self._folder / name / 'agent.log'}")
 
     def wait(self) -> None:
-        """Let every agent fetch its final weights and end by itself."""
+        """Wait until every agent has its final weights and exits."""
         for name, process in self._running.items():
             try:
                 process.wait(timeout=120)
@@ -157,7 +157,7 @@ def _agents(operator: Operator, federation: str, data: Path, folder: Path) -> It
 
 
 def _align(operator: Operator, path: str, agents: _Agents, report: Report) -> None:
-    """Let one agent per base model make its pack, the pivot's first: the others then find it stored."""
+    """Make one alignment pack per base model, the pivot's first: the others then find it stored."""
     for count, architecture in enumerate(("S", "L"), start=1):
         agents.start(next(silo for silo in FOUNDERS if silo.architecture == architecture))
         report(f"aligning base model {architecture}")
@@ -191,7 +191,7 @@ def _published(number: int) -> Callable[[Answer], bool]:
     return is_so
 
 
-def _seen(operator: Operator, path: str, name: str) -> bool:
+def _observed(operator: Operator, path: str, name: str) -> bool:
     clients = operator.every(f"{path}/clients")
     return any(c["name"] == name and c["last_seen_at"] != c["enrolled_at"] for c in clients)
 
@@ -218,8 +218,8 @@ def _result(operator: Operator, federation: str) -> FederatedResult:
         names,
     )
     for silo in SILOS:
-        mine = [c for r in rounds for c in r["clients"] if names[c["client_id"]] == silo.name]
-        result.by_silo[silo.name] = [c for c in mine if c["scores"]]
+        rows = [c for r in rounds for c in r["clients"] if names[c["client_id"]] == silo.name]
+        result.by_silo[silo.name] = [c for c in rows if c["scores"]]
         expected = len(numbers) - (JOINS_AFTER if silo.late else 0)
         if len(result.by_silo[silo.name]) != expected:
             raise DemoFailed(f"{silo.name} missed a round, so methods cannot be compared; run it again")

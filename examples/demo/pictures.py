@@ -21,7 +21,7 @@ _INK = "#222222"
 
 
 def draw(report: Answer) -> dict[str, str]:
-    """Give every picture by name, as SVG to put into a page."""
+    """Return every picture by name, as SVG to put into a page."""
     with mpl.rc_context(STYLE):
         return {
             "accuracy": svg(_accuracy(report)),
@@ -73,8 +73,8 @@ def _late(report: Answer) -> Figure:
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.subplots()
     for method, colour in COLOURS.items():
-        mine = report["late_joiner"][method]
-        curve = [mine["accuracy_at_start"], *mine["accuracy_by_round"]]
+        rows = report["late_joiner"][method]
+        curve = [rows["accuracy_at_start"], *rows["accuracy_by_round"]]
         axes.plot(range(len(curve)), curve, marker="o", color=colour, label=method)
     _rounds(axes, "rounds of its own training", "late joiner's exact match")
     axes.legend(frameon=False, fontsize=9)
@@ -82,7 +82,7 @@ def _late(report: Answer) -> Figure:
 
 
 def _relevance(report: Answer) -> Figure:
-    """Who listens to whom in the last round."""
+    """Draw the relevance matrix of the last round."""
     names, matrix = report["relevance"]["clients"], report["relevance"]["matrix"]
     kind = {c["client"]: f"{c['client']} ({c['task']}, {c['architecture']})" for c in report["clients"]}
     order = sorted(range(len(names)), key=lambda i: (kind[names[i]].split("(")[1], names[i]))

@@ -64,7 +64,7 @@ def build(scores: Scores, federations: Mapping[str, FederatedResult], seconds: f
 
 
 def in_cluster_mass(federation: FederatedResult) -> float:
-    """Give the mean over the six of the last round's relevance that falls on *other* clients of the task.
+    """Return the mean over the six of the last round's relevance that falls on *other* clients of the task.
 
     What a client gives itself counts for nothing: a federation in which nobody listens to anybody has 0.
     """
@@ -101,10 +101,10 @@ def show(report: Answer, console: Console) -> None:
     for method in METHODS:
         table.add_column(method, justify="right")
     for client in report["clients"]:
-        what = f"{client['client']} ({client['task']} on {client['architecture']}" + (
+        label = f"{client['client']} ({client['task']} on {client['architecture']}" + (
             ", joins late)" if client["late_joiner"] else ")"
         )
-        table.add_row(what, *(f"{client['methods'][m]['accuracy']:.2f}" for m in METHODS))
+        table.add_row(label, *(f"{client['methods'][m]['accuracy']:.2f}" for m in METHODS))
     table.add_section()
     for name in ("mean", "worst"):
         table.add_row(f"{name} of the six", *(f"{report[name][m]['accuracy']:.3f}" for m in METHODS))
@@ -114,7 +114,7 @@ def show(report: Answer, console: Console) -> None:
 
 
 def verdicts(report: Answer) -> list[str]:
-    """Say in words what the figures say, whichever way they point."""
+    """Return the results as text."""
     mean, worst, late = report["mean"], report["worst"], report["late_joiner"]
     best_local = max(LOCAL, key=lambda method: mean[method]["accuracy"])
     ahead = mean["fedmosaic"]["accuracy"] - mean[best_local]["accuracy"]

@@ -163,10 +163,10 @@ def pretrain(
 ) -> float:
     """Train in place: Muon on the hidden matrices, AdamW on the rest. Returns CPU seconds."""
     hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name]
-    taken = {id(p) for p in hidden}
+    used = {id(p) for p in hidden}
     muon = Muon(hidden, lr=0.02)
     adam = torch.optim.AdamW(
-        [p for p in model.parameters() if id(p) not in taken], lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0
+        [p for p in model.parameters() if id(p) not in used], lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0
     )
     rng = random.Random(f"pretraining:{seed}")
     started = time.process_time()

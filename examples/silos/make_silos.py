@@ -45,21 +45,21 @@ def draw_silos(
         rng = random.Random(f"silos:{name}:{seed}")
         pool = draw(TASKS[name], len(members) * (examples + tests), rng)
         for k, silo in enumerate(members):
-            test, rest = pool[k * tests : (k + 1) * tests], pool[len(members) * tests :]
-            drawn[silo] = (rest[k :: len(members)], test)
+            test, remaining = pool[k * tests : (k + 1) * tests], pool[len(members) * tests :]
+            drawn[silo] = (remaining[k :: len(members)], test)
     return drawn
 
 
 def draw_anchors(count: int, seed: int) -> list[dict[str, str]]:
     """Different public texts that every base model knows, tasks mixed evenly."""
     rng = random.Random(f"anchors:{seed}")
-    found: dict[str, Example] = {}
-    while len(found) < count:
-        for example in mixture(PUBLIC_TASKS, count - len(found), rng):
-            found.setdefault(example.prompt, example)
+    result: dict[str, Example] = {}
+    while len(result) < count:
+        for example in mixture(PUBLIC_TASKS, count - len(result), rng):
+            result.setdefault(example.prompt, example)
     return [
         {"id": f"a{i:04d}", "prompt": example.prompt, "answer": example.completion}
-        for i, example in enumerate(found.values())
+        for i, example in enumerate(result.values())
     ]
 
 
@@ -91,8 +91,8 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = arguments_of()
-    here = Path(__file__).resolve().parent
-    out: Path = arguments.out or here
+    block = Path(__file__).resolve().parent
+    out: Path = arguments.out or block
     drawn = draw_silos(
         {silo: task for silo, (task, _) in SILOS.items()}, arguments.seed, arguments.examples, arguments.tests
     )
@@ -102,7 +102,7 @@ def main() -> None:
         task, model = SILOS[silo]
         print(f"{silo}: {task} on {model}, {len(train)} training examples, {len(test)} test items")
     if arguments.anchors:
-        target = (arguments.out or here.parent) / "anchors.json"
+        target = (arguments.out or block.parent) / "anchors.json"
         write(
             target, json.dumps({"anchors": draw_anchors(arguments.anchors, arguments.seed)}, indent=0) + "\n"
         )

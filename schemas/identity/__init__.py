@@ -1,1 +1,1 @@
-"""How clients and the coordinator prove who they are: keys, signed requests, signed documents, tokens."""
+"""Identity of clients and the coordinator: keys, signed requests, signed documents, tokens."""

@@ -1,7 +1,7 @@
 """Signed documents: JSON objects without fractions, signed for one purpose. Pure.
 
-Signed are the purpose, a line feed, and the object without its member `signature` in the form of RFC 8785:
-keys sorted, no spaces, UTF-8. Members that a reader does not know are signed all the same.
+The signed bytes are the purpose, a line feed, and the object without `signature` in canonical form (RFC 8785:
+sorted keys, no spaces, UTF-8). Members unknown to the reader are covered too.
 """
 
 from __future__ import annotations
@@ -27,25 +27,23 @@ Document = Mapping[str, object]
 
 
 def sign(purpose: Purpose, document: Document, key: Ed25519PrivateKey) -> str:
-    """Give the signature of a document as text."""
-    return encode(key.sign(_said(purpose, document)))
+    return encode(key.sign(_signed_bytes(purpose, document)))
 
 
 def is_signed(purpose: Purpose, document: Document, signature: object, key: Ed25519PublicKey) -> bool:
-    """Say whether a signature is this key's, for this purpose, over this document."""
     try:
         raw = decode(signature) if isinstance(signature, str) else b""
-        return is_signed_by(key, raw, _said(purpose, document))
+        return is_signed_by(key, raw, _signed_bytes(purpose, document))
     except ValueError:
         return False
 
 
 def hash_of(document: Document) -> str:
-    """Name a document, its signature included, by the SHA-256 of its canonical form: `sha256:<hex>`."""
+    """Return the SHA-256 of a document's canonical form, signature included: `sha256:<hex>`."""
     return f"sha256:{sha256(_canonical(document)).hexdigest()}"
 
 
-def _said(purpose: Purpose, document: Document) -> bytes:
+def _signed_bytes(purpose: Purpose, document: Document) -> bytes:
     members = {name: value for name, value in document.items() if name != "signature"}
     return purpose.encode() + b"\n" + _canonical(members)
 

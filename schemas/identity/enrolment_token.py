@@ -1,6 +1,6 @@
-"""The text of an enrolment token: `tsr1_<id>_<secret>_<thumbprint of the server's key>_<checksum>`. Pure.
+"""The enrolment token as text: `tsr1_<id>_<secret>_<thumbprint of the server's key>_<checksum>`. Pure.
 
-The checksum finds a token that was not copied whole before anything is sent.
+The checksum detects an incomplete copy before anything is sent.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ _FORM = re.compile(r"(tsr1_([0-9a-f]{24})_([A-Za-z0-9_-]{43})_([A-Za-z0-9_-]{43}
 
 
 class TokenMalformed(ValueError):
-    """Not the text of an enrolment token, or not all of it."""
+    """The text is not a complete enrolment token."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnrolmentTokenText:
-    """What a token says: which one it is, its secret, and which server it is for."""
+    """The parts of a token: its id, its secret, and the thumbprint of its server."""
 
     id: str
     secret: str
     server: str
 
     def __str__(self) -> str:
-        said = f"tsr1_{self.id}_{self.secret}_{self.server}"
-        return f"{said}_{crc32(said.encode()):08x}"
+        text = f"tsr1_{self.id}_{self.secret}_{self.server}"
+        return f"{text}_{crc32(text.encode()):08x}"
 
 
 def read(text: str) -> EnrolmentTokenText:
-    """Read a token.
+    """Parse a token.
 
     Raises:
-        TokenMalformed: it has another form, or its checksum is wrong.
+        TokenMalformed: the form or the checksum is wrong.
     """
-    found = _FORM.fullmatch(text)
-    if found is None or crc32(found.group(1).encode()) != int(found.group(5), 16):
+    match = _FORM.fullmatch(text)
+    if match is None or crc32(match.group(1).encode()) != int(match.group(5), 16):
         raise TokenMalformed("not an enrolment token, or not all of it")
-    return EnrolmentTokenText(found.group(2), found.group(3), found.group(4))
+    return EnrolmentTokenText(match.group(2), match.group(3), match.group(4))

@@ -1,8 +1,7 @@
-"""Ed25519 public keys as text (base64url of 32 bytes), and which of them nobody may use. Pure.
+"""Ed25519 public keys as text (base64url of 32 bytes), without small-order and non-canonical keys. Pure.
 
-A small-order key lets one forged signature verify for most messages, and the library loads such keys; a
-non-canonical one is a second name for another key. Both are refused (RFC 8032, section 5.1.3; the eight
-points whose order divides 8).
+A small-order key verifies one forged signature for most messages, and the library accepts such keys; a
+non-canonical key is a second name of another key (RFC 8032, section 5.1.3).
 """
 
 from __future__ import annotations
@@ -43,19 +42,19 @@ _SIGNED_ZERO = frozenset(
 
 
 class KeyUnusable(ValueError):
-    """Not the text of an Ed25519 public key that may be used."""
+    """The text is not an acceptable Ed25519 public key."""
 
 
 def encode(raw: bytes) -> str:
-    """Write bytes as base64url without padding."""
+    """Encode bytes as base64url without padding."""
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
 def decode(text: str) -> bytes:
-    """Read base64url without padding, in the one form that `encode` writes.
+    """Decode base64url without padding, in canonical form only.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: any other form.
     """
     try:
         raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)) if _TEXT.fullmatch(text) else b""
@@ -67,10 +66,10 @@ def decode(text: str) -> bytes:
 
 
 def public_key(text: str) -> Ed25519PublicKey:
-    """Read a public key.
+    """Load a public key.
 
     Raises:
-        KeyUnusable: it is not 32 bytes, has a small order, or is not in its canonical form.
+        KeyUnusable: it is not 32 bytes, has a small order, or is not canonical.
     """
     try:
         raw = decode(text)
@@ -84,18 +83,16 @@ def public_key(text: str) -> Ed25519PublicKey:
 
 
 def name_of(key: Ed25519PublicKey | Ed25519PrivateKey) -> str:
-    """Name a key, or the one that belongs to a private key: its 32 public bytes as text."""
     public = key.public_key() if isinstance(key, Ed25519PrivateKey) else key
     return encode(public.public_bytes_raw())
 
 
 def thumbprint(name: str) -> str:
-    """Give the SHA-256 of a named public key as text: what an enrolment token pins."""
+    """Return the SHA-256 of a public key as text; enrolment tokens pin it."""
     return encode(hashlib.sha256(decode(name)).digest())
 
 
 def is_signed_by(key: Ed25519PublicKey, signature: bytes, message: bytes) -> bool:
-    """Say whether a signature is this key's over this message."""
     try:
         key.verify(signature, message)
     except InvalidSignature:

@@ -1,4 +1,4 @@
-"""Decide whether a URL would carry secrets unencrypted over a network. Pure: no name is looked up."""
+"""Plain HTTP: whether a URL sends secrets unencrypted over a network. No name is looked up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 def is_exposed(url: str) -> bool:
-    """Whether `url` is plain HTTP to anything but this machine: a loopback address, or localhost."""
+    """Whether `url` is plain HTTP to a host other than a loopback address or localhost."""
     parts = urlsplit(url)
     if parts.scheme.lower() != "http":
         return False

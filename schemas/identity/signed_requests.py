@@ -1,9 +1,8 @@
-"""Signed requests: one fixed profile of RFC 9421, read strictly. Pure: no clock, no socket.
+"""Signed requests: one fixed profile of RFC 9421, parsed strictly. No clock, no socket.
 
-Covered are `@method`, `@authority`, `@path`, `@query`, `content-digest` (RFC 9530) when there is a body, and
-`prefer` and `range` exactly when the request has these fields: they decide what is answered. Parameters are
-created, expires, nonce, keyid (the public key), alg="ed25519", tag="tessera-v1", in any order, under the one
-label `sig1`. What else the RFC allows is refused.
+Covered components: `@method`, `@authority`, `@path`, `@query`, `content-digest` (RFC 9530) with a body, and
+`prefer` and `range` exactly when present. Parameters: created, expires, nonce, keyid (the public key),
+alg="ed25519", tag="tessera-v1", under the one label `sig1`.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ _LONGEST = 1024
 
 
 class ProfileBroken(ValueError):
-    """The header fields are not this profile's; the message says what is wrong."""
+    """The signature header fields do not follow the profile; the message names the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a signature is about; `path` and `query` as they travel, the query without its question mark.
+    """The signed parts of a request; `path` and `query` as sent, the query without its question mark.
 
-    `content_digest`, `prefer` and `range` are header fields, None where the request has none.
+    `content_digest`, `prefer` and `range` are header fields, None if absent.
     """
 
     method: str
@@ -66,7 +65,7 @@ class Target:
     range: str | None = None
 
     def values(self, covered: Iterable[str]) -> dict[str, str]:
-        """Give the values of covered components, in their order."""
+        """Return the values of covered components, in their order."""
         every = {
             "@method": self.method,
             "@authority": self.authority.lower(),
@@ -81,7 +80,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class SignedRequest:
-    """The signature of a request as its header fields say it, unverified; times in seconds since 1970."""
+    """An unverified request signature, parsed from its header fields; times in seconds since 1970."""
 
     covered: tuple[str, ...]
     parameters: str
@@ -93,24 +92,21 @@ class SignedRequest:
 
     @property
     def covers_body(self) -> bool:
-        """Whether the body's digest is signed."""
         return _DIGEST in self.covered
 
     def covers(self, field: str) -> bool:
-        """Whether a header field is signed."""
         return field in self.covered
 
     def is_timely(self, now: float) -> bool:
-        """Say whether the signature is alive on a clock that may differ by SKEW_SECONDS."""
+        """Whether the signature is valid at `now`, with SKEW_SECONDS of clock skew allowed."""
         return self.created - SKEW_SECONDS <= now <= self.expires + SKEW_SECONDS
 
     def is_by(self, key: Ed25519PublicKey, target: Target) -> bool:
-        """Say whether the signature is this key's, over this target."""
         return is_signed_by(key, self.signature, signature_base(target.values(self.covered), self.parameters))
 
 
 def sign(target: Target, key: Ed25519PrivateKey, *, created: int, nonce: str) -> dict[str, str]:
-    """Give the header fields that sign a request, for LIFE_SECONDS from `created` on."""
+    """Return the header fields of a signature that is valid for LIFE_SECONDS after `created`."""
     fields = {_DIGEST: target.content_digest or None, "prefer": target.prefer, "range": target.range}
     present = [name for name, value in fields.items() if value is not None]
     covered = ("@method", "@authority", "@path", "@query", *present)
@@ -124,27 +120,27 @@ def sign(target: Target, key: Ed25519PrivateKey, *, created: int, nonce: str) ->
 
 
 def read(signature_input: str, signature: str) -> SignedRequest:
-    """Read the two header fields.
+    """Parse the two header fields.
 
     Raises:
-        ProfileBroken: another label, component, parameter or form than the profile's.
+        ProfileBroken: label, components, parameters or form differ from the profile.
     """
-    found = _INPUT.fullmatch(signature_input) if len(signature_input) <= _LONGEST else None
+    inputs = _INPUT.fullmatch(signature_input) if len(signature_input) <= _LONGEST else None
     signed = _SIGNATURE.fullmatch(signature)
-    if found is None or signed is None:
+    if inputs is None or signed is None:
         raise ProfileBroken(f"Signature-Input and Signature must each have the one label {LABEL}")
-    covered = tuple(found.group(2).replace('"', "").split(" "))
+    covered = tuple(inputs.group(2).replace('"', "").split(" "))
     if len(set(covered)) != len(covered) or set(covered) - {_DIGEST, *WHEN_PRESENT} != _ALWAYS:
         raise ProfileBroken(
             'cover "@method" "@authority" "@path" "@query", "content-digest" with a body, and "prefer" and '
             '"range" with these fields'
         )
-    listed = _PARAMETER.findall(found.group(3))
-    said = {name: text for name, text, number in listed if not number}
+    listed = _PARAMETER.findall(inputs.group(3))
+    texts = {name: text for name, text, number in listed if not number}
     seconds = {name: number for name, _, number in listed if number}
-    if len(said) + len(seconds) != len(listed) or set(said) != _TEXTS or set(seconds) != _NUMBERS:
+    if len(texts) + len(seconds) != len(listed) or set(texts) != _TEXTS or set(seconds) != _NUMBERS:
         raise ProfileBroken("the parameters are created, expires, nonce, keyid, alg and tag, once each")
-    if said["alg"] != "ed25519" or said["tag"] != TAG or not _NONCE.fullmatch(said["nonce"]):
+    if texts["alg"] != "ed25519" or texts["tag"] != TAG or not _NONCE.fullmatch(texts["nonce"]):
         raise ProfileBroken(f'alg is "ed25519", tag "{TAG}", nonce 16 to 64 characters of base64url')
     if max(len(number) for number in seconds.values()) > _MOST_DIGITS:
         raise ProfileBroken("created and expires are seconds since 1970")
@@ -155,10 +151,10 @@ def read(signature_input: str, signature: str) -> SignedRequest:
         raw = base64.b64decode(signed.group(1), validate=True)
     except binascii.Error as error:
         raise ProfileBroken("the signature is not base64") from error
-    return SignedRequest(covered, found.group(1), created, expires, said["nonce"], said["keyid"], raw)
+    return SignedRequest(covered, inputs.group(1), created, expires, texts["nonce"], texts["keyid"], raw)
 
 
 def signature_base(values: Mapping[str, str], parameters: str) -> bytes:
-    """Write what is signed (RFC 9421, section 2.5): covered components in order, then how they are signed."""
+    """Return the signed bytes (RFC 9421, section 2.5): covered components in order, then the parameters."""
     lines = [f'"{name}": {value}' for name, value in values.items()]
     return "\n".join([*lines, f'"@signature-params": {parameters}']).encode("latin-1", "replace")

@@ -1,1 +1,1 @@
-"""Arithmetic that both sides compute and must agree on."""
+"""Shared maths: agent and coordinator must compute identical results."""

@@ -1,10 +1,10 @@
-"""Which layers of a transformer end a block. Models of any depth agree on block ordinals."""
+"""The last layer of each transformer block. Models of any depth agree on block ordinals."""
 
 from __future__ import annotations
 
 
 def block_ends(layers: int, blocks: int) -> tuple[int, ...]:
-    """Give the index of the last layer of each block, at equal relative depth in every architecture.
+    """Return the index of the last layer of each block, at equal relative depth in every architecture.
 
     With step = layers // blocks: `k step - 1` for k = 1..blocks-1, and `layers - 1`
     (FedMosaic, arXiv 2506.11024, block-wise aggregation).

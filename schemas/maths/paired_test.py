@@ -1,4 +1,4 @@
-"""Compare paired figures: by how much are some ahead of others, and could it be chance?"""
+"""The one-sided paired t test: the mean lead of one series over another, and its p-value."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from statistics import fmean, stdev
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """How far ahead: the mean of the paired differences, its standard error, and the one-sided p-value.
+    """A paired comparison: mean difference, its standard error, and the one-sided p-value `chance`.
 
-    `chance` is the probability of a lead as clear as this where there is none, by the paired t test
-    (Student 1908), which takes the differences for normal and independent.
+    By the paired t test (Student 1908), which assumes normal and independent differences.
     """
 
     mean: float
@@ -22,10 +21,10 @@ class Lead:
 
 
 def lead(values: Sequence[float], over: Sequence[float]) -> Lead:
-    """Measure by how much `values` are larger than `over`, pair by pair.
+    """Compute the lead of `values` over `over`, pair by pair.
 
     Raises:
-        ValueError: there are fewer than two pairs, or one has no partner.
+        ValueError: there are fewer than two pairs, or the lengths differ.
     """
     differences = [a - b for a, b in zip(values, over, strict=True)]
     if len(differences) < 2:
@@ -36,14 +35,14 @@ def lead(values: Sequence[float], over: Sequence[float]) -> Lead:
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Give the mean of some figures and its standard error, which is 0 for one figure."""
+    """Return the mean and its standard error; the error of a single value is 0."""
     return fmean(values), stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def upper_tail(t: float, freedom: int) -> float:
-    """Give P(T >= t) for Student's t with a whole number of degrees of freedom.
+    """Return P(T >= t) of Student's t with an integer number of degrees of freedom.
 
-    In closed form: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
+    Closed form: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
     """
     angle = atan(t / sqrt(freedom))
     term = cos(angle) if freedom % 2 else 1.0

@@ -1,7 +1,7 @@
-"""Draw the numbers that every machine must draw alike: frames, targets, sketches, orders of examples.
+"""Seeded random numbers, identical on every machine: frames, targets, sketches, orders of examples.
 
-Only the raw words of a counter-based generator and integer arithmetic are used: distributions of
-numerical libraries may change between their versions, these do not.
+Only raw words of a counter-based generator and integer arithmetic: the distributions of numerical libraries
+may change between versions.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _WORDS_PER_BLOCK = 4  # Philox4x64: its counter counts blocks of so many words
 
 
 def stream(*key: Key) -> np.random.Philox:
-    """Open the stream of 64-bit words that belongs to `key`, the same on every machine."""
+    """Return the generator of 64-bit words for `key`."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in key)
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return np.random.Philox(key=int.from_bytes(digest[:16], "little"))
 
 
 def words(count: int, *key: Key, begin: int = 0) -> NDArray[np.uint64]:
-    """Give `count` words of the stream of `key`, from word `begin` on: (count,) uint64."""
+    """Return `count` words of the stream of `key`, from word `begin` on: (count,) uint64."""
     opened = stream(*key)
     blocks, before = divmod(begin, _WORDS_PER_BLOCK)
     opened.advance(blocks)
@@ -39,16 +39,14 @@ def signs(shape: tuple[int, ...], *key: Key) -> NDArray[np.float32]:
 
 
 def uniform(shape: tuple[int, ...], bound: float, *key: Key, begin: int = 0) -> NDArray[np.float32]:
-    """Draw evenly from [-bound, bound): `shape` float32, what `begin` earlier values would be followed by."""
+    """Draw uniformly from [-bound, bound): `shape` float32, after skipping `begin` values of the stream."""
     unit = (words(prod(shape), *key, begin=begin) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return ((unit * 2 - 1) * bound).astype(np.float32).reshape(shape)
 
 
 def below(limit: int, count: int, *key: Key) -> list[int]:
-    """Draw `count` integers from 0..limit-1, with repetition."""
     return [int(word) for word in words(count, *key) % np.uint64(limit)]
 
 
 def permutation(count: int, *key: Key) -> list[int]:
-    """Draw an order of 0..count-1."""
     return [int(i) for i in np.argsort(words(count, *key), kind="stable")]

@@ -1,7 +1,7 @@
-"""Where every adapter starts: zeros, but A of an ordinary LoRA, which follows from the plan's seed.
+"""Initial adapter values: zeros, except `A` of ordinary LoRA, which follows from the plan's seed.
 
-What a client has learnt is its state minus this start; both sides compute it, to the bit. Zeros that are
-served in place of A and B mean the start too: from A = B = 0 no gradient would ever arise.
+Both sides compute the learnt change as state minus start, to the bit. Served zeros in both `A` and `B` mean
+the start too: from A = B = 0 no gradient arises.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from schemas.maths.seeded_random import uniform
 def first_a(
     tensor: str, shape: Shape, seed: int, *, begin: int = 0, count: int | None = None
 ) -> NDArray[np.float32]:
-    """Draw A (r, d_in) as a linear layer's weight is drawn, uniform in +-1/sqrt(d_in).
+    """Draw `A` (r, d_in) as a linear layer's weight, uniform in +-1/sqrt(d_in).
 
-    Gives `count` of its values from `begin` on, in row order, (count,); all of them by default. The first
-    rows of a larger rank are those of a smaller one.
+    Returns `count` values from `begin` on, in row order, (count,); all of them by default. The first rows of
+    a larger rank equal those of a smaller one.
     """
-    wanted = prod(shape) - begin if count is None else count
-    return uniform((wanted,), 1 / sqrt(shape[1]), "lora", seed, tensor, begin=begin)
+    length = prod(shape) - begin if count is None else count
+    return uniform((length,), 1 / sqrt(shape[1]), "lora", seed, tensor, begin=begin)
 
 
 def start_values(layout: Layout, seed: int, begin: int, count: int) -> NDArray[np.float32] | None:
-    """Give values `begin` to `begin + count` of the start in the order of a layout; None = all are zero."""
+    """Return values `begin` to `begin + count` of the start in layout order; None if all are zero."""
     values: NDArray[np.float32] | None = None
     at = 0
     for tensor, shape in layout.items():
@@ -46,15 +46,15 @@ def start_values(layout: Layout, seed: int, begin: int, count: int) -> NDArray[n
 def from_start(
     tensor: str, read: Callable[[str], NDArray[np.float32]], seed: int, layout: Layout
 ) -> NDArray[np.float32]:
-    """Give a tensor of served weights as who trains on it has it, in its shape: zeros may mean the start.
+    """Return a tensor of served weights as training starts from it; zeros may stand for the start.
 
-    `read` gives the tensors of the layout as they are served. A pair A, B that is zero altogether has the A
-    of the start; so has A alone, where B does not travel.
+    `read` returns served tensors of the layout. A pair `A`, `B` that is entirely zero gets the initial `A`;
+    so does `A` alone where `B` is not sent.
     """
     values = read(tensor)
     if not is_of_one_base_model(module_of(tensor)) or not tensor.endswith(".A") or values.any():
         return values
-    other = f"{module_of(tensor)}.B"
-    if other in layout and read(other).any():
+    b_name = f"{module_of(tensor)}.B"
+    if b_name in layout and read(b_name).any():
         return values
     return first_a(tensor, values.shape, seed).reshape(values.shape)

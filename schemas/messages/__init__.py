@@ -1,1 +1,1 @@
-"""The messages of the HTTP contract, one file per noun. Pydantic only: importing them costs no NumPy."""
+"""Messages of the HTTP contract, one file per noun. Pydantic only, no NumPy."""

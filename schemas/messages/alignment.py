@@ -1,4 +1,4 @@
-"""Anchor texts, and what is said about alignment packs."""
+"""Messages about anchor texts, alignment packs and their transfer tests."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, FiniteFloat, model_validator
 
 from schemas.maths.paired_test import Lead, lead
-from schemas.messages.base import BaseModelSlug, Digest, Name, Strict, UtcTime, wrong
+from schemas.messages.base import BaseModelSlug, Digest, Name, Strict, UtcTime, field_error
 from schemas.messages.federations import AlignmentPlan, Positive
 from schemas.messages.updates import Manifest
 from schemas.wire.digests import digest_of
 
 
 class Anchor(Strict):
-    """One public text: random targets are put at the answer's positions."""
+    """One public text. Random targets are placed at the positions of `answer`."""
 
     id: Name
     prompt: Annotated[str, Field(min_length=1, max_length=20_000)]
@@ -23,13 +23,13 @@ class Anchor(Strict):
 
 
 class Anchors(Strict):
-    """The public texts on which a federation's base models are aligned."""
+    """The public texts that align the base models of a federation."""
 
     anchors: Annotated[list[Anchor], Field(min_length=1, max_length=100_000)]
 
 
 class AnchorsView(Strict):
-    """Which anchor texts are stored; `digest` names the JSON that `GET` serves."""
+    """The stored anchor texts; `digest` is the digest of the JSON that `GET` returns."""
 
     digest: Digest
     bytes: int
@@ -37,7 +37,7 @@ class AnchorsView(Strict):
 
 
 class PackErrors(Strict):
-    """Held-out relative errors of one (block, role): inputs, gradients per token, gradients per task."""
+    """Held-out relative errors of one (block, role): inputs `a`, gradients per token, gradients per task."""
 
     a: Annotated[FiniteFloat, Field(ge=0)]
     b_token: Annotated[FiniteFloat, Field(ge=0)]
@@ -45,7 +45,7 @@ class PackErrors(Strict):
 
 
 class AlignmentManifest(Manifest):
-    """The frozen A, B of one base model; `selected` names the (block, role) that are shared."""
+    """The frozen A, B of one base model; `selected` lists the shared (block, role)s."""
 
     kind: Literal["alignment"] = "alignment"
     base_model: BaseModelSlug
@@ -55,7 +55,7 @@ class AlignmentManifest(Manifest):
 
 
 def random_set(plan: AlignmentPlan, rank: int) -> str:
-    """Return the alignment set of random frames, which follow from the plan alone."""
+    """Return the alignment set of random frames, derived from the plan alone."""
     return digest_of(json.dumps(["random", plan.pivot, plan.seed, rank]).encode())
 
 
@@ -64,17 +64,17 @@ Start = Literal["right", "zero", "wrong_task", "random_frames"]
 CONTROLS: tuple[Start, ...] = ("zero", "wrong_task", "random_frames")
 
 FEWEST_TASKS = 5
-"""On fewer pseudo-tasks a lead says little about the next one."""
+"""Minimum number of pseudo-tasks: with fewer, a lead is not reliable."""
 
 LEVEL = 0.05
-"""A pack whose right start is not ahead of some control passes with at most this probability."""
+"""Upper bound of the probability that a pack passes although a control is not beaten."""
 
 
 class Ending(Strict):
-    """How good P and Q were: one figure per pseudo-task, on anchors held out from training.
+    """Quality of trained P and Q: one value per pseudo-task, on anchors held out from training.
 
-    They are held out from alignment too, but for the pivot's own frames, which are the principal directions
-    of all anchors.
+    The anchors are held out from alignment too, except for the pivot's own frames, which are the principal
+    directions of all anchors.
     """
 
     loss: Annotated[list[Annotated[FiniteFloat, Field(ge=0)]], Field(min_length=FEWEST_TASKS, max_length=100)]
@@ -84,10 +84,10 @@ class Ending(Strict):
 
 
 class Direction(Strict):
-    """P and Q were trained in `source` and loaded in `target`.
+    """A transfer of P and Q from `source`, where they were trained, to `target`.
 
-    `learnt` is how good the right start was in the source itself, `endings` how good every start was in the
-    target after the further steps.
+    `learnt` is the quality in the source, `endings` the quality in the target after further training, per
+    start.
     """
 
     source: BaseModelSlug
@@ -96,31 +96,32 @@ class Direction(Strict):
     endings: dict[Start, Ending]
 
     def lead_over(self, control: Start) -> Lead:
-        """Say by how much the right start's loss is below a control's.
+        """Compute the lead of the right start over a control in loss.
 
-        The differences are paired: both starts of a pseudo-task learn from the same examples.
+        The differences are paired: both starts of a pseudo-task train on the same examples.
         """
         return lead(self.endings[control].loss, over=self.endings["right"].loss)
 
     def beats(self, control: Start) -> bool:
-        """Say whether the right start is ahead of a control: by the one-sided paired t test at LEVEL."""
+        """Whether the right start is ahead of a control, by the one-sided paired t test at LEVEL."""
         return self.lead_over(control).chance < LEVEL
 
     @property
     def passed(self) -> bool:
-        """Say whether the right start beats every control.
+        """Whether the right start beats every control.
 
-        Since all of them must be beaten, each may be tested at LEVEL: the chance to pass while one is not
-        beaten is no larger (Berger 1982, intersection-union tests).
+        Because every control must be beaten, each test may use LEVEL: the probability of passing while one
+        control is not beaten is no larger (Berger 1982, intersection-union tests).
         """
         return all(self.beats(control) for control in CONTROLS)
 
 
 class Acceptance(Strict):
-    """The acceptance test of a pack: whether what one architecture learnt helps the other, both ways.
+    """The transfer test of an alignment pack: whether training in one architecture helps another, both ways.
 
-    `taught` are the steps in the source, `steps` the further ones in the target at `learning_rate`; `seed`
-    drew the pseudo-tasks and the random frames. `verdict` must follow from the figures.
+    `taught` is the number of training steps in the source, `steps` the number of further steps in the target
+    at `learning_rate`; `seed` determines the pseudo-tasks and the random frames. `verdict` must follow from
+    the figures.
     """
 
     pack: Digest
@@ -135,23 +136,22 @@ class Acceptance(Strict):
     def _figures_are_complete(self) -> Self:
         for direction in self.directions:
             if direction.endings.keys() != {"right", *CONTROLS}:
-                raise wrong("must have every start", "directions")
+                raise field_error("must have every start", "directions")
             every = (direction.learnt, *direction.endings.values())
             lengths = {len(figures) for e in every for figures in (e.loss, e.exact_match)}
             if len(lengths) != 1:
-                raise wrong("must have one figure per pseudo-task", "directions")
+                raise field_error("must have one figure per pseudo-task", "directions")
         if self.verdict != verdict_on(self.directions):
-            raise wrong("must follow from the figures", "verdict")
+            raise field_error("must follow from the figures", "verdict")
         return self
 
 
 def verdict_on(directions: list[Direction]) -> Verdict:
-    """Judge: a pack passes when it does in both directions."""
     return "passed" if all(direction.passed for direction in directions) else "failed"
 
 
 class AcceptanceView(Strict):
-    """A stored acceptance test; `tested_by` is a client, or null for an operator."""
+    """A stored transfer test; `tested_by` is a client id, or null for an operator."""
 
     verdict: Verdict
     directions: list[Direction]
@@ -164,9 +164,10 @@ class AcceptanceView(Strict):
 
 
 class PackView(Strict):
-    """An alignment pack as it is listed.
+    """An alignment pack in a listing.
 
-    `acceptance` is the test that stands, null while there is none; `verdicts` counts what clients said.
+    `acceptance` is the transfer test in effect, null if there is none; `verdicts` counts the clients'
+    verdicts.
     """
 
     base_model: str
@@ -182,14 +183,14 @@ class PackView(Strict):
 
 
 class VoidedPack(Strict):
-    """A pack that was replaced, deleted, or stored by a client that was revoked."""
+    """A pack that was replaced or deleted, or whose client was revoked."""
 
     base_model: str
     digest: Digest
 
 
 class PackList(Strict):
-    """All packs of a federation, one per base model, and those that do not count any more."""
+    """All packs of a federation, one per base model, and the voided ones."""
 
     items: list[PackView]
     voided: list[VoidedPack] = Field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How every message treats its input: strangers are refused, times are UTC, numbers are finite."""
+"""Base classes and types of all messages: unknown members, UTC times, finite numbers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class Strict(BaseModel):
-    """A message whose unknown members are an error: a misspelt option must not be silently ignored."""
+    """A message that rejects unknown members, so that a misspelt option is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Lenient(BaseModel):
-    """A message whose unknown members are ignored, so that older readers survive newer writers."""
+    """A message that ignores unknown members, so that older readers accept newer writers."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
-def wrong(message: str, *field: str) -> ValidationError:
-    """Blame one field from a validator of the whole message: `raise wrong("larger than ...", "quorum")`."""
+def field_error(message: str, *field: str) -> ValidationError:
+    """Build the validation error of one field, for a validator of the whole message."""
     fault = InitErrorDetails(
         type=PydanticCustomError("wrong", "{what}", {"what": message}), loc=field, input=None
     )
@@ -31,7 +31,6 @@ def wrong(message: str, *field: str) -> ValidationError:
 
 
 def _to_utc(now: datetime) -> datetime:
-    """Read a naive time as UTC and move an aware one there."""
     return now.replace(tzinfo=UTC) if now.tzinfo is None else now.astimezone(UTC)
 
 
@@ -45,23 +44,23 @@ UtcTime = Annotated[
 """An RFC 3339 time in UTC."""
 
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
-"""A name that a person gave: printable, at most 100 characters."""
+"""A name: printable, at most 100 characters."""
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 """`sha256:<hex>` of stored encoded bytes."""
 
 BaseModelSlug = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-"""A base model's exact weights: a slug and 12 hexadecimal digits of their digest, `tiny-s-3f0c...`."""
+"""The slug of a base model: a name and 12 hexadecimal digits of its weights' digest, `tiny-s-3f0c...`."""
 
 
 def _names_weights(slug: str) -> str:
     if not re.search(r"-[0-9a-f]{12}$", slug):
         raise PydanticCustomError(
             "wrong",
-            "a slug ends with a hyphen and 12 hexadecimal digits; `tessera agent check` prints a model's",
+            "must end with a hyphen and 12 hexadecimal digits; `tessera agent check` prints the slug",
         )
     return slug
 
 
 SharedModelSlug = Annotated[BaseModelSlug, AfterValidator(_names_weights)]
-"""The slug of a model that everybody has to load: nobody could, were it no slug."""
+"""The slug of a model that every agent loads, digest included."""

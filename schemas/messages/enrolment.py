@@ -1,4 +1,4 @@
-"""How a client becomes a member, and how clients are shown."""
+"""Messages of enrolment, key rotation and the roster, and the views of a client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
-from schemas.messages.base import BaseModelSlug, Digest, Lenient, Strict, UtcTime, wrong
+from schemas.messages.base import BaseModelSlug, Digest, Lenient, Strict, UtcTime, field_error
 from schemas.messages.federations import ALL_ROLES, Role
 from schemas.messages.names import NewName
 
@@ -15,9 +15,9 @@ Shape = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 
 
 def _few(shapes: object) -> object:
-    """Refuse more shapes than there are roles before any is validated: each would be a fault of its own.
+    """Reject more shapes than roles before each is validated: every shape would be an error of its own.
 
-    What stands behind a validator is no JSON any more, so that lists have to become tuples here.
+    After a validator the value is not JSON any more, so lists become tuples here.
     """
     if not isinstance(shapes, dict):
         return shapes
@@ -27,7 +27,7 @@ def _few(shapes: object) -> object:
 
 
 class Profile(Lenient):
-    """What a client runs. `shapes` gives (d_out, d_in) per role and is needed for LoRA tensors."""
+    """A client's model and software. `shapes` maps a role to (d_out, d_in); required for LoRA tensors."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
@@ -45,21 +45,19 @@ class Profile(Lenient):
     @model_validator(mode="after")
     def _stays_small(self) -> Self:
         if len(self.model_extra or {}) > 20 or len(self.model_dump_json()) > 8192:
-            raise ValueError("a profile has at most 20 further members and 8 KiB")
+            raise ValueError("a profile may have at most 20 additional members and 8 KiB")
         return self
 
 
 def _network(text: str) -> str:
-    """Check a network, `192.0.2.0/24` or `2001:db8::/32`."""
     return str(ip_network(text))
 
 
 class EnrolmentTokenRequest(Strict):
-    """Ask for a one-time token for one client.
+    """A request for a one-time enrolment token for one client.
 
-    With `cidr` only addresses of that network may use it, with `base_model` only a client of that model.
-
-    With `replace` it takes the place of one that nobody has used, which ends: it was lost, or seen by others.
+    `cidr` restricts the token to addresses of a network, `base_model` to clients of that model. `replace`
+    voids an unused token of the same name, for example after it was lost or exposed.
     """
 
     client_name: NewName
@@ -71,18 +69,18 @@ class EnrolmentTokenRequest(Strict):
 
 
 class EnrolmentToken(Strict):
-    """A one-time token, shown once."""
+    """A one-time token, returned once."""
 
     token: str
     expires_at: UtcTime
 
 
 class EnrolmentRequest(Lenient):
-    """Become a member, with a key of one's own or, where the plan allows it, with a bearer credential.
+    """A request to enrol, with a key or, where the plan allows it, with a bearer credential.
 
     With a key: `public_key` (32 bytes), `nonce` from /v1/hello, and `proof`, the signature of
-    `enrolment_statement`; the same token and key may be sent again. As a bearer client: `retry_key`
-    (32 bytes) makes a lost answer repeatable. All in base64url.
+    `enrolment_statement`; token and key may be sent again. As a bearer client: `retry_key` (32 bytes) makes a
+    lost response repeatable. All are base64url.
     """
 
     token: Annotated[str, Field(max_length=512)]
@@ -99,17 +97,17 @@ class EnrolmentRequest(Lenient):
             return self
         for field in ("nonce", "proof"):
             if getattr(self, field) is None:
-                raise wrong("a public_key needs it", field)
+                raise field_error("is required with public_key", field)
         return self
 
 
 def enrolment_statement(*, server: str, token: str, public_key: str, nonce: str) -> dict[str, str]:
-    """Say what a newcomer signs: the server's thumbprint and the token's id, both as the token has them."""
+    """Return the statement that a new client signs; `server` and `token` as in the enrolment token."""
     return {"server": server, "token": token, "public_key": public_key, "nonce": nonce}
 
 
 class Enrolment(Strict):
-    """What a new member is told; `credential` is a bearer client's secret, null for a client with a key."""
+    """A successful enrolment; `credential` is a bearer client's secret, null for a client with a key."""
 
     client_id: str
     federation_id: str
@@ -118,9 +116,9 @@ class Enrolment(Strict):
 
 
 class KeyRotation(Strict):
-    """Replace one's key: `proof` of the new key and `endorsement` of the old over `rotation_statement`.
+    """A new key of a client: `proof` of the new key and `endorsement` of the old, over `rotation_statement`.
 
-    The old key counts for `overlap_seconds` more.
+    The old key stays valid for `overlap_seconds` (default 3600).
     """
 
     public_key: Annotated[str, Field(max_length=64)]
@@ -132,26 +130,26 @@ class KeyRotation(Strict):
 def rotation_statement(
     *, federation_id: str, client_id: str, old_key: str, public_key: str
 ) -> dict[str, str]:
-    """Say what both keys of a rotation sign."""
+    """Return the statement that both keys of a rotation sign."""
     return {"federation": federation_id, "client": client_id, "old_key": old_key, "public_key": public_key}
 
 
 class KeyInUse(Strict):
-    """A client's new key, and until when the old one counts."""
+    """A client's new key, and the time at which the old one expires."""
 
     public_key: str
     old_key_expires_at: UtcTime
 
 
 class Traffic(Strict):
-    """Encoded body bytes, up from and down to clients."""
+    """Encoded body bytes: `up` from clients, `down` to clients."""
 
     up: int = 0
     down: int = 0
 
 
 class Client(Strict):
-    """A client as people see it; `identity` is how it proves who it is."""
+    """A client as shown to people; `identity` is its authentication method."""
 
     client_id: str
     name: str
@@ -166,17 +164,17 @@ class Client(Strict):
 
 
 class ClientPage(Strict):
-    """Some clients, and where the next page starts."""
+    """A page of clients; `next` is the cursor of the next page, null on the last."""
 
     items: list[Client]
     next: str | None
 
 
 class RosterEntry(Lenient):
-    """One link of a federation's roster; `previous` is the hash of the one before, null for the first.
+    """One entry of a federation's roster; `previous` is the hash of the entry before, null for the first.
 
-    `public_key` is the client's from then on: null for a bearer client, and when it was revoked. A rotation
-    has the old key's `endorsement` of `rotation_statement`.
+    `public_key` is the client's current key: null for a bearer client, and after revocation. A rotation
+    carries the old key's `endorsement` of `rotation_statement`.
     """
 
     federation: str
@@ -192,14 +190,14 @@ class RosterEntry(Lenient):
 
 
 class RosterPage(Strict):
-    """Some links of the chain in order, and where the next page starts."""
+    """A page of roster entries in order; `next` is the cursor of the next page, null on the last."""
 
     items: list[dict[str, JsonValue]]
     next: str | None
 
 
 class Me(Strict):
-    """What a client is told about itself; `layout` is empty until its alignment pack is stored."""
+    """A client's own record; `layout` is empty until its alignment pack is stored."""
 
     client_id: str
     name: str

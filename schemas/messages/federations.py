@@ -1,4 +1,4 @@
-"""What a federation is: its plan with every default, and how it is shown. Knows no database."""
+"""The plan of a federation with every default, and its views."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from schemas.maths.adapter import block_modules
-from schemas.messages.base import Name, SharedModelSlug, Strict, UtcTime, wrong
+from schemas.messages.base import Name, SharedModelSlug, Strict, UtcTime, field_error
 from schemas.messages.recipes import WirePlan
 
 Role = Literal["q", "k", "v", "o", "gate", "up", "down"]
@@ -23,7 +23,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class StrategyPlan(Strict):
-    """Which strategy, and its options; the strategy's own file says which options there are."""
+    """The strategy and its options. The options are defined by the strategy."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=50)]
     options: dict[str, JsonValue] = Field(default_factory=dict)
@@ -32,12 +32,12 @@ class StrategyPlan(Strict):
 class AdapterPlan(Strict):
     """The trainable tensors of a client.
 
-    `pq`: `P` (rank, rank) and `Q` (rank,) per (block, role) between frozen frames; `lora`: ordinary
+    `kind` `pq`: `P` (rank, rank) and `Q` (rank,) per (block, role) between frozen frames; `lora`: ordinary
     `A` (rank, d_in), `B` (d_out, rank) per (layer, role). `scale` multiplies the adapter's output.
 
-    `P`, `Q` are those of `target_modules`, such as `b0.v`, null = of every (block, role). Beside them an
-    ordinary LoRA of every (layer, role) may train: clients of the identical base model share
-    `same_architecture_rank` ranks of it, and `private_rank` ranks never leave the client; 0 = none.
+    `target_modules` limits `P`, `Q` to some (block, role)s, such as `b0.v`; null = all. Beside them an
+    ordinary LoRA of every (layer, role) may train: `same_architecture_rank` ranks are shared with clients of
+    the identical base model, `private_rank` ranks never leave the client; 0 = none.
     """
 
     kind: Literal["pq", "lora"] = "pq"
@@ -52,48 +52,52 @@ class AdapterPlan(Strict):
     @model_validator(mode="after")
     def _roles_are_distinct(self) -> Self:
         if len(set(self.roles)) != len(self.roles):
-            raise wrong("must be distinct", "roles")
+            raise field_error("must be distinct", "roles")
         return self
 
     @model_validator(mode="after")
     def _further_ranks_belong_to_pq(self) -> Self:
         for field in ("same_architecture_rank", "private_rank"):
             if self.kind == "lora" and getattr(self, field):
-                raise wrong("must be 0 with kind lora: it is for the LoRA beside P and Q; use rank", field)
+                raise field_error("must be 0 with kind lora; set rank", field)
         return self
 
     @model_validator(mode="after")
     def _target_modules_are_the_plans(self) -> Self:
-        wanted, known = self.target_modules, block_modules(self.blocks, self.roles)
-        if wanted is None:
+        requested, available = self.target_modules, block_modules(self.blocks, self.roles)
+        if requested is None:
             return self
         if self.kind == "lora":
-            raise wrong("must be null with kind lora: it is for P and Q; use roles", "target_modules")
-        unknown = [module for module in wanted if module not in known]
+            raise field_error("must be null with kind lora; set roles", "target_modules")
+        unknown = [module for module in requested if module not in available]
         if unknown:
-            raise wrong(
-                f"{unknown[0]} is not among the (block, role)s of blocks and roles: "
-                f"{', '.join(known[:_SHOWN])}{', ...' if len(known) > _SHOWN else ''}",
+            raise field_error(
+                f"{unknown[0]} is not a (block, role) of blocks and roles: "
+                f"{', '.join(available[:_SHOWN])}{', ...' if len(available) > _SHOWN else ''}",
                 "target_modules",
             )
-        if len(set(wanted)) != len(wanted):
-            raise wrong("must be distinct", "target_modules")
+        if len(set(requested)) != len(requested):
+            raise field_error("must be distinct", "target_modules")
         return self
 
     def modules(self, roles: Collection[str]) -> tuple[str, ...]:
-        """List the (block, role)s that have P and Q in a model with these roles, blocks first."""
+        """Return the (block, role)s with P and Q in a model with these roles, blocks first."""
         everything = block_modules(self.blocks, [role for role in self.roles if role in roles])
-        wanted = everything if self.target_modules is None else self.target_modules
-        return tuple(name for name in everything if name in wanted)
+        targets = everything if self.target_modules is None else self.target_modules
+        return tuple(name for name in everything if name in targets)
 
     @property
     def travelling_lora_rank(self) -> int:
-        """The rank of the `A`, `B` that travel; 0 = there are none."""
+        """Return the rank of the `A`, `B` that are sent; 0 = none."""
         return self.rank if self.kind == "lora" else self.same_architecture_rank
 
 
 class RoundsPlan(Strict):
-    """How many rounds, who must be there, how long they wait, how absent clients fade."""
+    """The number of rounds, the clients required, deadlines, and the decay of stale updates.
+
+    `quorum` (default `min_clients`) updates are needed to aggregate at the deadline, `collect_seconds` after
+    the start; an update counts for `max_staleness` more rounds, each time multiplied by `staleness_decay`.
+    """
 
     total: Count = 10
     min_clients: Count = 2
@@ -107,17 +111,16 @@ class RoundsPlan(Strict):
         if self.quorum is None:
             object.__setattr__(self, "quorum", self.min_clients)
         elif self.quorum > self.min_clients:
-            raise wrong("must not be larger than min_clients", "quorum")
+            raise field_error("must not be larger than min_clients", "quorum")
         return self
 
     @property
     def needed_updates(self) -> int:
-        """The resolved quorum."""
         return self.quorum if self.quorum is not None else self.min_clients
 
 
 class TrainingPlan(Strict):
-    """What every client does locally in one round."""
+    """Local training of every client in one round."""
 
     steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20
     batch_size: Annotated[int, Field(ge=1, le=65536)] = 8
@@ -133,11 +136,11 @@ class TrainingPlan(Strict):
 
 
 class SignatureDpPlan(Strict):
-    """(epsilon, delta)-differential privacy of every record of a client against whoever sees its signatures.
+    """(epsilon, delta)-differential privacy of every record, against any reader of a client's sketches.
 
-    The budget `epsilon` is divided over `releases`, one a round, null = as many as there are rounds; once it
-    is spent, the last signature is sent again. `minimum_sample` is the fewest records that a release may
-    expect to draw: of fewer, little but noise would be left.
+    The budget `epsilon` is divided over `releases`, one per round, null = the number of rounds; once it is
+    spent, the last sketch is sent again. `minimum_sample` is the smallest expected number of records per
+    release: with fewer, a sketch is mostly noise.
     """
 
     epsilon: Annotated[float, Field(ge=0.01, le=10)]
@@ -151,10 +154,10 @@ _SAMPLE_WITH_DP = 256
 
 
 class SignaturePlan(Strict):
-    """How a client's sanitized gradient sketch is made (`dim` numbers, from `probe_examples` examples).
+    """A client's sanitized gradient sketch: `dim` numbers, from `probe_examples` examples.
 
-    With `dp` that many examples are drawn anew for each release, in expectation; `dim` and `probe_examples`
-    are then 64 and 256 unless the plan says otherwise, and the mean over releases takes the place of `ema`.
+    With `dp`, about `probe_examples` examples are sampled for each release; `dim` and `probe_examples` then
+    default to 64 and 256, and the mean over releases replaces `ema`.
     """
 
     kind: SignatureKind = "gradient"
@@ -171,23 +174,21 @@ class SignaturePlan(Strict):
         if self.dp is None:
             return self
         if self.kind != "gradient":
-            raise wrong(
-                "must be gradient with dp: no record's share of a representation can be clipped", "kind"
-            )
+            raise field_error("must be gradient with dp: representations cannot be clipped", "kind")
         for field, value in (("dim", _DIM_WITH_DP), ("probe_examples", _SAMPLE_WITH_DP)):
             if field not in self.model_fields_set:
                 object.__setattr__(self, field, value)
         if self.probe_examples < self.dp.minimum_sample:
-            raise wrong(
-                f"must be dp.minimum_sample = {self.dp.minimum_sample} at least: of fewer records little but "
-                "noise would be left",
+            raise field_error(
+                f"must be at least dp.minimum_sample = {self.dp.minimum_sample}: with fewer records "
+                "a sketch is mostly noise",
                 "probe_examples",
             )
         return self
 
 
 class AlignmentPlan(Strict):
-    """How P and Q are made comparable across architectures; `pivot` names the base model all agents load."""
+    """Alignment of P and Q across architectures; `pivot` is the base model that every agent loads."""
 
     pivot: SharedModelSlug
     anchors: Annotated[int, Field(ge=1, le=100_000)] = 1024
@@ -197,13 +198,13 @@ class AlignmentPlan(Strict):
 
 
 class PrivacyPlan(Strict):
-    """Who may take part how: clients sign their requests, and bearer clients only where they are allowed.
+    """Authentication of clients, and the minimum size of a mixture.
 
-    `roster_policy` is whom agents let the coordinator count among the members: those whose keys people
-    pinned in the silo (pinned), whom it named first under a name (tofu), or whom it says (server).
+    `allow_bearer_clients` admits clients without a key. `roster_policy`: agents trust the keys pinned in the
+    silo (`pinned`), the first key of a name (`tofu`), or the coordinator (`server`).
 
-    `min_voices` is how many other members a mixture must be made of to be served; below it a client keeps
-    its own adapter. With 1, a member whose only peer is one other is served that one's adapter as it is.
+    `min_voices` is the minimum number of other members in a served mixture; below it a client keeps its own
+    adapter. With 1, the mixture for a member with one peer is that peer's adapter.
     """
 
     allow_bearer_clients: bool = False
@@ -212,9 +213,9 @@ class PrivacyPlan(Strict):
 
 
 class LimitsPlan(Strict):
-    """What an update may cost and contain; L2 over all adapter tensors, `clip_norm` of what was learnt.
+    """Limits of an update: `max_norm` over all adapter tensors, `clip_norm` of the learnt change, both L2.
 
-    `max_examples` is the most that the number of examples, which is the client's word, counts for.
+    `max_examples` caps the weight of the number of examples, which clients report themselves.
     """
 
     max_update_bytes: Annotated[int, Field(ge=1024, le=2**40)] = 64 * 2**20
@@ -224,7 +225,7 @@ class LimitsPlan(Strict):
 
 
 class FederationPlan(Strict):
-    """One joint training effort; everything but `name` and `strategy.name` has a default."""
+    """The plan of a federation; everything except `name` and `strategy.name` has a default."""
 
     name: Name
     strategy: StrategyPlan
@@ -247,37 +248,37 @@ class FederationPlan(Strict):
     @model_validator(mode="after")
     def _alignment_belongs_to_pq(self) -> Self:
         if self.alignment is not None and self.adapter.kind != "pq":
-            raise wrong("alignment needs pq: ordinary LoRA has no frames to align", "adapter", "kind")
+            raise field_error("must be pq with alignment: ordinary LoRA has no frames", "adapter", "kind")
         return self
 
 
 class RoundNumber(Strict):
-    """The current round, in short."""
+    """The current round in short."""
 
     number: int
     state: str
 
 
 class ClientCounts(Strict):
-    """How many clients a federation has."""
+    """The number of clients of a federation, by state."""
 
     enrolled: int
     revoked: int
 
 
-Standing = Literal["passed", "failed", "untested"]
+PackVerdict = Literal["passed", "failed", "untested"]
 
 
 class PackStanding(Strict):
-    """How a base model's alignment pack stands, and in words what follows for whom its clients share with."""
+    """The verdict on a base model's alignment pack; `sharing` describes the effect on its clients."""
 
     base_model: str
-    verdict: Standing
+    verdict: PackVerdict
     sharing: str
 
 
 class Federation(Strict):
-    """A federation as people see it; `plan` is the resolved one, `alignment` has a line per pack."""
+    """A federation as shown to people; `plan` has all defaults resolved, `alignment` one entry per pack."""
 
     id: str
     name: str
@@ -291,7 +292,7 @@ class Federation(Strict):
 
 
 class FederationPage(Strict):
-    """Some federations, and where the next page starts."""
+    """A page of federations; `next` is the cursor of the next page, null on the last."""
 
     items: list[Federation]
     next: str | None

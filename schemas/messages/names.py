@@ -1,6 +1,6 @@
-"""Which characters a name may have that reaches a terminal or a page, and how the others are shown.
+"""Printable names: names with control or format characters are rejected, and escaped when displayed.
 
-Names from before this rule are stored, and in plans that are signed: they still load, and are escaped.
+Names stored before this rule, some in signed plans, still load.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pydantic_core import PydanticCustomError
 from schemas.messages.base import Name
 
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-"""Controls, formats (bidi among them), surrogates, private use, separators of lines and paragraphs."""
+"""Unicode categories: control, format (with bidi), surrogate, private use, line and paragraph separators."""
 
 
 def is_printable(text: str) -> bool:
-    """Whether every character of a text is shown, and none changes how others are shown."""
+    """Whether a text has only visible characters, and none that changes the display of its neighbours."""
     return not any(unicodedata.category(character) in _UNPRINTABLE for character in text)
 
 
 def printable(text: str) -> str:
-    """Write characters that a terminal acts on as escapes, `\\u202e`; ends of lines stay."""
+    r"""Return a text with control characters escaped, such as `\\u202e`; line feeds stay."""
     if is_printable(text):
         return text
     return "".join(
@@ -43,4 +43,4 @@ def _checked(name: str) -> str:
 
 
 NewName = Annotated[Name, AfterValidator(_checked)]
-"""A name that a person gives now."""
+"""A new name: printable characters only."""

@@ -1,4 +1,4 @@
-"""Which values of an update travel, against what, and in how few bits. Knows no bytes."""
+"""Recipes: the selection, reference and number format of the values of an update."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from schemas.messages.base import Digest, Strict, wrong
+from schemas.messages.base import Digest, Strict, field_error
 
 Reference = Literal["none", "own_last", "served"]
 ValueFormat = Literal["f32", "f16", "bf16", "int8", "int4"]
@@ -22,17 +22,17 @@ RecipeName = Literal[
 ]
 
 WeightsRecipeName = Literal["dense", "int8_own_last", "int4_own_last"]
-"""How an agent asks for its weights: whole, or as the difference to its last update that counts."""
+"""Recipes of served weights: dense, or the difference to the client's last counted update."""
 
 
 class Recipe(Strict):
-    """How an update's values travel.
+    """The encoding of an update's values.
 
-    What travels is the difference to `reference`: nothing (`none`), the client's last update that counts
-    (`own_last`), or the weights it was served for the round (`served`). Of every tensor's values the share
-    `density` is sent, in `values`; the integers have one scale per `block` values.
+    Values are differences to `reference`: `none`, the client's last counted update (`own_last`), or the
+    weights served for the round (`served`). `density` is the share of each tensor's values that is sent,
+    `values` their format; integer formats have one scale per `block` values.
 
-    A recipe without a reference, whole, in f32 or f16, is a dense body: one plain tensor per tensor.
+    A recipe without reference, with density 1, in f32 or f16 is dense: a plain safetensors file.
     """
 
     reference: Reference = "none"
@@ -43,7 +43,7 @@ class Recipe(Strict):
     @model_validator(mode="after")
     def _what_is_not_sent_is_somewhere(self) -> Self:
         if self.density < 1 and self.reference == "none":
-            raise wrong("must be 1 without a reference, which says what is not sent", "density")
+            raise field_error("must be 1 without a reference: values that are not sent need one", "density")
         return self
 
     @property
@@ -53,18 +53,18 @@ class Recipe(Strict):
 
     @property
     def feeds_back(self) -> bool:
-        """Whether what was lost is added to the next update; with `own_last` the next difference has it."""
+        """Whether the encoding error is added to the next update; `own_last` differences include it."""
         return self.reference == "served" and (self.density < 1 or self.values != "f32")
 
 
 class SentRecipe(Recipe):
-    """The recipe of one body: `against` is the digest of its reference, null where there is none."""
+    """The recipe of one body; `against` is the digest of its reference, null if there is none."""
 
     against: Digest | None
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe without what is this body's own."""
+        """Return the recipe without `against`."""
         return Recipe.model_validate(self.model_dump(exclude={"against"}))
 
 
@@ -78,7 +78,7 @@ NAMED: Final[dict[RecipeName, Recipe]] = {
     "int4_served": Recipe(reference="served", values="int4"),
     "top10_int8_served": Recipe(reference="served", density=0.1, values="int8"),
 }
-"""The recipes that have a name; a plan may spell out another."""
+"""Named recipes; a plan may define another as an object."""
 
 
 def _resolved(named: object) -> object:
@@ -86,32 +86,32 @@ def _resolved(named: object) -> object:
 
 
 ON_REQUEST: Final = {
-    name: made for name, made in NAMED.items() if made.reference != "served" and not made.is_dense
+    name: recipe for name, recipe in NAMED.items() if recipe.reference != "served" and not recipe.is_dense
 }
-"""What weights may be asked for in: they are what `served` refers to, and dense is how they are stored."""
+"""Recipes of weights on request. `served` would refer to the weights themselves; dense is the stored form."""
 
 NamedRecipe = Annotated[Recipe, BeforeValidator(_resolved, json_schema_input_type=RecipeName | Recipe)]
-"""A recipe, or the name of one; kept spelt out, so that no later table changes what it means."""
+"""A recipe or its name; stored as an object, so that its meaning is fixed."""
 
 
 _DENSE_IN: dict[object, RecipeName] = {"float32": "dense", "float16": "f16"}
 
 
 def _is_unset(value: int | None) -> bool:
-    """Leave a budget that nobody set out of a plan: agents and digests that know of none stay as they are."""
+    """Omit an unset budget from a plan, so that digests and older agents are unaffected."""
     return value is None
 
 
 class WirePlan(Strict):
-    """How updates travel: by a recipe, by its name or spelt out, compressed with zstd or not.
+    """The recipe and compression of updates; `recipe` is a name or an object.
 
-    `weights_recipe` is how agents ask for their weights, where they can: `int8_own_last`, but dense where
-    updates are dense, or differences to the weights, which both sides then need to the bit. A plan may say
-    `dtype` instead of `recipe`, float32 or float16, as those do that are older than recipes: dense bodies.
+    `weights_recipe` is the recipe in which agents request weights: by default `int8_own_last`, but dense if
+    updates are dense or differences to the weights, which both sides then need to the bit. Plans older than
+    recipes have `dtype`, float32 or float16, in place of `recipe`: dense bodies.
 
-    `max_bytes` is what the values of an update, their scales and places have at most. The density of a sparse
-    recipe gives way to it; where that is not enough, silos are refused before anything is trained. Updates
-    that have to be sent whole exceed it.
+    `max_bytes` limits the values of an update with their scales and positions, in bytes; null = no limit. The
+    density of a sparse recipe is lowered to fit; if that is not enough, clients are refused before training.
+    Updates that must be sent complete may exceed it.
     """
 
     recipe: NamedRecipe = NAMED["int4_own_last"]
@@ -121,11 +121,11 @@ class WirePlan(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _a_dtype_means_dense(cls, said: object) -> object:
-        if not isinstance(said, dict) or "recipe" in said or said.get("dtype") not in _DENSE_IN:
-            return said
-        rest = {name: value for name, value in said.items() if name != "dtype"}
-        return rest | {"recipe": _DENSE_IN[said["dtype"]]}
+    def _a_dtype_means_dense(cls, plan: object) -> object:
+        if not isinstance(plan, dict) or "recipe" in plan or plan.get("dtype") not in _DENSE_IN:
+            return plan
+        members = {name: value for name, value in plan.items() if name != "dtype"}
+        return members | {"recipe": _DENSE_IN[plan["dtype"]]}
 
     @model_validator(mode="after")
     def _weights_follow_updates(self) -> Self:
@@ -133,10 +133,12 @@ class WirePlan(Strict):
         if self.weights_recipe is None:
             object.__setattr__(self, "weights_recipe", "dense" if needs_all else "int8_own_last")
         elif self.recipe.reference == "served" and self.weights_recipe != "dense":
-            raise wrong("must be dense: updates are differences to the weights", "weights_recipe")
+            raise field_error(
+                "must be dense, because updates are differences to the weights", "weights_recipe"
+            )
         return self
 
     @property
-    def asked_for(self) -> WeightsRecipeName:
-        """How agents ask for their weights, resolved."""
+    def requested_recipe(self) -> WeightsRecipeName:
+        """Return the recipe in which agents request weights, resolved."""
         return self.weights_recipe or "dense"

@@ -1,6 +1,6 @@
-"""What is recommended for each strategy where nobody says otherwise: the settings that won in comparisons.
+"""Recommended plan settings per strategy: the best of the comparisons in docs/log.md.
 
-A plan's own defaults are part of the HTTP contract and know no strategy (docs/decisions/0017).
+The defaults of a plan are part of the HTTP contract and independent of the strategy (docs/decisions/0017).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from schemas.messages.federations import ALL_ROLES
 Table = dict[str, JsonValue]
 
 LORA_STRATEGIES: Final = ("ffa_lora", "fedsa_lora", "lora_fair", "fedex_lora", "flora", "het_lora")
-"""Baselines for ordinary LoRA, which they share inside each base model."""
+"""Baselines with ordinary LoRA, shared between clients of one base model."""
 
 SAME_ARCHITECTURE_RANK: Final = 8
-"""Of the LoRA beside P and Q."""
+"""Rank of the shared LoRA beside P and Q."""
 
 LORA: Final[Table] = {
     "adapter": {"kind": "lora", "rank": 16, "roles": list(ALL_ROLES)},
     "training": {"learning_rate": 0.003},
 }
-"""An ordinary LoRA of usual rank and rate, on every layer and all roles."""
+"""Ordinary LoRA on every layer and all roles."""
 
 CA_PFL: Final[Table] = {
     "strategy": {"name": "ca_pfl"},
@@ -33,16 +33,16 @@ CA_PFL: Final[Table] = {
     "training": {"learning_rate": 0.001},
     "wire": {"recipe": {"reference": "served", "density": 0.9, "values": "int8"}},
 }
-"""The published adapter; the recipe's density is the most that a round of the warm-up sends."""
+"""The published adapter; the density is the maximum of a warm-up round."""
 
-# A LoRA of models of 8B and more is larger than a plan's default lets pass.
+# A LoRA of models of 8B and more exceeds the plan's default limit.
 _LIMITS: Final[Table] = {"max_update_bytes": 256 * 2**20}
 
-# q and k carry little that a few examples can teach, and cost them much: docs/log.md has both.
+# q and k gain little from few examples and cost much: measured in docs/log.md.
 FEDMOSAIC: Final[Table] = {
     "adapter": {"roles": ["v", "o", "gate", "up", "down"], "same_architecture_rank": SAME_ARCHITECTURE_RANK}
 }
-"""P and Q for everybody, beside a LoRA for those of the identical base model."""
+"""P and Q for all clients, and a LoRA for clients of the identical base model."""
 
 _BY_STRATEGY: Final[Mapping[str, Table]] = {
     "fedmosaic": {**FEDMOSAIC, "limits": _LIMITS},
@@ -53,5 +53,5 @@ _BY_STRATEGY: Final[Mapping[str, Table]] = {
 
 
 def recommended(strategy: str) -> Table:
-    """Give the parts of a plan that are recommended for a strategy; nothing for an unknown one."""
+    """Return the recommended parts of a plan for a strategy; empty for an unknown one."""
     return copy.deepcopy(_BY_STRATEGY.get(strategy, {}))

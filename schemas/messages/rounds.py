@@ -1,4 +1,4 @@
-"""What clients are told to do in a round, and how a round is shown to people."""
+"""Messages of a round: the client's instructions, the signed manifest, scores, and the views."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ParticipationState = Literal["joined", "arrived", "late", "rejected", "revoked"]
 
 
 class WeightsReference(Strict):
-    """Which bytes a client is served."""
+    """The digest and size of the weights served to a client."""
 
     digest: Digest
     bytes: int
 
 
 class RoundBrief(Strict):
-    """What a client has to do now; `weights.digest` is its base for the round."""
+    """A client's instructions for the current round; `weights.digest` is its base for the round."""
 
     round: int
     state: Literal["open", "collecting"]
@@ -39,21 +39,21 @@ class RoundBrief(Strict):
 
 
 SignedDocument = dict[str, JsonValue]
-"""A document as it was signed; readers check the signature before they look at members they know."""
+"""A signed document; readers verify the signature before they parse members."""
 
 
 class Previous(Lenient):
-    """The manifest that a client was given before."""
+    """The preceding manifest of a client."""
 
     round: int
     hash: Digest
 
 
 class RoundManifest(Lenient):
-    """What a joined client holds the coordinator to: one manifest per round, each naming the one before.
+    """The coordinator's signed commitment to a joined client: one manifest per round, linked to the previous.
 
-    `plan` is the digest of what `GET .../plan` answers, `roster_version` 0 before there is a roster;
-    a `deadline` of null says that collecting had not begun. `signature` is over all other members.
+    `plan` is the digest of the response of `GET .../plan`; `roster_version` is 0 before there is a roster; a
+    null `deadline` means that collecting had not begun. `signature` covers all other members.
     """
 
     federation: str
@@ -70,9 +70,10 @@ class RoundManifest(Lenient):
 
 
 class CodedWeights(Lenient):
-    """What the coordinator signs for weights that it serves in a recipe: which stored bytes they stand for.
+    """The coordinator's signature for weights that are served in a recipe.
 
-    `weights` is the digest that the round's manifest names, `digest` that of the body as it is sent.
+    `weights` is the digest of the stored bytes, as in the round's manifest; `digest` is that of the body
+    sent.
     """
 
     federation: str
@@ -84,7 +85,7 @@ class CodedWeights(Lenient):
 
 
 class FinishedBrief(Strict):
-    """The federation is over; `weights` are this client's final ones, or null if it never took part.
+    """The federation is finished; `weights` are this client's final ones, null if it never participated.
 
     `manifest` is a RoundManifest for the round after the last.
     """
@@ -96,14 +97,14 @@ class FinishedBrief(Strict):
 
 
 class Joined(Strict):
-    """The answer to a join; `manifest` is a RoundManifest."""
+    """The response to a join; `manifest` is a RoundManifest."""
 
     weights: WeightsReference
     manifest: SignedDocument
 
 
 class Metrics(Strict):
-    """How good a model is on a client's own held-out examples; loss in nats per answer token."""
+    """Quality of a model on a client's held-out examples; `loss` in nats per answer token."""
 
     loss: Annotated[float, Field(ge=0)]
     perplexity: Annotated[float, Field(ge=0)]
@@ -111,7 +112,7 @@ class Metrics(Strict):
 
 
 class Scores(Strict):
-    """Before and after the local steps of a round."""
+    """Metrics before and after the local steps of a round; `examples` is the number of held-out examples."""
 
     before: Metrics
     after: Metrics
@@ -119,9 +120,9 @@ class Scores(Strict):
 
 
 class ScoreSummary(Strict):
-    """Mean and worst over the clients' `after`; worst is the highest loss and the lowest exact match.
+    """Mean and worst of the clients' `after`; worst is the highest loss and the lowest exact match.
 
-    `worst` is null for clients: it is a figure of one of them.
+    `worst` is null for clients: it is the value of a single client.
     """
 
     mean: Metrics
@@ -129,7 +130,7 @@ class ScoreSummary(Strict):
 
 
 class RoundCounts(Strict):
-    """How many clients are where."""
+    """The number of clients of a round, by state."""
 
     joined: int
     arrived: int
@@ -138,9 +139,10 @@ class RoundCounts(Strict):
 
 
 class ParticipationView(Strict):
-    """One client in one round; `epsilon` is what its signatures have cost so far of its privacy budget.
+    """One client's participation in one round; `epsilon` is the privacy budget spent on its sketches so far.
 
-    `examples_capped`: it was trained on more examples than `limits.max_examples`, and counts by these.
+    `examples_capped`: the client reported more examples than `limits.max_examples`, and is weighted by the
+    limit.
     """
 
     client_id: str
@@ -158,10 +160,10 @@ class ParticipationView(Strict):
 
 
 class RoundSummary(Strict):
-    """A round as it is listed.
+    """A round in a listing.
 
-    A client gets its own `bytes`, and `scores` when the round is published, three clients or more delivered
-    and all of them sent scores, or no more are taken.
+    For a client, `bytes` are its own, and `scores` are present once the round is published, at least three
+    clients delivered, and all of them sent scores or the time for scores is over.
     """
 
     round: int
@@ -177,14 +179,14 @@ class RoundSummary(Strict):
 
 
 class RoundView(RoundSummary):
-    """A round with its clients; `claims` is what may be said of its privacy, derived from plan and counts."""
+    """A round with its clients; `claims` are the privacy claims that follow from plan and counts."""
 
     clients: list[ParticipationView]
     claims: list[str]
 
 
 class RoundPage(Strict):
-    """Some rounds, newest first, and where the next page starts."""
+    """A page of rounds, newest first; `next` is the cursor of the next page, null on the last."""
 
     items: list[RoundSummary]
     next: str | None
@@ -194,15 +196,15 @@ HeldFor = Literal["large", "opposed", "copies", "capped", "few"]
 
 
 class RelevanceView(Strict):
-    """Who listened to whom; row i of `relevance` sums to 1, `entropy` is in nats.
+    """The relevance matrix of a round: row i of `relevance` sums to 1, `entropy` is in nats.
 
-    A client is shown its own row only, rounded to two decimals, without `similarity` and `agreement`, which
-    would show it what others sent: `clients` names the columns, `rows` the rows. Where a guard stands
-    between relevance and what is served, `served` is how much of whom i was served, `agreement` the cosine
-    between what both have learnt (null = not compared), and `held` why j counts for less than its relevance:
-    its update is longer than i's (`large`), points away from it (`opposed`), is nearly the same as others'
-    (`copies`), or has more weight than one client or organisation may (`capped`); or the mixture had
-    fewer voices than `privacy.min_voices` (`few`). Else they are null.
+    `rows` names the rows, `clients` the columns. A client is shown its own row only, rounded to two decimals,
+    without `similarity` and `agreement`, which would reveal other clients' updates. If a guard limits the
+    mixtures, `served` is the share of each client that was served, `agreement` the cosine between the learnt
+    changes (null = not compared), and `held` lists why a client counts for less than its relevance: its
+    update is longer than the receiver's (`large`), points away from it (`opposed`), nearly equals others'
+    (`copies`), exceeds the maximum weight of a client or organisation (`capped`), or the mixture had fewer
+    members than `privacy.min_voices` (`few`). Otherwise these are null.
     """
 
     round: int

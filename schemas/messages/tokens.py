@@ -1,4 +1,4 @@
-"""Tokens of people, and the coordinator's greeting."""
+"""Messages about people's tokens, the audit log and the coordinator's greeting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PersonRole = Literal["admin", "operator", "auditor"]
 
 
 class TokenRequest(Strict):
-    """Ask for a person's token; it ends after 90 days, or never where that is null."""
+    """A request for a person's token; `expires_in_seconds` defaults to 90 days, null = never."""
 
     role: PersonRole
     name: NewName
@@ -21,7 +21,7 @@ class TokenRequest(Strict):
 
 
 class NewToken(Strict):
-    """A person's token, shown once."""
+    """A person's token, returned once."""
 
     id: str
     role: PersonRole
@@ -31,7 +31,7 @@ class NewToken(Strict):
 
 
 class TokenView(Strict):
-    """A person's token as it is listed: never the token itself."""
+    """A person's token in a listing, without its secret."""
 
     id: str
     role: PersonRole
@@ -42,14 +42,14 @@ class TokenView(Strict):
 
 
 class TokenPage(Strict):
-    """Some tokens, and where the next page starts."""
+    """A page of tokens; `next` is the cursor of the next page, null on the last."""
 
     items: list[TokenView]
     next: str | None
 
 
 class AuditEntry(Lenient):
-    """One link of the audit log: `actor` is a person's token, a client or an enrolment token, by id."""
+    """One entry of the audit log; `actor` is the id of a person's token, a client or an enrolment token."""
 
     number: int
     at: UtcTime
@@ -61,9 +61,9 @@ class AuditEntry(Lenient):
 
 
 class AuditHead(Strict):
-    """Where the chain ended at a time, signed by the coordinator: who keeps it proves later that it stood.
+    """The end of the audit log at a time, signed by the coordinator; a stored head proves what was logged.
 
-    `hash` is that of entry `number`, so of all before it.
+    `hash` is that of entry `number`, and so covers all entries before it.
     """
 
     number: int
@@ -73,7 +73,7 @@ class AuditHead(Strict):
 
 
 class AuditPage(Strict):
-    """Some links of the chain in order, where the next page starts, and where the chain ends now."""
+    """A page of audit entries in order, the cursor of the next page, and the current end of the log."""
 
     items: list[dict[str, JsonValue]]
     next: str | None
@@ -81,9 +81,10 @@ class AuditPage(Strict):
 
 
 class Hello(Strict):
-    """Who answers here, signed with the coordinator's key over what was asked.
+    """The coordinator's identity, signed with its key.
 
-    `nonce` is what a newcomer signs within the hour; `challenge` is the caller's, so that the answer is new.
+    `nonce` is signed by a new client within the hour; `challenge` repeats the caller's, which proves
+    freshness.
     """
 
     name: str

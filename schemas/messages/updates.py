@@ -1,4 +1,4 @@
-"""What is said about tensors: the manifest inside a tensor body, and the receipt of an update."""
+"""Manifests of tensor bodies, and the receipt of an update."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from schemas.messages.base import Digest, Lenient, Strict, UtcTime
 
 Count = Annotated[StrictInt, Field(ge=1, lt=2**31)]
 Reliability = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-"""The share of a signature's squared length that is not sampling noise: 1 = another sample gives the same."""
-
+"""The share of a sketch's squared length that is not sampling noise; 1 = no noise."""
 
 Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-"""What a client's signatures have cost of its privacy budget, this one included."""
+"""The privacy budget spent on a client's sketches, this one included."""
 
 
 class Manifest(Lenient):
-    """The members that every tensor body's manifest has; unknown ones are ignored."""
+    """Members common to all manifests; unknown ones are ignored."""
 
     version: Annotated[StrictInt, Field(ge=1, le=1)] = 1
     federation: StrictStr
@@ -26,10 +25,10 @@ class Manifest(Lenient):
 
 
 class UpdateManifest(Manifest):
-    """A client's adapter and signature; `base` is the digest of the weights it was trained from.
+    """The manifest of a client's adapter and sketch; `base` is the digest of the weights it was trained from.
 
-    `signature_reliability` may be left out: the signature is then taken as free of noise. `signature_epsilon`
-    is told for people to see, where the plan sets a privacy budget.
+    `signature_reliability` is the share of the sketch that is not noise (default 1). `signature_epsilon` is
+    the spent privacy budget, for display, if the plan sets one.
     """
 
     kind: Literal["update"] = "update"
@@ -43,7 +42,7 @@ class UpdateManifest(Manifest):
 
 
 class SignatureManifest(Manifest):
-    """A newcomer's signature, sent with `join`."""
+    """The manifest of a new client's sketch, sent with `join`."""
 
     kind: Literal["signature"] = "signature"
     round: Count
@@ -54,7 +53,7 @@ class SignatureManifest(Manifest):
 
 
 class WeightsManifest(Manifest):
-    """Personalised weights as they are served at the start of `round`."""
+    """The manifest of personalised weights, served at the start of `round`."""
 
     kind: Literal["weights"] = "weights"
     round: Count
@@ -63,17 +62,17 @@ class WeightsManifest(Manifest):
 
 
 class FoldedWeightsManifest(WeightsManifest):
-    """Weights that come with an addition to the base model, by a strategy that folds.
+    """The manifest of weights with a base delta, by a strategy that changes the base model.
 
-    It is to be added to what weights of round `fold_from` had made of the base model; 1 = to nothing: it is
-    all that was folded so far. None = nothing was.
+    The base delta is added to the base model as weights of round `fold_from` left it; 1 = to the original,
+    with the whole delta so far. null = there is no delta.
     """
 
     fold_from: Count | None = None
 
 
 class AdapterStateManifest(Manifest):
-    """A client's stored adapter state after `round`."""
+    """The manifest of a client's stored adapter state after `round`."""
 
     kind: Literal["adapter"] = "adapter"
     round: Count
@@ -82,7 +81,7 @@ class AdapterStateManifest(Manifest):
 
 
 class Receipt(Strict):
-    """The coordinator has these bytes, for good."""
+    """The receipt of an update: the coordinator has stored these bytes durably."""
 
     digest: Digest
     received_at: UtcTime

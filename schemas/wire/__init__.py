@@ -1,1 +1,1 @@
-"""Bytes: what an adapter looks like on the wire. `envelope.pack` and `envelope.unpack` are the doors."""
+"""The wire format of tensors; entry points are `envelope.pack` and `envelope.unpack`."""

@@ -1,7 +1,7 @@
-"""Keep an update within a plan's byte budget: say beforehand whether it can be, then mark what travels.
+"""The byte budget of an update: whether a layout can meet it, and which values are sent.
 
-What counts are the streams of an update, or its plain tensors, before zstd. Manifest, signature and header,
-some 2 kB, come on top.
+Counted are an update's streams, or its plain tensors, before zstd; manifest, sketch and header (some 2 kB)
+are extra.
 """
 
 from __future__ import annotations
@@ -15,29 +15,31 @@ import numpy as np
 from schemas.maths.adapter import Layout, is_prior
 from schemas.messages.recipes import NAMED, Recipe, RecipeName
 from schemas.wire.quantise import Floats, code_bytes, scale_count
-from schemas.wire.sparse import Mask, kept_count, longest, write_places
+from schemas.wire.sparse import Mask, kept_count, max_position_bytes, write_places
 
 Marks = dict[str, Mask]
 
 _SCALE_BYTES = 2
 _HALVINGS = 20
-_STEPS = 1000  # a density is offered in thousandths
+_STEPS = 1000  # offered densities are multiples of 1/1000
 
 ANY: Final[Sequence[RecipeName]] = ("f16", "int8_own_last", "int4_own_last")
-"""What a plan may be told to send instead, the dearest first."""
+"""Alternatives offered to a plan, largest first."""
 
 WITHOUT_REFERENCE: Final[Sequence[RecipeName]] = ("f16", "int8")
-"""The same where there is nothing that an update could be the difference to."""
+"""Alternatives where an update has no reference."""
 
 PLAIN: Final[Sequence[RecipeName]] = ("f16",)
-"""The same where an update is sent as plain tensors whatever the recipe."""
+"""Alternatives where an update is always plain tensors."""
 
 
-def followed(recipe: Recipe, *, begins_anew: bool, ranks_differ: bool) -> tuple[Recipe, Sequence[RecipeName]]:
-    """Say by which recipe a strategy's updates travel under a plan's, and which others it can be offered.
+def effective_recipe(
+    recipe: Recipe, *, begins_anew: bool, ranks_differ: bool
+) -> tuple[Recipe, Sequence[RecipeName]]:
+    """Return the recipe in effect for a strategy's updates, and the recipes that could replace it.
 
-    Updates that begin anew every round are the difference to nothing, and those whose ranks differ from the
-    weights' are sent as plain tensors: where a plan's recipe asks for more, they are sent dense.
+    Updates that begin anew every round have no reference, and updates whose ranks differ from the weights'
+    are plain tensors: if the plan's recipe needs more, they are sent dense.
     """
     if ranks_differ:
         return recipe if recipe.is_dense else Recipe(), PLAIN
@@ -46,30 +48,29 @@ def followed(recipe: Recipe, *, begins_anew: bool, ranks_differ: bool) -> tuple[
     return recipe, ANY
 
 
-def least(layout: Layout, recipe: Recipe) -> int:
-    """Say in how many bytes every update of a layout can travel by a recipe, if it has to.
+def min_bytes(layout: Layout, recipe: Recipe) -> int:
+    """Return the smallest size in bytes that every update of a layout can be sent in.
 
-    Of a sparse one a value of each tensor, whichever it is, and priors whole.
+    With a sparse recipe, that is one value per tensor, and complete priors.
     """
     if recipe.density == 1:
         return _most(((prod(shape), prod(shape)) for shape in layout.values()), recipe)
     sizes = {name: prod(shape) for name, shape in layout.items()}
-    return _most(((size, fewest_kept(name, size)) for name, size in sizes.items()), recipe)
+    return _most(((size, min_count(name, size)) for name, size in sizes.items()), recipe)
 
 
-def fewest_kept(name: str, size: int) -> int:
-    """Say how many values of a tensor always travel: one; all of a prior."""
+def min_count(name: str, size: int) -> int:
     return size if is_prior(name) else 1
 
 
 def shortfall(
     layout: Layout, recipe: Recipe, max_bytes: int | None, offers: Sequence[RecipeName]
 ) -> str | None:
-    """Say why no update of a layout can keep within a budget, and what would; None if it can.
+    """Return the reason why a layout exceeds a budget, with a recipe that fits; None if it fits.
 
-    `offers` are the recipes that could be used in place of this one, with `ANY` sparse ones too.
+    `offers` are alternatives to this recipe; with `ANY`, sparse recipes are offered too.
     """
-    needed = least(layout, recipe)
+    needed = min_bytes(layout, recipe)
     if max_bytes is None or needed <= max_bytes:
         return None
     if recipe.density < 1:
@@ -78,8 +79,8 @@ def shortfall(
     return f"{fact}: {_offer(layout, max_bytes, offers)}"
 
 
-def cost(values: Mapping[str, Floats], marks: Mapping[str, Mask], recipe: Recipe) -> int:
-    """Say how many bytes the streams of these values have of which the marked ones travel."""
+def encoded_bytes(values: Mapping[str, Floats], marks: Mapping[str, Mask], recipe: Recipe) -> int:
+    """Return the size in bytes of the streams when only marked values are sent."""
     total = 0
     for name, tensor in values.items():
         mask = (marks[name] & (tensor != 0)).reshape(-1)
@@ -87,27 +88,27 @@ def cost(values: Mapping[str, Floats], marks: Mapping[str, Mask], recipe: Recipe
     return total
 
 
-def within(
+def fit_budget(
     marks_at: Callable[[float], Marks],
     density: float,
     values: Mapping[str, Floats],
     recipe: Recipe,
     max_bytes: int | None,
 ) -> Marks:
-    """Mark what `marks_at` does at the largest density up to `density` whose bytes fit the budget.
+    """Return the marks of the largest density, up to `density`, that fits the budget.
 
-    A larger density marks what a smaller one does, and more. The smallest is taken to fit: `shortfall`.
+    A larger density marks a superset of a smaller one. The smallest density must fit: see `shortfall`.
     """
     marks = marks_at(density)
-    if max_bytes is None or cost(values, marks, recipe) <= max_bytes:
+    if max_bytes is None or encoded_bytes(values, marks, recipe) <= max_bytes:
         return marks
     low, high = 0.0, density
     marks = marks_at(low)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        tried = marks_at(middle)
-        if cost(values, tried, recipe) <= max_bytes:
-            low, marks = middle, tried
+        candidate = marks_at(middle)
+        if encoded_bytes(values, candidate, recipe) <= max_bytes:
+            low, marks = middle, candidate
         else:
             high = middle
     return marks
@@ -115,18 +116,18 @@ def within(
 
 def _offer(layout: Layout, max_bytes: int, offers: Sequence[RecipeName]) -> str:
     for name in offers:
-        if least(layout, NAMED[name]) <= max_bytes:
-            return f"{name} would do, with {least(layout, NAMED[name])}"
+        if min_bytes(layout, NAMED[name]) <= max_bytes:
+            return f"{name} would do, with {min_bytes(layout, NAMED[name])}"
     if offers != ANY:
-        return f"the least that does is {least(layout, NAMED[offers[-1]])}, by {offers[-1]}"
+        return f"the least that does is {min_bytes(layout, NAMED[offers[-1]])}, by {offers[-1]}"
     low, high = 0, _STEPS
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if _at_density(layout, middle / _STEPS) <= max_bytes else (low, middle)
     if not low:
         sparsest = Recipe(reference="own_last", density=1 / _STEPS, values="int4")
-        said = f'{{"reference": "own_last", "density": {sparsest.density:g}, "values": "int4"}}'
-        return f"the least that does is {least(layout, sparsest)}, by {said}"
+        spelt = f'{{"reference": "own_last", "density": {sparsest.density:g}, "values": "int4"}}'
+        return f"the least that does is {min_bytes(layout, sparsest)}, by {spelt}"
     return (
         f'{{"reference": "own_last", "density": {low / _STEPS:g}, "values": "int8"}} would do, '
         f"with {_at_density(layout, low / _STEPS)} at most"
@@ -139,10 +140,11 @@ def _at_density(layout: Layout, density: float) -> int:
     return _most(((size, kept_count(size, density)) for size in sizes), recipe)
 
 
-def _most(kept: Iterable[tuple[int, int]], recipe: Recipe) -> int:
-    """Say how many bytes tensors of these sizes have at most, of which so many values travel."""
+def _most(counts: Iterable[tuple[int, int]], recipe: Recipe) -> int:
+    """Return the largest size in bytes of tensors given as (size, sent values)."""
     return sum(
-        _bytes_of(count, recipe) + (longest(size, count) if recipe.density < 1 else 0) for size, count in kept
+        _bytes_of(count, recipe) + (max_position_bytes(size, count) if recipe.density < 1 else 0)
+        for size, count in counts
     )
 
 

@@ -1,8 +1,7 @@
-"""One zstd frame in, plain bytes out, in bounded memory. Knows nothing of tensors.
+"""zstd in bounded memory: exactly one frame per body.
 
-The library's one-shot call ignores its own limit when the frame states a size, and its stream reader takes a
-cut-off frame for a whole one; so the frame is fed in small pieces, and its end, its checksum and what follows
-it are checked here.
+The library's one-shot call ignores its limit when the frame states a size, and its stream reader accepts a
+truncated frame. So the frame is fed in small pieces, and its end, checksum and trailing bytes are checked.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from schemas.wire.refusals import (
 WINDOW_LIMIT = 8 * 2**20
 """Largest window in bytes, as RFC 9659 sets it for HTTP."""
 
-# A block of four bytes can stand for 128 KiB, so the smallest piece decodes to a MiB at most, the largest to
-# sixteen. Pieces begin small, and are small again behind one that unfolded to much: to have the kernel clear
-# so much memory at once costs more than to decode it.
+# Four bytes can decode to 128 KiB, so the smallest piece decodes to at most 1 MiB, the largest to 16. After a
+# large result the pieces shrink again: zeroing that much memory at once costs more than decoding it.
 _SMALLEST_PIECE = 32
 _LARGEST_PIECE = 512
 _MUCH = 2**18
@@ -33,24 +31,23 @@ _LARGEST_FRAME_HEADER = 18
 
 
 class Sink(Protocol):
-    """Where decoded bytes go."""
+    """A destination of decoded bytes."""
 
-    def write(self, plain: bytes, /) -> int:
-        """Take some."""
+    def write(self, plain: bytes, /) -> int: ...
 
 
 def compress(body: bytes) -> bytes:
-    """Write one frame with content size and checksum, level 1: higher levels gain nothing on floats."""
+    """Compress into one frame with size and checksum, at level 1: higher levels gain nothing on floats."""
     return zstandard.ZstdCompressor(level=1, write_checksum=True, write_content_size=True).compress(body)
 
 
 def is_frame(body: bytes) -> bool:
-    """Say whether bytes begin as a zstd frame does; no tensor body does: its header would be too long."""
+    """Whether bytes begin with a zstd frame; as a tensor body, they would have too long a header."""
     return body.startswith(_FRAME_MAGIC)
 
 
 def decompress(source: BinaryIO, sink: Sink, *, max_bytes: int) -> int:
-    """Decode one frame from `source` into `sink` and give the number of bytes written.
+    """Decode one frame from `source` into `sink` and return the number of bytes written.
 
     Raises:
         DecompressedTooLarge, CodecWindow, CodecTruncated, CodecTrailing, CodecCorrupt: see refusals.
@@ -63,7 +60,7 @@ def decompress(source: BinaryIO, sink: Sink, *, max_bytes: int) -> int:
         try:
             plain = decoder.decompress(piece)
         except zstandard.ZstdError as error:
-            raise CodecCorrupt("the frame does not decode or its checksum is wrong") from error
+            raise CodecCorrupt("the frame cannot be decoded, or its checksum is wrong") from error
         written += len(plain)
         if written > max_bytes:
             raise DecompressedTooLarge(f"more than {max_bytes} bytes")
@@ -73,7 +70,7 @@ def decompress(source: BinaryIO, sink: Sink, *, max_bytes: int) -> int:
         size = _SMALLEST_PIECE if len(plain) >= _MUCH else min(2 * size, _LARGEST_PIECE)
         piece = source.read(size)
     if not decoder.eof:
-        raise CodecTruncated("the frame has no end")
+        raise CodecTruncated("the frame is truncated; send the complete body")
     if decoder.unused_data or source.read(1):
         raise CodecTrailing("bytes follow the frame")
     return written
@@ -87,7 +84,7 @@ def _check_frame(head: bytes, max_bytes: int) -> None:
     try:
         parameters = zstandard.get_frame_parameters(head)
     except zstandard.ZstdError as error:
-        raise CodecTruncated("the frame header is cut off") from error
+        raise CodecTruncated("the frame header is truncated") from error
     if parameters.content_size not in (zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR) and (
         parameters.content_size > max_bytes
     ):

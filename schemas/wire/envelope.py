@@ -1,7 +1,7 @@
-"""The doors of the wire: `pack` makes a tensor body, `unpack` lets one in, checked, in bounded memory.
+"""Tensor bodies: `pack` writes one, `unpack` validates one in bounded memory.
 
-A body is an ordinary safetensors file, zstd-compressed or not, whose metadata has one key `tessera`: the
-manifest as JSON. Until `unpack` returns, its bytes are hostile.
+A body is a safetensors file, optionally zstd-compressed, with the manifest as JSON under the metadata key
+`tessera`. Its bytes are hostile until `unpack` returns.
 """
 
 from __future__ import annotations
@@ -51,24 +51,23 @@ _DTYPES: dict[str, type[np.float32] | type[np.float16] | type[np.int32] | type[n
     "U8": np.uint8,
 }
 _NAMES = {np.dtype(scalar): name for name, scalar in _DTYPES.items()}
-_PIECE_BYTES = 2**17  # what a processor's cache holds beside what is made of it
+_PIECE_BYTES = 2**17  # fits the processor's cache together with its temporaries
 _SPOOL_BYTES = 4 * 2**20
 
 
 def slots(layout: Layout, *, optional: bool = False) -> dict[str, Slot]:
-    """Expect the dense tensors of a layout, float32 or float16."""
+    """Return the expected dense tensors of a layout, float32 or float16."""
     return {name: Slot(shape, DENSE, optional) for name, shape in layout.items()}
 
 
 def head(layout: Layout, manifest: Manifest) -> bytes:
-    """Write everything of a dense float32 body but its values, which follow in the layout's order."""
     return write_header({name: ("F32", shape) for name, shape in layout.items()}, _metadata(manifest))
 
 
 def pack(tensors: Mapping[str, Array], manifest: Manifest, *, compress: bool = False) -> bytes:
-    """Make a body of float32, int32, float16 or uint8 tensors; the same input gives the same bytes.
+    """Build a body of float32, int32, float16 or uint8 tensors; equal input produces equal bytes.
 
-    They are sorted as safetensors sorts them: what is wider first, so that each is aligned, then by name.
+    Tensors are sorted as in safetensors: by item width, widest first, so that each is aligned, then by name.
 
     Raises:
         ValueError: a tensor has another dtype.
@@ -92,15 +91,14 @@ def unpack(
     max_bytes: int,
     coded: Expected | None = None,
 ) -> Envelope:
-    """Decode and check a body: codec, header, names, shapes, dtypes, layout, finite values; in this order.
+    """Decode and validate a body: codec, header, names, shapes, dtypes, layout, finite values; in this order.
 
-    `source` is read from its current position to its end; a file must outlive the envelope, bytes are not
-    copied: their tensors lie in them. `max_bytes`
-    bounds the decoded size. The manifest is checked when it is asked for: what is wrong with the tensors
-    comes first. `coded` are the streams that may come in place of `expected`.
+    `source` is read from its current position to its end. A file must outlive the envelope; bytes are not
+    copied, tensors are views of them. `max_bytes` bounds the decoded size. `coded` are streams accepted in
+    place of `expected`. The manifest is validated on access, so that tensor errors are reported first.
 
     Raises:
-        BodyRefused: the subclass says why.
+        BodyRefused: one of its subclasses.
     """
     file: BinaryIO = io.BytesIO(source) if isinstance(source, bytes) else source
     if encoding is None:
@@ -120,7 +118,7 @@ def unpack(
 
 
 class Envelope:
-    """A checked body whose tensors are read on demand."""
+    """A validated body; tensors are read on demand."""
 
     def __init__(
         self, file: BinaryIO, start: int, header: Header, *, owned: bool, memory: memoryview | None
@@ -140,20 +138,19 @@ class Envelope:
         self.close()
 
     def close(self) -> None:
-        """Give back the decoded copy, if there is one."""
+        """Release the decoded copy, if any."""
         if self._owned:
             self._file.close()
 
     @property
     def names(self) -> Sequence[str]:
-        """The tensors that came, in the order of their data."""
         return tuple(self._entries)
 
     def manifest(self, kind: type[AnyManifest]) -> AnyManifest:
-        """Read the manifest.
+        """Parse the manifest.
 
         Raises:
-            ManifestRefused: it is missing, malformed, or not of this kind.
+            ManifestRefused: it is missing, malformed, or of another kind.
         """
         text = self._header.metadata.get(MANIFEST_KEY)
         if text is None:
@@ -167,11 +164,10 @@ class Envelope:
             raise ManifestRefused(f"wrong or missing: {', '.join(fields[:10])}") from error
 
     def shape(self, name: str) -> Shape:
-        """Give the shape of one tensor."""
         return self._entries[name].shape
 
     def read(self, name: str) -> Array:
-        """Read one tensor as it was sent."""
+        """Read one tensor in its own dtype."""
         entry = self._entries[name]
         raw = self._bytes(entry.begin, entry.end - entry.begin)
         values = np.require(
@@ -180,11 +176,10 @@ class Envelope:
         return cast("Array", values.reshape(entry.shape))
 
     def length(self, name: str) -> int:
-        """Say how many items a tensor has, 0 if it did not come."""
         return prod(self._entries[name].shape) if name in self._entries else 0
 
     def part(self, name: str, begin: int, count: int) -> NDArray[np.uint8] | NDArray[np.float16]:
-        """Read items of a stream from `begin` on, fewer at its end."""
+        """Read up to `count` items of a stream from `begin` on."""
         entry = self._entries[name]
         width = ITEM_BYTES[entry.dtype]
         at = entry.begin + begin * width
@@ -192,15 +187,14 @@ class Envelope:
         return cast("NDArray[np.uint8] | NDArray[np.float16]", np.frombuffer(raw, _DTYPES[entry.dtype]))
 
     def read_float32(self, name: str) -> NDArray[np.float32]:
-        """Read one tensor as float32."""
         return self.read(name).astype(np.float32, copy=False)
 
     def norm(self, names: Iterable[str]) -> float:
-        """Give the L2 norm of these tensors together."""
+        """Return the joint L2 norm of these tensors."""
         return float(np.sqrt(sum(self._squares[name] for name in names)))
 
     def float32_run(self, names: Sequence[str]) -> tuple[int, int] | None:
-        """Say where these tensors lie one after the other as float32: (begin, end) in the decoded body."""
+        """Return the range (begin, end) of contiguous float32 tensors in the decoded body, or None."""
         entries = [self._entries[name] for name in names]
         together = all(left.end == right.begin for left, right in pairwise(entries))
         if not entries or not together or any(entry.dtype != "F32" for entry in entries):
@@ -208,10 +202,10 @@ class Envelope:
         return entries[0].begin, entries[-1].end
 
     def check_finite(self) -> None:
-        """Look at every value once.
+        """Validate every value once, and store the sums of squares.
 
         Raises:
-            TensorNonfinite: NaN, infinity, or more denormal values than ordinary ones.
+            TensorNonfinite: NaN, infinity, or more than half denormal values.
         """
         for entry in self._header.entries:
             if not entry.coded:
@@ -223,7 +217,6 @@ class Envelope:
             yield cast("Array", np.frombuffer(raw, _DTYPES[entry.dtype]))
 
     def _bytes(self, begin: int, size: int) -> bytes | memoryview:
-        """Give bytes of the decoded body."""
         if self._memory is not None:
             return self._memory[self._start + begin : self._start + begin + size]
         self._file.seek(self._start + begin)
@@ -231,14 +224,13 @@ class Envelope:
 
 
 class _Decoded:
-    """Keeps what is decoded; where the header is too long to be read, only enough to say so."""
+    """A sink for decoded bytes; after an oversized header length it drops the remainder."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._beginning = b""
 
     def write(self, plain: bytes) -> int:
-        """Take some of it."""
         missing = LENGTH_BYTES - len(self._beginning)
         if missing <= 0 and is_too_long(self._beginning):
             return len(plain)

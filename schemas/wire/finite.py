@@ -1,4 +1,4 @@
-"""Tell ordinary numbers from those that no training leaves: NaN, infinity, floods of denormal values."""
+"""Validation of values: NaN, infinity and a majority of denormal values are rejected."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from numpy.typing import NDArray
 from schemas.wire.refusals import TensorNonfinite
 
 _AT_ONCE = 2**15
-"""Values looked at together: all that is made of them stays in a processor's cache, and is made over again
-in the same memory, which costs less than half of having the kernel clear it for each piece."""
+"""Values per block: temporaries stay in the processor's cache and reuse the same memory, at less than half
+the cost of fresh memory per block."""
 
 Array = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int32] | NDArray[np.uint8]
 
 
 def squares_of(name: str, pieces: Iterable[Array]) -> float:
-    """Look at every value of a tensor once, and give the sum of their squares in float64.
+    """Validate every value of a tensor once, and return the sum of squares in float64.
 
     Raises:
-        TensorNonfinite: NaN, infinity, or more denormal values than ordinary ones.
+        TensorNonfinite: NaN, infinity, or more than half denormal values.
     """
     wide, bits = np.empty(_AT_ONCE, np.float64), np.empty(_AT_ONCE, np.uint32)
     total, denormal, count = 0.0, 0, 0
     for piece in pieces:
         for at in range(0, piece.size, _AT_ONCE):
             values = piece[at : at + _AT_ONCE]
-            here = wide[: values.size]
-            here[...] = values
-            squares = float(np.einsum("i,i->", here, here))  # np.dot would wake BLAS's threads for each
+            block = wide[: values.size]
+            block[...] = values
+            squares = float(np.einsum("i,i->", block, block))  # np.dot would start BLAS threads per block
             if not np.isfinite(squares):  # float64 holds the square of every finite float32
                 raise TensorNonfinite(f"{name} has NaN or infinity")
             if np.issubdtype(values.dtype, np.floating):
@@ -42,7 +42,7 @@ def squares_of(name: str, pieces: Iterable[Array]) -> float:
 
 
 def _denormals(values: Array, bits: NDArray[np.uint32]) -> int:
-    """Count the values of float16 or float32 whose exponent bits are 0 and whose mantissa is not."""
+    """Count float16 or float32 values with exponent bits 0 and a non-zero mantissa."""
     half = values.dtype.itemsize == 2
     words = values.view(np.uint16 if half else np.uint32)
     np.bitwise_and(words, 0x7C00 if half else 0x7F800000, out=bits)

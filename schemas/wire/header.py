@@ -1,4 +1,4 @@
-"""The safetensors header, read and checked before anything is loaded. Knows no tensor library.
+"""The safetensors header, validated before any tensor is loaded.
 
 Format: 8 bytes little-endian length, that many bytes of JSON {name: {dtype, shape, data_offsets}}, data.
 """
@@ -24,9 +24,9 @@ DENSE = frozenset({"F32", "F16"})
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A tensor that may come: its shape (None = any extent) and dtypes, and whether it must.
+    """An expected tensor: its shape (None = any extent), its dtypes, and whether it is optional.
 
-    What is `coded` are no numbers by themselves: whoever decodes it judges it.
+    The values of a `coded` tensor are validated by its decoder.
     """
 
     shape: tuple[int | None, ...]
@@ -40,7 +40,7 @@ Expected = Mapping[str, Slot]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of a checked header; `begin` and `end` are positions in the file."""
+    """One tensor of a validated header; `begin` and `end` are positions in the file."""
 
     name: str
     dtype: str
@@ -52,14 +52,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A checked header: entries in the order of their data, and the free metadata."""
+    """A validated header: entries in data order, and the free metadata."""
 
     entries: tuple[Entry, ...]
     metadata: Mapping[str, str]
 
 
 def write_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
-    """Write the header of tensors {name: (dtype, shape)} whose data follow in this order."""
+    """Return the header of tensors {name: (dtype, shape)} whose data follow in this order."""
     entries: dict[str, object] = {_METADATA: dict(metadata)}
     position = 0
     for name, (dtype, shape) in tensors.items():
@@ -67,21 +67,21 @@ def write_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: M
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
         position = end
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # data begin at a multiple of 8, as the format asks
+    text += b" " * (-len(text) % 8)  # the format aligns data to 8 bytes
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
 def read_own_head(head: bytes) -> tuple[dict[str, tuple[int, ...]], Mapping[str, str]]:
-    """Read names and shapes, in the order of their data, and the metadata of what `write_header` wrote."""
+    """Parse a header of `write_header`: names and shapes in data order, and the metadata."""
     raw = json.loads(head[LENGTH_BYTES:])
     metadata = raw.pop(_METADATA)
     return {name: tuple(entry["shape"]) for name, entry in raw.items()}, metadata
 
 
 def read_header(source: BinaryIO, size: int, expected: Expected, coded: Expected | None = None) -> Header:
-    """Read and check the header of a file of `size` bytes, positioned at its start.
+    """Read and validate the header of a file of `size` bytes, positioned at its start.
 
-    A body with a tensor that only `coded` knows is held to `coded`.
+    A body with a tensor that appears only in `coded` is validated against `coded`.
 
     Raises:
         TensorHeader, TensorSchema, TensorDtype, TensorLayout: in this order of precedence.
@@ -95,7 +95,9 @@ def read_header(source: BinaryIO, size: int, expected: Expected, coded: Expected
         _check_shape(name, entry["shape"], expected[name])
     for name, entry in raw.items():
         if entry["dtype"] not in expected[name].dtypes or entry["dtype"] not in ITEM_BYTES:
-            raise TensorDtype(f"allowed here: {', '.join(sorted(expected[name].dtypes))}")
+            raise TensorDtype(
+                f"{name} has another dtype; allowed are {', '.join(sorted(expected[name].dtypes))}"
+            )
     entries = sorted(
         (_entry(name, entry, data_begin, expected[name]) for name, entry in raw.items()),
         key=lambda e: (e.begin, e.end),
@@ -105,7 +107,6 @@ def read_header(source: BinaryIO, size: int, expected: Expected, coded: Expected
 
 
 def is_too_long(beginning: bytes) -> bool:
-    """Say whether a body that begins so has a header that nobody reads."""
     return int.from_bytes(beginning[:LENGTH_BYTES], "little") > HEADER_LIMIT
 
 
@@ -158,11 +159,11 @@ def _check_shape(name: str, shape: object, slot: Slot) -> None:
         isinstance(shape, list)
         and len(shape) == len(slot.shape)
         and all(type(extent) is int and 0 <= extent < 2**40 for extent in shape)
-        and all(wanted is None or extent == wanted for extent, wanted in zip(shape, slot.shape, strict=True))
+        and all(limit is None or extent == limit for extent, limit in zip(shape, slot.shape, strict=True))
     )
     if not fits:
-        wanted = ["any" if extent is None else extent for extent in slot.shape]
-        raise TensorSchema(f"{name} must have the shape {wanted}")
+        limit = ["any" if extent is None else extent for extent in slot.shape]
+        raise TensorSchema(f"{name} must have the shape {limit}")
 
 
 def _entry(name: str, raw: Mapping[str, object], data_begin: int, slot: Slot) -> Entry:
@@ -173,7 +174,7 @@ def _entry(name: str, raw: Mapping[str, object], data_begin: int, slot: Slot) ->
     shape = tuple(cast("list[int]", raw["shape"]))
     dtype = cast("str", raw["dtype"])
     if begin < 0 or end - begin != prod(shape) * ITEM_BYTES[dtype]:
-        raise TensorLayout(f"{name}: its offsets do not fit its shape")
+        raise TensorLayout(f"{name}: data_offsets do not match the shape")
     return Entry(name, dtype, shape, data_begin + begin, data_begin + end, slot.coded)
 
 
@@ -181,7 +182,7 @@ def _check_layout(entries: list[Entry], data_begin: int, size: int) -> None:
     position = data_begin
     for entry in entries:
         if entry.begin != position:
-            raise TensorLayout(f"{entry.name} overlaps its neighbour or leaves a hole")
+            raise TensorLayout(f"{entry.name} overlaps its neighbour or leaves a gap")
         position = entry.end
     if position != size:
         raise TensorLayout("the body does not end with its last tensor")

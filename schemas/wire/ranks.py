@@ -1,4 +1,4 @@
-"""Expect A and B of ranks that are not known beforehand."""
+"""Expected tensors whose ranks are not fixed by the plan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from schemas.wire.header import Expected, Slot
 
 
 def any_rank(layout: Layout) -> Expected:
-    """Expect the tensors of a layout in any rank; that they agree on one is for the reader to see."""
+    """Return the tensors of a layout at any rank; the caller checks that `A` and `B` agree."""
     return {
         name: Slot((None, shape[1]) if factor_of(name) == "A" else (shape[0], None))
         for name, shape in layout.items()

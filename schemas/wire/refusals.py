@@ -1,4 +1,4 @@
-"""Why a body is refused, one class per fact. `slug` is the last part of the problem type on the wire."""
+"""Reasons for rejecting a tensor body, one class each. `slug` is the last part of the problem type."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 
 class BodyRefused(ValueError):
-    """A tensor body that is not what it must be; nothing of it was kept."""
+    """A rejected tensor body; nothing of it was stored."""
 
     slug: ClassVar[str]
     title: ClassVar[str]
@@ -20,7 +20,7 @@ class DecompressedTooLarge(BodyRefused):
 
 
 class CodecWindow(BodyRefused):
-    """The zstd frame asks for a larger window than RFC 9659 lets a receiver expect."""
+    """The zstd frame needs a larger window than RFC 9659 allows."""
 
     slug, title = "codec-window", "The zstd window is larger than 8 MiB"
 
@@ -28,17 +28,17 @@ class CodecWindow(BodyRefused):
 class CodecTruncated(BodyRefused):
     """The zstd frame ends early."""
 
-    slug, title = "codec-truncated", "The zstd frame is cut off"
+    slug, title = "codec-truncated", "The zstd frame is truncated"
 
 
 class CodecTrailing(BodyRefused):
-    """There is something beside the one zstd frame."""
+    """The body has other bytes than the one zstd frame."""
 
-    slug, title = "codec-trailing", "The body is not one plain zstd frame"
+    slug, title = "codec-trailing", "The body is not exactly one zstd frame"
 
 
 class CodecCorrupt(BodyRefused):
-    """The zstd frame is damaged, or has no checksum to tell."""
+    """The zstd frame is damaged, or has no checksum."""
 
     slug, title = "codec-corrupt", "The zstd frame is damaged or has no checksum"
 
@@ -50,60 +50,60 @@ class TensorHeader(BodyRefused):
 
 
 class TensorSchema(BodyRefused):
-    """Names or shapes are not the expected ones."""
+    """Tensor names or shapes differ from the expected ones."""
 
-    slug, title = "tensor-schema", "Tensor names or shapes are not the expected ones"
+    slug, title = "tensor-schema", "Tensor names or shapes differ from the layout"
 
 
 class TensorDtype(BodyRefused):
-    """A tensor's type is not allowed here."""
+    """The dtype of a tensor is not allowed."""
 
-    slug, title = "tensor-dtype", "A tensor has a dtype that is not allowed here"
+    slug, title = "tensor-dtype", "A tensor has a dtype that is not allowed"
 
 
 class TensorLayout(BodyRefused):
-    """Tensors overlap, leave holes, or the file goes on behind them."""
+    """Tensors overlap or leave gaps, or bytes follow the last tensor."""
 
-    slug, title = "tensor-layout", "Tensor data overlap, have holes or trailing bytes"
+    slug, title = "tensor-layout", "Tensor data overlap, leave gaps, or bytes follow them"
 
 
 class TensorNonfinite(BodyRefused):
     """NaN, infinity, or mostly denormal values."""
 
-    slug, title = "tensor-nonfinite", "A tensor has values that are not ordinary finite numbers"
+    slug, title = "tensor-nonfinite", "A tensor has NaN, infinite or mostly denormal values"
 
 
 class ManifestRefused(BodyRefused):
     """The manifest is missing, malformed or of the wrong kind."""
 
-    slug, title = "metadata", "The manifest is not acceptable"
+    slug, title = "metadata", "The manifest is missing, malformed or of another kind"
 
 
 class RecipeRefused(BodyRefused):
-    """A body says another recipe than the plan's, or is not written in the one that it says."""
+    """The recipe of a body is not the plan's, or its encoding does not match its recipe."""
 
-    slug, title = "recipe", "The recipe is neither dense nor the plan's"
+    slug, title = "recipe", "The recipe must be dense or the plan's"
 
 
 class SparseIndex(BodyRefused):
-    """The places of sparse values are not written in the one way there is, or not as many as the values."""
+    """The positions of sparse values are not in canonical form, or do not match the number of values."""
 
-    slug, title = "sparse-index", "The places of sparse values are malformed, or do not fit the values"
+    slug, title = "sparse-index", "The positions of sparse values are malformed, or do not match the values"
 
 
 class StreamLength(BodyRefused):
-    """All values travel, and their codes have fewer or more bytes than these take."""
+    """The codes of a dense update have the wrong number of bytes."""
 
-    slug, title = "stream-length", "The codes of all values are too few or too many"
+    slug, title = "stream-length", "The number of codes does not match the layout"
 
 
 class QuantScale(BodyRefused):
-    """A scale is no ordinary positive number, or there is not one for each block."""
+    """A scale is not a positive finite number, or there is not one per block."""
 
-    slug, title = "quant-scale", "Scales are not one a block, negative, not finite, or 0 where codes are not"
+    slug, title = "quant-scale", "A scale is missing, negative, not finite, or 0 with non-zero codes"
 
 
 class QuantCode(BodyRefused):
-    """A code that no encoder writes."""
+    """A code is outside the range of its format."""
 
-    slug, title = "quant-code", "A quantised code is out of its range"
+    slug, title = "quant-code", "A quantised code is out of range"

@@ -1,7 +1,7 @@
-"""Which values of a tensor travel, and how their places are written, in one way only. Knows no values' bits.
+"""Sparse values: their selection, and the canonical encoding of their positions.
 
-Places are a bitmap, or the gaps between them as variable-length integers (LEB128), whichever is shorter.
-A gap counts what is left out, so that places which are unsorted or twice there cannot be written.
+Positions are a bitmap, or the gaps between them as variable-length integers (LEB128), whichever is shorter.
+A gap counts omitted values, so that unsorted or repeated positions have no encoding.
 """
 
 from __future__ import annotations
@@ -18,38 +18,36 @@ Mask = NDArray[np.bool_]
 Octets = NDArray[np.uint8]
 
 BITMAP, GAPS = 0, 1
-_LONGEST_VARINT = 5  # 35 bits: more than any tensor has places
+_LONGEST_VARINT = 5  # 35 bits: beyond the size of any tensor
 
 
 class PositionStream(Protocol):
-    """What places are read from."""
+    """A source of encoded positions."""
 
-    def peek(self, count: int) -> NDArray[Any]:
-        """Give the next bytes, fewer at the end."""
+    def peek(self, count: int) -> NDArray[Any]: ...
 
-    def skip(self, count: int) -> None:
-        """Go on behind them."""
+    def skip(self, count: int) -> None: ...
 
 
 def kept_count(size: int, density: float) -> int:
-    """Say how many of a tensor's values a density lets travel, one at least."""
+    """Return the number of values sent at a density, at least one."""
     return min(size, max(1, ceil(density * size)))
 
 
-def longest(size: int, kept: int | None = None) -> int:
-    """Say how many bytes the places in a tensor can have at most, those of `kept` values if that is known.
+def max_position_bytes(size: int, sent: int | None = None) -> int:
+    """Return the largest size in bytes of the positions in a tensor, or of `sent` positions.
 
-    A gap of 128 or more has a second byte, and there are only so many of these in what is left out.
+    A gap of 128 or more takes a second byte; the number of omitted values limits the number of such gaps.
     """
-    if kept is None:
+    if sent is None:
         return 1 + _bitmap_bytes(size)
-    lengths = int(_lengths(np.array([kept]))[0]) + kept
-    lengths += sum(min(kept, size - kept >> 7 * more) for more in range(1, _LONGEST_VARINT))
+    lengths = int(_lengths(np.array([sent]))[0]) + sent
+    lengths += sum(min(sent, size - sent >> 7 * more) for more in range(1, _LONGEST_VARINT))
     return 1 + min(_bitmap_bytes(size), lengths)
 
 
 def largest(scores: NDArray[np.float32], count: int) -> Mask:
-    """Mark the `count` largest scores (n,); of equal ones the first."""
+    """Mark the `count` largest scores (n,); ties go to the first."""
     if count >= scores.size:
         return np.ones(scores.size, bool)
     limit = np.partition(scores, scores.size - count)[scores.size - count]
@@ -59,7 +57,7 @@ def largest(scores: NDArray[np.float32], count: int) -> Mask:
 
 
 def write_places(mask: Mask) -> Octets:
-    """Write which places of a tensor are marked: a byte that says how, then a bitmap or count and gaps."""
+    """Encode the marked positions of a tensor: one byte for the form, then a bitmap or count and gaps."""
     if _gaps_are_shorter(mask):
         places = np.flatnonzero(mask)
         coded = _varints(np.concatenate([[places.size], _gaps(places)]))
@@ -68,10 +66,10 @@ def write_places(mask: Mask) -> Octets:
 
 
 def read_places(stream: PositionStream, size: int) -> Mask:
-    """Read which of a tensor's `size` places are marked: (size,).
+    """Decode the marked positions of a tensor of `size` values: (size,).
 
     Raises:
-        SparseIndex: it is cut off, out of range, or not the one way to write these places.
+        SparseIndex: truncated, out of range, or not canonical.
     """
     form = stream.peek(1)
     stream.skip(1)
@@ -79,36 +77,36 @@ def read_places(stream: PositionStream, size: int) -> Mask:
         return _read_bitmap(stream, size)
     if form.size and form[0] == GAPS:
         return _read_gaps(stream, size)
-    raise SparseIndex("the places of a tensor begin with neither of the two forms")
+    raise SparseIndex("the positions of a tensor have an unknown form; write a bitmap or gaps")
 
 
 def _read_bitmap(stream: PositionStream, size: int) -> Mask:
     raw = stream.peek(_bitmap_bytes(size))
     if raw.size < _bitmap_bytes(size):
-        raise SparseIndex("a bitmap is cut off")
+        raise SparseIndex("a bitmap is truncated")
     stream.skip(raw.size)
     bits = np.unpackbits(raw, bitorder="little")
     if bits[size:].any():
-        raise SparseIndex("a bitmap marks a place behind the tensor")
+        raise SparseIndex("a bitmap marks a position beyond the tensor")
     mask = bits[:size].view(np.bool_)
     if _gaps_are_shorter(mask):
-        raise SparseIndex("a bitmap stands where gaps are shorter")
+        raise SparseIndex("a bitmap is used where gaps are shorter")
     return mask
 
 
 def _read_gaps(stream: PositionStream, size: int) -> Mask:
-    """Read gaps, of which no more bytes are looked at than a bitmap would have."""
+    """Decode gaps, reading no more bytes than a bitmap has."""
     head, length = _read_varints(stream.peek(_LONGEST_VARINT), 1)
     stream.skip(length)
     count = int(head[0])
-    rest = _bitmap_bytes(size) - 1 - length
-    if count > rest:
-        raise SparseIndex("gaps stand where a bitmap is no longer")
-    gaps, length = _read_varints(stream.peek(rest), count)
+    limit = _bitmap_bytes(size) - 1 - length
+    if count > limit:
+        raise SparseIndex("gaps are used where a bitmap is not longer")
+    gaps, length = _read_varints(stream.peek(limit), count)
     stream.skip(length)
     places = np.cumsum(gaps + 1) - 1
     if places.size and places[-1] >= size:
-        raise SparseIndex("a place is behind the tensor")
+        raise SparseIndex("a position is beyond the tensor")
     mask = np.zeros(size, bool)
     mask[places] = True
     return mask
@@ -119,12 +117,11 @@ def _bitmap_bytes(size: int) -> int:
 
 
 def _gaps(places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count what is left out before each place."""
     return np.diff(places, prepend=-1) - 1
 
 
 def _gaps_are_shorter(mask: Mask) -> bool:
-    """Compare count and gaps with a bitmap; a gap has a byte at least."""
+    """Whether count and gaps take fewer bytes than a bitmap."""
     bitmap, count = _bitmap_bytes(mask.size), int(np.count_nonzero(mask))
     if count >= bitmap:
         return False
@@ -139,7 +136,7 @@ def _lengths(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _varints(numbers: NDArray[np.int64]) -> Octets:
-    """Write numbers as LEB128: seven bits a byte, lowest first, the top bit set in all bytes but the last."""
+    """Encode numbers as LEB128: seven bits per byte, lowest first, top bit set except in the last byte."""
     lengths = _lengths(numbers)
     ends = np.cumsum(lengths)
     coded = np.zeros(int(ends[-1]), np.uint8)
@@ -151,10 +148,10 @@ def _varints(numbers: NDArray[np.int64]) -> Octets:
 
 
 def _read_varints(raw: Octets, count: int) -> tuple[NDArray[np.int64], int]:
-    """Read `count` numbers from the beginning of `raw`, and say how many bytes they have."""
+    """Decode `count` numbers from the start of `raw`; return them and their size in bytes."""
     ends = np.flatnonzero(raw < 0x80)[:count]
     if ends.size < count:
-        raise SparseIndex("a list of gaps is cut off, or longer than a bitmap")
+        raise SparseIndex("a list of gaps is truncated, or longer than a bitmap")
     if not count:
         return np.empty(0, np.int64), 0
     begins = np.concatenate([[0], ends[:-1] + 1])
@@ -162,7 +159,7 @@ def _read_varints(raw: Octets, count: int) -> tuple[NDArray[np.int64], int]:
     if lengths.max() > _LONGEST_VARINT:
         raise SparseIndex("a gap is longer than any tensor")
     if ((raw[ends] == 0) & (lengths > 1)).any():
-        raise SparseIndex("a number is written longer than it is")
+        raise SparseIndex("a number has more bytes than it needs")
     numbers = np.zeros(count, np.int64)
     for place in range(int(lengths.max())):
         has = lengths > place

@@ -1,7 +1,7 @@
-"""Put all tensors of an update into a few streams by a recipe, and take them out again, exactly.
+"""Updates as a few streams: encode all tensors by a recipe, and decode them exactly.
 
-Streams instead of tensors: a header of names, shapes and offsets would be longer than the values of a small
-adapter in four bits. Knows neither references nor manifests: differences go in and come out.
+Per-tensor headers would be longer than the values of a small adapter in four bits. References are applied
+outside: differences go in and come out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from schemas.messages.recipes import Recipe
 from schemas.wire.header import Expected, Slot
 from schemas.wire.quantise import LEVELS, Floats, code_bytes, decode_values, encode_values, scale_count
 from schemas.wire.refusals import BodyRefused, QuantScale, SparseIndex, StreamLength
-from schemas.wire.sparse import Mask, kept_count, largest, longest, read_places, write_places
+from schemas.wire.sparse import Mask, kept_count, largest, max_position_bytes, read_places, write_places
 
 CODES, SCALES, POSITIONS = "codes", "scales", "positions"
 _DTYPES: Final = {CODES: np.uint8, SCALES: np.float16, POSITIONS: np.uint8}
@@ -28,32 +28,30 @@ Stream = NDArray[np.uint8] | NDArray[np.float16]
 
 
 class Streams(Protocol):
-    """Where streams are read from: a checked body, or what `encode` gave."""
+    """A source of streams: a validated body, or the result of `encode`."""
 
     def length(self, name: str) -> int:
-        """Say how many items a stream has, 0 if it is not there."""
+        """Return the number of items of a stream, 0 if absent."""
 
     def part(self, name: str, begin: int, count: int) -> Stream:
-        """Read items of a stream from `begin` on, fewer at its end."""
+        """Read up to `count` items of a stream from `begin` on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """The streams of one update; those without items are left out."""
+    """The streams of one update, without empty ones."""
 
     tensors: dict[str, Stream]
 
     def length(self, name: str) -> int:
-        """Say how many items a stream has, 0 if it is not there."""
         return self.tensors[name].size if name in self.tensors else 0
 
     def part(self, name: str, begin: int, count: int) -> Stream:
-        """Read items of a stream from `begin` on, fewer at its end."""
         return self.tensors[name][begin : begin + count]
 
 
 def stream_slots() -> Expected:
-    """Expect streams in place of tensors; how long each is and what is in it `decode` judges."""
+    """Return the expected streams; `decode` validates length and content."""
     octets, halves = frozenset({"U8"}), frozenset({"F16"})
     return {
         CODES: Slot((None,), octets, optional=True, coded=True),
@@ -63,7 +61,6 @@ def stream_slots() -> Expected:
 
 
 def bound(layout: Layout, recipe: Recipe) -> int:
-    """Say how many bytes the streams of any update of a layout have at most."""
     lengths = _longest(layout, recipe)
     return lengths[CODES] + 2 * lengths[SCALES] + lengths[POSITIONS]
 
@@ -75,16 +72,15 @@ def encode(
     importance: Mapping[str, Floats] | None = None,
     keep: Mapping[str, Mask] | None = None,
 ) -> Coded:
-    """Write tensors, in the order of their names; the same values and key give the same streams.
+    """Encode tensors in name order; equal values and key produce equal streams.
 
-    Each is asked for once, so that a mapping may read them one at a time.
-
-    Of each tensor as many values are kept as the density says: those of the largest absolute value, or of the
-    largest `importance`. `keep` marks them instead, and may prefer some tensors to others.
+    Each tensor is read once, so that a mapping may load one at a time. The density determines the number of
+    values sent per tensor: those of the largest absolute value, or of the largest `importance`. `keep` marks
+    them explicitly, and may favour some tensors.
 
     Raises:
-        NotEncodable: a value is not finite, or larger than the recipe's format can say.
-        ValueError: `keep` marks more values than the density lets travel.
+        NotEncodable: a value is not finite, or exceeds the range of the format.
+        ValueError: `keep` marks more values than the density allows.
     """
     parts: dict[str, list[Stream]] = {name: [] for name in _DTYPES}
     allowed = 0
@@ -94,7 +90,7 @@ def encode(
         if recipe.density < 1:
             scores = np.abs(flat) if importance is None else importance[name].reshape(-1)
             mask = largest(scores, kept_count(flat.size, recipe.density)) if keep is None else keep[name]
-            mask = mask.reshape(-1) & (flat != 0)  # what is not sent is 0 in any case
+            mask = mask.reshape(-1) & (flat != 0)  # values that are not sent decode to 0 anyway
             parts[POSITIONS].append(write_places(mask))
             flat = flat[mask]
         allowed -= flat.size
@@ -102,50 +98,50 @@ def encode(
         parts[CODES].append(codes)
         parts[SCALES].append(scales)
     if allowed < 0:
-        raise ValueError(f"{-allowed} values more are marked than density {recipe.density:g} lets travel")
+        raise ValueError(f"{-allowed} more values are marked than density {recipe.density:g} allows")
     joined: dict[str, Stream] = {}
-    for name, some in parts.items():
-        if any(part.size for part in some):
-            joined[name] = np.concatenate(some).astype(_DTYPES[name], copy=False)
+    for name, chunks in parts.items():
+        if any(part.size for part in chunks):
+            joined[name] = np.concatenate(chunks).astype(_DTYPES[name], copy=False)
     return Coded(joined)
 
 
 def decode(streams: Streams, layout: Layout, recipe: Recipe) -> Iterator[tuple[str, Floats]]:
-    """Read every tensor of a layout, in its order and shape; nothing is allocated but what the layout says.
+    """Decode every tensor of a layout, in its order and shape; memory is bounded by the layout.
 
-    Whatever is wrong is told at the end at the latest, so the tensors are worth nothing until then.
+    Some errors are raised only at the end, so the tensors are not valid before the iterator is exhausted.
 
     Raises:
-        SparseIndex, StreamLength, QuantScale, QuantCode: what is wrong, of the first tensor where it is; of
-            streams that are longer than any update's before all tensors.
+        SparseIndex, StreamLength, QuantScale, QuantCode: the first fault, in tensor order; oversized streams
+            are reported before all tensors.
     """
     limits, misfits = _longest(layout, recipe), _misfits(recipe)
     for name, misfit in misfits.items():
         if streams.length(name) > limits[name]:
-            raise misfit(f"{name} has {streams.length(name)} items and may have {limits[name]}")
+            raise misfit(f"{name} has {streams.length(name)} items; at most {limits[name]} are allowed")
     positions, codes, scales = (_Reader(streams, name, misfit) for name, misfit in misfits.items())
-    allowed = _kept(map(prod, layout.values()), recipe)
+    allowed = _sent_count(map(prod, layout.values()), recipe)
     for name, shape in layout.items():
         size = prod(shape)
         mask = read_places(positions, size) if recipe.density < 1 else None
         count = int(np.count_nonzero(mask)) if mask is not None else size
         allowed -= count
         if allowed < 0:
-            raise SparseIndex(f"more values are marked than density {recipe.density:g} lets travel")
+            raise SparseIndex(f"more values are marked than density {recipe.density:g} allows")
         raw = codes.take(code_bytes(count, recipe.values))
-        own = scales.take(scale_count(count, recipe))
-        found = decode_values(raw.view(np.uint8), own.view(np.float16), count, recipe)
+        block_scales = scales.take(scale_count(count, recipe))
+        decoded = decode_values(raw.view(np.uint8), block_scales.view(np.float16), count, recipe)
         if mask is not None:
             values = np.zeros(size, np.float32)
-            values[mask] = found
-            found = values
-        yield name, found.reshape(shape)
+            values[mask] = decoded
+            decoded = values
+        yield name, decoded.reshape(shape)
     for reader in (positions, codes, scales):
         reader.check_end()
 
 
 class _Reader:
-    """Goes through one stream from its beginning to its end."""
+    """A cursor over one stream."""
 
     def __init__(self, streams: Streams, name: str, misfit: type[BodyRefused]) -> None:
         self._streams = streams
@@ -154,18 +150,17 @@ class _Reader:
         self._at = 0
 
     def peek(self, count: int) -> Stream:
-        """Give the next items, fewer at the end."""
+        """Return up to `count` of the next items without advancing."""
         left = self._streams.length(self._name) - self._at
         if min(count, left) <= 0:
             return np.empty(0, _DTYPES[self._name])
         return self._streams.part(self._name, self._at, min(count, left))
 
     def skip(self, count: int) -> None:
-        """Go on behind them."""
         self._at += count
 
     def take(self, count: int) -> Stream:
-        """Give exactly so many items, and go on behind them."""
+        """Return exactly `count` items and advance."""
         items = self.peek(count)
         if items.size < count:
             raise self._misfit(f"{self._name} ends early")
@@ -173,34 +168,32 @@ class _Reader:
         return items
 
     def check_end(self) -> None:
-        """Make sure that nothing is left."""
         if self._at < self._streams.length(self._name):
-            raise self._misfit(f"{self._name} goes on behind the last value")
+            raise self._misfit(f"{self._name} continues after the last value")
 
 
 def _misfits(recipe: Recipe) -> dict[str, type[BodyRefused]]:
-    """Say what is wrong where a stream has too few or too many items, in the order of the streams.
+    """Return the error of each stream with too few or too many items, in the order of the streams.
 
-    Where a part of the values travels, codes that are not as many as the places are the places' fault.
+    With a sparse recipe, a mismatch of codes and positions is a fault of the positions.
     """
     is_sparse = recipe.density < 1
     return {POSITIONS: SparseIndex, CODES: SparseIndex if is_sparse else StreamLength, SCALES: QuantScale}
 
 
-def _kept(sizes: Iterable[int], recipe: Recipe) -> int:
-    """Say how many values of tensors of these sizes may travel together."""
+def _sent_count(sizes: Iterable[int], recipe: Recipe) -> int:
     return sum(kept_count(size, recipe.density) for size in sizes)
 
 
 def _longest(layout: Layout, recipe: Recipe) -> dict[str, int]:
-    """Say how many items each stream has at most; marked values may be spread over the tensors at will."""
+    """Return the largest number of items of each stream; marks may be distributed freely over the tensors."""
     sizes = [prod(shape) for shape in layout.values()]
     if recipe.density == 1:
         codes = sum(code_bytes(size, recipe.values) for size in sizes)
         return {CODES: codes, SCALES: sum(scale_count(size, recipe) for size in sizes), POSITIONS: 0}
-    kept = _kept(sizes, recipe)  # every tensor may have a last byte and a last block that are not full
+    sent = _sent_count(sizes, recipe)  # each tensor may end with a partial byte and a partial block
     return {
-        CODES: code_bytes(kept, recipe.values) + len(sizes),
-        SCALES: scale_count(kept, recipe) + (len(sizes) if recipe.values in LEVELS else 0),
-        POSITIONS: sum(longest(size) for size in sizes),
+        CODES: code_bytes(sent, recipe.values) + len(sizes),
+        SCALES: scale_count(sent, recipe) + (len(sizes) if recipe.values in LEVELS else 0),
+        POSITIONS: sum(max_position_bytes(size) for size in sizes),
     }

@@ -1,4 +1,4 @@
-"""JSON as strictly as hostile input deserves: no NaN, duplicate keys, lone surrogates or huge numbers."""
+"""Strict JSON for hostile input: no NaN, duplicate keys, lone surrogates or huge numbers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _LONGEST_NUMBER = 40
 
 
 class MalformedJson(ValueError):
-    """These bytes are not strict JSON."""
+    """The bytes are not strict JSON."""
 
 
 def loads(text: bytes) -> object:
     """Parse UTF-8 JSON.
 
     Raises:
-        MalformedJson: anything that two parsers could read differently.
+        MalformedJson: the text is invalid, or ambiguous between parsers.
     """
     try:
         value: object = json.loads(

@@ -47,7 +47,7 @@ def test_goals_are_judged_by_what_was_measured() -> None:
     size = {"clients": 4, "mib": 1, "strategy": "fedavg", "seconds": 0.2, "cpu_seconds": 0.06}
     size |= {"peak_rss_mib": 100.0, "copy_and_hash_seconds": 0.1, "wire_ratio": 1.01}
     console = Console(record=True, width=200)
-    figures.judge(console, round_report.wanted([size, size | {"clients": 8, "peak_rss_mib": 120.0}]))
+    figures.judge(console, round_report.goals([size, size | {"clients": 8, "peak_rss_mib": 120.0}]))
     told = [line.strip() for line in console.export_text().splitlines()]
     assert "met: 4 x 1 MiB, fedavg: s per round 0.2, goal 0.3" in told
     assert "missed: 4 x 1 MiB, fedavg: server's CPU s per round 0.06, goal 0.05" in told

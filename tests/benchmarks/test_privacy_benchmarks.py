@@ -9,14 +9,14 @@ import torch
 from benchmarks import leak
 from benchmarks.private_relevance import mass
 from client_agent.model.loading import load_base_model
-from client_agent.sketches.gradient import Signature
+from client_agent.sketches.gradient import Sketch
 
 
 def test_mass_is_split_over_the_own_cluster_oneself_and_the_others() -> None:
     east, north, up = np.eye(3, dtype=np.float32)
 
     def of(*vectors: np.ndarray) -> tuple[float, float, float]:
-        return mass(["a", "a", "b", "b"], [Signature(vector, 1.0) for vector in vectors])
+        return mass(["a", "a", "b", "b"], [Sketch(vector, 1.0) for vector in vectors])
 
     assert of(east, east, north, north) == pytest.approx((1, 0, 0))
     assert of(east, north, east, north) == pytest.approx((0, 0, 1))

@@ -186,16 +186,7 @@ def participant(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable
             token = served.enrolment_token(federation_id, "aster")
             member = enrol(api(None, None), tmp_path, token=token, name="aster", profile=silo.profile)
             connection = api(read_key(tmp_path), transport, member.server_key)
-            return Participant(
-                silo,
-                connection,
-                federation_id,
-                member.client_id,
-                tmp_path,
-                keep_rounds=2,
-                stop=lambda: False,
-                server_key=member.server_key,
-            )
+            return Participant.of(silo, connection, member, tmp_path, keep_rounds=2)
 
         yield make
 

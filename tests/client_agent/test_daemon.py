@@ -65,7 +65,7 @@ def test_an_agent_takes_part_until_the_federation_is_finished(
     rounds = views(served, federation_id)
     assert [r["state"] for r in rounds] == ["published", "published"]
     assert all(r["clients"][0]["scores"]["examples"] == 128 for r in rounds)
-    assert (who.home / "final_weights.safetensors").is_file()
+    assert (who.workspace.home / "final_weights.safetensors").is_file()
 
 
 @pytest.mark.slow
@@ -79,13 +79,13 @@ def test_an_update_that_is_refused_is_given_up_and_the_next_round_is_played(
     served.admin.post(f"/v1/federations/{federation_id}/start")
 
     def sleep(_: float) -> None:
-        if any(folder.number > 1 and folder.has(CLOSED) for folder in who.rounds.newest_first()):
+        if any(folder.number > 1 and folder.has(CLOSED) for folder in who.workspace.rounds.newest_first()):
             raise Stopped
         time.sleep(0.02)
 
     with pytest.raises(Stopped):
         run(who, sleep)
-    closed = next(folder for folder in who.rounds.newest_first() if folder.has(CLOSED))
+    closed = next(folder for folder in who.workspace.rounds.newest_first() if folder.has(CLOSED))
     assert closed.number > 1, "it must have gone on to another round"
     assert closed.has(UPDATE)
     assert not closed.has(RECEIPT)
@@ -114,9 +114,9 @@ def test_what_was_made_and_not_delivered_is_delivered_byte_for_byte_after_a_rest
     served.admin.post(f"/v1/federations/{federation_id}/start")
     with pytest.raises(Stopped):
         run(who, naps(50))
-    assert not who.rounds.open(1).has(RECEIPT)
+    assert not who.workspace.rounds.open(1).has(RECEIPT)
     run(who, naps(500))
-    assert who.rounds.open(1).has(SCORES_SENT)
+    assert who.workspace.rounds.open(1).has(SCORES_SENT)
     assert len(pushed) == 2
     assert pushed[0] == pushed[1]
     assert views(served, federation_id)[0]["counts"]["arrived"] == 1
@@ -132,14 +132,14 @@ def test_an_update_that_never_gets_through_is_given_up_with_its_round(
     who = participant(federation_id, Buffering(is_late))
     served.admin.post(f"/v1/federations/{federation_id}/start")
     run(who, naps(500))
-    first = who.rounds.open(1)
+    first = who.workspace.rounds.open(1)
     assert (first.has(UPDATE), first.has(RECEIPT)) == (True, False)
     assert json.loads(first.read(CLOSED)) == {"reason": "round-closed"}
-    assert "round 1 goes on without this client" in caplog.text
+    assert "round 1: update not counted" in caplog.text
     assert ("proxy_request_buffering" in caplog.text) == is_late
     states = [r["state"] for r in views(served, federation_id)]
     assert (states[0], states[-1]) == ("abandoned", "published")
-    assert (who.home / "final_weights.safetensors").is_file()
+    assert (who.workspace.home / "final_weights.safetensors").is_file()
 
 
 def test_an_update_that_counted_is_not_called_lost_when_its_receipt_is(
@@ -149,12 +149,12 @@ def test_an_update_that_counted_is_not_called_lost_when_its_receipt_is(
     who = participant(federation_id, Deaf())
     served.admin.post(f"/v1/federations/{federation_id}/start")
     run(who, naps(500))
-    first = who.rounds.open(1)
+    first = who.workspace.rounds.open(1)
     assert json.loads(first.read(CLOSED)) == {"reason": "receipt-lost"}
-    assert "round 1 has counted the update" in caplog.text
-    assert "goes on without this client" not in caplog.text
+    assert "round 1: receipt lost (the update was counted)" in caplog.text
+    assert "update not counted" not in caplog.text
     assert views(served, federation_id)[0]["counts"]["arrived"] == 1
-    assert (who.home / "final_weights.safetensors").is_file()
+    assert (who.workspace.home / "final_weights.safetensors").is_file()
 
 
 def test_an_error_page_of_a_proxy_does_not_end_the_agent(served: Served, participant: Enrolled) -> None:
@@ -175,7 +175,7 @@ def test_an_error_page_of_a_proxy_does_not_end_the_agent(served: Served, partici
 def test_our_own_refusal_of_the_credential_ends_it(served: Served, participant: Enrolled) -> None:
     federation_id = served.federation(**alone_plan())
     who = participant(federation_id)
-    served.admin.delete(f"/v1/federations/{federation_id}/clients/{who.client}")
+    served.admin.delete(f"/v1/federations/{federation_id}/clients/{who.session.client_id}")
     with pytest.raises(CoordinatorRefused, match="key-revoked"):
         run(who, naps(5))
 
@@ -188,10 +188,10 @@ def test_preparing_without_alignment_needs_no_pack(served: Served, participant: 
 
 
 def test_a_check_finds_everything_good_and_names_the_next_step(served: Served, tmp_path: Path) -> None:
-    found = {f.what: f for f in findings(config(tmp_path, url=served.url))}
-    assert all(f.good for f in found.values())
-    assert "128 held out" in found["data"].found
-    assert "tessera agent enrol" in found["identity"].found
+    found = {f.subject: f for f in findings(config(tmp_path, url=served.url))}
+    assert all(f.passed for f in found.values())
+    assert "128 held out" in found["data"].detail
+    assert "tessera agent enrol" in found["identity"].detail
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_check_finds_everything_good_and_names_the_next_step(served: Served, t
 def test_a_check_says_what_is_wrong_and_goes_on(
     changes: dict[str, str], what: str, said: str, tmp_path: Path, served: Served
 ) -> None:
-    found = {f.what: f for f in findings(config(tmp_path, **({"url": served.url} | changes)))}
+    found = {f.subject: f for f in findings(config(tmp_path, **({"url": served.url} | changes)))}
     assert len(found) == 10
-    assert not found[what].good
-    assert said in found[what].found
+    assert not found[what].passed
+    assert said in found[what].detail

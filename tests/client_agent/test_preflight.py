@@ -29,7 +29,7 @@ SMALL = {"steps": 1, "batch_size": 2, "max_length": 40, "gradient_checkpointing"
 
 
 def found(file: Path, plan: Path | None = None) -> dict[str, str]:
-    return {finding.what: finding.found for finding in findings(file, plan)}
+    return {finding.subject: finding.detail for finding in findings(file, plan)}
 
 
 def test_a_plans_file_decides_what_a_step_needs(tmp_path: Path) -> None:
@@ -81,9 +81,7 @@ def test_an_enrolled_silo_is_checked_under_its_federations_plan(
     served.admin.post(f"/v1/federations/{federation_id}/start")
     assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
     with connected(read_key(folder)) as api:
-        who = Participant(
-            silo, api, federation_id, member.client_id, folder, 2, lambda: False, member.server_key
-        )
+        who = Participant.of(silo, api, member, folder, keep_rounds=2)
         run(who, naps(500))
     # The federation is over and its coordinator gone: the rounds on disk still say it.
     served.stop()
@@ -112,13 +110,13 @@ def test_an_interrupted_rotation_is_mentioned_with_what_to_do(
     else:
         (folder / "next.key").rename(folder / "client.key")
         (folder / "next.key").write_bytes(old)
-    (said,) = (finding for finding in findings(file) if finding.what == "identity")
-    assert said.good != is_known, "the old key is over"
-    assert "next.key waits: `tessera agent rotate-key` finishes replacing the key" in said.found
+    (said,) = (finding for finding in findings(file) if finding.subject == "identity")
+    assert said.passed != is_known, "the old key is over"
+    assert "next.key waits: `tessera agent rotate-key` finishes replacing the key" in said.detail
 
 
 def test_texts_that_the_model_cannot_read_are_found_before_a_round(tmp_path: Path) -> None:
     model = save_model(tmp_path / "short", "gpt2", max_position_embeddings=8)
     said = found(config(tmp_path, model=model))
     assert "reads 8 at most" in said["data"]
-    assert "training.max_length set to 8 or less" in said["data"]
+    assert "set training.max_length to 8 or less" in said["data"]

@@ -41,7 +41,11 @@ def test_an_agents_standing_follows_it_from_enrolment_to_the_end(
     federation_id = served.federation(**alone_plan())
     who = participant(federation_id)
     waiting = status(file, exit_code=1)
-    assert (waiting["name"], waiting["client"], waiting["federation"]) == ("aster", who.client, federation_id)
+    assert (waiting["name"], waiting["client"], waiting["federation"]) == (
+        "aster",
+        who.session.client_id,
+        federation_id,
+    )
     assert (waiting["running"], waiting["rounds"]) == (False, [])
     assert waiting["coordinator"] == "nothing to do for this client now"
     with exclusive(tmp_path):
@@ -59,7 +63,7 @@ def test_an_agents_standing_follows_it_from_enrolment_to_the_end(
         "state": "update and scores delivered",
         "before": view["scores"]["before"]["exact_match"],
         "after": view["scores"]["after"]["exact_match"],
-        "bytes_sent": len(who.rounds.open(2).read(UPDATE)),
+        "bytes_sent": len(who.workspace.rounds.open(2).read(UPDATE)),
     }
     shown = tessera("status", "--config", file).stdout
     for part in ("aster", "does not run", "federation is finished", f"{ended['rounds'][0]['bytes_sent']:,}"):
@@ -75,14 +79,14 @@ def test_a_round_that_went_on_without_this_client_says_why(
     served.admin.post(f"/v1/federations/{federation_id}/start")
 
     def sleep(_: float) -> None:
-        if any(folder.has(CLOSED) for folder in who.rounds.newest_first()):
+        if any(folder.has(CLOSED) for folder in who.workspace.rounds.newest_first()):
             raise Stopped
         time.sleep(0.02)
 
     with pytest.raises(Stopped):
         run(who, sleep)
     file = beside(tmp_path, url=served.url)
-    (closed,) = [one for one in status(file, exit_code=1)["rounds"] if "over" in one["state"]]
+    (closed,) = [one for one in status(file, exit_code=1)["rounds"] if "closed" in one["state"]]
     assert "norm-exceeded" in closed["state"]
     assert closed["bytes_sent"] is None
 
@@ -95,7 +99,7 @@ def test_a_coordinator_that_is_gone_or_has_no_place_for_a_client_is_no_good_stan
     with exclusive(tmp_path):
         gone = status(beside(tmp_path), exit_code=1)
         assert "did not answer" in gone["coordinator"]
-        served.admin.delete(f"/v1/federations/{federation_id}/clients/{who.client}")
+        served.admin.delete(f"/v1/federations/{federation_id}/clients/{who.session.client_id}")
         revoked = status(beside(tmp_path, url=served.url), exit_code=1)
         assert "key-revoked" in revoked["coordinator"]
         assert revoked["running"]

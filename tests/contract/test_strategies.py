@@ -9,8 +9,7 @@ import pytest
 from pydantic import JsonValue
 
 from client_agent.strategies import base as agent_side
-from coordinator.strategies import base as coordinator_side
-from coordinator.strategies.capabilities import Folding, MoreTravels, PartTravels
+from coordinator.strategies import opening as coordinator_side
 from schemas.maths.adapter import lora_layout, prior_layout
 
 
@@ -37,14 +36,14 @@ def _choices(name: str) -> list[dict[str, JsonValue]]:
 def test_the_agent_understands_what_a_plan_says(name: str) -> None:
     for options in _choices(name):
         understood = agent_side.load_strategy(name, options)
-        assert understood.gated == coordinator_side.make(name, options).gated
+        assert understood.traits.gated == coordinator_side.make(name, options).traits.gated
 
 
 @pytest.mark.parametrize("name", coordinator_side.names())
 def test_both_sides_mean_the_same_tensors_to_travel(name: str) -> None:
     here, there = agent_side.load_strategy(name), coordinator_side.make(name, {})
-    assert isinstance(here, agent_side.PartTravels) == isinstance(there, PartTravels)
-    if isinstance(here, agent_side.PartTravels) and isinstance(there, PartTravels):
+    assert here.traits.part_travels == there.traits.part_travels
+    if here.traits.part_travels:
         tensors = lora_layout(2, {"q": (4, 4), "down": (4, 8)}, 2)
         travelling = {tensor for tensor in tensors if here.travels(tensor)}
         assert travelling == {tensor for tensor in tensors if there.travels(tensor)}
@@ -54,13 +53,13 @@ def test_both_sides_mean_the_same_tensors_to_travel(name: str) -> None:
 @pytest.mark.parametrize("name", coordinator_side.names())
 def test_both_sides_say_whether_weights_come_with_something_to_fold(name: str) -> None:
     here, there = agent_side.load_strategy(name), coordinator_side.make(name, {})
-    assert isinstance(here, agent_side.Folding) == isinstance(there, Folding)
+    assert here.traits.base_delta == there.traits.base_delta
 
 
 @pytest.mark.parametrize("name", coordinator_side.names())
 def test_both_sides_say_whether_a_prior_travels_beside_the_adapter(name: str) -> None:
     here, there = agent_side.load_strategy(name), coordinator_side.make(name, {})
-    assert isinstance(here, agent_side.LearnsImportance) == isinstance(there, MoreTravels)
-    if isinstance(there, MoreTravels):
+    assert (here.traits.importance is not None) == there.traits.extra_tensors
+    if there.traits.extra_tensors:
         layout = lora_layout(2, {"q": (4, 4), "down": (4, 8)}, 2)
         assert there.beside(layout) == prior_layout(layout) != {}

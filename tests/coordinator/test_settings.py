@@ -110,8 +110,12 @@ def test_an_empty_variable_leaves_an_option_as_it_is(secrets: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("PUBLIC_NAMES", "https://tessera.example.org", "is no name"),
-        ("PUBLIC_NAMES", "localhost, tessera.example.org/path", "tessera.example.org/path is no name"),
+        ("PUBLIC_NAMES", "https://tessera.example.org", "is not a host name"),
+        (
+            "PUBLIC_NAMES",
+            "localhost, tessera.example.org/path",
+            "tessera.example.org/path is not a host name",
+        ),
         ("TRUSTED_PROXIES", "caddy", "'caddy' does not appear to be an IPv4 or IPv6 network"),
         ("TRUSTED_PROXIES", "127.0.0.1,10.0.0.1/8", "10.0.0.1/8 has host bits set"),
     ],

@@ -141,18 +141,18 @@ def test_a_lease_is_kept_alive_by_work(database: Database) -> None:
     lease = Lease(database, claim, 0.0)
     lease._seconds = 60.0
     lease._last -= 100.0
-    lease.keep()
+    lease.extend()
     with database.read() as session:
         row = session.get(RoundRow, claim.round_id)
         assert row is not None
         assert row.lease_expires_at is not None
         assert row.lease_expires_at > database_time(session) + timedelta(seconds=50)
-    lease.give_up()
+    lease.release()
     again = claim_due(database, 60.0)
     assert again is not None
-    lease.give_up()  # not ours any more: nothing happens
+    lease.release()  # not ours any more: nothing happens
     with pytest.raises(LostRace):
-        lease._extend(1.0)
+        lease._extend_by(1.0)
 
 
 def test_finishing_during_an_aggregation_wins(database: Database) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from unittest.mock import patch
 
@@ -16,16 +16,18 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from client_agent.adapters.base import State
 from client_agent.alignment.pack_exchange import FramesInUse
 from client_agent.daemon import run
 from client_agent.errors import AgentError, CoordinatorRefused, CoordinatorUnreachable
-from client_agent.identity.key_rotation import Connect, key_in_use, replace_key
+from client_agent.identity.key_rotation import Connect, current_key, replace_key
 from client_agent.identity.membership import enrol, is_enrolled, read_membership
 from client_agent.rounds import sketch
 from client_agent.rounds import steps as agent_round
-from client_agent.rounds.participant import Participant
+from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.participant import Participant, Trainer
 from client_agent.rounds.train import Trained
-from client_agent.sketches.gradient import Signature
+from client_agent.sketches.gradient import Sketch
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.maths.adapter import Layout, pq_layout
@@ -89,19 +91,20 @@ class Injected:
         pass
 
 
-class Walker(Participant):
-    """A participant without a model; everything else of it is the product's."""
+class SimulatedTrainer(Trainer):
+    """A trainer without a model."""
 
     def frames(self, brief: RoundBrief) -> FramesInUse:
         """There are none where base models are not aligned."""
         return super().frames(brief) if brief.alignment is not None else FramesInUse({}, None)
 
-    def injected(self, brief: RoundBrief) -> Any:
-        """Give the layout."""
-        return Injected(pq_layout(["b0.q"], brief.adapter.rank))
+    def injected(self, opened: OpenedBrief, state: State | None) -> Any:
+        return Injected(self.layout(opened, state))
 
-    def origin(self, brief: RoundBrief) -> Any:
-        """Nothing was trained under anything."""
+    def layout(self, opened: OpenedBrief, state: State | None) -> Layout:
+        return pq_layout(["b0.q"], opened.brief.adapter.rank)
+
+    def origin(self, opened: OpenedBrief) -> Any:
         return None
 
 
@@ -127,8 +130,8 @@ def _train(silo: Any, adapter: Any, plan: Any, *, round_number: int, start: Any,
     return Trained(adapter_state, {}, {}, Scores(before=_SCORE, after=_SCORE, examples=4), None)
 
 
-def _sketch(who: Any, *_: object) -> Signature:
-    return Signature(np.array([1.0, float(who.silo.index), 0.0, 0.0], np.float32), 1.0)
+def _sketch(_: object, trainer: Any, *__: object) -> Sketch:
+    return Sketch(np.array([1.0, float(trainer.silo.index), 0.0, 0.0], np.float32), 1.0)
 
 
 @contextmanager
@@ -136,7 +139,7 @@ def without_models() -> Iterator[None]:
     """Let agents train without a model."""
     with (
         patch.object(agent_round, "train_locally", _train),
-        patch.object(sketch, "sketch", _sketch),
+        patch.object(sketch, "compute_sketch", _sketch),
         packs_without_models(),
     ):
         yield
@@ -215,21 +218,13 @@ class Agent(Process):
 
         while self.rotating:
             self._replace_key(connect)
-        api = self.api = connect(self._insist(lambda: key_in_use(connect, self.folder)))
+        api = self.api = connect(self._insist(lambda: current_key(connect, self.folder)))
         silo = world.silos.setdefault(self.number, SimulatedSilo(self.index, world))
         if self.thief:
             return
-        walker = Walker(
-            cast("Silo", silo),
-            api,
-            member.federation_id,
-            member.client_id,
-            self.folder,
-            keep_rounds=2,
-            stop=lambda: False,
-            server_key=member.server_key,
-        )
-        run(walker, world.scheduler.sleep)
+        product = Participant.of(cast("Silo", silo), api, member, self.folder, keep_rounds=2)
+        trainer = SimulatedTrainer(cast("Silo", silo), product.session, lambda: False)
+        run(replace(product, trainer=trainer), world.scheduler.sleep)
 
     def _replace_key(self, connect: Connect) -> None:
         try:

@@ -50,7 +50,7 @@ def drives_on_what_it_saw() -> Iterator[None]:
         for row, step in due:
             with suppress(rounds.LostRace), database.write() as session:
                 federation = workers.lock_federation(session, row.federation_id)
-                transitions.take(
+                transitions.apply_step(
                     session, federation, session.merge(row, load=False), step, workers.database_time(session)
                 )
         return bool(due)
@@ -90,7 +90,7 @@ def publishes_without_its_lease() -> Iterator[None]:
 
     def unfenced(database: Any, claim: Any, weighing: Any, made: Any) -> None:
         with database.read() as session:
-            row = rounds.numbered(session, claim.federation_id, claim.number)
+            row = rounds.get_round(session, claim.federation_id, claim.number)
         publish(database, replace(claim, token=row.lease_token), weighing, made)
 
     with patch.object(job, "_publish", unfenced):

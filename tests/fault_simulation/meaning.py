@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from client_agent.rounds.encode_update import _name_of
+from client_agent.rounds.encode_update import _rounding_seed
 from client_agent.storage.round_folder import RECEIPT
 from schemas.maths.adapter import SIGNATURE, Layout, pq_layout
 from schemas.messages.recipes import NAMED, SentRecipe, WeightsRecipeName
@@ -126,7 +126,7 @@ class Meaning:
             wanted = shaped(learnt - given if given is not None else learnt, self._layout)
             if carried is not None:
                 wanted = shaped(flat(wanted) + carried, self._layout)
-            coded = encode(wanted, self._recipe, "recipe", _name_of(wanted))
+            coded = encode(wanted, self._recipe, "recipe", _rounding_seed(wanted))
             if np.array_equal(flat(dict(decode(coded, self._layout, self._recipe))), made.values):
                 self._lost[agent, number] = flat(wanted) - made.values
                 if carried is not None:

@@ -18,6 +18,7 @@ from coordinator import workers
 from coordinator.aggregation import job
 from coordinator.aggregation import store as aggregation_store
 from coordinator.auth import nonces
+from coordinator.db.engine import database_time
 from coordinator.db.tables.federations import ChunkRow, PayloadRow, UpdateRow, WeightsRow
 from coordinator.enrolment import routes as enrolment
 from coordinator.enrolment import store
@@ -110,10 +111,12 @@ def publishes_in_two_transactions() -> Iterator[None]:
 
     def twice(database: Any, claim: Any, weighing: Any, done: Any) -> None:
         with database.write() as session:
-            for client, body in sorted(done.made.items()):
+            for client, body in sorted(done.bodies.items()):
                 stored = body.adopted(body.staged.adopt(session))
-                weights.give(session, claim.federation_id, client, claim.number + 1, stored, job.database_time(session))
-        publish(database, claim, weighing, replace(done, made={}))
+                weights.assign(
+                    session, claim.federation_id, client, claim.number + 1, stored, database_time(session)
+                )
+        publish(database, claim, weighing, replace(done, bodies={}))
 
     with patch.object(job, "_publish", twice):
         yield
@@ -179,7 +182,7 @@ def counts_who_has_only_joined() -> Iterator[None]:
     def joined(row: Any, plan: Any, expected: int, waiting: int, delivered: int) -> Any:
         return facts(row, plan, expected, 0, expected)
 
-    with patch.object(rounds, "_facts", joined), patch.object(rounds, "waits", lambda *_: False):
+    with patch.object(rounds, "_facts", joined), patch.object(rounds, "is_waiting", lambda *_: False):
         yield
 
 
@@ -234,7 +237,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("takes updates of the revoked", _set(commit, "still_member", _nothing), _revoked_while("update")),
     Mutant("lets the revoked join", _set(join, "still_member", _nothing), _revoked_while("join")),
-    Mutant("forgets that a join was answered", _set(join, "_known", _nothing), _always),
+    Mutant("forgets that a join was answered", _set(join, "_earlier_answer", _nothing), _always),
     Mutant("forgets that an update is there", _set(updates, "_as_receipt", _nothing), _always),
     Mutant("answers before the commit", answers_before_the_commit, _workers_die),
     Mutant("acknowledges other bytes", acknowledges_other_bytes, lambda plan, _: plan.two_mouthed),

@@ -12,7 +12,7 @@ from coordinator.errors import UploadConflict
 from coordinator.federations.store import federation
 from coordinator.http.uploads import ReceivedBody
 from coordinator.updates import commit, ingest, routes
-from coordinator.updates.commit import Delivered, ValidatedUpdate
+from coordinator.updates.commit import CommitResult, ValidatedUpdate
 from coordinator.updates.group_commit import GroupCommit
 from coordinator.updates.ingest import ExpectedUpdate
 from schemas.messages.updates import Receipt
@@ -41,53 +41,53 @@ class _Rehearsal:
 @contextmanager
 def answers_before_the_commit() -> Iterator[None]:
     """The receipt leaves, and soon after the update is kept, if the replica lives that long."""
-    deliver = routes.deliver
+    deliver = routes.ingest_update
 
-    def early(database: Any, expected: ExpectedUpdate, body: ReceivedBody, _: GroupCommit) -> Delivered:
+    def early(database: Any, expected: ExpectedUpdate, body: ReceivedBody, _: GroupCommit) -> CommitResult:
         body.file.seek(0)
         content = body.file.read()
-        told = deliver(_Rehearsal(database), expected, body, GroupCommit(servers=1, most=1))  # type: ignore[arg-type]
+        told = deliver(_Rehearsal(database), expected, body, GroupCommit(max_leaders=1, max_batch=1))  # type: ignore[arg-type]
         world = database.host
 
         def keep() -> None:
             with suppress(Exception), SpooledTemporaryFile[bytes](max_size=2**20) as copy:
                 copy.write(content)
                 again = ReceivedBody(copy, body.digest, body.bytes, body.encoding)
-                deliver(database, expected, again, GroupCommit(servers=1, most=1))
+                deliver(database, expected, again, GroupCommit(max_leaders=1, max_batch=1))
 
         if told.is_new:
             world.scheduler.spawn(world.scheduler.current().process, keep, delay=0.2)
         return told
 
-    with patch.object(routes, "deliver", early):
+    with patch.object(routes, "ingest_update", early):
         yield
 
 
 @contextmanager
 def acknowledges_other_bytes() -> Iterator[None]:
     """Whoever delivers a second time is told that it is well."""
-    deliver = routes.deliver
+    deliver = routes.ingest_update
 
     def polite(
-        database: Any, expected: ExpectedUpdate, body: ReceivedBody, together: GroupCommit
-    ) -> Delivered:
+        database: Any, expected: ExpectedUpdate, body: ReceivedBody, group_commit: GroupCommit
+    ) -> CommitResult:
         try:
-            return deliver(database, expected, body, together)
+            return deliver(database, expected, body, group_commit)
         except UploadConflict:
             with database.read() as session:
                 moment = federation(session, expected.member.federation_id).created_at
-            return Delivered(
+            return CommitResult(
                 Receipt(
                     digest=body.digest,
                     received_at=moment,
                     bytes=body.bytes,
-                    round=expected.number,
+                    round=expected.round_number,
                     client=expected.member.client_id,
                     clipped=False,
                 )
             )
 
-    with patch.object(routes, "deliver", polite):
+    with patch.object(routes, "ingest_update", polite):
         yield
 
 
@@ -96,8 +96,8 @@ def takes_updates_after_closing() -> Iterator[None]:
     """Updates count until the round is over."""
     until_the_end = frozenset({"open", "collecting", "closing", "aggregating", "published"})
     with (
-        patch.object(ingest, "TAKING_PART", until_the_end),
-        patch.object(commit, "TAKING_PART", until_the_end),
+        patch.object(ingest, "ACCEPTING", until_the_end),
+        patch.object(commit, "ACCEPTING", until_the_end),
     ):
         yield
 
@@ -106,8 +106,8 @@ def takes_updates_after_closing() -> Iterator[None]:
 def keeps_only_the_first_of_several() -> Iterator[None]:
     """Of updates that are kept together one is written, and all get receipts."""
 
-    def first(database: Any, updates: Sequence[ValidatedUpdate]) -> list[Delivered]:
-        (kept,) = commit.keep(database, updates[:1])
+    def first(database: Any, updates: Sequence[ValidatedUpdate]) -> list[CommitResult]:
+        (kept,) = commit.commit_updates(database, updates[:1])
         others = [
             kept.receipt.model_copy(
                 update={
@@ -118,7 +118,7 @@ def keeps_only_the_first_of_several() -> Iterator[None]:
             )
             for one in updates[1:]
         ]
-        return [kept, *(Delivered(receipt, is_new=True) for receipt in others)]
+        return [kept, *(CommitResult(receipt, is_new=True) for receipt in others)]
 
-    with patch.object(ingest, "keep", first):
+    with patch.object(ingest, "commit_updates", first):
         yield

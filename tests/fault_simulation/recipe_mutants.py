@@ -11,6 +11,7 @@ from unittest.mock import patch
 from sqlalchemy import select
 
 from client_agent.rounds import encode_update
+from client_agent.rounds.encode_update import UpdateInputs
 from client_agent.storage.round_folder import RESIDUAL, RoundFolder
 from coordinator.db.tables.federations import UpdateRow
 from coordinator.rounds import delta_reference, long_poll
@@ -25,9 +26,9 @@ def makes_up_for_its_own_error() -> Iterator[None]:
     """Who is killed after it kept what it lost, and packs again, takes that for the round's before."""
     with_residual = encode_update._with_residual
 
-    def again(who: Any, folder: Any, delta: Any, layout: Any) -> Any:
-        made = with_residual(who, folder, delta, layout)
-        return encode_update._sum(made, _stored(folder, layout)) if folder.has(RESIDUAL) else made
+    def again(inputs: UpdateInputs, delta: Any, layout: Any) -> Any:
+        summed, folder = with_residual(inputs, delta, layout), inputs.folder
+        return encode_update._sum(summed, _stored(folder, layout)) if folder.has(RESIDUAL) else summed
 
     with patch.object(encode_update, "_with_residual", again):
         yield
@@ -38,9 +39,9 @@ def counts_errors_twice() -> Iterator[None]:
     """What was lost is added to what travels, and added once more."""
     with_residual = encode_update._with_residual
 
-    def twice(who: Any, folder: Any, delta: Any, layout: Any) -> Any:
-        made = with_residual(who, folder, delta, layout)
-        return encode_update._sum(made, encode_update._difference(made, delta))
+    def twice(inputs: UpdateInputs, delta: Any, layout: Any) -> Any:
+        summed = with_residual(inputs, delta, layout)
+        return encode_update._sum(summed, encode_update._difference(summed, delta))
 
     with patch.object(encode_update, "_with_residual", twice):
         yield
@@ -51,11 +52,11 @@ def makes_up_for_what_came_to_nothing() -> Iterator[None]:
     """The error of an abandoned round is learnt again, and added too."""
     with_residual = encode_update._with_residual
 
-    def always(who: Any, folder: RoundFolder, delta: Any, layout: Any) -> Any:
-        last = who.rounds.newest_with(RESIDUAL, before=folder.number)
-        if last is not None and last.base == folder.base:
+    def always(inputs: UpdateInputs, delta: Any, layout: Any) -> Any:
+        last = inputs.rounds.newest_with(RESIDUAL, before=inputs.folder.number)
+        if last is not None and last.base == inputs.folder.base:
             return encode_update._sum(delta, _stored(last, layout))
-        return with_residual(who, folder, delta, layout)
+        return with_residual(inputs, delta, layout)
 
     with patch.object(encode_update, "_with_residual", always):
         yield
@@ -110,7 +111,7 @@ def wakes_nobody() -> Iterator[None]:
     async def compare(self: Any) -> None:
         pass
 
-    with patch.object(long_poll.Waiting, "_compare", compare):
+    with patch.object(long_poll.LongPolls, "_compare", compare):
         yield
 
 

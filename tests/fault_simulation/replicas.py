@@ -15,13 +15,13 @@ from urllib.parse import unquote
 from fastapi import FastAPI
 from sqlalchemy.exc import OperationalError
 
-from coordinator.app import KEPT_TOGETHER, create_app
+from coordinator.app import UPDATES_PER_COMMIT, create_app
 from coordinator.auth.last_seen import LastSeenWriter
-from coordinator.auth.nonces import Reads
-from coordinator.enrolment.failure_delay import Stumbles
-from coordinator.http.limits.body_deadline import PacedBodies
+from coordinator.auth.nonces import ReadNonces
+from coordinator.enrolment.failure_delay import FailureDelays
+from coordinator.http.limits.body_deadline import BodyDeadline
 from coordinator.observability.metrics import Metrics
-from coordinator.rounds.long_poll import Waiting
+from coordinator.rounds.long_poll import LongPolls
 from coordinator.settings import Settings
 from coordinator.storage import server_key
 from coordinator.updates.group_commit import GroupCommit
@@ -75,8 +75,8 @@ def _application(number: int) -> FastAPI:
     )
     app = create_app(settings)
     # Bodies come whole here, and wait for no event loop: how slow they may be is tested elsewhere.
-    app.user_middleware = [layer for layer in app.user_middleware if layer.cls is not PacedBodies]
-    app.state.turns = _EverybodysTurn()
+    app.user_middleware = [layer for layer in app.user_middleware if layer.cls is not BodyDeadline]
+    app.state.locks = _EverybodysTurn()
     return app
 
 
@@ -84,7 +84,7 @@ class _EverybodysTurn:
     """Stands where one upload of a client waits for another: the database alone must cope."""
 
     @asynccontextmanager
-    async def one_of(self, _: object) -> AsyncIterator[None]:
+    async def hold(self, _: object) -> AsyncIterator[None]:
         """Let everybody go on at once."""
         yield
 
@@ -93,7 +93,7 @@ class _Crowded(GroupCommit):
     """The product's lines, whose only server is now and then slow: others come meanwhile."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(servers=1, most=KEPT_TOGETHER)
+        super().__init__(max_leaders=1, max_batch=UPDATES_PER_COMMIT)
         self._world = world
 
     def _serve(self, name: Hashable, first: Any, do: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
@@ -123,7 +123,7 @@ class Replica(Process):
 
     def _start(self) -> None:
         world, state = self._world, self._app.state
-        waiting = Waiting(self.database, state.stopping)
+        long_polls = LongPolls(self.database, state.stopping)
         ticker = Ticker(
             self.database,
             lease_seconds=LEASE_SECONDS,
@@ -131,7 +131,7 @@ class Replica(Process):
             block_bytes=_BLOCK_BYTES,
             keep_rounds=world.plan.keep_rounds,
             metrics=_metrics(self.number),
-            moved=waiting.look,
+            moved=long_polls.notify,
         )
         self._collect_soon(ticker)
         for loop in ticker._loops:
@@ -140,17 +140,17 @@ class Replica(Process):
             loop._thread = _Loop(loop._thread.name, loop._run, self, world)
         state.metrics = _metrics(self.number)
         state.database = self.database
-        state.waiting = waiting
+        state.long_polls = long_polls
         state.ticker = ticker
-        state.sightings = LastSeenWriter()
-        state.reads = Reads(lambda: world.scheduler.now)
-        state.stumbles = Stumbles(lambda: world.scheduler.now)
-        state.together = _Crowded(world)
+        state.last_seen = LastSeenWriter()
+        state.reads = ReadNonces(lambda: world.scheduler.now)
+        state.failure_delays = FailureDelays(lambda: world.scheduler.now)
+        state.group_commit = _Crowded(world)
         state.server_key = server_key.ServerKey(_seed())
         # The only replica of a database forgets the leases of its earlier life; one of several must not.
         self.database.is_sqlite = world.plan.replicas == 1
         world.scheduler.spawn(self, ticker.start)
-        look_for_waiting(world, self, waiting)
+        look_for_waiting(world, self, long_polls)
 
     def _collect_soon(self, ticker: Ticker) -> None:
         """Have it tidy up every few ticks: a schedule is shorter than the ten minutes between."""

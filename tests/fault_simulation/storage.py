@@ -130,17 +130,17 @@ class Watched(Database):
             yield session
 
     @contextmanager
-    def look(self) -> Iterator[Connection]:
+    def autocommit(self) -> Iterator[Connection]:
         """As ever, after others had their turn."""
         self.host.point("read")
-        with super().look() as connection:
+        with super().autocommit() as connection:
             yield connection
 
     @contextmanager
-    def read_past_sessions(self) -> Iterator[Any]:
+    def driver_connection(self) -> Iterator[Any]:
         """As ever, after others had their turn."""
         self.host.point("read")
-        with super().read_past_sessions() as driver:
+        with super().driver_connection() as driver:
             yield driver
 
     @contextmanager

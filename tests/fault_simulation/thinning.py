@@ -84,7 +84,7 @@ class Thinned:
         if keep is None:
             return
         for _ in range(_MOST_PASSES):
-            if not retention.thin_out(database, keep):
+            if not retention.prune_rounds(database, keep):
                 break
         for what, forgotten in self._forgotten.items():
             spared = self._all(what) - forgotten - self._allowed(what)

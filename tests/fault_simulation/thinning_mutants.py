@@ -16,12 +16,12 @@ _LATER = 2**31 - 1
 @contextmanager
 def thins_out_a_round_too_many() -> Iterator[None]:
     """The last round that should keep its tensors is taken for old."""
-    thin_out = retention._thin_out
+    thin_out = retention._prune_federation
 
     def greedy(session: Any, federation_id: str, keep_rounds: int, most: int) -> int:
         return thin_out(session, federation_id, keep_rounds - 1, most)
 
-    with patch.object(retention, "_thin_out", greedy):
+    with patch.object(retention, "_prune_federation", greedy):
         yield
 
 

@@ -136,11 +136,11 @@ class Slots:
         self._freed[process].set()
 
 
-def look_for_waiting(world: World, process: Process, there: long_poll.Waiting) -> None:
+def look_for_waiting(world: World, process: Process, long_polls: long_poll.LongPolls) -> None:
     """Have a replica look for its waiting clients as long as it lives."""
 
     def run() -> None:
-        looking = there.run()
+        looking = long_polls.run()
         try:
             looking.send(None)
         except StopIteration:
@@ -165,16 +165,16 @@ def waits_taken(scheduler: Scheduler) -> Iterator[None]:
         scheduler.fail(violation)  # the product might catch it
         raise violation
 
-    def made(federation_id: str, seen: Any) -> Any:
-        return waiter(federation_id, seen, over=loop.Event())  # type: ignore[arg-type]
+    def build(federation_id: str, progress: Any) -> Any:
+        return waiter(federation_id, progress, over=loop.Event())  # type: ignore[arg-type]
 
     seams: list[tuple[object, str, object]] = [
         (timeouts, "threading", _Threads(scheduler)),
-        (client, "unless_stopped", lambda send, _: send()),
+        (client, "interruptible", lambda send, _: send()),
         (long_poll, "asyncio", loop),
         (long_poll, "anyio", loop),
-        (long_poll, "_Waiter", made),
-        (long_poll, "_LOOK_SECONDS", LOOK_SECONDS),
+        (long_poll, "_Waiter", build),
+        (long_poll, "_POLL_SECONDS", LOOK_SECONDS),
         (concurrency, "_DECODERS", Slots(scheduler, concurrency._DECODERS._value)),
         (cold_start, "_WEIGHERS", Slots(scheduler, cold_start._WEIGHERS._value)),
         (group_commit, "threading", _Lines(scheduler)),

@@ -158,7 +158,7 @@ CONTENT = [
     Case(37, "another version", manifest(version=2), 422, "metadata"),
     Case(37, "another round", manifest(round=2), 422, "metadata"),
     Case(37, "another client", manifest(client="cli_0"), 422, "metadata"),
-    Case(37, "another federation", manifest(federation_id="fed_0"), 422, "metadata"),
+    Case(37, "another federation", manifest(federation="fed_0"), 422, "metadata"),
     Case(37, "a pack where there is none", manifest(pack="sha256:" + "0" * 64), 422, "metadata"),
     Case(37, "an unknown recipe", manifest(recipe={"quantise": "int3"}), 422, "metadata"),
 ]

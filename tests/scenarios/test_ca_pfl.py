@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client_agent.rounds.checkpoints import read_weights
+from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.train import Trained
 from tests.scenarios.agents import AgentProcess, prepare_agent, wait_until
 from tests.served import Served

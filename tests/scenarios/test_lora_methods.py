@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from client_agent.rounds.checkpoints import adapter_of_round, read_weights
+from client_agent.rounds.checkpoints import adapter_of_round
+from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.train import Trained
 from client_agent.settings import read_settings
-from client_agent.storage.base_delta import Fold, read_served
+from client_agent.storage.base_delta import BaseDelta, read_served
 from client_agent.training.silo import Silo, open_silo
 from schemas.maths.adapter import Layout, factor_of
 from tests.scenarios.agents import AgentProcess, prepare_agent
@@ -103,7 +104,7 @@ def what_acts(agent: AgentProcess, number: int) -> dict[str, np.ndarray]:
     """Give what a round's weights have made of the base model: B A and the fold, by module."""
     fold = agent.file(number, "fold.safetensors")
     assert fold is not None, agent.log
-    served, added = served_adapter(agent, number), Fold.from_bytes(fold.read_bytes()).added
+    served, added = served_adapter(agent, number), BaseDelta.from_bytes(fold.read_bytes()).added
     return {
         module: product(served, module) + (added[module].B @ added[module].A if module in added else 0.0)
         for module in modules(agent)

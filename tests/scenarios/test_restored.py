@@ -84,7 +84,7 @@ def _accept(agent: AgentProcess) -> None:
     assert "tessera agent accept-restored" in agent.log
     unasked = accepted(agent)
     assert unasked.returncode == 1, "it asks, and nobody answers"
-    assert "this silo has seen:     round " in unasked.stdout
+    assert "last accepted here:     round " in unasked.stdout
     assert "the coordinator offers: round " in unasked.stdout
     done = accepted(agent, "--yes")
     assert done.returncode == 0, done.stderr

@@ -111,7 +111,7 @@ def test_a_place_that_takes_no_file_makes_no_token(
     tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "later" / "admin-token"
-    monkeypatch.setattr(first_admin, "_place", lambda _: file)
+    monkeypatch.setattr(first_admin, "_token_file", lambda _: file)
     with pytest.raises(SettingsUnusable, match="openssl rand"):
         first_admin.make_token(database)
     file.parent.mkdir()

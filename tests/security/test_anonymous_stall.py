@@ -16,7 +16,7 @@ from coordinator import workers
 from coordinator.auth import failure_limit
 from coordinator.enrolment import failure_delay
 from coordinator.http import json_body
-from coordinator.http.json_body import MOST_FAULTS
+from coordinator.http.json_body import MAX_FAULTS
 from schemas.messages.enrolment import EnrolmentRequest
 from tests.served import PROFILE, Served, enrolment, slug
 
@@ -48,7 +48,7 @@ def test_many_faults_are_not_listed(coordinator: Served) -> None:
     refused = coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=anchors)
     assert (refused.status_code, slug(refused)) == (422, "validation")
     assert "errors" not in refused.json()
-    assert str(MOST_FAULTS) in refused.json()["detail"]
+    assert str(MAX_FAULTS) in refused.json()["detail"]
 
 
 def test_a_body_of_some_length_is_not_parsed_by_the_thread_that_serves_everybody(
@@ -73,14 +73,14 @@ def test_malformed_enrolments_count_by_address_and_then_cost_no_look(
     token = served.enrolment_token(served.federation(), "a")
     good = enrolment(served.http(), token, "a", Ed25519PrivateKey.generate())
     noted: list[str] = []
-    note = failure_limit.note
+    note = failure_limit.count_failure
 
     def noting(*arguments: Any) -> None:
         noted.append(arguments[1])
         note(*arguments)
 
-    monkeypatch.setattr(failure_limit, "note", noting)
-    monkeypatch.setattr(failure_delay, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(failure_limit, "count_failure", noting)
+    monkeypatch.setattr(failure_delay, "DELAY_SECONDS", 0.0)
     bodies = [b"{", json.dumps(MANY_ROLES).encode()] * LIMIT
     answers = [served.http().post("/v1/enrolments", content=body, headers=JSON) for body in bodies]
     assert {answer.status_code for answer in answers[:LIMIT]} == {400, 422}
@@ -103,8 +103,8 @@ def test_addresses_that_failed_are_forgotten_by_the_tidying(
     monkeypatch.setattr(failure_limit, "_WINDOW", -failure_limit._WINDOW)
     monkeypatch.setattr(workers, "_COLLECT_EVERY_SECONDS", 600.0)
     ticking._next_collection = 0.0
-    ticking._tidy()
-    assert failure_limit.forget_old(database) == 0
+    ticking._clean_up()
+    assert failure_limit.delete_expired(database) == 0
     assert rows(served.database_url, "SELECT count(*) FROM failed_enrolments") == [(0,)]
 
 

@@ -118,14 +118,14 @@ def numbers(database: Database, federation_id: str) -> list[int]:
 def test_a_federation_keeps_its_newest_events_only(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_log, "MOST_KEPT", 10)
+    monkeypatch.setattr(event_log, "MAX_EVENTS", 10)
     with database.write() as session:
         plan = FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}})
         crowded, quiet = (store.create(session, plan).id for _ in range(2))
         for _ in range(25):
             event_log.append(session, crowded, "round", {"round": 1})
         event_log.append(session, quiet, "round", {"round": 1})
-    assert [event_log.forget_old(database, most=10) for _ in range(3)] == [10, 5, 0]
+    assert [event_log.delete_old(database, most=10) for _ in range(3)] == [10, 5, 0]
     assert (numbers(database, crowded), numbers(database, quiet)) == ([*range(16, 26)], [1])
     with database.write() as session:
         assert [event.number for event in event_log.since(session, crowded, 3)] == [*range(16, 26)]
@@ -141,7 +141,7 @@ def test_the_events_of_a_round_go_with_its_tensors(coordinator: Served) -> None:
     try:
         with database.write() as session:
             event_log.append(session, federation_id, "alignment", {"base_model": "b", "digest": "d"})
-        while retention.thin_out(database, 2):
+        while retention.prune_rounds(database, 2):
             pass
         with database.read() as session:
             left = session.scalars(select(EventRow.data).where(EventRow.federation_id == federation_id)).all()

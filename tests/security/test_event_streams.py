@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from coordinator.federations import event_fanout, event_stream
-from coordinator.federations.event_fanout import MOST_OF_A_CALLER, Streams
+from coordinator.federations.event_fanout import MAX_STREAMS_PER_CALLER, Streams
 from coordinator.http.limits.connections import reserved
 from tests.hostile.scene import request_bytes
 from tests.served import Served, Silo, slug
@@ -46,7 +46,7 @@ def test_a_caller_follows_four_streams_at_once(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     silo, other = coordinator.enrol(federation_id, "a"), coordinator.enrol(federation_id, "b")
     with ExitStack() as stack:
-        for _ in range(MOST_OF_A_CALLER - 1):
+        for _ in range(MAX_STREAMS_PER_CALLER - 1):
             lines_of(stack, silo.http, federation_id)
         with ExitStack() as last:
             lines_of(last, silo.http, federation_id)
@@ -68,7 +68,7 @@ def test_all_streams_of_a_process_cost_one_look(
     served = serve(database_url)
     asked: list[set[str]] = []
     pages: list[str] = []
-    ask, page = event_fanout._ask, event_fanout._page
+    ask, page = event_fanout._query, event_fanout._page
 
     def asking(*arguments: Any) -> Any:
         asked.append(arguments[1])
@@ -78,15 +78,15 @@ def test_all_streams_of_a_process_cost_one_look(
         pages.append(follower.federation_id)
         return page(database, follower)
 
-    monkeypatch.setattr(event_fanout, "_ask", asking)
+    monkeypatch.setattr(event_fanout, "_query", asking)
     monkeypatch.setattr(event_fanout, "_page", paging)
     silos = [served.enrol(served.federation(), f"silo-{i}") for i in range(3)]
     federation_ids = {silo.federation_id for silo in silos}
     with ExitStack() as stack:
         opened = [lines_of(stack, silo.http, silo.federation_id) for silo in silos for _ in range(4)]
         state: Streams = served._server._app.state.streams
-        looks = state.looks + 1
-        soon(lambda: state.looks > looks + 2)
+        polls = state.polls + 1
+        soon(lambda: state.polls > polls + 2)
         assert asked[-1] == federation_ids
         assert len(pages) == len(opened), "who is quiet asks once, when it begins"
         served.admin.post(f"/v1/federations/{silos[0].federation_id}/start")
@@ -178,5 +178,5 @@ def test_one_clients_streams_leave_the_others_their_connections(
             line = stack.enter_context(socket.create_connection((place.host, place.port), timeout=10))
             line.sendall(request_bytes(signed(served, silo, "GET", path_of(silo.federation_id))))
             statuses.append(line.recv(12)[-3:])
-        assert statuses.count(b"200") == MOST_OF_A_CALLER
+        assert statuses.count(b"200") == MAX_STREAMS_PER_CALLER
         assert served.http().get("/healthz").status_code == 200

@@ -107,7 +107,7 @@ def test_an_agents_folder_of_an_earlier_version_is_closed_and_the_log_says_so(
     trained = old_folder(folder)
     with exclusive(folder):
         assert (mode(folder), mode(trained.parent), mode(trained)) == (0o700, 0o700, 0o600)
-    assert "could be read by other users" in caplog.text
+    assert "were readable by other users" in caplog.text
     caplog.clear()
     with exclusive(folder):
         assert caplog.text == ""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from coordinator.auth.nonces import MOST_READS_OF_A_KEY, Reads
+from coordinator.auth.nonces import MAX_READS_PER_KEY, ReadNonces
 from coordinator.errors import Replayed
 from schemas.identity.signed_requests import ACCEPTED_SECONDS
 from tests.served import Served, Silo, slug
@@ -134,7 +134,7 @@ def test_what_decides_the_answer_is_signed(coordinator: Served, name: str, value
 
 def test_reads_are_remembered_while_their_signatures_may_be_timely() -> None:
     now = [0.0]
-    reads = Reads(clock=lambda: now[0])
+    reads = ReadNonces(clock=lambda: now[0])
     reads.use("a", "x")
     reads.use("b", "x")
     now[0] = float(ACCEPTED_SECONDS)
@@ -146,10 +146,10 @@ def test_reads_are_remembered_while_their_signatures_may_be_timely() -> None:
 
 
 def test_a_key_fills_only_what_is_remembered_of_itself() -> None:
-    reads = Reads(clock=lambda: 0.0)
+    reads = ReadNonces(clock=lambda: 0.0)
     reads.use("victim", "x")
-    for number in range(2 * MOST_READS_OF_A_KEY):
+    for number in range(2 * MAX_READS_PER_KEY):
         reads.use("busy", str(number))
-    assert len(reads) == MOST_READS_OF_A_KEY + 1
+    assert len(reads) == MAX_READS_PER_KEY + 1
     with pytest.raises(Replayed):
         reads.use("victim", "x")

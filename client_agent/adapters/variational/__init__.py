@@ -1,1 +1,1 @@
-"""How a client learns which ranks of its adapter matter, and which of their values it sends."""
+"""Learning which ranks of an adapter matter, and the choice of the update's values that are sent."""

@@ -1,13 +1,12 @@
-"""An ordinary LoRA with what learns which of its ranks matter: posterior and modulator, and a common prior.
+"""An ordinary LoRA with a posterior over the importance of its ranks, a shared prior and a modulator.
 
-The prior travels, as what it is more than 1, since zeros are where everybody starts. A tenth of what a client
-sends is its posterior, so that the coordinator can tell it; the modulator never travels. Knows no round's
-file and no wire.
+The prior is sent less 1, since every client starts at zeros. A tenth of the prior that a client sends is its
+posterior; the modulator is never sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client_agent.adapters.base import Adapter, LoraFactors, Removable, State, copy_in, copy_out, require_fit
+from client_agent.adapters.base import (
+    Adapter,
+    LoraFactors,
+    Penalty,
+    Removable,
+    State,
+    copy_in,
+    copy_out,
+    require_fit,
+)
 from client_agent.adapters.variational.modulator import Modulator, fourier, frequencies, mean_feature, pooled
 from client_agent.adapters.variational.posterior import (
     Posterior,
@@ -29,22 +37,21 @@ from client_agent.adapters.variational.posterior import (
 )
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from client_agent.strategies.base import AgentStrategy, LearnsImportance
+from client_agent.strategies.base import AgentStrategy
 from schemas.maths.adapter import Layout, in_order, lora_modules, prior_layout, prior_name
 from schemas.messages.importance import ImportancePlan
 
-_FOLLOWS = 0.1
-"""How much of a client's posterior is in the prior that it sends."""
+_POSTERIOR_WEIGHT = 0.1
+"""Weight of the client's posterior in the prior that it sends."""
 
 _PRIOR_RANGE = (0.1, 50.0)
 _POSTERIOR = "posterior.u"
 
-Penalty = Callable[[Mapping[str, nn.Parameter]], Tensor]
 Arrays = dict[str, NDArray[np.float32]]
 
 
 class VariationalAdapter(Removable):
-    """A LoRA whose ranks have a posterior over their importance, row by row of `lora_modules`."""
+    """A LoRA with a posterior over the importance of its ranks, in the module order of `lora_modules`."""
 
     def __init__(self, lora: Adapter, base: BaseModel, plan: ImportancePlan, *, seed: int) -> None:
         self._lora = lora
@@ -56,68 +63,70 @@ class VariationalAdapter(Removable):
         self.layout: Layout = in_order({**lora.layout, **priors})
         self._prior = torch.ones(2, len(self._modules), rank, device=base.device)
         self._posterior = Posterior(len(self._modules), rank).to(base.device)
-        self._own: dict[str, nn.Parameter] = {_POSTERIOR: self._posterior.u}
+        self._variational: dict[str, nn.Parameter] = {_POSTERIOR: self._posterior.u}
         self._modulator: Modulator | None = None
         if plan.modulator:
             self._modulator = Modulator(plan.fourier_features, len(self._modules), rank, seed=seed)
             self._modulator.to(base.device)
             self._frequencies = frequencies(2 * base.layers, plan.fourier_features, seed).to(base.device)
-            self._own |= {f"modulator.{name}": one for name, one in self._modulator.named_parameters()}
+            self._variational |= {
+                f"modulator.{name}": tensor for name, tensor in self._modulator.named_parameters()
+            }
         self._start: dict[str, Tensor] = {}
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Give every A and B, the posterior and the modulator."""
-        return {**self._lora.named_parameters(), **self._own}
+        return {**self._lora.named_parameters(), **self._variational}
 
     def parameter_groups(self, learning_rate: float) -> list[dict[str, Any]]:
-        """Let A and B train as they do alone, the rest at a rate of its own, and without weight decay."""
-        own = {"params": list(self._own.values()), "lr": self._plan.variational_rate, "weight_decay": 0.0}
-        return [*self._lora.parameter_groups(learning_rate), own]
+        """Return LoRA's groups, and the variational parameters at their own rate without weight decay."""
+        variational = {
+            "params": list(self._variational.values()),
+            "lr": self._plan.variational_rate,
+            "weight_decay": 0.0,
+        }
+        return [*self._lora.parameter_groups(learning_rate), variational]
 
     def state(self) -> Arrays:
-        """Copy A and B, and the prior of every module: (2, r), shapes and rates less 1."""
+        """Copy A, B and the prior of every module: shapes and rates less 1, (2, r)."""
         offset = np.array((self._prior - 1).cpu().numpy(), np.float32)
         priors = {prior_name(module): offset[:, row].copy() for row, module in enumerate(self._modules)}
         return dict(sorted({**self._lora.state(), **priors}.items()))
 
     def load(self, state: State) -> None:
-        """Set A, B and the prior; distance is measured from here, and the posterior begins at the prior."""
+        """Set A, B and the prior; restart the posterior at the prior and the proximal term at A, B."""
         require_fit(self.layout, state)
         priors = np.stack([state[prior_name(module)] for module in self._modules], 1)  # (2, M, r)
         self._prior = torch.from_numpy(1 + priors).clamp(*_PRIOR_RANGE).to(self._base.device)
         self._lora.load({name: state[name] for name in self._lora.layout})
         self._posterior.restart(self._prior)
-        self._start = {name: one.detach().clone() for name, one in self._lora.named_parameters().items()}
+        self._start = {
+            name: tensor.detach().clone() for name, tensor in self._lora.named_parameters().items()
+        }
 
     def load_global(self, state: State) -> None:
-        """Refuse, as ordinary LoRA does."""
         self._lora.load_global(state)
 
     def private_state(self) -> Arrays:
-        """Copy the raw posterior (2, M, r) and the modulator's weights; no body has them as they are."""
-        return copy_out(self._own)
+        """Copy the raw posterior (2, M, r) and the modulator's weights; neither is sent."""
+        return copy_out(self._variational)
 
     def load_private(self, state: State) -> None:
-        """Set the posterior and the modulator's weights."""
-        copy_in(self._own, state)
+        copy_in(self._variational, state)
 
     def merged_state(self) -> Arrays:
-        """Give the state: there is one branch."""
         return self.state()
 
     def as_lora(self) -> dict[str, LoraFactors]:
-        """Give A and scale * B of every module."""
         return self._lora.as_lora()
 
     def remove(self) -> None:
-        """Put the original linear layers back."""
         self._lora.remove()
 
     def penalty(self, examples: Sequence[Example], max_length: int, round_number: int) -> Penalty:
-        """Give what is added to the loss of every step of a round; `examples` are the client's own.
+        """Return the loss term of every step of a round; `examples` are the client's own.
 
         Raises:
-            TextTooLong: an example has more tokens than the base model reads.
+            TextTooLong: an example exceeds the base model's context.
         """
         plan = self._plan
         weight = size_weight(plan.alpha_s, round_number, plan.warm_rounds)
@@ -133,15 +142,15 @@ class VariationalAdapter(Removable):
         return penalty
 
     @torch.no_grad()
-    def move_prior(self) -> None:
-        """Make the prior that is sent: .9 of the common one and .1 of the own posterior.
+    def end_round(self) -> None:
+        """Set the prior that is sent: .9 of the shared prior and .1 of the client's posterior.
 
         The coordinator's weighted mean of these is .9 a_g + .1 sum w_i a_i, and so for b.
         """
-        self._prior = (1 - _FOLLOWS) * self._prior + _FOLLOWS * self._posterior.gamma()
+        self._prior = (1 - _POSTERIOR_WEIGHT) * self._prior + _POSTERIOR_WEIGHT * self._posterior.gamma()
 
     def _client_prior(self, z: Tensor | None) -> Tensor:
-        """Give the prior of this client (2, M, r): the common one, pooled with the modulator's."""
+        """Return this client's prior (2, M, r): the shared prior, pooled with the modulator's."""
         if self._modulator is None or z is None:
             return self._prior
         return pooled(self._prior, self._modulator(z))
@@ -151,12 +160,11 @@ class VariationalAdapter(Removable):
 
 
 def with_importance(lora: Adapter, base: BaseModel, strategy: AgentStrategy, *, seed: int) -> Adapter:
-    """Put what learns importance around an adapter, where the strategy asks for it; else give it back."""
-    if not isinstance(strategy, LearnsImportance):
-        return lora
-    return VariationalAdapter(lora, base, strategy.importance, seed=seed)
+    """Wrap an adapter in `VariationalAdapter` if the strategy learns importance."""
+    plan = strategy.traits.importance
+    return VariationalAdapter(lora, base, plan, seed=seed) if plan is not None else lora
 
 
 def posterior_of(private: State) -> Tensor:
-    """Read shapes and rates (2, M, r) from an adapter's private state."""
+    """Return shapes and rates (2, M, r) of an adapter's private state."""
     return positive(torch.from_numpy(private[_POSTERIOR]))

@@ -1,9 +1,8 @@
-"""Say in numbers what a round learnt of importance and what its update sent. Pure.
+"""Statistics of a round's importance posterior and of its sparse update. Pure.
 
-A round's file lists all rounds so far, so that the newest one is enough to draw them; how much each module
-matters is told of the newest round alone, or the file would grow with rounds times modules. Six digits are
-told: the last bits of a long sum hang on where its numbers lie in memory, and a file written anew must be the
-same.
+A round's file lists all rounds so far, so the newest file is enough to plot them; importance per module is
+stored for the newest round only, which bounds the file. Values have six digits: the last bits of a long sum
+depend on memory layout, and a rewritten file must be identical.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from client_agent.adapters.variational.posterior import gamma_kl, importance
 from schemas.maths.adapter import lora_modules, prior_name
 from schemas.messages.base import Strict
 
-Told = Annotated[float, AfterValidator(lambda value: float(f"{value:.6g}"))]
-"""A number in six digits."""
+SixDigits = Annotated[float, AfterValidator(lambda value: float(f"{value:.6g}"))]
+"""A float rounded to six significant digits."""
 
 
 class PosteriorMeasures(Strict):
-    """A round's posterior.
+    """Statistics of a round's posterior.
 
     Attributes:
         kl: KL to the prior that was served, mean over modules and ranks, in nats.
@@ -34,40 +33,40 @@ class PosteriorMeasures(Strict):
         modules: the mean importance over each module's ranks.
     """
 
-    kl: Told
-    importance: tuple[Told, Told, Told]
-    modules: dict[str, Told]
+    kl: SixDigits
+    importance: tuple[SixDigits, SixDigits, SixDigits]
+    modules: dict[str, SixDigits]
 
 
 class Measures(Strict):
-    """One round at one client.
+    """Statistics of one round at one client.
 
     Attributes:
-        round: its number.
+        round: the round number.
         density: the share of the update's values that is not zero.
-        residual: |e| / |delta|: what is left for the next update, as a share of what was learnt.
+        residual: |e| / |delta|, the unsent residual relative to the update.
         kl: as in `PosteriorMeasures`.
         importance: as in `PosteriorMeasures`.
-        bytes: values and places of the update, before compression; without manifest and signature.
+        bytes: size of the update's values and indices before compression, without manifest and sketch.
     """
 
     round: int
-    density: Told
-    residual: Told
-    kl: Told
-    importance: tuple[Told, Told, Told]
+    density: SixDigits
+    residual: SixDigits
+    kl: SixDigits
+    importance: tuple[SixDigits, SixDigits, SixDigits]
     bytes: int
 
 
 class MeasuresFile(Strict):
-    """What a round's file says: all rounds so far, and each module's mean importance in the newest."""
+    """A round's file: statistics of all rounds so far, and the newest round's mean importance per module."""
 
     rounds: list[Measures]
-    modules: dict[str, Told] = Field(default_factory=dict)
+    modules: dict[str, SixDigits] = Field(default_factory=dict)
 
 
 def posterior_measures(gamma: torch.Tensor, served: State) -> PosteriorMeasures:
-    """Measure a posterior; gamma (2, M, r), `served` with the priors less 1."""
+    """Compute statistics of a posterior; gamma (2, M, r), `served` holds the priors less 1."""
     modules = lora_modules(served)
     prior = torch.from_numpy(1 + np.stack([served[prior_name(module)] for module in modules], 1))  # (2, M, r)
     s: NDArray[np.float32] = importance(gamma).numpy()  # (M, r)
@@ -79,18 +78,17 @@ def posterior_measures(gamma: torch.Tensor, served: State) -> PosteriorMeasures:
 
 
 def nonzero_share(update: Mapping[str, NDArray[np.float32]]) -> float:
-    """Say which share of an update's values is sent."""
     return sum(int(np.count_nonzero(v)) for v in update.values()) / sum(v.size for v in update.values())
 
 
 def with_round(before: bytes | None, measures: Measures, modules: Mapping[str, float]) -> bytes:
-    """Write the file of a round: those before it, of the last round's file, this one, and its modules.
+    """Return the round's file: the rounds of the previous file, this round, and its modules.
 
-    A file that cannot be read is begun anew: no update waits for a statistic.
+    An unreadable previous file counts as empty, since statistics must not stop an update.
     """
     try:
         earlier = MeasuresFile.model_validate_json(before).rounds if before is not None else []
     except ValidationError:
         earlier = []
-    made = MeasuresFile(rounds=[*earlier, measures], modules=dict(modules))
-    return made.model_dump_json(indent=1).encode()
+    file = MeasuresFile(rounds=[*earlier, measures], modules=dict(modules))
+    return file.model_dump_json(indent=1).encode()

@@ -1,7 +1,7 @@
-"""Learn how much each rank of each module matters: kappa_lj ~ Gamma(a', b'). Knows no model and no file.
+"""The posterior kappa_lj ~ Gamma(a', b') over the importance of each rank of each module.
 
 Row l of every (M, r) tensor belongs to the l-th module of `schemas.maths.adapter.lora_modules`. Importance is
-the mean a'/b', never a draw: what is sent follows from what was learnt (ca_pfl.md, "Build this").
+the mean a'/b', never a sample, so that the sent values follow from the posterior (ca_pfl.md, "Build this").
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-_LEAST = 0.01  # of a shape and a rate: lnGamma and 1/b are tame from here on
+_LEAST = 0.01  # lower bound of shapes and rates, where lnGamma and 1/b are still well-conditioned
 
 
 def positive(raw: Tensor) -> Tensor:
-    """a' = eps + softplus(u)."""
+    """Compute a' = eps + softplus(u)."""
     return _LEAST + nnf.softplus(raw)
 
 
 def raw_of(values: Tensor) -> Tensor:
-    """u from a': the inverse of `positive`, of values above eps."""
+    # The inverse of `positive`, for values above eps.
     above = (values - _LEAST).clamp(min=1e-6)
     return above + torch.log(-torch.expm1(-above))
 
 
 def gamma_kl(a: Tensor, b: Tensor, prior_a: Tensor, prior_b: Tensor) -> Tensor:
-    """KL(Gamma(a, b) || Gamma(a_g, b_g)) of each element, shapes and rates:
+    """Compute KL(Gamma(a, b) || Gamma(a_g, b_g)) elementwise:
 
     (a - a_g) psi(a) - lnGamma(a) + lnGamma(a_g) + a_g ln(b / b_g) + a (b_g - b) / b.
     """
@@ -48,39 +48,38 @@ class Posterior(nn.Module):
         self.u = nn.Parameter(raw_of(torch.ones(2, modules, rank)))
 
     def gamma(self) -> Tensor:
-        """Give shapes a' and rates b': (2, M, r), positive."""
+        """Return shapes a' and rates b' (2, M, r), positive."""
         return positive(self.u)
 
     @torch.no_grad()
     def restart(self, prior: Tensor) -> None:
-        """Begin anew at a prior (2, M, r)."""
         self.u.copy_(raw_of(prior))
 
 
 def importance(gamma: Tensor) -> Tensor:
-    """s = a'/b' (M, r) of shapes and rates (2, M, r)."""
+    """Compute s = a'/b' (M, r) from shapes and rates (2, M, r)."""
     return gamma[0] / gamma[1]
 
 
 def column_norms(tensors: Mapping[str, Tensor], modules: Sequence[str]) -> Tensor:
-    """n_lj = |column j of module l's B|_1: (M, r)."""
+    """Compute n_lj = |column j of module l's B|_1: (M, r)."""
     return torch.stack([tensors[f"{module}.B"].abs().sum(0) for module in modules])
 
 
 def size_term(norms: Tensor, kappa: Tensor) -> Tensor:
-    """mean(SmoothL1(n)/kappa + ln kappa) (): the negative log density of n at scale kappa.
+    """Compute mean(SmoothL1(n)/kappa + ln kappa) (), the negative log density of n at scale kappa.
 
-    Without ln kappa a larger kappa would always be better; with it the best is SmoothL1(n).
+    Without ln kappa the minimum is at kappa -> inf; with it, at kappa = SmoothL1(n).
     """
     smooth = nnf.smooth_l1_loss(norms, torch.zeros_like(norms), reduction="none")
     return (smooth / kappa + torch.log(kappa)).mean()
 
 
 def proximal_term(tensors: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> Tensor:
-    """|theta - theta_0|^2 / 2 (), over the tensors of `start` alone (FedProx, Li et al. 2020)."""
+    """Compute |theta - theta_0|^2 / 2 () over the tensors of `start` (FedProx, Li et al. 2020)."""
     return torch.stack([(tensors[name] - values).square().sum() for name, values in start.items()]).sum() / 2
 
 
 def size_weight(alpha_s: float, round_number: int, warm_rounds: int) -> float:
-    """alpha_s(t) = alpha_s min(1, t / (T_warm + 1)) in round t = 1, 2, ...: some of it from the first on."""
+    """Compute alpha_s(t) = alpha_s min(1, t / (T_warm + 1)) in round t = 1, 2, ..."""
     return alpha_s * min(1.0, round_number / (warm_rounds + 1))

@@ -1,4 +1,4 @@
-"""Decide which values of an update travel at a density: more of the ranks that matter. Pure.
+"""Select the values of an update that are sent at a given density: more of the ranks that matter. Pure.
 
 Row j of A and column j of B are one unit, of rank 1, and share one density (ca_pfl.md, "Build this").
 """
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from schemas.maths.adapter import Layout, is_prior, size
 from schemas.messages.importance import ImportancePlan
-from schemas.wire.budget import Marks, fewest_kept
+from schemas.wire.budget import Marks, min_count
 from schemas.wire.sparse import Mask, kept_count
 
 Floats = NDArray[np.float64]
@@ -21,25 +21,25 @@ _HALVINGS = 60
 
 
 def density_at(plan: ImportancePlan, round_number: int) -> float:
-    """rho_t = rho_T + (1 - rho_T) max(0, 1 - t/T_warm), t = 0 in the first round."""
+    """Compute rho_t = rho_T + (1 - rho_T) max(0, 1 - t/T_warm), t = 0 in the first round."""
     if not plan.warm_rounds:
         return plan.density
     return plan.density + (1 - plan.density) * max(0.0, 1 - (round_number - 1) / plan.warm_rounds)
 
 
 def least_density(layout: Layout) -> float:
-    """Give the density below which no value of A and B would travel: the priors alone are more."""
-    fewest = sum(fewest_kept(name, prod(shape)) for name, shape in layout.items())
+    """Return the density below which no value of A and B is sent, since the priors alone exceed it."""
+    fewest = sum(min_count(name, prod(shape)) for name, shape in layout.items())
     return fewest / size(layout)
 
 
 def unit_densities(
     importance: Floats, lengths: NDArray[np.int64], count: int, *, span: float, cut: float
 ) -> Floats:
-    """rho_lj = base + span minmax(s_lj), in [0, 1], with the base at which `count` values are sent: (M, r).
+    """Compute rho_lj = base + span minmax(s_lj) in [0, 1] (M, r) such that `count` values are sent.
 
-    `lengths` (M,) is how many values each unit of a module has. A unit with s_lj < cut gets 0. Where all are
-    equally important all get the same.
+    `lengths` (M,) is the number of values per unit of a module. A unit with s_lj < cut has density 0. If all
+    units are equally important, all have the same density.
     """
     low, high = float(importance.min()), float(importance.max())
     u = (importance - low) / (high - low) if high > low else np.zeros_like(importance)
@@ -48,7 +48,7 @@ def unit_densities(
     def at(base: float) -> Floats:
         return np.where(weight > 0, np.clip(base + span * u, 0, 1), 0.0)
 
-    below, above = -span, 1.0  # nothing is sent, and everything
+    below, above = -span, 1.0  # density 0 everywhere, density 1 everywhere
     if float((weight * at(above)).sum()) <= count:
         return at(above)
     for _ in range(_HALVINGS):
@@ -61,41 +61,41 @@ def unit_densities(
 
 
 def unit_marks(
-    wanted: Mapping[str, NDArray[np.float32]],
+    update: Mapping[str, NDArray[np.float32]],
     modules: Sequence[str],
     importance: Floats,
     *,
     span: float,
     cut: float,
 ) -> Callable[[float], Marks]:
-    """Give what marks, at a density, what travels: priors whole, of each unit its largest values.
+    """Return a function from density to masks: priors whole, and the largest values of each unit.
 
     Row l of `importance` (M, r) belongs to `modules[l]`.
     """
-    layout = {name: values.shape for name, values in wanted.items()}
+    layout = {name: values.shape for name, values in update.items()}
     lengths = np.array([layout[f"{module}.A"][1] + layout[f"{module}.B"][0] for module in modules])
-    orders = {module: [_order(wanted[f"{module}.A"]), _order(wanted[f"{module}.B"].T)] for module in modules}
-    whole = {name: np.ones(shape, bool) for name, shape in layout.items() if is_prior(name)}
+    orders = {module: [_order(update[f"{module}.A"]), _order(update[f"{module}.B"].T)] for module in modules}
+    prior_masks = {name: np.ones(shape, bool) for name, shape in layout.items() if is_prior(name)}
 
     def at(density: float) -> Marks:
         count = max(0, _allowed(layout, density))
         units = unit_densities(importance, lengths, count, span=span, cut=cut)  # (M, r)
         marks: Marks = {}
         for module, rho in zip(modules, units, strict=True):
-            a, b = (_first_of_rows(order, rho) for order in orders[module])
+            a, b = (_top_of_rows(order, rho) for order in orders[module])
             marks |= {f"{module}.A": a, f"{module}.B": b.T}
-        return marks | whole
+        return marks | prior_masks
 
     return at
 
 
 def _order(values: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Sort the places of each row (r, n) by absolute value, the largest first; of equal ones the first."""
+    """Sort the indices of each row (r, n) by descending absolute value, ties by index."""
     return np.argsort(-np.abs(values), axis=1, kind="stable")
 
 
-def _first_of_rows(order: NDArray[np.int64], densities: Floats) -> Mask:
-    """Mark of each row (r, n) the floor(rho n) places that come first."""
+def _top_of_rows(order: NDArray[np.int64], densities: Floats) -> Mask:
+    """Mask the first floor(rho n) indices of each row (r, n) of `order`."""
     length = order.shape[1]
     counts = np.floor(densities * length).astype(np.int64)
     mask = np.zeros(order.shape, bool)
@@ -104,7 +104,7 @@ def _first_of_rows(order: NDArray[np.int64], densities: Floats) -> Mask:
 
 
 def _allowed(layout: Layout, density: float) -> int:
-    """Say how many values of A and B a density lets travel, beside the priors."""
+    """Count the values of A and B that a density allows, priors excluded."""
     return sum(
         kept_count(prod(shape), density) - (prod(shape) if is_prior(name) else 0)
         for name, shape in layout.items()

@@ -1,1 +1,1 @@
-"""The report of a comparison: figures, tables, charts and the page around them."""
+"""The report of a comparison: statistics, tables, charts and an HTML page."""

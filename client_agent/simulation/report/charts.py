@@ -1,4 +1,4 @@
-"""Draw a comparison's pictures as SVG text. Knows the figures, not how they came about."""
+"""Charts of a comparison as SVG text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STYLE: Final[dict[Any, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class ChartStyle:
-    """What tells a method's curve from others, with and without colours."""
+    """The colour, marker and line of a method, distinct without colours too."""
 
     colour: str
     marker: str
@@ -45,7 +45,6 @@ class ChartStyle:
 
     @classmethod
     def nth(cls, i: int) -> ChartStyle:
-        """Give the look of the i-th method."""
         return cls(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], _LINES[i % len(_LINES)])
 
     def curve(
@@ -57,50 +56,48 @@ class ChartStyle:
         high: Sequence[float],
         label: str,
     ) -> None:
-        """Draw a curve in a band."""
         axes.plot(
             x, mean, marker=self.marker, markersize=5, linestyle=self.line, color=self.colour, label=label
         )
         axes.fill_between(x, low, high, color=self.colour, alpha=0.12, linewidth=0)
 
 
-def looks_of(report: Report) -> dict[str, ChartStyle]:
-    """Give each method the look that it has in all pictures."""
+def chart_styles(report: Report) -> dict[str, ChartStyle]:
+    """Return the style of each method, the same in all charts."""
     return {m.method: ChartStyle.nth(i) for i, m in enumerate(report.methods)}
 
 
 def draw(report: Report) -> dict[str, str]:
-    """Give every picture by name, as SVG to put into a page; a picture without content is left out."""
-    looks = looks_of(report)
+    """Return all charts by name, as SVG for a page; a chart without data is left out."""
+    styles = chart_styles(report)
     with mpl.rc_context(STYLE):
         pictures = {
-            "steps": svg(_steps(report.methods, looks)),
-            "methods": svg(_methods(report, looks)),
+            "steps": svg(_steps(report.methods, styles)),
+            "methods": svg(_methods(report, styles)),
         }
         if report.baselines:
-            pictures["differences"] = svg(_differences(report, looks))
+            pictures["differences"] = svg(_differences(report, styles))
         if any(method.latecomers for method in report.methods):
-            pictures["late"] = svg(_late(report.methods, looks))
+            pictures["late"] = svg(_late(report.methods, styles))
         if any(method.bytes_up for method in report.methods):
             pictures["bytes"] = svg(_bytes(report.methods))
-            pictures["quality"] = svg(_quality(report.methods, looks))
+            pictures["quality"] = svg(_quality(report.methods, styles))
     return pictures
 
 
-def _steps(methods: Sequence[MethodSummary], looks: Mapping[str, ChartStyle]) -> Figure:
-    """Mean accuracy of the founders over local steps, from 0 on; the band is one standard error."""
+def _steps(methods: Sequence[MethodSummary], styles: Mapping[str, ChartStyle]) -> Figure:
+    """Draw the founders' mean accuracy over local steps from 0; the band is one standard error."""
     figure = Figure(figsize=(9.2, 4.2), layout="constrained")
     axes = figure.subplots()
     for method in methods:
-        _curve(axes, method.steps, method.accuracy_by_step, looks[method.method], method.method)
+        _curve(axes, method.steps, method.accuracy_by_step, styles[method.method], method.method)
     axes.set(xlabel="local steps", ylabel="mean exact match", ylim=(0, 1))
     axes.set_xlim(left=0)
     legend_beside(figure, axes)
     return figure
 
 
-def _methods(report: Report, looks: Mapping[str, ChartStyle]) -> Figure:
-    """Mean and worst client of each method after the last round."""
+def _methods(report: Report, styles: Mapping[str, ChartStyle]) -> Figure:
     methods = report.methods
     figure = Figure(figsize=(7.2, 0.6 + 0.5 * len(methods)), layout="constrained")
     axes = figure.subplots()
@@ -111,7 +108,7 @@ def _methods(report: Report, looks: Mapping[str, ChartStyle]) -> Figure:
             method.accuracy.mean,
             0.6,
             xerr=method.accuracy.error,
-            color=looks[method.method].colour,
+            color=styles[method.method].colour,
             ecolor=_INK,
         )
         axes.plot(method.worst.mean, place, "D", color=_INK, markeredgecolor="white", markersize=6)
@@ -121,19 +118,24 @@ def _methods(report: Report, looks: Mapping[str, ChartStyle]) -> Figure:
     return figure
 
 
-def _differences(report: Report, looks: Mapping[str, ChartStyle]) -> Figure:
-    """Paired differences to each way of training alone; lines are one standard error over seeds."""
-    methods, shown = report.methods, report.baselines
+def _differences(report: Report, styles: Mapping[str, ChartStyle]) -> Figure:
+    """Draw paired differences to each baseline; error bars are one standard error over seeds."""
+    methods, baselines = report.methods, report.baselines
     figure = Figure(figsize=(7.2, 0.9 + 0.4 * len(methods)), layout="constrained")
-    grid = figure.subplots(1, len(shown), squeeze=False, sharey=True, sharex=True)
+    grid = figure.subplots(1, len(baselines), squeeze=False, sharey=True, sharex=True)
     places = range(len(methods), 0, -1)
-    for axes, name in zip(grid[0], shown, strict=True):
+    for axes, name in zip(grid[0], baselines, strict=True):
         axes.axvline(0, color=_INK, linewidth=0.8)
         for place, method in zip(places, methods, strict=True):
             if name in method.against:
-                found, look = method.against[name].seeds, looks[method.method]
+                difference, style = method.against[name].seeds, styles[method.method]
                 axes.errorbar(
-                    found.mean, place, xerr=found.error, color=look.colour, marker=look.marker, capsize=3
+                    difference.mean,
+                    place,
+                    xerr=difference.error,
+                    color=style.colour,
+                    marker=style.marker,
+                    capsize=3,
                 )
         axes.set_yticks(list(places), [method.method for method in methods])
         axes.set(xlabel=f"against {name}", ylim=(0.4, len(methods) + 0.6))
@@ -142,8 +144,8 @@ def _differences(report: Report, looks: Mapping[str, ChartStyle]) -> Figure:
     return figure
 
 
-def _late(methods: Sequence[MethodSummary], looks: Mapping[str, ChartStyle]) -> Figure:
-    """Accuracy of each late joiner over its own steps, the start included."""
+def _late(methods: Sequence[MethodSummary], styles: Mapping[str, ChartStyle]) -> Figure:
+    """Draw the accuracy of each late joiner over its own steps, with the start."""
     names = list(dict.fromkeys(late.name for method in methods for late in method.latecomers))
     figure = Figure(figsize=(9.2, 3.6 * len(names)), layout="constrained")
     grid = figure.subplots(len(names), squeeze=False)
@@ -151,23 +153,25 @@ def _late(methods: Sequence[MethodSummary], looks: Mapping[str, ChartStyle]) -> 
         for method in methods:
             for late in method.latecomers:
                 if late.name == name:
-                    _curve(axes, late.steps, late.accuracy, looks[method.method], method.method)
+                    _curve(axes, late.steps, late.accuracy, styles[method.method], method.method)
         axes.set(xlabel=f"{name}'s own local steps", ylabel="exact match", ylim=(0, 1))
     legend_beside(figure, grid[0, 0])
     return figure
 
 
 def _bytes(methods: Sequence[MethodSummary]) -> Figure:
-    """Encoded bytes of one client in one round."""
-    shown = [method for method in methods if method.bytes_up]
-    figure = Figure(figsize=(6.4, 0.8 + 0.6 * len(shown)), layout="constrained")
+    drawn_methods = [method for method in methods if method.bytes_up]
+    figure = Figure(figsize=(6.4, 0.8 + 0.6 * len(drawn_methods)), layout="constrained")
     axes = figure.subplots()
     for offset, direction, colour in ((0.2, "down", "#7aa6c2"), (-0.2, "up", "#1f4e79")):
-        values = [(m.bytes_up if direction == "up" else m.bytes_down) / 1000 for m in shown]
-        places = [len(shown) - i + offset for i in range(len(shown))]
+        values = [(m.bytes_up if direction == "up" else m.bytes_down) / 1000 for m in drawn_methods]
+        places = [len(drawn_methods) - i + offset for i in range(len(drawn_methods))]
         bars = axes.barh(places, values, 0.38, color=colour, label=direction)
         axes.bar_label(bars, fmt="%.1f kB", padding=4, fontsize=8)
-    axes.set_yticks([len(shown) - i for i in range(len(shown))], [method.method for method in shown])
+    axes.set_yticks(
+        [len(drawn_methods) - i for i in range(len(drawn_methods))],
+        [method.method for method in drawn_methods],
+    )
     axes.set(xlabel="kB per client and round (encoded bodies)")
     axes.margins(x=0.2)
     axes.grid(visible=False, axis="y")
@@ -175,14 +179,14 @@ def _bytes(methods: Sequence[MethodSummary]) -> Figure:
     return figure
 
 
-def _quality(methods: Sequence[MethodSummary], looks: Mapping[str, ChartStyle]) -> Figure:
-    """Mean accuracy of the founders over all bytes that one of them has sent and been sent."""
+def _quality(methods: Sequence[MethodSummary], styles: Mapping[str, ChartStyle]) -> Figure:
+    """Draw the founders' mean accuracy over all bytes of one founder, up and down."""
     figure = Figure(figsize=(9.2, 4.2), layout="constrained")
     axes = figure.subplots()
     for method in methods:
         if method.bytes_up:
             travelled = [count / 1000 for count in method.bytes_by_step[1:]]
-            _curve(axes, travelled, method.accuracy_by_step[1:], looks[method.method], method.method)
+            _curve(axes, travelled, method.accuracy_by_step[1:], styles[method.method], method.method)
     axes.set(
         xlabel="kB of a client so far, up and down", ylabel="mean exact match", ylim=(0, 1), xscale="log"
     )
@@ -191,23 +195,22 @@ def _quality(methods: Sequence[MethodSummary], looks: Mapping[str, ChartStyle]) 
 
 
 def _curve(
-    axes: Axes, steps: Sequence[float], values: Sequence[Estimate], look: ChartStyle, label: str
+    axes: Axes, steps: Sequence[float], values: Sequence[Estimate], style: ChartStyle, label: str
 ) -> None:
-    """Draw the means; the band is one standard error."""
     mean = [value.mean for value in values]
     low = [value.mean - (value.error or 0.0) for value in values]
     high = [value.mean + (value.error or 0.0) for value in values]
-    look.curve(axes, steps, mean, low, high, label)
+    style.curve(axes, steps, mean, low, high, label)
 
 
 def legend_beside(figure: Figure, axes: Axes) -> None:
-    """Name the curves of some axes to the right of the figure, where they cover none of them."""
+    """Place the legend to the right of the figure, outside all axes."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=9, handlelength=4)
 
 
 def svg(figure: Figure) -> str:
-    """Give the picture without the XML prolog, which has no place inside a page."""
+    """Return the figure as SVG without the XML prolog, which is invalid inside a page."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
     return re.sub(r"^.*?(?=<svg)", "", text.getvalue(), count=1, flags=re.DOTALL)

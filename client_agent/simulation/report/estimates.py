@@ -1,4 +1,4 @@
-"""Means and their standard errors, paired differences. Pure: numbers in, numbers out."""
+"""Means, standard errors and paired differences. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Estimate(Strict):
 
 
 class Pairing(Strict):
-    """How one method compares with another on the same clients and seeds.
+    """A comparison of two methods on the same clients and seeds.
 
-    `seeds` estimates the difference of the mean over clients; seeds are independent draws. `clients` takes
-    every (client, seed) as a pair: its error is too small where clients of a seed go up and down together.
+    `seeds` estimates the difference of the mean over clients, with seeds as independent draws. `clients` has
+    every (client, seed) as a pair: its error is too small if the clients of a seed are correlated.
     """
 
     seeds: Estimate
@@ -30,7 +30,7 @@ class Pairing(Strict):
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Give mean and standard error s / sqrt(n), s with n - 1 in its denominator.
+    """Return the mean and its standard error s / sqrt(n), s with n - 1 in its denominator.
 
     Raises:
         ValueError: there is no value.
@@ -46,20 +46,20 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def pairing(
-    ours: Mapping[int, Mapping[str, float]], theirs: Mapping[int, Mapping[str, float]]
+    method: Mapping[int, Mapping[str, float]], baseline: Mapping[int, Mapping[str, float]]
 ) -> Pairing | None:
-    """Pair two methods' figures by seed and client; None where they have no seed in common."""
+    """Pair two methods' accuracies by seed and client; return None without a common seed."""
     differences = [
-        [figures[name] - theirs[seed][name] for name in figures if name in theirs[seed]]
-        for seed, figures in sorted(ours.items())
-        if seed in theirs
+        [figures[name] - baseline[seed][name] for name in figures if name in baseline[seed]]
+        for seed, figures in sorted(method.items())
+        if seed in baseline
     ]
-    each = [difference for of_seed in differences for difference in of_seed]
-    if not each:
+    pooled = [difference for seed_differences in differences for difference in seed_differences]
+    if not pooled:
         return None
     return Pairing(
-        seeds=estimate([sum(of_seed) / len(of_seed) for of_seed in differences]),
-        clients=estimate(each),
-        better=sum(difference > 0 for difference in each),
-        worse=sum(difference < 0 for difference in each),
+        seeds=estimate([sum(seed_differences) / len(seed_differences) for seed_differences in differences]),
+        clients=estimate(pooled),
+        better=sum(difference > 0 for difference in pooled),
+        worse=sum(difference < 0 for difference in pooled),
     )

@@ -1,7 +1,6 @@
-"""Turn what clients measured of importance into the figures of a report. Pure: nothing is read or written.
+"""Statistics of the importance measures of clients. Pure.
 
-A module is a layer's role, and layers of two base models are not each other's: who has one is compared with
-others who have it.
+A module is a layer's role; modules are compared only between clients of one base model.
 """
 
 from __future__ import annotations
@@ -19,17 +18,15 @@ from schemas.messages.base import Strict
 
 
 class ImportanceSummary(Strict):
-    """What the clients of one method learnt of importance; estimates are over seeds, of founders.
+    """The importance that the clients of one method learnt; estimates are over seeds, of founders.
 
     Attributes:
-        density, residual, kl: of the last round that was measured; see
-        `client_agent.adapters.variational.measures`. spread: the largest less the smallest importance of a
-        client's modules, as a share of their mean.
-            Where it is small, ranks say little.
-        agreement: mean Spearman correlation of modules' importance between two founders of one base model:
-            1 if all rank modules alike. None where no two can be compared.
-        seed: the first that was measured.
-        measures: every client's file, of that seed.
+        density, residual, kl: in the last measured round; see `client_agent.adapters.variational.measures`.
+        spread: (largest - smallest) / mean importance of a client's modules; ranks are unreliable if small.
+        agreement: mean Spearman correlation of modules' importance between two founders of one base model;
+            1 for equal ranks, None without a comparable pair.
+        seed: the first measured seed.
+        measures: every client's measures in that seed.
     """
 
     density: Estimate
@@ -42,8 +39,8 @@ class ImportanceSummary(Strict):
 
 
 def importance_of(results: Sequence[CellResult], founders: Sequence[str]) -> ImportanceSummary | None:
-    """Summarise one method's runs, None where no founder measured anything."""
-    measured = {result.seed: found for result in results if (found := _measured(result, founders))}
+    """Summarise one method's runs; return None if no founder has measures."""
+    measured = {result.seed: measures for result in results if (measures := _measured(result, founders))}
     if not measured:
         return None
     first = next(result for result in results if result.seed in measured)
@@ -63,45 +60,42 @@ def importance_of(results: Sequence[CellResult], founders: Sequence[str]) -> Imp
     )
 
 
-def spearman(one: Mapping[str, float], other: Mapping[str, float]) -> float | None:
-    """Correlate the ranks of two clients' modules, in [-1, 1]; equal values share the mean of their ranks.
+def spearman(left: Mapping[str, float], right: Mapping[str, float]) -> float | None:
+    """Return Spearman's rank correlation of two clients' modules, in [-1, 1]; ties share their mean rank.
 
-    None where nothing can be said: the modules differ, or one client tells none of its own apart.
+    None if the modules differ, or all modules of a client are equal.
     """
-    if one.keys() != other.keys():
+    if left.keys() != right.keys():
         return None
-    ranks = [_ranks(np.array([values[name] for name in sorted(one)])) for values in (one, other)]
+    ranks = [_ranks(np.array([values[name] for name in sorted(left)])) for values in (left, right)]
     centred = [rank - rank.mean() for rank in ranks]
     norms = np.linalg.norm(centred, axis=1)
     return float(centred[0] @ centred[1] / norms.prod()) if norms.all() else None
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rank values from 0 on: of equal ones, half of all others with that value come before each."""
     below = np.searchsorted(np.sort(values), values, side="left")
     not_above = np.searchsorted(np.sort(values), values, side="right")
     return (below + not_above - 1) / 2
 
 
 def _agreements(clients: Sequence[ClientResult]) -> list[float]:
-    """Correlate every two clients of one base model that can be."""
+    """Return the correlations of all pairs of clients of one base model."""
     pairs = (
-        spearman(one.measures.modules, other.measures.modules)
-        for one, other in combinations(clients, 2)
-        if one.base_model == other.base_model and one.measures is not None and other.measures is not None
+        spearman(left.measures.modules, right.measures.modules)
+        for left, right in combinations(clients, 2)
+        if left.base_model == right.base_model and left.measures is not None and right.measures is not None
     )
-    return [found for found in pairs if found is not None]
+    return [correlation for correlation in pairs if correlation is not None]
 
 
 def _measured(result: CellResult, names: Sequence[str]) -> dict[str, MeasuresFile]:
-    """Give the files of those of some clients that have one."""
     return {c.name: c.measures for c in result.clients if c.name in names and c.measures is not None}
 
 
 def _estimated(
     measured: Mapping[int, Mapping[str, MeasuresFile]], figure: Callable[[MeasuresFile], float]
 ) -> Estimate:
-    """Estimate the mean over clients of one figure."""
     return estimate([_mean([figure(file) for file in of_seed.values()]) for of_seed in measured.values()])
 
 

@@ -1,4 +1,4 @@
-"""Draw what clients learnt of importance as SVG text. Knows the figures, not how they came about."""
+"""Charts of the importance measures as SVG text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from client_agent.simulation.report.charts import STYLE, ChartStyle, legend_beside, looks_of, svg
+from client_agent.simulation.report.charts import STYLE, ChartStyle, chart_styles, legend_beside, svg
 from client_agent.simulation.report.importance import ImportanceSummary
 from client_agent.simulation.report.summary import Report
 from schemas.messages.federations import ALL_ROLES
@@ -21,22 +21,22 @@ _MEASURES = {
     "residual": "unsent / learnt",
     "kl": "KL to the prior served, nats a rank",
 }
-_ROW = 0.17  # inches of a labelled row of a heat map
-_TALLEST = 7.0  # inches of its rows; where they are more, not every layer is labelled
-_COLUMN = 0.55  # inches of a client
+_ROW = 0.17  # inches per labelled row of a heat map
+_TALLEST = 7.0  # inches of all rows at most; beyond that, only some layers are labelled
+_COLUMN = 0.55  # inches per client
 
 
 def draw_measures(report: Report) -> str | None:
-    """Draw density, residual and KL over rounds, of the methods that learn importance; None without any."""
-    shown = {m.method: m.importance for m in report.methods if m.importance is not None}
-    if not shown:
+    """Draw density, residual and KL over rounds; return None if no method learns importance."""
+    summaries = {m.method: m.importance for m in report.methods if m.importance is not None}
+    if not summaries:
         return None
-    looks = looks_of(report)
+    styles = chart_styles(report)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, 3.4), layout="constrained")
         panels = figure.subplots(1, 3)
-        for method, summary in shown.items():
-            _over_rounds(panels, summary, looks[method], method)
+        for method, summary in summaries.items():
+            _over_rounds(panels, summary, styles[method], method)
         for axes, label in zip(panels, _MEASURES.values(), strict=True):
             axes.set(xlabel="round", ylim=(0, None))
             axes.set_title(label, fontsize=10)
@@ -46,7 +46,7 @@ def draw_measures(report: Report) -> str | None:
 
 
 def draw_heat_maps(report: Report) -> dict[str, str]:
-    """Draw each module's importance at each client after the last round, by method."""
+    """Draw each module's importance per client after the last round, by method."""
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         return {
             m.method: svg(_heat_map({n: f.modules for n, f in m.importance.measures.items()}, report.models))
@@ -55,22 +55,24 @@ def draw_heat_maps(report: Report) -> dict[str, str]:
         }
 
 
-def _over_rounds(panels: Sequence[Axes], summary: ImportanceSummary, look: ChartStyle, label: str) -> None:
+def _over_rounds(panels: Sequence[Axes], summary: ImportanceSummary, style: ChartStyle, label: str) -> None:
     """Draw the mean over the clients of each round; the band is their range."""
-    told = [one for file in summary.measures.values() for one in file.rounds]
-    rounds = sorted({one.round for one in told})
+    measured = [entry for file in summary.measures.values() for entry in file.rounds]
+    rounds = sorted({entry.round for entry in measured})
     for axes, name in zip(panels, _MEASURES, strict=True):
-        each = [[getattr(one, name) for one in told if one.round == round_number] for round_number in rounds]
-        mean = [sum(values) / len(values) for values in each]
-        low, high = [min(values) for values in each], [max(values) for values in each]
-        look.curve(axes, rounds, mean, low, high, label)
+        by_round = [
+            [getattr(entry, name) for entry in measured if entry.round == round_number]
+            for round_number in rounds
+        ]
+        mean = [sum(values) / len(values) for values in by_round]
+        low, high = [min(values) for values in by_round], [max(values) for values in by_round]
+        style.curve(axes, rounds, mean, low, high, label)
 
 
 def _heat_map(modules: Mapping[str, Mapping[str, float]], models: Mapping[str, str]) -> Figure:
-    """One panel per base model, whose modules are its own: rows are modules, columns clients.
+    """Draw one panel per base model: rows are modules, columns are clients.
 
-    What is sent follows from how a client's own ranks compare, and all of a client's drift together: colours
-    are differences to its mean, which its name tells.
+    Colours are differences to the client's mean, because all values of a client drift together.
     """
     clients: dict[str, list[str]] = {}
     for name in modules:
@@ -99,17 +101,17 @@ def _heat_map(modules: Mapping[str, Mapping[str, float]], models: Mapping[str, s
 
 
 def _labelled(rows: Sequence[str], height: float) -> list[str]:
-    """Choose the rows to label: all, or the first of every so many layers, where all would overlap."""
+    """Return the rows to label: all, or the first of every n-th layer if labels would overlap."""
     if len(rows) * _ROW <= height:
         return list(rows)
     first: dict[int, str] = {}
     for row in rows:
         first.setdefault(_depth(row)[0], row)
-    every = ceil(len(first) * _ROW / height)
-    return list(first.values())[::every]
+    stride = ceil(len(first) * _ROW / height)
+    return list(first.values())[::stride]
 
 
 def _depth(module: str) -> tuple[int, int]:
-    """Order `l10.q` after `l2.v`: by layer, then by role."""
+    """Return the sort key of a module: layer, then role, so that `l2.v` sorts before `l10.q`."""
     layer, _, role = module.partition(".")
     return int(layer[1:]), ALL_ROLES.index(role)

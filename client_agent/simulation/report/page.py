@@ -1,4 +1,4 @@
-"""Write a comparison's page, with its pictures inside. Needs the extra `report`."""
+"""The HTML page of a comparison, with its charts inline. Needs the extra `report`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from client_agent.storage.files import write_durably
 
 
 def write_page(report: Report, file: Path) -> None:
-    """Write the page; nothing in it is fetched from elsewhere."""
+    """Write the page; it loads no external resource."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     template = jinja2.Environment(loader=loader, autoescape=True).get_template("page.html.j2")
     page = template.render(

@@ -1,7 +1,6 @@
-"""Turn the results of all runs into the figures of a report. Pure: nothing is read or written.
+"""Statistics of all runs of a comparison. Pure.
 
-Established clients are the founders; only they count in means and worst clients. All accuracies are exact
-match on held-out examples, as the clients themselves report it.
+Means and worst clients are over the founders. All accuracies are exact match on held-out examples.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ BASELINES = (LOCAL, LOCAL_LORA, LOCAL_BOTH)
 
 
 class Latecomer(Strict):
-    """A late joiner: `accuracy` at its own `steps`, and `alone`, the end of training by itself.
+    """A late joiner: `accuracy` at its own `steps`, and `alone`, its accuracy after training alone.
 
-    `ahead_after` gives per baseline the fewest steps after which it was ahead of that end and stayed so to
-    its own end, seed by seed; None where it was not. `against` compares the two ends.
+    `ahead_after` is, per baseline and seed, the fewest steps after which it stayed ahead of that accuracy, or
+    None. `against` compares the final accuracies.
     """
 
     name: str
@@ -37,7 +36,7 @@ class Latecomer(Strict):
 
 
 class Lone(Strict):
-    """A client whose group has no other member: what a method costs or gives it."""
+    """A client without another member in its group."""
 
     name: str
     accuracy: Estimate
@@ -45,11 +44,10 @@ class Lone(Strict):
 
 
 class MethodSummary(Strict):
-    """One method over the seeds it has results of. Bytes are those of one client in one round, encoded.
+    """One method over the seeds with results. Bytes are encoded, of one client in one round.
 
-    `against` takes the seeds that all methods of the report have. `steps` begins with 0, before training;
-    `bytes_by_step` is what a founder has sent and been sent until then, both together. `importance` is None
-    where the method learns none.
+    `against` uses the seeds that all methods have. `steps` begins with 0, before training; `bytes_by_step` is
+    the cumulative traffic of a founder, up and down. `importance` is None if the method learns none.
     """
 
     method: str
@@ -77,10 +75,10 @@ class MethodSummary(Strict):
 
 
 class Report(Strict):
-    """A comparison: its methods in the order in which they ran, and which runs are missing.
+    """A comparison: its methods in run order, and the missing runs.
 
-    `seeds` are those that were asked for, `paired_seeds` those of them that all methods here have results of.
-    `tests` is the most items that a silo is scored on; `models` gives each silo's base model.
+    `seeds` are the requested ones, `paired_seeds` those with results of all methods. `tests` is the largest
+    number of test items of a silo; `models` is each silo's base model.
     """
 
     study: str
@@ -94,18 +92,22 @@ class Report(Strict):
 
     @property
     def baselines(self) -> list[str]:
-        """The ways of training alone that a method here is compared with."""
+        """The local baselines that a method here is compared with."""
         return [name for name in BASELINES if any(name in method.against for method in self.methods)]
 
 
-def summarised(
+def summarise(
     study: Study, name: str, seeds: Sequence[int], results: Sequence[CellResult], missing: Sequence[str]
 ) -> Report:
-    """Summarise all results that are there, of the runs of these seeds that were asked for."""
+    """Summarise all available results of the requested seeds."""
     order = list(dict.fromkeys(result.method for result in results))
     by_method = {method: [r for r in results if r.method == method] for method in order}
-    paired = [s for s in seeds if all(s in {r.seed for r in of_one} for of_one in by_method.values())]
-    runs = {method: _Runs(study, of_one, paired) for method, of_one in by_method.items()}
+    paired = [
+        s
+        for s in seeds
+        if all(s in {r.seed for r in method_results} for method_results in by_method.values())
+    ]
+    runs = {method: _Runs(study, method_results, paired) for method, method_results in by_method.items()}
     baselines = {method: runs[method] for method in BASELINES if method in runs}
     return Report(
         study=name,
@@ -128,18 +130,17 @@ class _Runs:
     paired: list[int]
 
     def last(self, names: Sequence[str]) -> dict[int, dict[str, float]]:
-        """Give the accuracy after the last round by seed and client."""
+        """Return the accuracy after the last round, by seed and client."""
         return {
             result.seed: {c.name: _end(c) for c in result.clients if c.name in names}
             for result in self.results
         }
 
     def last_of_paired(self, names: Sequence[str]) -> dict[int, dict[str, float]]:
-        """Give the same for the seeds on which methods are compared."""
+        """Return the same for the paired seeds only."""
         return {seed: figures for seed, figures in self.last(names).items() if seed in self.paired}
 
     def of(self, name: str) -> list[ClientResult]:
-        """Give one client's runs, seed by seed."""
         return [client for result in self.results for client in result.clients if client.name == name]
 
 
@@ -187,16 +188,17 @@ def _summary(method: str, runs: _Runs, baselines: dict[str, _Runs]) -> MethodSum
 
 
 def _latecomer(method: str, name: str, runs: _Runs, baselines: dict[str, _Runs]) -> Latecomer:
-    mine = runs.of(name)
-    curves = [_curve(client) for client in mine]
+    client_runs = runs.of(name)
+    curves = [_curve(client) for client in client_runs]
     length = min(map(len, curves))
     steps = [runs.results[0].plan.training.steps * round_number for round_number in range(length)]
     seeds = [result.seed for result in runs.results]
     ends = {
         baseline: {
-            result.seed: _end(client) for result, client in zip(other.results, other.of(name), strict=True)
+            result.seed: _end(client)
+            for result, client in zip(baseline_runs.results, baseline_runs.of(name), strict=True)
         }
-        for baseline, other in baselines.items()
+        for baseline, baseline_runs in baselines.items()
         if baseline != method
     }
     return Latecomer(
@@ -225,7 +227,7 @@ def _lone(method: str, name: str, runs: _Runs, baselines: dict[str, _Runs]) -> L
 
 
 def _stays_ahead(steps: Sequence[int], curve: Sequence[float], end: float) -> int | None:
-    """Give the first step from which on every evaluation is above `end`."""
+    """Return the first step from which every later accuracy is above `end`, or None."""
     first = None
     for step, value in reversed(list(zip(steps, curve, strict=False))):
         if value <= end:
@@ -237,16 +239,17 @@ def _stays_ahead(steps: Sequence[int], curve: Sequence[float], end: float) -> in
 def _against(
     method: str, names: Sequence[str], runs: _Runs, baselines: dict[str, _Runs]
 ) -> dict[str, Pairing]:
-    """Compare some clients' ends with theirs under each baseline."""
-    ours = runs.last_of_paired(names)
-    found = {
-        key: pairing(ours, other.last_of_paired(names)) for key, other in baselines.items() if key != method
+    """Compare some clients' final accuracies with theirs under each baseline."""
+    accuracies = runs.last_of_paired(names)
+    pairings = {
+        key: pairing(accuracies, baseline_runs.last_of_paired(names))
+        for key, baseline_runs in baselines.items()
+        if key != method
     }
-    return {key: paired for key, paired in found.items() if paired is not None}
+    return {key: paired for key, paired in pairings.items() if paired is not None}
 
 
 def _groups(study: Study) -> dict[str, list[str]]:
-    """Give the founders of each group."""
     groups: dict[str, list[str]] = {}
     for silo in study.founders:
         if silo.group is not None:
@@ -260,18 +263,17 @@ def _lone_names(study: Study) -> list[str]:
 
 
 def _curve(client: ClientResult) -> list[float]:
-    """Give accuracies before the client's first training, and after each of its rounds."""
     before = client.rounds[0].scores.before.exact_match
     return [before, *(entry.scores.after.exact_match for entry in client.rounds)]
 
 
 def _bytes_so_far(clients: Sequence[ClientResult]) -> list[float]:
-    """Give what a client has sent and been sent on average, at first and after each round."""
-    each = [
+    """Return the cumulative bytes of a client on average, from 0 and after each round."""
+    per_round = [
         _mean([client.rounds[i].bytes_up + client.rounds[i].bytes_down for client in clients])
         for i in range(len(clients[0].rounds))
     ]
-    return [0.0, *accumulate(each)]
+    return [0.0, *accumulate(per_round)]
 
 
 def _end(client: ClientResult) -> float:

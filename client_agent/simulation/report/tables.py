@@ -1,4 +1,4 @@
-"""Print a comparison's figures as tables. Computes nothing."""
+"""Tables of a comparison on the terminal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from client_agent.simulation.report.summary import Latecomer, MethodSummary, Rep
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the main table, groups and costs; importance, late joiners, lone clients where there are any."""
+    """Print the tables of accuracy and costs, and of importance, late joiners and lone clients if any."""
     if report.missing:
         console.print(
-            f"these figures are incomplete, runs missing: {len(report.missing)}",
+            f"incomplete results, runs missing: {len(report.missing)}; repeat the command to run them",
             style="bold red",
             markup=False,
         )
@@ -26,14 +26,14 @@ def show(report: Report, console: Console) -> None:
     console.print(_costs(report))
     for title, table in (
         (
-            "late joiners: exact match at their own steps; when they pass the end of training alone for "
-            "good, seed by seed; how their own end differs from it",
+            "late joiners: exact match at their own steps; steps until they stay ahead of training alone, "
+            "per seed; difference of the final accuracies",
             _late(report),
         ),
         ("clients without a peer in their group: exact match", _lone(report)),
         (
-            "what founders learnt of importance, last round; spread: of a client's modules, as a share of "
-            "their mean; agreement: rank correlation of modules between founders of one base model",
+            "importance learnt by founders, last round; spread: of a client's modules, as a share of their "
+            "mean; agreement: rank correlation of modules between founders of one base model",
             _importance(report),
         ),
     ):
@@ -43,22 +43,19 @@ def show(report: Report, console: Console) -> None:
 
 
 def figure(value: Estimate) -> str:
-    """Write an accuracy with its standard error."""
     return f"{value.mean:.3f}" + (f" ± {value.error:.3f}" if value.error is not None else "")
 
 
 def difference(value: Estimate) -> str:
-    """Write a difference with its sign and standard error."""
     return f"{value.mean:+.3f}" + (f" ± {value.error:.3f}" if value.error is not None else "")
 
 
 def amount(count: float) -> str:
-    """Write bytes as people read them."""
     return f"{count / 1000:,.1f} kB" if count else "-"
 
 
 def passing(late: Latecomer, baseline: str) -> str:
-    """Write after how many steps, seed by seed, a late joiner is ahead of a baseline's end for good."""
+    """Format, per seed, the steps after which a late joiner stays ahead of a baseline's final accuracy."""
     if baseline not in late.ahead_after:
         return "-"
     within = f"not within {late.steps[-1]} steps"
@@ -67,13 +64,13 @@ def passing(late: Latecomer, baseline: str) -> str:
 
 
 def seeds_of(method: MethodSummary, report: Report) -> str:
-    """Write over how many seeds a method's means are, and of how many where some are missing."""
-    found, asked = len(method.seeds), len(report.seeds)
-    return str(found) if found == asked else f"{found} of {asked}"
+    """Format the number of seeds with results, and of all seeds if some are missing."""
+    available, requested = len(method.seeds), len(report.seeds)
+    return str(available) if available == requested else f"{available} of {requested}"
 
 
 def amounts(report: Report) -> str:
-    """Write how much every client trains, on how many examples of which size and model."""
+    """Format the training amounts, test items and base models of all clients."""
     methods = report.methods
     trained = " or ".join(
         dict.fromkeys(
@@ -81,9 +78,10 @@ def amounts(report: Report) -> str:
         )
     )
     counts = sorted(set(report.examples.values()))
-    each = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    example_counts = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     models = ", ".join(f"{count} × {slug}" for slug, count in Counter(report.models.values()).items())
-    return f"{trained}; {each} training examples and at most {report.tests} test items per silo; {models}"
+    data = f"{example_counts} training examples and at most {report.tests} test items per silo"
+    return f"{trained}; {data}; {models}"
 
 
 def _main(report: Report) -> Table:
@@ -121,9 +119,9 @@ def _costs(report: Report) -> Table:
 
 
 def _late(report: Report) -> Table:
-    table = Table("method", "silo", "by own step", "baseline", "steps to pass its end", "against it")
+    table = Table("method", "silo", "by own step", "baseline", "steps to stay ahead", "final difference")
     for column in table.columns:
-        column.overflow = "fold"  # on a narrow terminal names stay whole
+        column.overflow = "fold"  # keeps names whole on a narrow terminal
     for method in report.methods:
         for late in method.latecomers:
             curve = ", ".join(
@@ -133,7 +131,7 @@ def _late(report: Report) -> Table:
             about = (method.method, late.name, curve)
             for name, ahead in zip(report.baselines, differences, strict=True):
                 table.add_row(*about, name, passing(late, name), ahead)
-                about = ("", "", "")  # a row for each baseline: one with all of them fits no terminal
+                about = ("", "", "")  # one row per baseline fits a terminal
             if not report.baselines:
                 table.add_row(*about, "-", "-", "-")
     return table
@@ -154,10 +152,12 @@ def _importance(report: Report) -> Table:
     for name in ("sent", "unsent / learnt", "KL to the prior", "spread", "agreement"):
         table.add_column(name, justify="right")
     for method in report.methods:
-        if (found := method.importance) is not None:
-            shown = (figure(one) for one in (found.density, found.residual, found.kl, found.spread))
-            agreement = difference(found.agreement) if found.agreement is not None else "-"
-            table.add_row(method.method, *shown, agreement)
+        if (summary := method.importance) is not None:
+            cells = (
+                figure(value) for value in (summary.density, summary.residual, summary.kl, summary.spread)
+            )
+            agreement = difference(summary.agreement) if summary.agreement is not None else "-"
+            table.add_row(method.method, *cells, agreement)
     return table
 
 

@@ -1,4 +1,4 @@
-"""The tables of what aligns base models, and nothing that reads or writes one."""
+"""Tables of alignment packs and anchors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AnchorsRow(Table):
 class PackRow(Table):
     """The alignment pack of one base model.
 
-    `verdicts` has each client's acceptance test by its id, `acceptance` the one that stands, if any.
+    `verdicts` has each client's acceptance test by its id, `acceptance` the valid one, if any.
     """
 
     __tablename__ = "alignment_packs"
@@ -48,7 +48,7 @@ class PackRow(Table):
 
 
 class VoidedPackRow(Table):
-    """A pack that was replaced, deleted, or stored by a client that was revoked: agents drop their copies."""
+    """A pack that was replaced, deleted or stored by a revoked client; agents drop their copies."""
 
     __tablename__ = "voided_packs"
 

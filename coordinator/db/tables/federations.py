@@ -1,7 +1,5 @@
-"""The tables of federations, and nothing that reads or writes one; `identity` has those of keys,
-`alignment` those of alignment packs, `weights` what weights are in recipes.
-
-Tensors are payloads: content-addressed bytes in chunk rows of at most CHUNK_BYTES that say where they begin.
+"""Tables of federations, clients and rounds. Tensors are payloads: content-addressed bytes in chunk rows
+of at most CHUNK_BYTES.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ Octets = bytes  # for tables that have a column of this name
 
 
 class Table(DeclarativeBase):
-    """All tables; constraint names follow one convention so that migrations can name them."""
+    """Base class of all tables; one naming convention lets migrations name constraints."""
 
     metadata = MetaData(
         naming_convention={
@@ -53,7 +51,7 @@ class PersonToken(Table):
 
 
 class FederationRow(Table):
-    """A federation with its resolved plan; its row is the lock under which its rounds change."""
+    """A federation with its resolved plan; its row is the lock for changes of its rounds."""
 
     __tablename__ = "federations"
 
@@ -67,7 +65,7 @@ class FederationRow(Table):
 
 
 class EnrolmentTokenRow(Table):
-    """A one-time token for one client name, hashed; `retry_key_hash` recognises a repeated request."""
+    """A one-time token for one client name, hashed; `retry_key_hash` identifies a repeated request."""
 
     __tablename__ = "enrolment_tokens"
 
@@ -86,7 +84,7 @@ class EnrolmentTokenRow(Table):
 
 
 class ClientRow(Table):
-    """One enrolled agent of one organisation; `credential_hash` recognises nobody where it has keys."""
+    """One enrolled agent of one organisation; `credential_hash` is a placeholder if it has keys."""
 
     __tablename__ = "clients"
     __table_args__ = (UniqueConstraint("federation_id", "name"),)
@@ -107,7 +105,7 @@ class ClientRow(Table):
 
 
 class RoundRow(Table):
-    """One round; `version` is what a transition compares and sets, `lease_token` fences an aggregation."""
+    """One round; transitions compare and set `version`, `lease_token` fences an aggregation."""
 
     __tablename__ = "rounds"
     __table_args__ = (UniqueConstraint("federation_id", "number"), Index("ix_rounds_state", "state"))
@@ -129,9 +127,9 @@ class RoundRow(Table):
 
 
 class ParticipationRow(Table):
-    """One client in one round; `base_digest` names the weights it was told to start from.
+    """One client in one round; `base_digest` names the weights that it starts from.
 
-    `is_waited_for`: the round stays open for it until the deadline.
+    `is_waited_for`: the round stays open for this client until the deadline.
     """
 
     __tablename__ = "participations"
@@ -148,10 +146,12 @@ class ParticipationRow(Table):
 
 
 class PayloadRow(Table):
-    """Bytes under their digest; a payload without a digest is being written and nobody refers to it yet."""
+    """Bytes under their digest; a payload without a digest is unfinished and has no references."""
 
     __tablename__ = "payloads"
-    __table_args__ = ({"sqlite_autoincrement": True},)  # whoever reads one that is collected meets no other
+    __table_args__ = (
+        {"sqlite_autoincrement": True},
+    )  # an id is never reused: a reader of a deleted payload finds nothing
 
     id: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str | None] = mapped_column(unique=True)
@@ -173,7 +173,7 @@ class UpdateRow(Table):
     """A client's accepted adapter state of one round.
 
     `payload_id` are the bytes as received. The state, float32 values in the order of `layout` (of [tensor,
-    shape]), begins at `state_begin` of `state_payload_id`, perhaps the same. Thinning out forgets both.
+    shape]), begins at `state_begin` of `state_payload_id`, which may be the same. Retention clears both.
     """
 
     __tablename__ = "updates"
@@ -199,9 +199,9 @@ class UpdateRow(Table):
 
 
 class SignatureRow(Table):
-    """A client's sanitized sketch of one round: float32 little-endian bytes; `origin` is update or join.
+    """A client's sketch of one round: float32 little-endian bytes; `origin` is update or join.
 
-    `reliability` is the share of its squared length that is not noise, `epsilon` what the client has spent.
+    `reliability` is the share of its squared length that is not noise, `epsilon` the privacy budget spent.
     """
 
     __tablename__ = "signatures"
@@ -229,13 +229,13 @@ class RelevanceRow(Table):
     relevance: Mapped[bytes]
     similarity: Mapped[bytes]
     entropy: Mapped[float]
-    served: Mapped[bytes | None]  # this and what follows: what the guard did, None without one
+    served: Mapped[bytes | None]  # this and the following columns: results of the guard, None without one
     agreement: Mapped[bytes | None]
     held: Mapped[bytes | None]
 
 
 class WeightsRow(Table):
-    """What a client is served from `round_number` on: `head`, then the payload, if kept, from `begin` on."""
+    """Weights served to a client from `round_number` on: `head`, then the payload from `begin` on."""
 
     __tablename__ = "weights"
     __table_args__ = (UniqueConstraint("federation_id", "client_id", "round_number"),)
@@ -253,10 +253,10 @@ class WeightsRow(Table):
 
 
 class FoldRow(Table):
-    """What is added to a base model after a round beside A and B, for clients of one `form` of adapter.
+    """The base delta of a round for clients of one `form` of adapter.
 
     The payload is float32 values in the order of `layout` (of [tensor, shape]): A and B, if such are served,
-    and the factors RA, RB of all that was folded so far. A newer row supersedes it; it is forgotten then.
+    and the factors RA, RB of all base deltas so far. A newer row supersedes and removes it.
     """
 
     __tablename__ = "folds"
@@ -272,7 +272,7 @@ class FoldRow(Table):
 
 
 class ScoresRow(Table):
-    """How good a client's model was before and after the local steps of a round."""
+    """Scores of a client's model before and after the local steps of a round."""
 
     __tablename__ = "scores"
 
@@ -280,11 +280,11 @@ class ScoresRow(Table):
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
     scores: Mapped[dict[str, Any]]
     received_at: Mapped[datetime]
-    changes: Mapped[int] = mapped_column(server_default="0")  # how often others took their place
+    changes: Mapped[int] = mapped_column(server_default="0")  # number of replacements
 
 
 class EventRow(Table):
-    """What happened in a federation, in order; `client_id` names the client whose own event it is."""
+    """An event of a federation, in order; `client_id` names the only client that may see it."""
 
     __tablename__ = "events"
 

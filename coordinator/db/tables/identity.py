@@ -1,4 +1,4 @@
-"""The tables of keys and of what was signed, and nothing that reads or writes one. No row holds a secret."""
+"""Tables of keys, nonces, the roster and the audit log. No row holds a secret."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coordinator.db.tables.federations import Table
 
 
 class ClientKeyRow(Table):
-    """A client's public key (base64url); it counts until it expires or its client is revoked."""
+    """A client's public key (base64url), valid until it expires or its client is revoked."""
 
     __tablename__ = "client_keys"
 
@@ -23,7 +23,7 @@ class ClientKeyRow(Table):
 
 
 class UsedNonceRow(Table):
-    """A signed request that was received, so that it is not received again."""
+    """The nonce of a received request, which must not be received again."""
 
     __tablename__ = "used_nonces"
 
@@ -33,7 +33,7 @@ class UsedNonceRow(Table):
 
 
 class FailedEnrolmentRow(Table):
-    """An enrolment or bearer token that failed within a minute, by address, 64 bits of one, or real token."""
+    """A failed enrolment or bearer token, by address, IPv6 network or token."""
 
     __tablename__ = "failed_enrolments"
 
@@ -52,7 +52,7 @@ class ServerIdentityRow(Table):
 
 
 class RosterRow(Table):
-    """Who entered or left a federation: a chain of documents, each with the hash of the one before."""
+    """An entry of a federation's roster: documents, each with the hash of the previous one."""
 
     __tablename__ = "roster"
 
@@ -65,7 +65,7 @@ class RosterRow(Table):
 
 
 class ManifestRow(Table):
-    """What a client was told of a round when it joined, signed, once and for all."""
+    """The signed manifest that a client got when it joined a round."""
 
     __tablename__ = "round_manifests"
 
@@ -76,7 +76,7 @@ class ManifestRow(Table):
 
 
 class AuditRow(Table):
-    """Who let whom in, shut whom out or ran a federation: documents, each with the hash of the one before."""
+    """An entry of the audit log: documents, each with the hash of the previous one."""
 
     __tablename__ = "audit"
 

@@ -1,4 +1,4 @@
-"""The table of weights in the recipes that clients asked for, and nothing that reads or writes it."""
+"""Table of weights encoded in the recipes that clients request."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from coordinator.db.tables.federations import Table
 
 
 class CodedWeightsRow(Table):
-    """A client's weights of a round, written in a recipe; without a payload they cannot be written in it.
+    """A client's weights of a round, encoded in a recipe; without a payload the recipe cannot encode them.
 
-    It says nothing that does not follow from the weights and the update that they are the difference to:
-    thinning out removes it, and while those are kept it can be made again.
+    Derived from the weights and the update that they are relative to: retention deletes it, and it can be
+    rebuilt while those exist.
     """
 
     __tablename__ = "coded_weights"

@@ -1,1 +1,1 @@
-"""Limits: how long, how often and how much anyone may ask of this process."""
+"""Limits on time, rate, size and concurrency per process."""

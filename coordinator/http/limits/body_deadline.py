@@ -1,7 +1,5 @@
-"""Give every request body a deadline: trickling uploads end with 408 and the connection.
-
-Only the time spent waiting for the peer counts, so that a busy server cuts nobody off. A body that has
-arrived has no deadline any more: who waits for a round, or follows events, is left alone.
+"""Limit the time of request bodies: a slow upload ends with 408. Only time spent waiting for the peer
+counts, and only until the body is complete.
 """
 
 from __future__ import annotations
@@ -16,35 +14,34 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coordinator.errors import RequestTimeout
 
 HEAD_SECONDS = 10.0
-"""A request's line and header fields arrive within this time of their first byte, or of the connection."""
+"""Time for a request's line and header fields, from their first byte or the connection."""
 
 IDLE_SECONDS = 10.0
-"""A body never pauses longer."""
+"""Longest pause of a body."""
 
 GRACE_SECONDS = 30.0
-"""What a body may take whatever its size."""
+"""Time allowed for a body of any size."""
 
 ANSWER_BYTES_PER_SECOND = 50_000
-"""The pace at which an answer is taken on the whole: slower lines get it in several requests."""
+"""Slowest average pace of a response; slower clients download it in several requests."""
 
 REFUSED_BODY = 2**28
-"""As much of a body is waited for whose request was answered before it had come, whatever it announces."""
+"""Largest rest of a body that is awaited after its request was answered."""
 
 
 def body_seconds(size: int, bytes_per_second: int) -> float:
-    """Say how long a body of `size` bytes may take to arrive."""
+    """Return the seconds that a body of `size` bytes may take."""
     return GRACE_SECONDS + size / bytes_per_second
 
 
-class PacedBodies:
-    """A layer around the routes: what they receive from comes at a reasonable pace, or not at all."""
+class BodyDeadline:
+    """ASGI middleware that limits the time of request bodies."""
 
     def __init__(self, app: ASGIApp, bytes_per_second: int) -> None:
         self._app = app
         self._bytes_per_second = bytes_per_second
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with a receiver that has a deadline."""
         if scope["type"] == "http":
             announced = Headers(scope=scope).get("content-length", "0")
             receive = _Paced(receive, int(announced), self._bytes_per_second)
@@ -61,14 +58,14 @@ class _Paced:
     is_whole: bool = False
 
     async def __call__(self) -> Message:
-        """Wait for the next piece.
+        """Receive the next message.
 
         Raises:
-            RequestTimeout: it took too long, or all of them did.
+            RequestTimeout: this piece or the body took too long.
         """
         if self.is_whole:
             return await self.receive()
-        # A body of unknown length earns its time as it comes.
+        # A body of unknown length gets time for the bytes received so far.
         allowed = body_seconds(max(self.announced, self.received), self.bytes_per_second)
         if self.waited >= allowed:
             raise RequestTimeout(received=self.received)

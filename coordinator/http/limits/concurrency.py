@@ -1,7 +1,4 @@
-"""What one process takes on: one at a time of what is slow, two bodies being coded at once, room for them.
-
-Knows neither clients nor rounds: what there may be one of is the caller's to name.
-"""
+"""Limit the concurrency of slow work in this process: keyed locks, codec slots, and free disk space."""
 
 from __future__ import annotations
 
@@ -22,8 +19,7 @@ from coordinator.http.dependencies import database_of, settings_of
 from coordinator.observability.logs import logger
 from coordinator.settings import Settings
 
-# Decoding costs memory and processor time, and so does encoding; beyond two at a time the others wait, then
-# are sent away.
+# Coding costs memory and processor time: beyond two at a time, requests wait and are then refused.
 _DECODERS = BoundedSemaphore(2)
 _PATIENCE_SECONDS = 5.0
 
@@ -31,11 +27,11 @@ log = logger(__name__)
 
 
 @contextmanager
-def decoder() -> Iterator[None]:
-    """Hold one of the slots for decoding and encoding.
+def codec_slot() -> Iterator[None]:
+    """Hold one of the slots for encoding and decoding.
 
     Raises:
-        Busy: none became free for some seconds.
+        Busy: no slot became free in time.
     """
     if not _DECODERS.acquire(timeout=_PATIENCE_SECONDS):
         raise Busy
@@ -46,60 +42,61 @@ def decoder() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class _Turn:
+class _LockEntry:
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     users: int = 0
 
 
 class KeyedLock:
-    """Whose turn it is in this process. Belongs to the event loop: who waits holds no thread."""
+    """Locks by key, for the event loop: waiting holds no thread."""
 
     def __init__(self) -> None:
-        self._turns: dict[Hashable, _Turn] = {}
+        self._locks: dict[Hashable, _LockEntry] = {}
 
     @asynccontextmanager
-    async def one_of(self, name: Hashable) -> AsyncIterator[None]:
-        """Be the only one to do this; an earlier connection may take a moment to be noticed as broken.
+    async def hold(self, key: Hashable) -> AsyncIterator[None]:
+        """Hold the lock of a key; a broken earlier connection may take a moment to release it.
 
         Raises:
-            RateLimited: somebody else is at it.
+            RateLimited: another request holds the lock.
         """
-        turn = self._turns.setdefault(name, _Turn())
-        turn.users += 1
+        entry = self._locks.setdefault(key, _LockEntry())
+        entry.users += 1
         try:
             try:
                 with anyio.fail_after(_PATIENCE_SECONDS):
-                    await turn.lock.acquire()
+                    await entry.lock.acquire()
             except TimeoutError:
-                raise RateLimited(_PATIENCE_SECONDS, "the same is under way already") from None
+                raise RateLimited(
+                    _PATIENCE_SECONDS, "the same request is already in progress; retry when it has ended"
+                ) from None
             try:
                 yield
             finally:
-                turn.lock.release()
+                entry.lock.release()
         finally:
-            turn.users -= 1
-            if not turn.users:
-                del self._turns[name]
+            entry.users -= 1
+            if not entry.users:
+                del self._locks[key]
 
 
-def turns_of(request: Request) -> KeyedLock:
-    """Say whose turn it is."""
-    turns: KeyedLock = request.app.state.turns
-    return turns
+def locks_of(request: Request) -> KeyedLock:
+    locks: KeyedLock = request.app.state.locks
+    return locks
 
 
-async def _turns(request: Request) -> KeyedLock:
-    return turns_of(request)
+async def _locks(request: Request) -> KeyedLock:
+    return locks_of(request)
 
 
-TheTurns = Annotated[KeyedLock, Depends(_turns)]
-"""Whose turn it is."""
+TheLocks = Annotated[KeyedLock, Depends(_locks)]
+"""The keyed locks of this process."""
 
 
 def has_space(database: Database, settings: Settings) -> bool:
-    """Say whether more may be kept; when the disk is nearly full, the rest is for what was accepted before.
+    """Whether the disk has room for new uploads, beyond the reserve for work already accepted.
 
-    A PostgreSQL server's disk is elsewhere, and says so itself.
+    A PostgreSQL server's disk is elsewhere; its errors report a full disk.
     """
     if not database.is_sqlite or database.url.database is None:
         return True
@@ -111,11 +108,7 @@ def has_space(database: Database, settings: Settings) -> bool:
 
 
 def require_space(request: Request) -> None:
-    """Make sure that more may be kept, once it is clear who sends it.
-
-    Raises:
-        StorageFull: the disk is nearly full.
-    """
+    """Raise StorageFull if the disk is nearly full."""
     if not has_space(database_of(request), settings_of(request)):
         raise StorageFull
 
@@ -125,4 +118,4 @@ async def _has_space(request: Request) -> None:
 
 
 HasSpace = Annotated[None, Depends(_has_space)]
-"""No upload is taken while the disk is nearly full. It stands behind the caller in a signature."""
+"""Refuses uploads while the disk is nearly full; it follows the caller in a route's signature."""

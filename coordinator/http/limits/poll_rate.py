@@ -1,7 +1,5 @@
-"""How often one client may ask what it has to do. Each process counts for itself.
-
-A bucket of tokens for each client: asking takes one, time gives them back. Who waits for its round with
-`Prefer: wait`, or comes back when it is told to, never finds its bucket empty.
+"""Limit the polls of each client with a token bucket per process. Long polls, and polls after
+Retry-After, never empty it.
 """
 
 from __future__ import annotations
@@ -16,40 +14,39 @@ from fastapi import Request
 from coordinator.errors import RateLimited
 
 BURST = 10
-"""How many may come at once."""
+"""Size of a bucket: polls that may come at once."""
 
-_MOST_CLIENTS = 100_000
+_MAX_CLIENTS = 100_000
 
 
-class Polls:
-    """The buckets of this process; those that were not used for longest are forgotten, which fills them."""
+class PollRate:
+    """The buckets of this process; the least recently used are dropped, which refills them."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second = per_second
         self._clock = clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client: tokens, as of when
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client id -> tokens, time
         self._lock = threading.Lock()
 
     def take(self, client_id: str) -> None:
-        """Let a client ask.
+        """Take a token of a client.
 
         Raises:
-            RateLimited: it asked too often.
+            RateLimited: its bucket is empty.
         """
         with self._lock:
             now = self._clock()
             tokens, since = self._buckets.get(client_id, (float(BURST), now))
             tokens = min(float(BURST), tokens + (now - since) * self._per_second)
-            enough = tokens >= 1.0
-            self._buckets[client_id] = (tokens - 1.0 if enough else tokens, now)
+            is_allowed = tokens >= 1.0
+            self._buckets[client_id] = (tokens - 1.0 if is_allowed else tokens, now)
             self._buckets.move_to_end(client_id)
-            if len(self._buckets) > _MOST_CLIENTS:
+            if len(self._buckets) > _MAX_CLIENTS:
                 self._buckets.popitem(last=False)
-        if not enough:
+        if not is_allowed:
             raise RateLimited((1.0 - tokens) / self._per_second)
 
 
-def polls_of(request: Request) -> Polls:
-    """Give the buckets of this process."""
-    polls: Polls = request.app.state.polls
-    return polls
+def poll_rate_of(request: Request) -> PollRate:
+    rate: PollRate = request.app.state.poll_rate
+    return rate

@@ -1,7 +1,5 @@
-"""Check what a request is addressed to: one Host field that names this server, and a path spelt in one way.
-
-A name that a browser resolves to this server without being ours (DNS rebinding) reaches nothing. A path whose
-percent-encoding hides a letter or a slash is not found: a proxy's rule for paths would not have seen it.
+"""Check the target of a request: exactly one Host field that names this server, against DNS rebinding,
+and no path whose percent-encoding would bypass a proxy's rules.
 """
 
 from __future__ import annotations
@@ -15,21 +13,20 @@ from coordinator.errors import AuthorityUnknown, NotFound, Refused, RequestMalfo
 from coordinator.http.problems import render
 
 HEALTH_PATHS = frozenset({"/healthz", "/readyz"})
-"""What probes ask for, under whichever address a container has."""
+"""Paths of health probes, which may use any host name."""
 
-_HIDDEN = re.compile(rb"%(?:2[dDeEfF]|3[0-9]|[46][1-9a-fA-F]|[57][0-9aA]|5[fF]|7[eE])")
+_ENCODED = re.compile(rb"%(?:2[dDeEfF]|3[0-9]|[46][1-9a-fA-F]|[57][0-9aA]|5[fF]|7[eE])")
 """A percent-encoded slash or unreserved character (RFC 3986, section 2.3)."""
 
 
-class Targets:
-    """A layer around the routes; `goes_by` says whether a Host field names this server."""
+class TargetCheck:
+    """ASGI middleware; `goes_by` decides whether a Host field names this server."""
 
     def __init__(self, app: ASGIApp, goes_by: Callable[[str], bool]) -> None:
         self._app = app
         self._goes_by = goes_by
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it before anything of it is looked at."""
         refused = self._refused(scope) if scope["type"] == "http" else None
         if refused is None:
             await self._app(scope, receive, send)
@@ -39,11 +36,13 @@ class Targets:
     def _refused(self, scope: Scope) -> Refused | None:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1:
-            return RequestMalformed("send exactly one Host field")
+            return RequestMalformed("the request has no Host field or several; send exactly one")
         if scope["path"] not in HEALTH_PATHS and not self._goes_by(hosts[0].decode("latin-1")):
             return AuthorityUnknown(
-                "set TESSERA_PUBLIC_NAMES on the server to the names in the URLs that clients use"
+                "the Host field is not in TESSERA_PUBLIC_NAMES; add the name that clients use, on the server"
             )
-        if _HIDDEN.search(scope["raw_path"]):
-            return NotFound("a slash, letter, digit or one of -._~ is percent-encoded in the path")
+        if _ENCODED.search(scope["raw_path"]):
+            return NotFound(
+                "a slash, letter, digit or one of -._~ is percent-encoded in the path; send it unencoded"
+            )
         return None

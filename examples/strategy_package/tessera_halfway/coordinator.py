@@ -1,4 +1,4 @@
-"""The coordinator's half: relevance is `share_of_own` for the client itself, the rest is equal among its peers."""
+"""The coordinator's half: relevance is `share_of_own` for the client itself, and equal among its peers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Strategy(base.Strategy):
     options: Options
 
     def weigh(self, cohort: Cohort) -> Weighing:
-        """Return relevance (N, N) over the clients that share a module and have an update; rows sum to 1 or 0."""
+        """Return relevance (N, N) over clients that share a module and have an update; rows sum to 1 or 0."""
         sources = cohort.shares_any() & cohort.sources()[None, :]
         itself = np.eye(len(cohort.clients), dtype=bool)
         share = self.options.share_of_own

@@ -144,15 +144,15 @@ def test_tensors_that_do_not_fit_are_refused_and_change_nothing(
     with make(tiny()) as adapter:
         state = noise_for(adapter)
         adapter.load(state)
-        first, *others = state
+        first, *remaining = state
         for wrong in (
-            {name: state[name] for name in others},
+            {name: state[name] for name in remaining},
             {**state, "b9.q.P": state[first]},
             {**state, first: np.zeros((3, 3), np.float32)},
         ):
             with pytest.raises(LayoutMismatch):
                 adapter.load({name: values * 2 for name, values in wrong.items()})
-            np.testing.assert_array_equal(adapter.state()[others[0]], state[others[0]])
+            np.testing.assert_array_equal(adapter.state()[remaining[0]], state[remaining[0]])
 
 
 def test_frames_of_another_model_or_none_at_all_are_refused(tiny: Callable[..., BaseModel]) -> None:
@@ -166,7 +166,7 @@ def test_frames_of_another_model_or_none_at_all_are_refused(tiny: Callable[..., 
 def test_a_model_with_fewer_layers_than_blocks_is_told_so(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     deep = AdapterPlan(rank=8, blocks=5)
-    with pytest.raises(LayoutMismatch, match="4 layers and the plan 5 blocks"):
+    with pytest.raises(LayoutMismatch, match="4 layers, and the plan has 5 blocks"):
         inject_pq(base, deep, random_frames(base, deep, 0), gated=False)
 
 
@@ -276,15 +276,15 @@ def test_memory_is_flat_and_no_hook_is_left_over_many_rounds(tiny: Callable[...,
 
 
 def test_random_frames_follow_from_the_seed_and_have_rate_one(tiny: Callable[..., BaseModel]) -> None:
-    one, again, other = (random_frames(tiny(), PLAN, seed) for seed in (3, 3, 4))
-    for name, frame in one.items():
+    frames, again, different = (random_frames(tiny(), PLAN, seed) for seed in (3, 3, 4))
+    for name, frame in frames.items():
         np.testing.assert_array_equal(frame.A, again[name].A)
         np.testing.assert_array_equal(frame.B, again[name].B)
-        assert not np.array_equal(frame.A, other[name].A)
+        assert not np.array_equal(frame.A, different[name].A)
         assert frame.rate == 1
         assert frame_of(frame.A, frame.B).rate == pytest.approx(1, abs=1e-6)
-    assert not np.array_equal(one["b0.q"].A, one["b1.q"].A)
-    assert np.sign(one["b0.q"].A[0, :8]).tolist() == GOLDEN_SIGNS  # the same on every machine
+    assert not np.array_equal(frames["b0.q"].A, frames["b1.q"].A)
+    assert np.sign(frames["b0.q"].A[0, :8]).tolist() == GOLDEN_SIGNS  # the same on every machine
 
 
 GOLDEN_SIGNS = [1.0, -1.0, 1.0, 1.0, -1.0, -1.0, -1.0, 1.0]

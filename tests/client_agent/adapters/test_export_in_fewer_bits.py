@@ -12,7 +12,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from client_agent.adapters.peft_export import how_exact, write_checkpoint
+from client_agent.adapters.peft_export import precision_note, write_checkpoint
 from client_agent.model.loading import load_base_model
 from client_agent.model.quantization import bits_and_bytes, keep_differentiable, precision_of
 from client_agent.settings import Quantization
@@ -36,7 +36,7 @@ def logits(model: Any) -> np.ndarray:
 
 
 def by_peft(source: str, checkpoint: Path, quantization: Quantization, dtype: torch.dtype) -> np.ndarray:
-    """Give the logits of what public code loads."""
+    """Return the logits of the checkpoint as public peft loads it."""
     config = bits_and_bytes(quantization, dtype)
     base: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, quantization_config=config)
     keep_differentiable(base)  # models as narrow as these cannot be repacked
@@ -54,19 +54,19 @@ def test_on_the_same_base_loaded_the_same_way_only_rounding_differs(
     assert precision_of(base.model) == precision
     bare = logits(base.model)
     with trained(base, EVERYTHING) as adapter:
-        ours = logits(base.model)
+        expected = logits(base.model)
         write_checkpoint(tmp_path, adapter.as_lora(), base.model, source)
-    same_way = size(by_peft(source, tmp_path, quantization, dtype) - ours)
-    in_float32 = size(by_peft(source, tmp_path, "none", torch.float32) - ours)
-    print(f"{same_way=:.4f} {in_float32=:.4f} effect={size(ours - bare):.4f} {size(ours)=:.4f}")
-    assert 1e-4 < same_way < ROUNDING * size(ours)
-    assert same_way < size(ours - bare) / 20
+    same_way = size(by_peft(source, tmp_path, quantization, dtype) - expected)
+    in_float32 = size(by_peft(source, tmp_path, "none", torch.float32) - expected)
+    print(f"{same_way=:.4f} {in_float32=:.4f} effect={size(expected - bare):.4f} {size(expected)=:.4f}")
+    assert 1e-4 < same_way < ROUNDING * size(expected)
+    assert same_way < size(expected - bare) / 20
     if quantization == "nf4":
         assert in_float32 > 5 * same_way  # another base model, rather than the same rounded
 
 
 def test_what_is_said_of_a_precision_follows_what_was_measured() -> None:
-    assert "1e-5" in how_exact("float32")
+    assert "1e-5" in precision_note("float32")
     for precision in HELD:
-        assert "rounding if it loads the base model in the same way" in how_exact(precision)
-        assert "float32 included" in how_exact(precision)
+        assert "if it loads the base model in the same way" in precision_note(precision)
+        assert "float32 included" in precision_note(precision)

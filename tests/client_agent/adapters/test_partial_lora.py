@@ -78,16 +78,16 @@ def test_fedsa_lora_keeps_its_b_when_a_new_a_is_served(
         adapter.load(zeros(adapter))
         assert not any(values.any() for values in adapter.private_state().values())  # a joiner's B
         trained(base, adapter, examples)
-        own = adapter.private_state()
+        private = adapter.private_state()
         served = {name: values + 1 for name, values in adapter.state().items()}
-    assert all(values.any() for values in own.values())
+    assert all(values.any() for values in private.values())
     with injected(base, "fedsa_lora") as again:
         again.load(served)
-        again.load_private(own)
+        again.load_private(private)
         for name, values in again.private_state().items():
-            np.testing.assert_array_equal(values, own[name])
+            np.testing.assert_array_equal(values, private[name])
         for name, values in again.state().items():
             np.testing.assert_array_equal(values, served[name])
         factors = again.as_lora()[base.parts.path(0, "q")]
-        np.testing.assert_allclose(factors.B, PLAN.scale * own["private.l0.q.B"])
+        np.testing.assert_allclose(factors.B, PLAN.scale * private["private.l0.q.B"])
         np.testing.assert_array_equal(factors.A, served["l0.q.A"])

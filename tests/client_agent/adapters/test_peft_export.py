@@ -89,7 +89,7 @@ def trained(base: BaseModel, name: str) -> Adapter:
     if name == "folded lora":
         (d_out, d_in), rng = base.shapes["v"], np.random.default_rng(3)
         factors = (0.5 * rng.standard_normal(shape) for shape in ((4, d_in), (d_out, 4)))
-        adapter.load_fold({"l1.v": Factors(*(values.astype(np.float32) for values in factors))})
+        adapter.load_base_delta({"l1.v": Factors(*(values.astype(np.float32) for values in factors))})
     if gated:
         adapter.load_global(noise(adapter.state(), 2))
     return adapter
@@ -102,20 +102,20 @@ def exported(
     """Export every case here, and load all of them in one process of public peft."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("exported")
-    made: dict[tuple[str, str], Exported] = {}
-    asked = []
+    exports: dict[tuple[str, str], Exported] = {}
+    cases = []
     for i, (architecture, name) in enumerate(CASES):
         source = saved_model(architecture, num_hidden_layers=11 if name == "deep" else 4)
         base = load_base_model(source, device=torch.device("cpu"))
         bare = logits_of(base)
         with trained(base, name) as adapter:
-            one = Exported(folder / f"{i}", logits_of(base), bare, folder / f"{i}.npy")
-            write_checkpoint(one.checkpoint, adapter.as_lora(), base.model, source)
-        made[architecture, name] = one
-        asked.append(
-            {"model": source, "checkpoint": str(one.checkpoint), "ids": IDS, "logits": str(one.by_peft)}
+            export = Exported(folder / f"{i}", logits_of(base), bare, folder / f"{i}.npy")
+            write_checkpoint(export.checkpoint, adapter.as_lora(), base.model, source)
+        exports[architecture, name] = export
+        cases.append(
+            {"model": source, "checkpoint": str(export.checkpoint), "ids": IDS, "logits": str(export.by_peft)}
         )
-    (folder / "cases.json").write_text(json.dumps(asked))
+    (folder / "cases.json").write_text(json.dumps(cases))
     done = subprocess.run(
         [sys.executable, "-c", PEFT_ALONE, str(folder / "cases.json")],
         cwd=folder,
@@ -124,16 +124,16 @@ def exported(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return made
+    return exports
 
 
 @pytest.mark.parametrize(("architecture", "name"), CASES)
 def test_public_peft_alone_gives_the_same_logits(
     exported: dict[tuple[str, str], Exported], architecture: str, name: str
 ) -> None:
-    one = exported[architecture, name]
-    assert np.abs(one.logits - one.bare).max() > 0.05
-    np.testing.assert_allclose(np.load(one.by_peft), one.logits, rtol=1e-5, atol=1e-5)
+    export = exported[architecture, name]
+    assert np.abs(export.logits - export.bare).max() > 0.05
+    np.testing.assert_allclose(np.load(export.by_peft), export.logits, rtol=1e-5, atol=1e-5)
 
 
 def test_the_configuration_says_what_peft_must_know(exported: dict[tuple[str, str], Exported]) -> None:

@@ -94,12 +94,12 @@ def test_the_adapter_is_float32_around_a_bfloat16_layer() -> None:
     x = torch.randn(3, 12).bfloat16()
     with torch.no_grad():
         core.P.normal_()
-    seen: list[torch.dtype] = []
-    core.P.register_hook(lambda gradient: seen.append(gradient.dtype))
+    dtypes: list[torch.dtype] = []
+    core.P.register_hook(lambda gradient: dtypes.append(gradient.dtype))
     y = wrapped(x)
     y.float().sum().backward()
     assert y.dtype == torch.bfloat16
-    assert seen == [torch.float32]
+    assert dtypes == [torch.float32]
     exact = ((x.float() @ wrapped.A.T @ core.P.T) @ wrapped.scaled_B.T).to(torch.bfloat16)
     assert torch.equal(y, wrapped.base_layer(x) + exact)
 

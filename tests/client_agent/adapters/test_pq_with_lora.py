@@ -86,8 +86,8 @@ def test_what_acts_is_the_sum_of_all_three(tiny: Callable[..., BaseModel]) -> No
         layer = base.parts.linear(base.model, 3, "down")
         x = torch.randn(2, base.shapes["down"][1])
         with torch.no_grad():
-            found = layer(x)
-    added = np.zeros(tuple(found.shape), np.float32)
+            output = layer(x)
+    added = np.zeros(tuple(output.shape), np.float32)
     for a, b in (
         (state["l3.down.A"], state["l3.down.B"]),
         (private["private.l3.down.A"], private["private.l3.down.B"]),
@@ -97,7 +97,7 @@ def test_what_acts_is_the_sum_of_all_three(tiny: Callable[..., BaseModel]) -> No
     added += frames["b1.down"].B @ state["b1.down.Q"]
     with torch.no_grad():
         expected = base.parts.linear(base.model, 3, "down")(x) + 1.5 * torch.from_numpy(added)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(output, expected)
 
 
 @each_plan
@@ -109,9 +109,9 @@ def test_both_states_come_back_as_they_were_loaded_in_any_order(
         for steps in ((adapter.load, adapter.load_private), (adapter.load_private, adapter.load)):
             for step in steps:
                 step(state if step == adapter.load else private)
-            for found, loaded in ((adapter.state(), state), (adapter.private_state(), private)):
-                assert list(found) == sorted(loaded)
-                for name, values in found.items():
+            for stored, loaded in ((adapter.state(), state), (adapter.private_state(), private)):
+                assert list(stored) == sorted(loaded)
+                for name, values in stored.items():
                     assert values.flags.c_contiguous
                     np.testing.assert_array_equal(values, loaded[name])
 
@@ -122,18 +122,18 @@ def test_tensors_that_do_not_fit_are_refused_and_change_nothing(tiny: Callable[.
             (adapter.load, adapter.state),
             (adapter.load_private, adapter.private_state),
         ):
-            kept = noise(read())
-            load(kept)
-            first, *others = kept
+            stored = noise(read())
+            load(stored)
+            first, *remaining = stored
             for wrong in (
-                {name: kept[name] for name in others},
-                {**kept, "l9.q.A": kept[first]},
-                {**kept, first: np.zeros((3, 3, 3), np.float32)},
+                {name: stored[name] for name in remaining},
+                {**stored, "l9.q.A": stored[first]},
+                {**stored, first: np.zeros((3, 3, 3), np.float32)},
             ):
                 with pytest.raises(LayoutMismatch):
                     load({name: values * 2 for name, values in wrong.items()})
                 for name, values in read().items():
-                    np.testing.assert_array_equal(values, kept[name])
+                    np.testing.assert_array_equal(values, stored[name])
 
 
 def test_zeros_for_the_shared_ranks_can_still_learn_beside_trained_private_ones(
@@ -232,10 +232,8 @@ def test_an_adapter_as_one_lora_has_the_summed_rank(each_architecture: BaseModel
         factors = adapter.as_lora()
     for layer in range(base.layers):
         for role in base.shapes:
-            one = factors[base.parts.path(layer, role)]
-            served = sum(
-                base.parts.path(layer, other) == base.parts.path(layer, role) for other in base.shapes
-            )
+            lora = factors[base.parts.path(layer, role)]
+            served = sum(base.parts.path(layer, peer) == base.parts.path(layer, role) for peer in base.shapes)
             wrapped = layer in (1, 3)
-            assert one.A.shape[0] == one.B.shape[1] == served * (5 + 8 * wrapped)
-            assert (one.bias is not None) == wrapped
+            assert lora.A.shape[0] == lora.B.shape[1] == served * (5 + 8 * wrapped)
+            assert (lora.bias is not None) == wrapped

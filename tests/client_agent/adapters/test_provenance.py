@@ -72,7 +72,7 @@ def exported(tmp_path: Path, file: Path, plan: Path, *options: object, **changes
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({"adapter": ADAPTER | {"scale": 1.0}}, "scale 2.0, not 1.0"),
         ({"adapter": ADAPTER | {"rank": 6}}, "rank 4, not 6"),
@@ -83,19 +83,19 @@ def exported(tmp_path: Path, file: Path, plan: Path, *options: object, **changes
     ],
 )
 def test_another_plans_adapter_is_refused_before_a_model_is_loaded(
-    tmp_path: Path, trained: Callable[..., Path], plan: Write, changes: dict[str, Any], said: str
+    tmp_path: Path, trained: Callable[..., Path], plan: Write, changes: dict[str, Any], expected: str
 ) -> None:
-    found = exported(tmp_path, trained(), plan(**changes), model=NOWHERE)
-    assert said in found
-    assert "the plan that it was trained under" in found
+    output = exported(tmp_path, trained(), plan(**changes), model=NOWHERE)
+    assert expected in output
+    assert "the plan that it was trained with" in output
 
 
 def test_another_seed_draws_other_frames_and_is_refused(
     tmp_path: Path, trained: Callable[..., Path], plan: Write
 ) -> None:
     file = trained()
-    found = exported(tmp_path, file, plan(training=PLAN["training"] | {"seed": 7}))
-    assert "between other frames (seed 0, not 7" in found
+    output = exported(tmp_path, file, plan(training=PLAN["training"] | {"seed": 7}))
+    assert "with different frames (seed 0, not 7" in output
     roles_the_other_way = plan(adapter=ADAPTER | {"roles": ["down", "v"]}, training={"steps": 9})
     assert exported(tmp_path, file, roles_the_other_way) == ""
 
@@ -107,27 +107,27 @@ def test_a_pack_that_was_or_was_not_there_in_training_is_missed(
     adapter = AdapterPlan.model_validate(ADAPTER)
     packs = []
     for seed in (1, 2):
-        made = random_pack(base, adapter, AlignmentPlan(pivot=base.slug, seed=seed), "test")
+        pack = random_pack(base, adapter, AlignmentPlan(pivot=base.slug, seed=seed), "test")
         packs.append(tmp_path / f"pack-{seed}")
-        packs[-1].write_bytes(made.to_body())
+        packs[-1].write_bytes(pack.to_body())
     alone = trained()
-    assert "between other frames" in exported(tmp_path, alone, plan(), "--pack", packs[0])
+    assert "with different frames" in exported(tmp_path, alone, plan(), "--pack", packs[0])
     packed = trained("--pack", packs[0])
-    assert "between other frames" in exported(tmp_path, packed, plan())
-    assert "between other frames" in exported(tmp_path, packed, plan(), "--pack", packs[1])
+    assert "with different frames" in exported(tmp_path, packed, plan())
+    assert "with different frames" in exported(tmp_path, packed, plan(), "--pack", packs[1])
     assert exported(tmp_path, packed, plan(), "--pack", packs[0]) == ""
 
 
 def test_another_base_model_of_the_same_shapes_is_refused(
     tmp_path: Path, trained: Callable[..., Path], plan: Write
 ) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(MODELS["S"], other)
-    tensors = safetensors.torch.load_file(other / "model.safetensors")
+    copied = tmp_path / "other"
+    shutil.copytree(MODELS["S"], copied)
+    tensors = safetensors.torch.load_file(copied / "model.safetensors")
     name = next(name for name in tensors if name.endswith("v_proj.weight"))
     tensors[name] = tensors[name] + 1
-    safetensors.torch.save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
-    assert "was trained on llama-96x4-" in exported(tmp_path, trained(), plan(), model=str(other))
+    safetensors.torch.save_file(tensors, copied / "model.safetensors", metadata={"format": "pt"})
+    assert "was trained on llama-96x4-" in exported(tmp_path, trained(), plan(), model=str(copied))
 
 
 def test_a_file_that_does_not_say_what_it_was_trained_under_is_refused(
@@ -150,10 +150,10 @@ def test_an_export_says_in_which_precision_of_the_base_it_was_trained(
     assert tessera(*train).exit_code == 0
     # Not the precision of the model that happens to be loaded for the export.
     export = ("export", "--config", config(tmp_path), "--adapter", file, "--plan", written)
-    said = tessera(*export, "--out", tmp_path / "out").stdout
-    assert f"trained on weights in {precision}" in said or f"trained on {precision} weights" in said
-    assert ("to 1e-5" in said) == (precision == "float32")
-    assert ("score it there" in said) == (precision != "float32")
+    printed = tessera(*export, "--out", tmp_path / "out").stdout
+    assert f"trained on weights in {precision}" in printed or f"trained on {precision} weights" in printed
+    assert ("to 1e-5" in printed) == (precision == "float32")
+    assert ("score it again" in printed) == (precision != "float32")
 
 
 def test_options_that_contradict_each_other_are_refused(tmp_path: Path, plan: Write) -> None:
@@ -164,10 +164,10 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path, plan: Wr
     for name in (CONFIG, TENSORS):
         (folder / name).write_bytes(b"")
     export, generate = ("export", "--out", tmp_path / "out"), ("generate", "--prompt", "x")
-    for command, options, said in (
-        (generate, ("--base", "--adapter", file), "--base asks"),
-        (generate, ("--base", "--round", "1"), "--base asks"),
-        (generate, ("--base", "--plan", written), "--base asks"),
+    for command, options, expected in (
+        (generate, ("--base", "--adapter", file), "--base uses no adapter"),
+        (generate, ("--base", "--round", "1"), "--base uses no adapter"),
+        (generate, ("--base", "--plan", written), "--base uses no adapter"),
         (generate, ("--plan", written), "belong to --adapter"),
         (export, ("--pack", file), "belong to --adapter"),
         (export, ("--round", "latest", "--adapter", file, "--plan", written), "two different adapters"),
@@ -175,14 +175,14 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path, plan: Wr
         (generate, ("--adapter", folder, "--plan", written), "is a folder"),
         (generate, ("--adapter", folder, "--pack", file), "is a folder"),
         (export, ("--adapter", folder, "--plan", written), "is a folder"),
-        (export, ("--adapter", file, "--plan", written, "--what", "personalised"), "is of a round"),
+        (export, ("--adapter", file, "--plan", written, "--what", "personalised"), "needs a round"),
         (export, ("--adapter", file, "--plan", tmp_path / "none.json"), "none.json cannot be read"),
         (("train",), ("--plan", plan(**LORA), "--pack", file), "has no frames"),
         (export, ("--adapter", file, "--plan", plan(**LORA), "--pack", file), "has no frames"),
     ):
         done = tessera(command[0], "--config", silo, *command[1:], *options)
         assert done.exit_code == 1, done.output
-        assert said in done.stderr.replace("\n", " "), (command, options, done.stderr)
+        assert expected in done.stderr.replace("\n", " "), (command, options, done.stderr)
 
 
 def test_an_adapter_that_is_missing_is_never_sought_on_the_hub(
@@ -193,12 +193,12 @@ def test_an_adapter_that_is_missing_is_never_sought_on_the_hub(
     silo = config(tmp_path, model=NOWHERE)
     Path("somebody/adapter").mkdir(parents=True)
     generate = ("generate", "--config", silo, "--prompt", "x", "--adapter")
-    for name, said in (
-        ("nobody/adapter", "there is no nobody/adapter"),
+    for name, expected in (
+        ("nobody/adapter", "nobody/adapter does not exist"),
         ("somebody/adapter", f"somebody/adapter holds no PEFT checkpoint: {CONFIG} is missing"),
     ):
         done = tessera(*generate, name)
         assert done.exit_code == 1
-        assert said in done.stderr.replace("\n", " ")
+        assert expected in done.stderr.replace("\n", " ")
     done = tessera(*generate, "nobody/adapter", "--plan", plan())
-    assert "there is no nobody/adapter" in done.stderr.replace("\n", " ")
+    assert "nobody/adapter does not exist" in done.stderr.replace("\n", " ")

@@ -9,7 +9,7 @@ import pytest
 
 from client_agent.adapters.base import Adapter
 from client_agent.adapters.inject import inject_lora
-from client_agent.adapters.rank_pruning import Pruner, of_rank, rank_of
+from client_agent.adapters.rank_pruning import Pruner, rank_of, resize_ranks
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.strategies.base import Pruning
@@ -23,10 +23,10 @@ State = dict[str, np.ndarray]
 
 @pytest.fixture
 def adapter(tiny: Callable[..., BaseModel]) -> Iterator[Adapter]:
-    with inject_lora(tiny(), PLAN) as made:
+    with inject_lora(tiny(), PLAN) as adapter:
         rng = np.random.default_rng(0)
-        made.load({n: 0.2 * rng.standard_normal(s).astype(np.float32) for n, s in made.layout.items()})
-        yield made
+        adapter.load({n: 0.2 * rng.standard_normal(s).astype(np.float32) for n, s in adapter.layout.items()})
+        yield adapter
 
 
 def tail_times(state: State, factor: float) -> State:
@@ -58,7 +58,7 @@ def test_ranks_that_grew_stay(adapter: Adapter) -> None:
 
 
 def test_nobody_falls_below_the_least_rank(adapter: Adapter) -> None:
-    assert [Pruning(3, 0.5, 0.0).kept(rank) for rank in (8, 5, 3, 2)] == [4, 3, 3, 2]
+    assert [Pruning(3, 0.5, 0.0).target(rank) for rank in (8, 5, 3, 2)] == [4, 3, 3, 2]
     pruner = Pruner(adapter, Pruning(least=4, decay=0.5, strength=0.0))
     adapter.load(tail_times(adapter.state(), 0.5))
     assert rank_of(pruner.pruned()) == 4
@@ -70,13 +70,15 @@ def test_the_penalty_draws_the_last_ranks_towards_zero(
     sizes = []
     for strength in (0.0, 100.0):
         base = tiny()
-        with inject_lora(base, PLAN) as made:
+        with inject_lora(base, PLAN) as adapter:
             rng = np.random.default_rng(0)
-            made.load({n: 0.2 * rng.standard_normal(s).astype(np.float32) for n, s in made.layout.items()})
-            pruner = Pruner(made, Pruning(least=1, decay=0.6, strength=strength))
+            adapter.load(
+                {n: 0.2 * rng.standard_normal(s).astype(np.float32) for n, s in adapter.layout.items()}
+            )
+            pruner = Pruner(adapter, Pruning(least=1, decay=0.6, strength=strength))
             plan = TrainingPlan(steps=4, batch_size=4, max_length=64)
-            train(base, made, examples, plan, seed=0, round_number=1, penalty=pruner.penalty)
-            state = made.state()
+            train(base, adapter, examples, plan, seed=0, round_number=1, penalty=pruner.penalty)
+            state = adapter.state()
             tails = [np.linalg.norm(values[:, 2:]) for name, values in state.items() if name.endswith("B")]
             sizes.append(float(np.sum(tails)))
     assert sizes[1] < 0.95 * sizes[0]
@@ -84,7 +86,7 @@ def test_the_penalty_draws_the_last_ranks_towards_zero(
 
 def test_padding_undoes_cutting_but_for_what_was_cut() -> None:
     state = {"l0.q.A": np.ones((3, 2), np.float32), "l0.q.B": np.ones((4, 3), np.float32)}
-    back = of_rank(of_rank(state, 2), 3)
+    back = resize_ranks(resize_ranks(state, 2), 3)
     np.testing.assert_array_equal(back["l0.q.A"], [[1, 1], [1, 1], [0, 0]])
     np.testing.assert_array_equal(back["l0.q.B"][:, 2], np.zeros(4))
 
@@ -92,9 +94,9 @@ def test_padding_undoes_cutting_but_for_what_was_cut() -> None:
 def test_ranks_that_were_padded_can_learn(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     plan = TrainingPlan(steps=1, batch_size=4, max_length=64)
-    with inject_lora(base, PLAN) as made:
-        few = of_rank({n: np.ones(s, np.float32) * 0.1 for n, s in made.layout.items()}, 2)
-        made.load(of_rank(few, 4))
-        train(base, made, examples, plan, seed=0, round_number=1)
-        for name, values in made.state().items():
+    with inject_lora(base, PLAN) as adapter:
+        few = resize_ranks({n: np.ones(s, np.float32) * 0.1 for n, s in adapter.layout.items()}, 2)
+        adapter.load(resize_ranks(few, 4))
+        train(base, adapter, examples, plan, seed=0, round_number=1)
+        for name, values in adapter.state().items():
             assert (values[2:] if name.endswith("A") else values[:, 2:]).any()

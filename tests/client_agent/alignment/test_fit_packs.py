@@ -12,7 +12,7 @@ import torch
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_pq
 from client_agent.alignment import fit_packs, module_selection
-from client_agent.alignment.anchor_responses import answered, asked, random_targets, sites_of
+from client_agent.alignment.anchor_responses import random_targets, run_batch, sites_of, with_targets
 from client_agent.alignment.fit_packs import aligned_pack, pivot_pack, random_pack
 from client_agent.alignment.least_squares import Moments, Residual
 from client_agent.alignment.pack import Pack
@@ -82,8 +82,8 @@ def test_packs_have_the_target_modules_only(tiny: Callable[..., BaseModel]) -> N
     whole = of_pivot(pivot)
     assert pack.manifest.selected == ["b0.v", "b1.o"]
     assert np.array_equal(pack.tensors["b1.o.B"], whole.tensors["b1.o.B"])
-    other = aligned_pack(base, pivot, pack, ANCHORS, few, plan, "fed")
-    assert other.manifest.errors.keys() == {"b0.v", "b1.o"}
+    different = aligned_pack(base, pivot, pack, ANCHORS, few, plan, "fed")
+    assert different.manifest.errors.keys() == {"b0.v", "b1.o"}
 
 
 def test_the_same_inputs_give_the_same_bytes(tiny: Callable[..., BaseModel]) -> None:
@@ -148,11 +148,11 @@ def test_other_tokens_are_matched_by_character(tiny: Callable[..., BaseModel]) -
 
 
 def test_a_pack_of_other_anchors_or_another_pivot_is_refused(tiny: Callable[..., BaseModel]) -> None:
-    pivot, other = tiny(), tiny(seed=1)
+    pivot, different = tiny(), tiny(seed=1)
     pack = of_pivot(pivot)
-    for anchors, model in ((anchors_for(95), pivot), (ANCHORS, other)):
+    for anchors, model in ((anchors_for(95), pivot), (ANCHORS, different)):
         with pytest.raises(AlignmentImpossible, match="was not made from"):
-            aligned_pack(other, model, pack, anchors, ADAPTER, plan_for(pivot), "fed")
+            aligned_pack(different, model, pack, anchors, ADAPTER, plan_for(pivot), "fed")
 
 
 def test_a_few_anchors_are_too_few(tiny: Callable[..., BaseModel]) -> None:
@@ -203,16 +203,18 @@ def test_blocks_are_worked_on_one_by_one_when_memory_is_short(
 
 def test_progress_is_reported_to_the_end(tiny: Callable[..., BaseModel]) -> None:
     pivot = tiny()
-    seen: list[tuple[str, int, int]] = []
-    pivot_pack(pivot, ANCHORS, ADAPTER, plan_for(pivot), "fed", progress=lambda *report: seen.append(report))
-    assert seen[-1] == ("pivot: responses", 96, 96)
+    reports: list[tuple[str, int, int]] = []
+    pivot_pack(
+        pivot, ANCHORS, ADAPTER, plan_for(pivot), "fed", progress=lambda *report: reports.append(report)
+    )
+    assert reports[-1] == ("pivot: responses", 96, 96)
 
 
 def test_gradients_are_those_of_the_outputs_and_leave_nothing_behind(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     sites = sites_of(base, ADAPTER)
-    texts = asked(base, ANCHORS, dict(enumerate(random_targets(ANCHORS, 0)[:5])))
-    result = answered(base, sites, texts)
+    texts = with_targets(base, ANCHORS, dict(enumerate(random_targets(ANCHORS, 0)[:5])))
+    result = run_batch(base, sites, texts)
     site = next(site for site in sites if site.name == "b0.v")
     weight = site.linear.get_parameter("weight").requires_grad_(True)
     logits, targets = answer_logits(base.model, base.parts, result.batch)
@@ -231,7 +233,7 @@ def test_every_answer_position_is_asked_for_the_targets_token(tiny: Callable[...
     characters, pairs = tiny(), tiny(pairs=True)
 
     def words(base: BaseModel) -> list[str]:
-        (text,) = asked(base, [anchor], {0: "wxyz"})
+        (text,) = with_targets(base, [anchor], {0: "wxyz"})
         return base.tokenizer.convert_ids_to_tokens([t for t in text.targets if t != NO_TARGET])
 
     assert words(characters) == ["w", "x", "y", "z"]

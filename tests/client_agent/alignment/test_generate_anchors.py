@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from client_agent.alignment.anchor_responses import asked, random_targets
+from client_agent.alignment.anchor_responses import random_targets, with_targets
 from client_agent.alignment.fit_packs import pivot_pack
-from client_agent.alignment.generate_anchors import written_anchors
+from client_agent.alignment.generate_anchors import generate_anchors
 from client_agent.errors import AlignmentImpossible, TokenizerUnfit
 from client_agent.model.loading import BaseModel, load_base_model
 from schemas.messages.alignment import Anchor, Anchors
@@ -22,7 +22,7 @@ COUNT = 96
 
 
 def written(base: BaseModel, seed: int = 0, max_tokens: int = 12) -> list[Anchor]:
-    return written_anchors(base, COUNT, seed=seed, max_tokens=max_tokens)
+    return generate_anchors(base, COUNT, seed=seed, max_tokens=max_tokens)
 
 
 def text_of(anchor: Anchor) -> str:
@@ -41,7 +41,7 @@ def test_texts_differ_and_follow_from_the_seed(tiny: Callable[..., BaseModel]) -
 def test_every_architectures_texts_can_be_aligned_on(each_architecture: BaseModel) -> None:
     texts = written(each_architecture)
     targets = dict(enumerate(random_targets(texts, seed=0)))
-    assert all(text.predicting for text in asked(each_architecture, texts, targets))
+    assert all(text.predicting for text in with_targets(each_architecture, texts, targets))
     plan = AlignmentPlan(pivot=each_architecture.slug, anchors=COUNT)
     pack = pivot_pack(each_architecture, texts, AdapterPlan(rank=4, blocks=2), plan, "fed")
     assert pack.manifest.selected
@@ -57,7 +57,7 @@ def test_tokens_are_drawn_as_the_model_gives_them(tiny: Callable[..., BaseModel]
         head.copy_(torch.outer(torch.full((len(head),), -100.0), state / state.square().sum()))
         for token, chance in ((first, 0.8), (second, 0.2)):
             head[token] = state / state.square().sum() * torch.tensor(chance).log()
-    texts = written_anchors(base, 400, seed=0, max_tokens=12)
+    texts = generate_anchors(base, 400, seed=0, max_tokens=12)
     share = sum(text_of(anchor).startswith("a") for anchor in texts) / len(texts)
     assert share == pytest.approx(0.8, abs=0.08)
 
@@ -100,7 +100,7 @@ def test_the_command_writes_what_a_coordinator_takes(name: str, tmp_path: Path) 
     assert done.exit_code == 0, done.output
     anchors = Anchors.model_validate_json(out.read_bytes()).anchors
     base = load_base_model(str(MODELS["S"].with_name(name)), device=torch.device("cpu"))
-    assert anchors == written_anchors(base, 64, seed=3, max_tokens=8)
+    assert anchors == generate_anchors(base, 64, seed=3, max_tokens=8)
     assert base.slug in done.stdout
     again = tessera(*command)
     assert again.exit_code == 1
@@ -108,11 +108,11 @@ def test_the_command_writes_what_a_coordinator_takes(name: str, tmp_path: Path) 
 
 
 def test_no_such_model_or_folder_is_a_clear_error(tmp_path: Path) -> None:
-    for model, out, said in (
+    for model, out, expected in (
         (tmp_path / "none", tmp_path / "anchors.json", "none"),
         (MODELS["S"], tmp_path / "none" / "anchors.json", "its folder does not"),
     ):
         failed = tessera("write-anchors", model, "--out", out)
         assert failed.exit_code == 1, failed.output
-        assert said in failed.output
+        assert expected in failed.output
         assert "Traceback" not in failed.output

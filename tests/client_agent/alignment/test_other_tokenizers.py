@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from client_agent.alignment import module_selection
-from client_agent.alignment.anchor_responses import asked, random_targets
+from client_agent.alignment.anchor_responses import random_targets, with_targets
 from client_agent.alignment.fit_packs import aligned_pack, pivot_pack
 from client_agent.alignment.token_matching import Responses, alignment_set, matched
 from client_agent.errors import AlignmentImpossible
@@ -72,16 +72,16 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def of_kind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], BaseModel]:
-    """Give a random model with a tokenizer of some kind."""
-    made: dict[str, BaseModel] = {}
+    """Return a random model with a tokenizer of some kind."""
+    models: dict[str, BaseModel] = {}
 
     def load(kind: str) -> BaseModel:
-        if kind not in made:
+        if kind not in models:
             folder, tokenizer = tmp_path_factory.mktemp("models") / kind, tokenizer_of(kind)
             random_model("llama", tokenizer, KINDS.index(kind)).save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-            made[kind] = load_base_model(str(folder), device=torch.device("cpu"))
-        return made[kind]
+            models[kind] = load_base_model(str(folder), device=torch.device("cpu"))
+        return models[kind]
 
     return load
 
@@ -104,18 +104,18 @@ def test_the_tokenizers_of_these_tests_cut_differently() -> None:
     assert len(tokenizer_of("bytes").tokenize(RARE)) == 6
 
 
-@pytest.mark.parametrize("theirs", KINDS)
-@pytest.mark.parametrize("ours", KINDS)
+@pytest.mark.parametrize("pivot_kind", KINDS)
+@pytest.mark.parametrize("base_kind", KINDS)
 def test_matched_positions_have_read_the_same_characters(
-    of_kind: Callable[[str], BaseModel], ours: str, theirs: str
+    of_kind: Callable[[str], BaseModel], base_kind: str, pivot_kind: str
 ) -> None:
-    pivot, base = of_kind(theirs), of_kind(ours)
+    pivot, base = of_kind(pivot_kind), of_kind(base_kind)
     plan = AlignmentPlan(pivot=pivot.slug, anchors=96)
     pack = pivot_pack(pivot, ANCHORS, ADAPTER, plan, "fed")
     responses = Responses(pivot, pack, ANCHORS, ADAPTER.rank, torch.device("cpu"))
     read_of_pivot, predicting_of_pivot = rows_of(pivot)
-    texts = asked(base, ANCHORS, targets_of(ANCHORS))
-    for kind, places, rows, meant in (
+    texts = with_targets(base, ANCHORS, targets_of(ANCHORS))
+    for kind, places, rows, expected in (
         ("z", [(i, t) for i, x in enumerate(texts) for t in x.read], responses.z_row, read_of_pivot),
         (
             "g",
@@ -124,27 +124,27 @@ def test_matched_positions_have_read_the_same_characters(
             predicting_of_pivot,
         ),
     ):
-        kept, matches = matched(texts, places, rows)
-        assert len(kept) > len(ANCHORS), kind
+        positions, matches = matched(texts, places, rows)
+        assert len(positions) > len(ANCHORS), kind
         assert len(set(matches)) == len(matches), f"{kind}: one of the pivot's rows was given away twice"
-        for (i, t), row in zip(kept, matches, strict=True):
-            anchor, has_read = meant[row]
+        for (i, t), row in zip(positions, matches, strict=True):
+            anchor, has_read = expected[row]
             assert texts[i].anchor == anchor
             assert base.tokenizer.decode(texts[i].encoded.ids[1 : t + 1]).replace(" ", "") == has_read
-        assert pack.tensors[f"b0.v.{kind}"].shape[0] == len(meant)
+        assert pack.tensors[f"b0.v.{kind}"].shape[0] == len(expected)
 
 
 def rows_of(pivot: BaseModel) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
-    """Say what the pivot has read at each row of z and of g: (anchor, characters without spaces)."""
+    """Return the pivot's text read at each row of z and of g: (anchor, characters without spaces)."""
     read: list[tuple[int, str]] = []
     predicting: list[tuple[int, str]] = []
-    for text in asked(pivot, ANCHORS, targets_of(ANCHORS)):
-        said = {
+    for text in with_targets(pivot, ANCHORS, targets_of(ANCHORS)):
+        texts_read = {
             t: (text.anchor, pivot.tokenizer.decode(text.encoded.ids[1 : t + 1]).replace(" ", ""))
             for t in text.read
         }
-        read += said.values()
-        predicting += [said[t] for t in text.predicting]
+        read += texts_read.values()
+        predicting += [texts_read[t] for t in text.predicting]
     return read, predicting
 
 
@@ -154,19 +154,23 @@ def test_a_position_is_asked_for_the_targets_token_on_its_next_character(
 ) -> None:
     tokenizer = of_kind(kind).tokenizer
     checked = 0
-    for text in asked(of_kind(kind), ANCHORS, targets_of(ANCHORS)):
+    for text in with_targets(of_kind(kind), ANCHORS, targets_of(ANCHORS)):
         anchor = ANCHORS[text.anchor]
-        wanted = anchor.prompt + random_targets(ANCHORS, 0)[text.anchor]
+        target_text = anchor.prompt + random_targets(ANCHORS, 0)[text.anchor]
         for t, target in enumerate(text.targets):
             if target == NO_TARGET:
                 continue
             first = max(text.encoded.spans[t + 1][0], len(anchor.prompt))
-            letter = wanted[first]
-            said = tokenizer.decode([target])
-            assert letter in said or "\ufffd" in said, (wanted, first, said)  # or a byte of it
-            checked += letter in said
+            letter = target_text[first]
+            decoded = tokenizer.decode([target])
+            assert letter in decoded or "\ufffd" in decoded, (
+                target_text,
+                first,
+                decoded,
+            )  # or a byte of it
+            checked += letter in decoded
             if kind == "characters":
-                assert said == letter
+                assert decoded == letter
     assert checked > 200
 
 
@@ -177,7 +181,8 @@ def test_every_token_of_an_answer_is_asked_for_whatever_the_target(
     """Else the pivot's rows would depend on what was drawn, and others could not find theirs."""
     base, anchor = of_kind(kind), Anchor(id="a", prompt="say ", answer="the river")
     asked_at = [
-        asked(base, [anchor], {0: target})[0].predicting for target in ("x y  zabc", "aaaaaaaaa", " abcdefgh")
+        with_targets(base, [anchor], {0: target})[0].predicting
+        for target in ("x y  zabc", "aaaaaaaaa", " abcdefgh")
     ]
     assert asked_at[0] == asked_at[1] == asked_at[2]
     assert asked_at[0]
@@ -195,18 +200,20 @@ def test_a_characters_first_bytes_match_nothing(of_kind: Callable[[str], BaseMod
     pack = pivot_pack(pivot, ANCHORS, ADAPTER, plan, "fed")
     responses = Responses(pivot, pack, ANCHORS, ADAPTER.rank, torch.device("cpu"))
     texts = [
-        text for text in asked(base, ANCHORS, targets_of(ANCHORS)) if RARE in whole(ANCHORS[text.anchor])
+        text
+        for text in with_targets(base, ANCHORS, targets_of(ANCHORS))
+        if RARE in whole(ANCHORS[text.anchor])
     ]
     assert texts
-    kept, _ = matched(texts, [(i, t) for i, x in enumerate(texts) for t in x.read], responses.z_row)
-    for i, t in kept:
+    positions, _ = matched(texts, [(i, t) for i, x in enumerate(texts) for t in x.read], responses.z_row)
+    for i, t in positions:
         assert "\ufffd" not in base.tokenizer.decode(texts[i].encoded.ids[1 : t + 1])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("ours", "theirs"), [("tiny-q", "tiny-s"), ("tiny-s", "tiny-q")])
+@pytest.mark.parametrize(("base_kind", "pivot_kind"), [("tiny-q", "tiny-s"), ("tiny-s", "tiny-q")])
 def test_models_that_cut_differently_are_aligned_far_better_than_on_shuffled_text(
-    monkeypatch: pytest.MonkeyPatch, ours: str, theirs: str
+    monkeypatch: pytest.MonkeyPatch, base_kind: str, pivot_kind: str
 ) -> None:
     monkeypatch.setattr(module_selection, "FITTING_TASKS", 1)
     monkeypatch.setattr(module_selection, "HELD_OUT_TASKS", 1)
@@ -214,7 +221,7 @@ def test_models_that_cut_differently_are_aligned_far_better_than_on_shuffled_tex
     anchors = [Anchor.model_validate(record) for record in records]
     base, pivot = (
         load_base_model(str(EXAMPLES / "models" / name), device=torch.device("cpu"))
-        for name in (ours, theirs)
+        for name in (base_kind, pivot_kind)
     )
     adapter, plan = AdapterPlan(roles=("v", "down")), AlignmentPlan(pivot=pivot.slug, anchors=512)
     pack = pivot_pack(pivot, anchors, adapter, plan, "fed")
@@ -227,8 +234,8 @@ def test_models_that_cut_differently_are_aligned_far_better_than_on_shuffled_tex
     elsewhere = dataclasses.replace(pack, tensors=shuffled, manifest=manifest)
 
     def errors(of_pivot: object) -> dict[str, PackErrors]:
-        made = aligned_pack(base, pivot, of_pivot, anchors, adapter, plan, "fed")  # type: ignore[arg-type]
-        return dict(made.manifest.errors)
+        fitted = aligned_pack(base, pivot, of_pivot, anchors, adapter, plan, "fed")  # type: ignore[arg-type]
+        return dict(fitted.manifest.errors)
 
     right, wrong = errors(pack), errors(elsewhere)
     print({name: (e.a, wrong[name].a, e.b_token, wrong[name].b_token) for name, e in right.items()})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from client_agent.alignment.pack_exchange import deliver_kept
+from client_agent.alignment.pack_exchange import redeliver_pack
 from client_agent.errors import CoordinatorRefused, PackRefused
 from client_agent.transport.client import CoordinatorApi
 from tests.served import Served
@@ -22,11 +22,11 @@ def test_who_was_revoked_is_told_so_and_not_that_the_pack_is_at_fault(
     (tmp_path / "pack.safetensors").write_bytes(b"no pack")
     with CoordinatorApi(served.url, key=silo.key, deadline_seconds=5) as api:
         with pytest.raises(PackRefused):
-            deliver_kept("model-0", "pivot-0", api, federation_id, tmp_path)
+            redeliver_pack("model-0", "pivot-0", api, federation_id, tmp_path)
         assert (
             served.admin.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}").status_code
             == 204
         )
         with pytest.raises(CoordinatorRefused) as refused:
-            deliver_kept("model-0", "pivot-0", api, federation_id, tmp_path)
+            redeliver_pack("model-0", "pivot-0", api, federation_id, tmp_path)
     assert refused.value.slug == "key-revoked"

@@ -11,7 +11,14 @@ import torch
 
 from client_agent.alignment.fit_packs import aligned_pack, pivot_pack, random_pack
 from client_agent.alignment.pack import Pack
-from client_agent.alignment.transfer_test import FURTHER_STEPS, TASKS, Trial, judge, require_testable, sides
+from client_agent.alignment.transfer_test import (
+    TARGET_STEPS,
+    TASKS,
+    Trial,
+    require_testable,
+    run_transfer_test,
+    sides,
+)
 from client_agent.errors import AlignmentImpossible, Stopped
 from client_agent.model.loading import BaseModel, load_base_model
 from schemas.maths.adapter import block_modules
@@ -51,8 +58,8 @@ def aligned(base: BaseModel, pivot: tuple[BaseModel, Pack]) -> Pack:
 
 def figures(base: BaseModel, pack: Pack, pivot: tuple[BaseModel, Pack]) -> Acceptance:
     trial = Trial(ADAPTER, TRAINING, ANCHORS, seed=0)
-    one, other = sides(base, pack, *pivot, trial)
-    return judge(one, other, trial, pack=DIGEST)
+    base_side, target = sides(base, pack, *pivot, trial)
+    return run_transfer_test(base_side, target, trial, pack=DIGEST)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +102,7 @@ def test_shipped_models_help_each_other_in_both_directions(pivot: tuple[BaseMode
     base = shipped(name)
     result = figures(base, aligned(base, pivot), pivot)
     print(result.model_dump_json(indent=1))
-    assert result.steps == FURTHER_STEPS
+    assert result.steps == TARGET_STEPS
     assert [(d.source, d.target) for d in result.directions] == [
         (pivot[0].slug, base.slug),
         (base.slug, pivot[0].slug),
@@ -143,18 +150,18 @@ def test_random_frames_are_not_tested_against_random_frames(hasty: tuple[BaseMod
 
 def test_packs_of_other_models_and_of_other_plans_are_named(hasty: tuple[BaseModel, Pack]) -> None:
     base, of_pivot = hasty
-    other = shipped("tiny-l")
-    made = random_pack(other, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
-    manifest = made.manifest.model_copy(update={"alignment_set": of_pivot.manifest.alignment_set})
-    pack = Pack(made.tensors, manifest)
+    target = shipped("tiny-l")
+    random_frames_pack = random_pack(target, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
+    manifest = random_frames_pack.manifest.model_copy(
+        update={"alignment_set": of_pivot.manifest.alignment_set}
+    )
+    pack = Pack(random_frames_pack.tensors, manifest)
     fewer = Trial(AdapterPlan(roles=("v",)), TRAINING, ANCHORS, seed=0)
-    with pytest.raises(AlignmentImpossible, match=rf"{other.slug} has frames of b0\.q, .* has roles v "):
-        sides(other, pack, base, of_pivot, fewer)
-    foreign = Pack(made.tensors, manifest.model_copy(update={"base_model": base.slug}))
-    with pytest.raises(
-        AlignmentImpossible, match=f"is one of {base.slug}, and the model here is {other.slug}"
-    ):
-        sides(other, foreign, base, of_pivot, Trial(ADAPTER, TRAINING, ANCHORS, seed=0))
+    with pytest.raises(AlignmentImpossible, match=rf"{target.slug} has frames of b0\.q, .* has roles v "):
+        sides(target, pack, base, of_pivot, fewer)
+    foreign = Pack(random_frames_pack.tensors, manifest.model_copy(update={"base_model": base.slug}))
+    with pytest.raises(AlignmentImpossible, match=f"is of {base.slug}, and the model here is {target.slug}"):
+        sides(target, foreign, base, of_pivot, Trial(ADAPTER, TRAINING, ANCHORS, seed=0))
 
 
 def test_schedules_that_were_made_for_other_steps_are_not_taken_over() -> None:
@@ -164,17 +171,19 @@ def test_schedules_that_were_made_for_other_steps_are_not_taken_over() -> None:
     ).model_copy(update={"learning_rate": 0.02, "max_length": 64, "gradient_checkpointing": True})
     trial = Trial(ADAPTER, plan, ANCHORS, seed=3, steps=5)
     common = {"max_length": 64, "gradient_checkpointing": True, "seed": 3}
-    assert trial.teaching == TrainingPlan(steps=60, batch_size=16, learning_rate=0.02, **common)
-    assert trial.going_on == TrainingPlan(steps=5, batch_size=8, learning_rate=0.3 * 0.02, **common)
+    assert trial.source_plan == TrainingPlan(steps=60, batch_size=16, learning_rate=0.02, **common)
+    assert trial.target_plan == TrainingPlan(steps=5, batch_size=8, learning_rate=0.3 * 0.02, **common)
 
 
 def test_every_pseudo_task_has_random_frames_of_its_own(hasty: tuple[BaseModel, Pack]) -> None:
     base, of_pivot = hasty
-    other = shipped("tiny-l")
-    made = random_pack(other, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
-    manifest = made.manifest.model_copy(update={"alignment_set": of_pivot.manifest.alignment_set})
+    target = shipped("tiny-l")
+    random_frames_pack = random_pack(target, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
+    manifest = random_frames_pack.manifest.model_copy(
+        update={"alignment_set": of_pivot.manifest.alignment_set}
+    )
     trial = Trial(ADAPTER, TRAINING, ANCHORS, seed=0)
-    for side in sides(other, Pack(made.tensors, manifest), base, of_pivot, trial):
+    for side in sides(target, Pack(random_frames_pack.tensors, manifest), base, of_pivot, trial):
         drawn = {frames["b0.v"].A.tobytes() for frames in side.random}
         assert len(side.random) == len(drawn) == TASKS
         assert all(frames.keys() == side.frames.keys() for frames in side.random)
@@ -182,19 +191,21 @@ def test_every_pseudo_task_has_random_frames_of_its_own(hasty: tuple[BaseModel, 
 
 def test_a_test_counts_its_steps_and_stops_when_it_is_told_to(hasty: tuple[BaseModel, Pack]) -> None:
     base, of_pivot = hasty
-    seen: list[tuple[str, int, int]] = []
+    reports: list[tuple[str, int, int]] = []
     trial = Trial(ADAPTER, TRAINING, ANCHORS[:64], seed=0, steps=1)
-    other = shipped("tiny-l")
-    made = random_pack(other, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
-    manifest = made.manifest.model_copy(update={"alignment_set": of_pivot.manifest.alignment_set})
-    one, of_other = sides(other, Pack(made.tensors, manifest), base, of_pivot, trial)
+    target = shipped("tiny-l")
+    random_frames_pack = random_pack(target, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
+    manifest = random_frames_pack.manifest.model_copy(
+        update={"alignment_set": of_pivot.manifest.alignment_set}
+    )
+    base_side, pivot_side = sides(target, Pack(random_frames_pack.tensors, manifest), base, of_pivot, trial)
     with pytest.raises(Stopped):
-        judge(
-            one,
-            of_other,
+        run_transfer_test(
+            base_side,
+            pivot_side,
             trial,
             pack=DIGEST,
-            progress=lambda *report: seen.append(report),
-            stop=lambda: len(seen) >= 2,
+            progress=lambda *report: reports.append(report),
+            stop=lambda: len(reports) >= 2,
         )
-    assert seen == [("acceptance test", done, 2 * TASKS * (3 * 60 + 4)) for done in (1, 2)]
+    assert reports == [("acceptance test", done, 2 * TASKS * (3 * 60 + 4)) for done in (1, 2)]

@@ -34,7 +34,7 @@ def silo_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[Path, Callable[[], dict[str, Any] | None]]:
     """A silo in a federation that aligns its model, with tests of few steps; and what is stored of one."""
-    for name in ("TAUGHT_STEPS", "FURTHER_STEPS"):
+    for name in ("SOURCE_STEPS", "TARGET_STEPS"):
         monkeypatch.setattr(transfer_test, name, 1)
     monkeypatch.setattr(acceptance_route, "REPLACED_AFTER", timedelta(0))
     monkeypatch.setattr(module_selection, "FITTING_TASKS", 2)
@@ -60,8 +60,8 @@ def silo_file(
 
     def stored() -> dict[str, Any] | None:
         packs = served.admin.get(f"/v1/federations/{federation_id}/alignments").json()["items"]
-        found: dict[str, Any] | None = next(p["acceptance"] for p in packs if p["base_model"] == OTHER)
-        return found
+        acceptance: dict[str, Any] | None = next(p["acceptance"] for p in packs if p["base_model"] == OTHER)
+        return acceptance
 
     return file, stored
 
@@ -84,9 +84,9 @@ def test_only_the_default_settings_verdict_is_stored_unless_another_is_asked_for
     assert usual is not None
     assert (usual["steps"], usual["seed"], usual["learning_rate"]) == (1, 5, 0.003)
     tessera(*test, "--steps", 2, "--seed", 6, "--store")
-    asked = stored()
-    assert asked is not None
-    assert (asked["steps"], asked["seed"], asked["learning_rate"]) == (2, 6, 0.003)
+    requested = stored()
+    assert requested is not None
+    assert (requested["steps"], requested["seed"], requested["learning_rate"]) == (2, 6, 0.003)
 
 
 def test_a_file_that_is_missing_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:

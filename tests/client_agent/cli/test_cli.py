@@ -1,4 +1,4 @@
-"""What an engineer in a silo sees: training alone, and messages that say what to do."""
+"""The agent commands of an engineer: training alone, and error messages."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PLAN = {
 
 
 def tessera(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
     return subprocess.run(
         [TESSERA, "agent", *arguments],
-        env={**kept, "OMP_NUM_THREADS": "1", **environment},
+        env={**inherited, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -34,7 +34,7 @@ def tessera(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.slow
-def test_training_alone_gives_scores_per_round_and_keeps_the_adapter(tmp_path: Path) -> None:
+def test_training_alone_prints_scores_per_round_and_writes_the_adapter(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
     out = tmp_path / "adapter.safetensors"
     done = tessera(
@@ -45,12 +45,12 @@ def test_training_alone_gives_scores_per_round_and_keeps_the_adapter(tmp_path: P
     scores = json.loads(done.stdout)
     assert len(scores) == 2
     assert scores[1]["before"]["loss"] == scores[0]["after"]["loss"]
-    kept = Trained.from_bytes(out.read_bytes())
-    assert kept.adapter["b3.v.P"].shape == (4, 4)
-    assert kept.scores.after.loss == scores[1]["after"]["loss"]
+    trained = Trained.from_bytes(out.read_bytes())
+    assert trained.adapter["b3.v.P"].shape == (4, 4)
+    assert trained.scores.after.loss == scores[1]["after"]["loss"]
 
 
-def test_what_cannot_work_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+def test_unusable_options_fail_before_training(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
     arguments = ("train", "--config", str(config(tmp_path)), "--plan", str(tmp_path / "plan.json"))
     done = tessera(*arguments, "--out", str(tmp_path / "nowhere" / "x"))
@@ -62,13 +62,13 @@ def test_what_cannot_work_is_said_before_anything_is_trained(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_training_alone_that_is_stopped_says_that_it_does_not_resume(tmp_path: Path) -> None:
+def test_stopped_training_alone_reports_that_it_does_not_resume(tmp_path: Path) -> None:
     plan = PLAN | {"rounds": {"total": 1000}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
     with subprocess.Popen(
         [TESSERA, "agent", "train", "--config", config(tmp_path), "--plan", tmp_path / "plan.json"],
-        env={**kept, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        env={**inherited, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -77,10 +77,10 @@ def test_training_alone_that_is_stopped_says_that_it_does_not_resume(tmp_path: P
         assert process.stderr is not None
         assert process.stdout.readline().startswith("round 1")
         process.terminate()
-        said = process.stderr.read()
+        stderr = process.stderr.read()
         assert process.wait(timeout=20) == 130
-    assert "the next start begins anew" in said
-    assert "resumes" not in said
+    assert "the next start begins from zero" in stderr
+    assert "resumes" not in stderr
 
 
 def test_a_seed_beyond_63_bits_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_an_agent_without_membership_is_told_to_enrol(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_check_without_any_configuration_says_what_is_missing() -> None:
+def test_a_check_without_configuration_names_the_missing_setting() -> None:
     done = tessera("check", "--json")
     assert done.returncode == 1
     finding = json.loads(done.stdout)[0]

@@ -1,4 +1,4 @@
-"""A coordinator that was restored from an older backup, and a silo that has seen later rounds."""
+"""Accept a coordinator that was restored from a backup older than the silo's last round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from client_agent.errors import (
     Stopped,
 )
 from client_agent.identity import backup_recovery
-from client_agent.identity.backup_recovery import Offer, accept, look
+from client_agent.identity.backup_recovery import Offer, accept, compare_state
 from client_agent.identity.manifests import Manifests
 from client_agent.identity.membership import read_key
 from client_agent.rounds.participant import Participant
@@ -59,16 +59,15 @@ class Scene:
         self.enrol, self._opened = participant, opened
 
     def begin(self, transport: httpx.BaseTransport | None = None) -> None:
-        self.who = self.enrol(self.federation_id, transport)
+        self.participant = self.enrol(self.federation_id, transport)
         self.served.admin.post(f"/v1/federations/{self.federation_id}/start")
 
     def play(self) -> int:
-        """Take part in the round that is open next; give its number."""
         nap = naps(500)
-        while isinstance(brief := self.who.api.current_round(self.federation_id), NothingYet):
+        while isinstance(brief := self.participant.session.api.current_round(self.federation_id), NothingYet):
             nap(0)
         assert isinstance(brief, RoundBrief)
-        assert take_part(self.who, brief)
+        assert take_part(self.participant, brief)
         return brief.round
 
     def back_up(self) -> None:
@@ -76,7 +75,6 @@ class Scene:
             copy(database, self.backup, progress=lambda *_: None)
 
     def exchange(self) -> None:
-        """Put the backup's coordinator in the place of the one that runs."""
         self.served.stop()
         options: dict[str, float] = {"tick_seconds": 0.05, "retry_seconds": 0.05, "polls_per_second": 100}
         port = httpx.URL(self.served.url).port
@@ -84,22 +82,23 @@ class Scene:
 
     def restore(self) -> None:
         self.exchange()
-        key, server_key = read_key(self.who.folder), self.who.server_key
+        key, server_key = read_key(self.participant.workspace.folder), self.participant.session.server_key
         api = CoordinatorApi(
             self.served.url, key=key, server_key=server_key, deadline_seconds=20, sleep=lambda _: None
         )
-        self.who.api = self._opened.enter_context(api)
+        self.participant.session.api = self._opened.enter_context(api)
 
-    def look(self) -> Offer:
-        return look(self.who.manifests, {}, self.who.api)
+    def compare_state(self) -> Offer:
+        return compare_state(self.participant.session.manifests, {}, self.participant.session.api)
 
     def accept(self) -> None:
-        accept(self.look(), self.who.manifests, {}, self.who.api)
+        accept(self.compare_state(), self.participant.session.manifests, {}, self.participant.session.api)
 
     @property
     def trained(self) -> bytes:
-        """The adapter that the next round would begin from."""
-        return next(f for f in self.who.rounds.newest_first() if f.has(TRAINED)).read(TRAINED)
+        return next(f for f in self.participant.workspace.rounds.newest_first() if f.has(TRAINED)).read(
+            TRAINED
+        )
 
 
 @pytest.fixture
@@ -109,32 +108,32 @@ def scene(served: Served, participant: Enrolled, serve: Serve, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_silo_accepts_a_restored_coordinator_and_goes_on_with_its_own_adapter(scene: Scene) -> None:
+def test_a_silo_accepts_a_restored_coordinator_and_continues_from_its_own_adapter(scene: Scene) -> None:
     scene.begin()
     scene.play()
     scene.back_up()
     assert [scene.play(), scene.play()] == [2, 3]
-    mine, seen = scene.trained, scene.who.manifests.held()
+    adapter, last_accepted = scene.trained, scene.participant.session.manifests.last_accepted()
     scene.restore()
     for _ in range(2):  # running it again changes nothing
         with pytest.raises(ManifestRefused, match="tessera agent accept-restored"):
-            run(scene.who, naps(500))
-    offer = scene.look()
-    assert (offer.seen.manifest.round, offer.round_now) == (3, 2)
+            run(scene.participant, naps(500))
+    offer = scene.compare_state()
+    assert (offer.accepted.manifest.round, offer.open_round) == (3, 2)
     assert offer.offered is not None
     assert offer.offered.manifest.round == 1
-    assert hash_of(seen or {}) in str(offer)
+    assert hash_of(last_accepted or {}) in str(offer)
     assert hash_of(offer.offered.document) in str(offer)
     scene.accept()
-    before_it = scene.who.rounds.newest_with(TRAINED, before=2)
+    before_it = scene.participant.workspace.rounds.newest_with(TRAINED, before=2)
     assert before_it is not None
-    assert before_it.read(TRAINED) == mine
-    assert (scene.who.home / "earlier" / f"{MANIFEST}-1").is_file()
-    run(scene.who, naps(500))
+    assert before_it.read(TRAINED) == adapter
+    assert (scene.participant.workspace.home / "earlier" / f"{MANIFEST}-1").is_file()
+    run(scene.participant, naps(500))
     assert [r["state"] for r in views(scene.served, scene.federation_id)] == ["published"] * 4
-    assert (scene.who.home / "final_weights.safetensors").is_file()
+    assert (scene.participant.workspace.home / "final_weights.safetensors").is_file()
     with pytest.raises(NothingWasRestored, match="nothing was lost"):
-        scene.look()
+        scene.compare_state()
 
 
 def test_a_backup_from_before_the_first_round_is_accepted_too(scene: Scene) -> None:
@@ -142,15 +141,15 @@ def test_a_backup_from_before_the_first_round_is_accepted_too(scene: Scene) -> N
     scene.back_up()
     scene.play()
     scene.play()
-    mine = scene.trained
+    adapter = scene.trained
     scene.restore()
-    offer = scene.look()
+    offer = scene.compare_state()
     assert offer.offered is None
-    assert "no round at all" in str(offer)
+    assert "no round" in str(offer)
     scene.accept()
-    keep_nothing_of_another_client(scene)
-    assert scene.trained == mine
-    run(scene.who, naps(500))
+    set_aside_other_clients_files(scene)
+    assert scene.trained == adapter
+    run(scene.participant, naps(500))
     assert [r["state"] for r in views(scene.served, scene.federation_id)] == ["published"] * 4
 
 
@@ -167,12 +166,12 @@ def test_an_alignment_pack_that_was_stored_after_the_backup_is_stored_again(scen
     scene.restore()
     assert packs(scene) == []
     scene.accept()
-    run(scene.who, naps(500))
+    run(scene.participant, naps(500))
     assert packs(scene) == [stored]
     assert [r["state"] for r in views(scene.served, scene.federation_id)] == ["published"] * 2
 
 
-def test_a_signature_that_was_paid_for_at_the_join_is_kept_though_nothing_was_trained(
+def test_a_sketch_released_at_the_join_is_stored_before_any_training(
     tmp_path: Path,
 ) -> None:
     rounds = RoundFolders(tmp_path / "rounds")
@@ -189,20 +188,25 @@ def packs(scene: Scene) -> list[str]:
     return [pack["digest"] for pack in listed]
 
 
-def keep_nothing_of_another_client(scene: Scene) -> None:
-    who = scene.who
-    set_aside(who.home, federation_id=who.federation, client_id=who.client, server_key=who.server_key)
+def set_aside_other_clients_files(scene: Scene) -> None:
+    participant = scene.participant
+    set_aside(
+        participant.workspace.home,
+        federation_id=participant.session.federation_id,
+        client_id=participant.session.client_id,
+        server_key=participant.session.server_key,
+    )
 
 
-def test_a_coordinator_that_went_on_without_us_is_accepted_as_it_is(scene: Scene) -> None:
-    """It has told us, in vain, of the round that we refused."""
+def test_a_coordinator_that_continued_without_this_client_is_accepted(scene: Scene) -> None:
+    """The restored coordinator has issued a manifest of the refused round."""
     scene.begin()
     scene.play()
     scene.back_up()
     scene.play()
     scene.restore()
-    joined = scene.who.api.join(scene.federation_id, 2, None)
-    offer = scene.look()
+    joined = scene.participant.session.api.join(scene.federation_id, 2, None)
+    offer = scene.compare_state()
     assert offer.offered is not None
     assert offer.offered.document == joined.manifest
     scene.accept()
@@ -220,20 +224,20 @@ def test_an_update_that_was_lost_with_its_receipt_here_is_sent_again_byte_for_by
 
     scene.begin(BackedUp())
     assert [scene.play(), scene.play()] == [1, 2]
-    folder = scene.who.rounds.open(2)
+    folder = scene.participant.workspace.rounds.open(2)
     sent = folder.read(UPDATE)
     scene.restore()
     with pytest.raises(NothingWasRestored):
-        scene.look()
+        scene.compare_state()
     assert scene.play() == 2
     assert folder.read(UPDATE) == sent
     assert folder.has(RECEIPT)
     assert not folder.has(CLOSED)
-    run(scene.who, naps(500))
+    run(scene.participant, naps(500))
     assert [r["counts"]["arrived"] for r in views(scene.served, scene.federation_id)] == [1] * 4
 
 
-def test_who_is_interrupted_while_accepting_is_still_refused_and_accepts_again(
+def test_an_interrupted_acceptance_still_refuses_rounds_and_can_be_repeated(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.begin()
@@ -241,7 +245,7 @@ def test_who_is_interrupted_while_accepting_is_still_refused_and_accepts_again(
     scene.back_up()
     scene.play()
     scene.play()
-    mine = scene.trained
+    adapter = scene.trained
     scene.restore()
     steps = ("move_aside", "keep_copy", "write_durably", "_copy", "fsync_folder")
     for interrupted in steps:
@@ -249,12 +253,12 @@ def test_who_is_interrupted_while_accepting_is_still_refused_and_accepts_again(
             patch.setattr(backup_recovery, interrupted, _stop)
             with pytest.raises(Stopped):
                 scene.accept()
-        brief = scene.who.api.current_round(scene.federation_id)
+        brief = scene.participant.session.api.current_round(scene.federation_id)
         assert isinstance(brief, RoundBrief)
         with pytest.raises(ManifestRefused, match="round 3 was joined before"):
-            take_part(scene.who, brief)
+            take_part(scene.participant, brief)
     scene.accept()
-    assert scene.trained == mine
+    assert scene.trained == adapter
     assert scene.play() == 2
 
 
@@ -265,32 +269,32 @@ def _stop(*_: object, **__: object) -> None:
 def test_only_the_coordinator_of_the_pinned_key_can_be_accepted(scene: Scene) -> None:
     scene.begin()
     scene.play()
-    offered = scene.who.manifests
+    offered = scene.participant.session.manifests
     stranger = "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"
-    other = type(offered)(offered.folder, offered.federation, offered.client, stranger)
+    stranger_manifests = type(offered)(offered.folder, offered.federation, offered.client, stranger)
     with pytest.raises((CoordinatorNotTrusted, ManifestRefused)):
-        look(other, {}, scene.who.api)
+        compare_state(stranger_manifests, {}, scene.participant.session.api)
 
 
 def test_a_backup_from_before_the_enrolment_needs_a_new_one(scene: Scene) -> None:
     scene.back_up()
     scene.begin()
     with pytest.raises(NothingWasRestored, match="joined no round"):
-        scene.look()
+        scene.compare_state()
     scene.play()
     scene.restore()
     with pytest.raises(NotInTheBackup, match="enrol anew"):
-        scene.look()
+        scene.compare_state()
 
 
-def test_members_that_have_other_keys_than_before_are_named(scene: Scene) -> None:
+def test_members_with_changed_keys_are_listed(scene: Scene) -> None:
     scene.begin()
     scene.back_up()
     scene.served.enrol(scene.federation_id, "birch")
     scene.play()
     scene.restore()
     scene.served.enrol(scene.federation_id, "birch")
-    scene.who.api.join(scene.federation_id, 1, None)
-    offer = scene.look()
-    assert offer.strangers == ["birch"]
-    assert "under other keys now:   birch" in str(offer)
+    scene.participant.session.api.join(scene.federation_id, 1, None)
+    offer = scene.compare_state()
+    assert offer.changed_members == ["birch"]
+    assert "members with new keys:  birch" in str(offer)

@@ -1,4 +1,4 @@
-"""Enrolling anew in a folder that another client used: nothing of it is taken for ours, nothing is lost."""
+"""Enrol again in a folder of an earlier client: its files are moved aside, not used and not lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent.errors import KeyRefused
 from client_agent.identity.manifests import Manifests
-from client_agent.identity.membership import Membership, enrol, keep_to, pem_of, read_key
+from client_agent.identity.membership import Membership, encode_pem, enrol, read_key, set_aside_earlier_client
 from client_agent.storage.round_folder import SCORES_SENT, WEIGHTS, RoundFolders
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.enrolment import Profile
@@ -33,15 +33,15 @@ class Scene:
 
     def enrol(self, name: str, token: str | None = None) -> Membership:
         with CoordinatorApi(self.served.url, key=None, deadline_seconds=0) as api:
-            wanted = token or self.served.enrolment_token(self.federation_id, name)
-            return enrol(api, self.folder, token=wanted, name=name, profile=AGENT)
+            enrolment_token = token or self.served.enrolment_token(self.federation_id, name)
+            return enrol(api, self.folder, token=enrolment_token, name=name, profile=AGENT)
 
     def take_part(self, member: Membership) -> None:
-        """Join round 1, believe its manifest, and keep files of it."""
+        """Join round 1, accept its manifest, and store files of it."""
         with CoordinatorApi(self.served.url, key=read_key(self.folder), deadline_seconds=0) as api:
             joined = api.join(self.federation_id, 1, None)
-            held = Manifests(self.home, self.federation_id, member.client_id, member.server_key)
-            held.accept(joined.manifest, api, round_number=1, weights=joined.weights.digest)
+            manifests = Manifests(self.home, self.federation_id, member.client_id, member.server_key)
+            manifests.accept(joined.manifest, api, round_number=1, weights=joined.weights.digest)
         round_1 = RoundFolders(self.home / "rounds").open(1)
         for name in (WEIGHTS, SCORES_SENT):
             round_1.write(name, member.client_id.encode())
@@ -60,9 +60,9 @@ def scene(serve: Callable[..., Served], fresh_database: Callable[[str], str], tm
 def test_a_key_that_is_another_clients_is_named_by_its_file(scene: Scene) -> None:
     scene.shut_out(scene.enrol("first"))
     token = scene.served.enrolment_token(scene.federation_id, "second")
-    with pytest.raises(KeyRefused, match=str(scene.folder / "client.key")) as told:
+    with pytest.raises(KeyRefused, match=str(scene.folder / "client.key")) as refusal:
         scene.enrol("second", token)
-    assert "move that file away" in str(told.value)
+    assert "move that file away" in str(refusal.value)
     (scene.folder / "client.key").unlink()
     assert scene.enrol("second", token).name == "second", "the token was not spent"
 
@@ -74,15 +74,15 @@ def test_what_an_earlier_client_kept_is_moved_aside_and_kept(
         member = scene.enrol(name)
         scene.take_part(member)
         evidence = (scene.home / "manifest.json").read_bytes()
-        (scene.folder / "next.key").write_bytes(pem_of(Ed25519PrivateKey.generate()))
+        (scene.folder / "next.key").write_bytes(encode_pem(Ed25519PrivateKey.generate()))
         scene.shut_out(member)
         (scene.folder / "client.key").unlink()
         with caplog.at_level(logging.WARNING):
             again = scene.enrol(f"after-{name}")
-        kept = scene.folder / "earlier" / f"{scene.federation_id}-{2 * number + 1}"
-        assert f"{scene.home} is an earlier client's: it is kept as {kept}" in caplog.text
-        assert (kept / "manifest.json").read_bytes() == evidence
-        assert (kept / "rounds" / "000001" / WEIGHTS).read_bytes() == member.client_id.encode()
+        moved = scene.folder / "earlier" / f"{scene.federation_id}-{2 * number + 1}"
+        assert f"{scene.home}: moved to {moved} (left by an earlier client)" in caplog.text
+        assert (moved / "manifest.json").read_bytes() == evidence
+        assert (moved / "rounds" / "000001" / WEIGHTS).read_bytes() == member.client_id.encode()
         assert (scene.folder / "earlier" / f"next.key-{number + 1}").exists()
         assert not scene.home.exists()
         scene.take_part(again)
@@ -101,16 +101,16 @@ def test_a_client_that_lost_its_membership_file_goes_on_with_what_it_has(scene: 
     assert not (scene.folder / "earlier").exists()
 
 
-@pytest.mark.parametrize("left", ["not JSON", "[]", '{"federation": "FED", "client": "CLIENT"}', None])
-def test_what_nobody_signed_to_this_client_is_not_its_own(scene: Scene, left: str | None) -> None:
-    """As of a coordinator that was made anew, or a damaged disk; None: rounds from before manifests."""
+@pytest.mark.parametrize("content", ["not JSON", "[]", '{"federation": "FED", "client": "CLIENT"}', None])
+def test_what_nobody_signed_to_this_client_is_not_its_own(scene: Scene, content: str | None) -> None:
+    """A new coordinator, or a damaged disk; None: rounds without a manifest."""
     member = scene.enrol("first")
     scene.take_part(member)
     file = scene.home / "manifest.json"
-    if left is None:
+    if content is None:
         file.unlink()
     else:
-        file.write_text(left.replace("FED", scene.federation_id).replace("CLIENT", member.client_id))
-    keep_to(scene.folder, member)
+        file.write_text(content.replace("FED", scene.federation_id).replace("CLIENT", member.client_id))
+    set_aside_earlier_client(scene.folder, member)
     assert not scene.home.exists()
     assert (scene.folder / "earlier" / f"{scene.federation_id}-1" / "rounds").is_dir()

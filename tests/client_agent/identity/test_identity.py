@@ -1,4 +1,4 @@
-"""An agent's identity: its key, and whom it believes, against real coordinators."""
+"""Enrolment, the agent's key and the coordinator's proof, against real coordinators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def served(serve: Serve, fresh_database: Callable[[str], str]) -> Served:
 
 
 class Recording(httpx.HTTPTransport):
-    """Keeps what was sent, and stops everything after a path was asked for, its answer lost."""
+    """Records the requests; drops the answer of one path and stops."""
 
     def __init__(self, lost: str | None = None) -> None:
         super().__init__()
@@ -61,16 +61,16 @@ def api() -> Iterator[Connect]:
 
 
 def test_the_key_is_made_here_and_stays_here(served: Served, tmp_path: Path, api: Connect) -> None:
-    seen = Recording()
+    recording = Recording()
     federation_id = served.federation()
     token = served.enrolment_token(federation_id, "aster")
-    member = enrol(api(served, None, seen), tmp_path, token=token, name="aster", profile=AGENT)
+    member = enrol(api(served, None, recording), tmp_path, token=token, name="aster", profile=AGENT)
     assert member == read_membership(tmp_path)
     file = tmp_path / "client.key"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     raw = read_key(tmp_path).private_bytes_raw()
     sent = b"".join(
-        request.url.raw_path + str(request.headers).encode() + request.read() for request in seen.sent
+        request.url.raw_path + str(request.headers).encode() + request.read() for request in recording.sent
     )
     assert not any(secret in sent for secret in (raw, raw.hex().encode(), file.read_bytes().split(b"\n")[1]))
     assert api(served, read_key(tmp_path)).me().client_id == member.client_id
@@ -91,29 +91,29 @@ def test_a_lost_answer_to_an_enrolment_heals_itself(served: Served, tmp_path: Pa
 
 
 def test_a_damaged_token_is_not_sent_anywhere(served: Served, tmp_path: Path, api: Connect) -> None:
-    seen = Recording()
+    recording = Recording()
     token = served.enrolment_token(served.federation(), "aster")
     for damaged in (token[:-1], token + "x", token.replace("_", "-")):
         with pytest.raises(TokenDamaged, match="copy it whole"):
-            enrol(api(served, None, seen), tmp_path, token=damaged, name="aster", profile=AGENT)
-    assert seen.sent == []
+            enrol(api(served, None, recording), tmp_path, token=damaged, name="aster", profile=AGENT)
+    assert recording.sent == []
 
 
 def test_another_coordinator_is_sent_nothing_but_a_greeting(
     served: Served, serve: Serve, fresh_database: Callable[[str], str], tmp_path: Path, api: Connect
 ) -> None:
     token = served.enrolment_token(served.federation(), "aster")
-    impostor, seen = serve(fresh_database("sqlite"), signing_key=None), Recording()
+    impostor, recording = serve(fresh_database("sqlite"), signing_key=None), Recording()
     with pytest.raises(CoordinatorNotTrusted, match="not the coordinator"):
-        enrol(api(impostor, None, seen), tmp_path, token=token, name="aster", profile=AGENT)
-    assert [request.url.path for request in seen.sent] == ["/v1/hello"]
+        enrol(api(impostor, None, recording), tmp_path, token=token, name="aster", profile=AGENT)
+    assert [request.url.path for request in recording.sent] == ["/v1/hello"]
     assert not (tmp_path / "client.key").exists()
-    sent = str(seen.sent[0].url) + str(seen.sent[0].headers)
+    sent = str(recording.sent[0].url) + str(recording.sent[0].headers)
     assert read(token).id not in sent
 
 
 class Between(httpx.HTTPTransport):
-    """Changes an answer on its way."""
+    """Changes an answer in transit."""
 
     def __init__(self, change: Callable[[str], str]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Replacing an agent's key: stopped anywhere, it goes on, and no key that may count is lost."""
+"""Key rotation: resumable after a stop at any point, without losing a valid key."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from client_agent import daemon
 from client_agent.daemon import run
 from client_agent.errors import CoordinatorRefused, KeyRefused, SettingsUnusable, Stopped
 from client_agent.identity import key_rotation, membership
-from client_agent.identity.key_rotation import key_in_use, replace_key, went_over
+from client_agent.identity.key_rotation import current_key, replace_key, switch_to_accepted_key
 from client_agent.identity.membership import Membership, enrol, read_key
-from client_agent.session import participant
+from client_agent.session import open_participant
 from client_agent.settings import read_settings
 from client_agent.transport.client import CoordinatorApi
 from schemas.identity.keys import name_of
@@ -95,7 +95,7 @@ def _before_the_change_is_on_the_disk(scene: Scene, patch: pytest.MonkeyPatch) -
 
 
 def test_a_new_key_is_on_the_disk_before_anybody_hears_of_it(scene: Scene) -> None:
-    """Who made its file may have been killed just before; then a loss of power would take it away."""
+    """A crash before the folder is synced must not lose a key that the coordinator knows."""
     synced: list[str] = []
     sent: list[list[str]] = []
 
@@ -122,7 +122,7 @@ STOPS = {
 
 @pytest.fixture(params=STOPS)
 def stopped(request: pytest.FixtureRequest, scene: Scene) -> tuple[Scene, Ed25519PrivateKey, bool]:
-    """Stop replacing the key after a step; gives the new key, and whether the coordinator has it."""
+    """Stop replacing the key after a step; return the new key and whether the coordinator accepts it."""
     stop, is_known = STOPS[request.param]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
         replace_key(stop(scene, patch), scene.folder)
@@ -138,7 +138,7 @@ def test_the_agent_runs_on_with_the_key_that_counts(
     if overlap_is_over and is_known:
         let_expire(scene.served.database_url, name_of(scene.old))
     for _ in range(2):
-        key = key_in_use(scene.connect, scene.folder)
+        key = current_key(scene.connect, scene.folder)
         assert name_of(key) == name_of(new if is_known else scene.old)
         assert scene.is_let_in(key)
     assert (scene.folder / "next.key").exists() != is_known
@@ -166,12 +166,12 @@ def test_starting_the_agent_takes_up_the_new_key(scene: Scene, tmp_path: Path) -
     new = read_key(scene.folder, "next.key")
     let_expire(scene.served.database_url, name_of(scene.old))
     settings = read_settings(config(tmp_path, url=scene.served.url))
-    with participant(settings) as (who, _):
-        assert who.api.me().client_id == scene.member.client_id
+    with open_participant(settings) as participant:
+        assert participant.session.api.me().client_id == scene.member.client_id
     assert name_of(read_key(scene.folder)) == name_of(new)
 
 
-class Held(httpx.HTTPTransport):
+class Delayed(httpx.HTTPTransport):
     """Keeps requests to itself; `let_go` has the coordinator answer the first."""
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class Held(httpx.HTTPTransport):
         self._requests.append(request)
         raise Stopped
 
-    def let_go(self) -> int:
+    def release(self) -> int:
         with httpx.Client() as http:
             return http.send(self._requests[0]).status_code
 
@@ -191,38 +191,40 @@ def test_a_running_agent_takes_up_a_new_key_of_which_the_coordinator_hears_late(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon, "_WAIT_SECONDS", 0)  # there is no round to wait for
-    held = Held()
+    delayed = Delayed()
     with pytest.raises(Stopped):
-        replace_key(lambda key: scene.connect(key, held), scene.folder, at_once=True)
+        replace_key(lambda key: scene.connect(key, delayed), scene.folder, at_once=True)
     new = read_key(scene.folder, "next.key")
     settings = read_settings(config(tmp_path, url=scene.served.url))
-    with participant(settings) as (who, _):
-        assert who.api.me().client_id == scene.member.client_id
-        assert held.let_go() == 200
+    with open_participant(settings) as participant:
+        assert participant.session.api.me().client_id == scene.member.client_id
+        assert delayed.release() == 200
         assert not scene.is_let_in(scene.old)
         with pytest.raises(Stopped):
-            run(who, naps(1))
-        assert who.api.me().client_id == scene.member.client_id
+            run(participant, naps(1))
+        assert participant.session.api.me().client_id == scene.member.client_id
     assert name_of(read_key(scene.folder)) == name_of(new)
     assert not (scene.folder / "next.key").exists()
 
 
 def test_a_key_is_not_lost_to_who_makes_up_that_the_next_one_counts(scene: Scene) -> None:
     with pytest.raises(Stopped):
-        replace_key(lambda key: scene.connect(key, Held()), scene.folder)
+        replace_key(lambda key: scene.connect(key, Delayed()), scene.folder)
 
     class Liar(httpx.HTTPTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             me = scene.member
-            told = {"client_id": me.client_id, "name": me.name, "federation_id": me.federation_id}
-            return httpx.Response(200, json=told | {"state": "enrolled", "organisation": None, "layout": {}})
+            answer = {"client_id": me.client_id, "name": me.name, "federation_id": me.federation_id}
+            return httpx.Response(
+                200, json=answer | {"state": "enrolled", "organisation": None, "layout": {}}
+            )
 
     with scene.connect(scene.old, Liar()) as api:
-        assert went_over(api, scene.folder)
+        assert switch_to_accepted_key(api, scene.folder)
     assert not scene.is_let_in(read_key(scene.folder))
-    kept = scene.folder / "earlier" / "client.key-1"
-    assert kept.stat().st_mode & 0o777 == 0o600
-    kept.replace(scene.folder / "client.key")
+    old_key_file = scene.folder / "earlier" / "client.key-1"
+    assert old_key_file.stat().st_mode & 0o777 == 0o600
+    old_key_file.replace(scene.folder / "client.key")
     assert scene.is_let_in(read_key(scene.folder))
 
 
@@ -230,12 +232,12 @@ def test_a_running_agent_ends_with_its_key_when_the_next_one_is_not_known(
     scene: Scene, tmp_path: Path
 ) -> None:
     with pytest.raises(Stopped):
-        replace_key(lambda key: scene.connect(key, Held()), scene.folder)
+        replace_key(lambda key: scene.connect(key, Delayed()), scene.folder)
     settings = read_settings(config(tmp_path, url=scene.served.url))
-    with participant(settings) as (who, _):
+    with open_participant(settings) as participant:
         let_expire(scene.served.database_url, name_of(scene.old))
         with pytest.raises(CoordinatorRefused, match="key-revoked"):
-            run(who, naps(1))
+            run(participant, naps(1))
     assert name_of(read_key(scene.folder)) == name_of(scene.old)
     assert (scene.folder / "next.key").exists()
 
@@ -243,16 +245,16 @@ def test_a_running_agent_ends_with_its_key_when_the_next_one_is_not_known(
 def test_a_new_key_that_is_there_is_never_overwritten(scene: Scene) -> None:
     file = scene.folder / "next.key"
     file.write_text("half a key")
-    with pytest.raises(SettingsUnusable, match=r"next\.key is no private key"):
+    with pytest.raises(SettingsUnusable, match=r"next\.key is not a private key"):
         replace_key(scene.connect, scene.folder)
     assert file.read_text() == "half a key"
 
 
 def test_a_key_of_somebody_else_is_named_by_its_file(scene: Scene) -> None:
-    other = scene.served.enrol(scene.federation_id, "birch")
+    birch = scene.served.enrol(scene.federation_id, "birch")
     file = scene.folder / "next.key"
-    file.write_bytes(membership.pem_of(other.key))
+    file.write_bytes(membership.encode_pem(birch.key))
     with pytest.raises(KeyRefused, match=str(file)):
         replace_key(scene.connect, scene.folder)
-    assert name_of(key_in_use(scene.connect, scene.folder)) == name_of(scene.old)
+    assert name_of(current_key(scene.connect, scene.folder)) == name_of(scene.old)
     assert file.exists()

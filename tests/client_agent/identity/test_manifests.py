@@ -1,4 +1,4 @@
-"""An agent and a coordinator that goes back, stands still, leaves out or tells two stories."""
+"""Manifests of a coordinator that goes back, repeats, omits or contradicts itself."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ Document = dict[str, Any]
 COORDINATOR = ServerKey(decode(SIGNING_KEY))
 
 
-def told(document: Document, **changes: Any) -> Document:
-    """Sign another version of a manifest with the coordinator's own key, as only a lying one can."""
-    said = document | changes
-    return said | {"signature": COORDINATOR.sign("tessera-round-v1", said)}
+def forged(document: Document, **changes: Any) -> Document:
+    """Sign a changed manifest with the coordinator's own key."""
+    changed = document | changes
+    return changed | {"signature": COORDINATOR.sign("tessera-round-v1", changed)}
 
 
 class Client:
-    """A client of a real coordinator, and what it holds."""
+    """A client of a real coordinator, with its manifests."""
 
     def __init__(self, served: Served, silo: Silo, folder: Path) -> None:
         self.silo = silo
         self.operator = served.admin
         self.folder = folder
         self.api = CoordinatorApi(served.url, key=silo.key, deadline_seconds=0)
-        self.held = Manifests(folder, silo.federation_id, silo.client_id, COORDINATOR.public)
+        self.manifests = Manifests(folder, silo.federation_id, silo.client_id, COORDINATOR.public)
 
     def joined(self, number: int) -> Document:
         return self.api.join(self.silo.federation_id, number, None).manifest
 
-    def accept(self, document: Document, held: Manifests | None = None) -> None:
+    def accept(self, document: Document, manifests: Manifests | None = None) -> None:
         number, weights = document["round"], document["weights"]
-        (held or self.held).accept(document, self.api, round_number=number, weights=weights)
+        (manifests or self.manifests).accept(document, self.api, round_number=number, weights=weights)
 
     @property
     def evidence(self) -> int:
@@ -51,55 +51,55 @@ class Client:
 
 
 @pytest.fixture
-def client(
+def playing(
     serve: Callable[..., Served], fresh_database: Callable[[str], str], tmp_path: Path
 ) -> Iterator[tuple[Client, Callable[[int], None]]]:
     served = serve(fresh_database("sqlite"), tick_seconds=0.05)
     federation_id, silos = running(served, **plan(rounds={"total": 9, "min_clients": 2}))
-    one = Client(served, silos[0], tmp_path)
-    with one.api:
-        yield one, lambda number: one_round(served, federation_id, silos, number, [1.0, 2.0]) and None
+    client = Client(served, silos[0], tmp_path)
+    with client.api:
+        yield client, lambda number: one_round(served, federation_id, silos, number, [1.0, 2.0]) and None
 
 
 Playing = tuple[Client, Callable[[int], None]]
 
 
-def test_true_manifests_are_accepted_again_and_again_and_over_missed_rounds(client: Playing) -> None:
-    one, play = client
-    first = one.joined(1)
+def test_true_manifests_are_accepted_again_and_again_and_over_missed_rounds(playing: Playing) -> None:
+    client, play = playing
+    first = client.joined(1)
     for _ in range(2):
-        one.accept(first)
+        client.accept(first)
     for number in (1, 2, 3):
         play(number)
-    one.accept(one.joined(4))  # it finds the manifests of 2 and 3, which never arrived here
-    assert one.evidence == 0
+    client.accept(client.joined(4))  # it finds the manifests of 2 and 3, which never arrived here
+    assert client.evidence == 0
 
 
-def test_the_final_manifest_follows_a_joined_round_that_was_abandoned(client: Playing) -> None:
-    one, play = client
+def test_the_final_manifest_follows_a_joined_round_that_was_abandoned(playing: Playing) -> None:
+    client, play = playing
     play(1)
-    one.accept(one.joined(2))
-    one.operator.post(f"/v1/federations/{one.silo.federation_id}/finish")
-    brief = one.api.current_round(one.silo.federation_id)
+    client.accept(client.joined(2))
+    client.operator.post(f"/v1/federations/{client.silo.federation_id}/finish")
+    brief = client.api.current_round(client.silo.federation_id)
     assert isinstance(brief, FinishedBrief)
     assert brief.weights is not None
     assert brief.round == 2
-    last = one.held.accept(
-        brief.manifest, one.api, round_number=brief.round, weights=brief.weights.digest, final=True
+    last = client.manifests.accept(
+        brief.manifest, client.api, round_number=brief.round, weights=brief.weights.digest, final=True
     )
     assert last.round == 3
-    assert one.evidence == 0
+    assert client.evidence == 0
 
 
-def test_a_round_that_was_joined_before_is_not_joined_again(client: Playing) -> None:
-    one, play = client
-    first = one.joined(1)
-    one.accept(first)
+def test_a_round_that_was_joined_before_is_not_joined_again(playing: Playing) -> None:
+    client, play = playing
+    first = client.joined(1)
+    client.accept(first)
     play(1)
-    one.accept(one.joined(2))
+    client.accept(client.joined(2))
     with pytest.raises(ManifestRefused, match="round 2 was joined before"):
-        one.accept(first)
-    assert one.evidence == 2
+        client.accept(first)
+    assert client.evidence == 2
 
 
 LIES: dict[str, tuple[dict[str, Any], str]] = {
@@ -117,19 +117,19 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_coordinator_that_tells_two_stories_is_refused_and_both_are_kept(client: Playing, lie: str) -> None:
-    one, _ = client
-    changes, said = LIES[lie]
-    first = one.joined(1)
-    one.accept(first)
-    with pytest.raises(ManifestRefused, match=said):
-        one.accept(told(first, **changes))
-    assert one.evidence == 2
-    one.accept(first)
+def test_contradictory_manifests_are_refused_and_stored_as_evidence(playing: Playing, lie: str) -> None:
+    client, _ = playing
+    changes, message = LIES[lie]
+    first = client.joined(1)
+    client.accept(first)
+    with pytest.raises(ManifestRefused, match=message):
+        client.accept(forged(first, **changes))
+    assert client.evidence == 2
+    client.accept(first)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"client": "cli_other"}, "another client"),
         ({"federation": "fed_other"}, "another federation"),
@@ -137,89 +137,95 @@ def test_a_coordinator_that_tells_two_stories_is_refused_and_both_are_kept(clien
         ({"round": "one"}, "not a manifest"),
     ],
 )
-def test_a_manifest_that_is_not_ours_is_refused(client: Playing, changes: dict[str, Any], said: str) -> None:
-    one, _ = client
-    with pytest.raises(ManifestRefused, match=said):
-        one.accept(told(one.joined(1), **changes))
+def test_a_manifest_of_another_client_is_refused(
+    playing: Playing, changes: dict[str, Any], message: str
+) -> None:
+    client, _ = playing
+    with pytest.raises(ManifestRefused, match=message):
+        client.accept(forged(client.joined(1), **changes))
 
 
-def test_a_manifest_without_the_coordinators_signature_is_refused(client: Playing) -> None:
-    one, _ = client
-    first = one.joined(1)
-    for forged in (first | {"roster_version": 3}, first | {"more": 1}, first | {"signature": "A" * 86}):
+def test_a_manifest_without_the_coordinators_signature_is_refused(playing: Playing) -> None:
+    client, _ = playing
+    first = client.joined(1)
+    for unsigned in (first | {"roster_version": 3}, first | {"more": 1}, first | {"signature": "A" * 86}):
         with pytest.raises(ManifestRefused, match="not signed"):
-            one.accept(forged)
+            client.accept(unsigned)
     with pytest.raises(ManifestRefused, match="not of round 2"):
-        one.held.accept(first, one.api, round_number=2, weights=first["weights"])
+        client.manifests.accept(first, client.api, round_number=2, weights=first["weights"])
     with pytest.raises(ManifestRefused, match="of the weights"):
-        one.held.accept(first, one.api, round_number=1, weights="sha256:" + "0" * 64)
+        client.manifests.accept(first, client.api, round_number=1, weights="sha256:" + "0" * 64)
     with pytest.raises(ManifestRefused, match="not a manifest"):
-        one.held.accept(None, one.api, round_number=1, weights=first["weights"])
+        client.manifests.accept(None, client.api, round_number=1, weights=first["weights"])
 
 
-def test_a_round_that_is_over_is_not_begun(client: Playing) -> None:
-    one, play = client
+def test_a_round_that_is_over_is_not_begun(playing: Playing) -> None:
+    client, play = playing
     play(1)
-    one.joined(2)
+    client.joined(2)
     play(2)
-    manifest = one.joined(3)
-    ended = told(manifest, deadline="2026-01-01T00:00:00.000000Z")
-    late = Manifests(one.folder, one.held.federation, one.held.client, COORDINATOR.public, lambda: 4e9)
+    manifest = client.joined(3)
+    ended = forged(manifest, deadline="2026-01-01T00:00:00.000000Z")
+    late = Manifests(
+        client.folder, client.manifests.federation, client.manifests.client, COORDINATOR.public, lambda: 4e9
+    )
     with pytest.raises(ManifestExpired):
-        one.accept(ended, late)
-    early = Manifests(one.folder, one.held.federation, one.held.client, COORDINATOR.public, lambda: 0.0)
-    one.accept(ended, early)
+        client.accept(ended, late)
+    early = Manifests(
+        client.folder, client.manifests.federation, client.manifests.client, COORDINATOR.public, lambda: 0.0
+    )
+    client.accept(ended, early)
 
 
-def test_a_brief_must_ask_for_what_the_plan_says(client: Playing) -> None:
-    one, _ = client
-    brief = one.api.current_round(one.silo.federation_id)
+def test_a_brief_must_ask_for_what_the_plan_says(playing: Playing) -> None:
+    client, _ = playing
+    brief = client.api.current_round(client.silo.federation_id)
     assert isinstance(brief, RoundBrief)
-    one.accept(one.joined(1))
-    one.held.hold_to_plan(brief)
+    client.accept(client.joined(1))
+    client.manifests.hold_to_plan(brief)
     training = brief.training.model_copy(update={"steps": 10**6})
     with pytest.raises(ManifestRefused, match="another training"):
-        one.held.hold_to_plan(brief.model_copy(update={"training": training}))
+        client.manifests.hold_to_plan(brief.model_copy(update={"training": training}))
 
 
-def test_a_missing_manifest_that_is_told_differently_is_noticed(client: Playing) -> None:
-    one, play = client
-    one.accept(one.joined(1))
+def test_a_changed_intermediate_manifest_is_refused(playing: Playing) -> None:
+    client, play = playing
+    client.accept(client.joined(1))
     for number in (1, 2):
         play(number)
-    third = one.joined(3)
+    third = client.joined(3)
 
     class Lying(httpx.HTTPTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             answer = super().handle_request(request)
             answer.read()
-            document = told(answer.json(), roster_version=7)
+            document = forged(answer.json(), roster_version=7)
             return httpx.Response(200, json=document) if "/manifest" in request.url.path else answer
 
     with CoordinatorApi(
-        str(one.silo.http.base_url), key=one.silo.key, deadline_seconds=0, transport=Lying()
+        str(client.silo.http.base_url), key=client.silo.key, deadline_seconds=0, transport=Lying()
     ) as lying:
-        one.api, honest = lying, one.api
-        with pytest.raises(ManifestRefused, match="round 2 is told differently"):
-            one.accept(third)
-        one.api = honest
-    one.accept(third)
+        client.api, honest = lying, client.api
+        with pytest.raises(ManifestRefused, match="there are two manifests of round 2"):
+            client.accept(third)
+        client.api = honest
+    client.accept(third)
 
 
 def test_a_plan_that_a_join_signature_was_made_under_is_the_one_that_manifests_must_name(
-    client: Playing, monkeypatch: pytest.MonkeyPatch
+    playing: Playing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, _ = client
-    first, true = one.joined(1), one.api.plan(one.silo.federation_id)
+    client, _ = playing
+    first, true = client.joined(1), client.api.plan(client.silo.federation_id)
     with monkeypatch.context() as patched:
-        patched.setattr(one.api, "plan", lambda _: b"<html>")
+        patched.setattr(client.api, "plan", lambda _: b"<html>")
         with pytest.raises(AnswerUnreadable, match="the federation's plan"):
-            one.held.fetch_plan(one.api)
-        patched.setattr(one.api, "plan", lambda _: true + b" ")
-        one.held.fetch_plan(one.api)
-    one.held.fetch_plan(one.api)  # what is here stays
+            client.manifests.fetch_plan(client.api)
+        patched.setattr(client.api, "plan", lambda _: true + b" ")
+        client.manifests.fetch_plan(client.api)
+    client.manifests.fetch_plan(client.api)  # what is here stays
     with pytest.raises(ManifestRefused, match="its plan is not the plan that was served before"):
-        one.accept(first)
-    (kept,) = (one.folder / "evidence").glob("plan-*.json")
-    assert kept.read_bytes() == true + b" "
-    one.accept(first)  # nobody has to remove a file for that
+        client.accept(first)
+    (stored,) = (client.folder / "evidence").glob("plan-*.json")
+    assert stored.read_bytes() == true + b" "
+    client.accept(first)  # nobody has to remove a file for that

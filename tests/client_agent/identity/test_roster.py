@@ -1,4 +1,4 @@
-"""Whom an agent lets the coordinator count among the members, against a real roster."""
+"""Verification of the member roster, against a real coordinator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AGENT = Profile.model_validate(PROFILE)
 
 
 class Scene:
-    """A federation of two members, of which one looks at the roster."""
+    """A federation of two members; one of them verifies the roster."""
 
     def __init__(self, served: Served, folder: Path, policy: str, opened: ExitStack) -> None:
         self.served, self.folder, self._opened = served, folder, opened
@@ -47,8 +47,8 @@ class Scene:
     def manifest(self) -> RoundManifest:
         api = self.connect(read_key(self.folder))
         joined = api.join(self.federation_id, 1, None)
-        held = Manifests(self.folder, self.federation_id, self.member.client_id, self.member.server_key)
-        return held.accept(joined.manifest, api, round_number=1, weights=joined.weights.digest)
+        manifests = Manifests(self.folder, self.federation_id, self.member.client_id, self.member.server_key)
+        return manifests.accept(joined.manifest, api, round_number=1, weights=joined.weights.digest)
 
     def follow(
         self,
@@ -92,23 +92,23 @@ def test_members_that_are_pinned_are_let_in_and_nobody_else(scene: Scene) -> Non
 
 def test_on_first_use_everybody_is_let_in_and_nobody_after_under_the_same_name(scene: Scene) -> None:
     scene.follow("tofu", {})
-    known = json.loads((scene.folder / "roster.json").read_text())
-    assert {member["name"] for member in known["members"].values()} == {"other", "me"}
+    state = json.loads((scene.folder / "roster.json").read_text())
+    assert {member["name"] for member in state["members"].values()} == {"other", "me"}
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda links: links.pop(), "shorter"),
         (lambda links: links.reverse(), "does not follow"),
         (lambda links: links[1].update(previous=None), "does not follow"),
         (lambda links: links[1].update(public_key="A" * 43), "not the roster"),
-        (lambda links: links[1].update(name="other"), "a second client is called"),
+        (lambda links: links[1].update(name="other"), "a second client has the name"),
         (lambda links: links[1].update(event="invited"), "cannot be read"),
     ],
 )
-def test_a_roster_that_was_changed_is_refused(scene: Scene, change: Change, said: str) -> None:
-    with pytest.raises(RosterRefused, match=said):
+def test_a_roster_that_was_changed_is_refused(scene: Scene, change: Change, message: str) -> None:
+    with pytest.raises(RosterRefused, match=message):
         scene.follow("tofu", {}, change)
 
 
@@ -117,11 +117,11 @@ def test_a_key_is_replaced_by_one_that_it_endorses(scene: Scene) -> None:
     replace_key(scene.connect, scene.folder)
     assert (scene.folder / "client.key").read_bytes() != before
     assert not (scene.folder / "next.key").exists()
-    for change, said in (
+    for change, message in (
         (lambda links: links[2].update(endorsement="A" * 86), "not endorsed"),
         (lambda links: links[2].update(client=links[0]["client"]), "did not have"),
     ):
-        with pytest.raises(RosterRefused, match=said):
+        with pytest.raises(RosterRefused, match=message):
             scene.follow("pinned", pins, change)
     scene.follow("pinned", pins)
 
@@ -158,18 +158,18 @@ def test_who_was_revoked_needs_no_pin_and_leaves_its_name_to_nobody(scene: Scene
         lambda links: links[2].update(name="freed"),
         lambda links: links[1].update(client=links[0]["client"], name="freed"),
     ):
-        with pytest.raises(RosterRefused, match="somebody else before"):
+        with pytest.raises(RosterRefused, match="changed its name"):
             scene.follow("tofu", {}, change, tmp_path / "other")
 
 
 def test_a_roster_that_an_older_agent_followed_is_followed_anew(scene: Scene) -> None:
     scene.follow("pinned", scene.pins)
     file = scene.folder / "roster.json"
-    known = json.loads(file.read_text())
-    for member in known["members"].values():
+    state = json.loads(file.read_text())
+    for member in state["members"].values():
         member.update(public_key=member.pop("keys")[0])
         del member["revoked"]
-    file.write_text(json.dumps(known))
+    file.write_text(json.dumps(state))
     scene.follow("pinned", scene.pins)
     assert all(member["keys"] for member in json.loads(file.read_text())["members"].values())
 

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from client_agent.adapters.base import Adapter, LoraFactors
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_lora, inject_pq
-from client_agent.alignment.anchor_responses import answered, asked, random_targets, sites_of
+from client_agent.alignment.anchor_responses import random_targets, run_batch, sites_of, with_targets
 from client_agent.model.architectures import ARCHITECTURES, linear_shape
 from client_agent.model.examples import Example, encode_all
 from client_agent.model.loading import BaseModel
@@ -105,37 +105,41 @@ def test_a_fused_layers_outputs_are_the_query_key_and_value_of_their_roles(
     module = sys.modules[type(base.model).__module__]
     attend, attended, fused = module.eager_attention_forward, [], []
 
-    def seen(layer: nn.Module, *heads: Tensor, **others: Any) -> Any:
+    def record(layer: nn.Module, *heads: Tensor, **options: Any) -> Any:
         attended.append(heads[:3])
-        return attend(layer, *heads, **others)
+        return attend(layer, *heads, **options)
 
-    monkeypatch.setattr(module, "eager_attention_forward", seen)
+    monkeypatch.setattr(module, "eager_attention_forward", record)
     hook = base.parts.linear(base.model, 0, "q").register_forward_hook(lambda *call: fused.append(call[2]))
     logits_of(base, batch_for(base, examples))
     hook.remove()
     roles: tuple[Role, ...] = ("q", "k", "v")
     for role, heads in zip(roles, attended[0], strict=True):  # (n, heads, t, head_dim)
-        own = fused[0][..., base.parts.rows(base.model, role)].unflatten(-1, (-1, heads.shape[-1]))
+        role_outputs = fused[0][..., base.parts.rows(base.model, role)].unflatten(-1, (-1, heads.shape[-1]))
         lengths = heads.transpose(1, 2).norm(dim=-1)  # positions are rotations: they keep a head's length
-        torch.testing.assert_close(own.norm(dim=-1), lengths)
-        assert role != "v" or torch.equal(own, heads.transpose(1, 2))
+        torch.testing.assert_close(role_outputs.norm(dim=-1), lengths)
+        assert role != "v" or torch.equal(role_outputs, heads.transpose(1, 2))
 
 
 def test_phi3s_gate_is_what_goes_through_the_activation(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny("phi3")
-    seen: list[Tensor] = []
+    activations: list[Tensor] = []
     mlp = base.model.get_submodule("model.layers.0.mlp")
     hooks = [
-        mlp.get_submodule("gate_up_proj").register_forward_hook(lambda *call: seen.append(call[2])),
-        mlp.get_submodule("activation_fn").register_forward_pre_hook(lambda *call: seen.append(call[1][0])),
-        mlp.get_submodule("down_proj").register_forward_pre_hook(lambda *call: seen.append(call[1][0])),
+        mlp.get_submodule("gate_up_proj").register_forward_hook(lambda *call: activations.append(call[2])),
+        mlp.get_submodule("activation_fn").register_forward_pre_hook(
+            lambda *call: activations.append(call[1][0])
+        ),
+        mlp.get_submodule("down_proj").register_forward_pre_hook(
+            lambda *call: activations.append(call[1][0])
+        ),
     ]
     logits_of(base, batch_for(base, examples))
     for hook in hooks:
         hook.remove()
-    fused, gate, product = seen
+    fused, gate, product = activations
     assert torch.equal(fused[..., base.parts.rows(base.model, "gate")], gate)
     up = fused[..., base.parts.rows(base.model, "up")]
     torch.testing.assert_close(up * nn.functional.silu(gate), product)
@@ -206,8 +210,8 @@ def test_a_role_of_a_fused_layer_changes_its_own_outputs_only(
         noise = noise_for(adapter)
         start = {name: values for name, values in adapter.state().items() if name.endswith(".A")}
         zeros = {name: np.zeros_like(values) for name, values in noise.items()}
-        own = {name: values for name, values in noise.items() if name.split(".")[1] == "k"}
-        adapter.load({**zeros, **start, **own})
+        role_outputs = {name: values for name, values in noise.items() if name.split(".")[1] == "k"}
+        adapter.load({**zeros, **start, **role_outputs})
         changed = base.parts.linear(base.model, 1, "k")(x) != bare
     rows = base.parts.rows(base.model, "k")
     assert changed[:, rows].all()
@@ -250,7 +254,9 @@ def test_alignment_sees_every_roles_own_gradient_and_input(each_architecture: Ba
     words = [f"{a}{b}" for a in "abcde" for b in "fghij"]
     anchors = [Anchor(id=w, prompt=f"say {w}=", answer=w) for w in words]
     sites = sites_of(base, PLAN)
-    result = answered(base, sites, asked(base, anchors, dict(enumerate(random_targets(anchors, 0)[:5]))))
+    result = run_batch(
+        base, sites, with_targets(base, anchors, dict(enumerate(random_targets(anchors, 0)[:5])))
+    )
     for site in sites:
         weight = site.linear.get_parameter("weight").requires_grad_(True)
         logits, targets = answer_logits(base.model, base.parts, result.batch)

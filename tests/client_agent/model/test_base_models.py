@@ -72,7 +72,7 @@ def test_what_is_no_model_is_said_so(saved_model: Callable[..., str], tmp_path: 
         load_base_model("/nowhere/at/all", device=CPU)
     with pytest.raises(ModelNotFound, match=r"config\.json"):
         load_base_model(str(tmp_path), device=CPU)
-    with pytest.raises(ModelNotFound, match="neither a folder here nor"):
+    with pytest.raises(ModelNotFound, match="neither a folder nor"):
         load_base_model("nobody/nothing", device=CPU)
     folder = Path(saved_model())
     weights = (folder / "model.safetensors").read_bytes()

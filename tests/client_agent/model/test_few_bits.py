@@ -108,16 +108,7 @@ def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
         token = served.enrolment_token(federation_id, "aster")
         member = enrol(api, tmp_path, token=token, name="aster", profile=silo.profile)
     with connected(read_key(tmp_path)) as api:
-        who = Participant(
-            silo,
-            api,
-            federation_id,
-            member.client_id,
-            tmp_path,
-            keep_rounds=2,
-            stop=lambda: False,
-            server_key=member.server_key,
-        )
+        who = Participant.of(silo, api, member, tmp_path, keep_rounds=2)
         prepare(who, naps(500))
         stored = {slug: api.pack(federation_id, slug) for slug in (silo.base.slug, alignment.pivot)}
     found, of_pivot = (Pack.from_body(body.body) for body in stored.values() if body is not None)
@@ -131,7 +122,7 @@ def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_check_says_how_the_model_is_held_and_what_a_step_needs(tmp_path: Path, quantization: str) -> None:
     found = {
-        held: {finding.what: finding.found for finding in findings(config(tmp_path, quantization=held))}
+        held: {finding.subject: finding.detail for finding in findings(config(tmp_path, quantization=held))}
         for held in ("none", quantization)
     }
     assert found[quantization]["device"].endswith(f"bfloat16, linear layers in {quantization}")

@@ -108,5 +108,5 @@ def test_writing_ends_at_the_models_last_position(tiny: Callable[..., BaseModel]
     prompt = encode_prompt("abcdefghij", base.tokenizer, chat=False)
     text = "".join(completion(base, prompt, max_new_tokens=500))
     assert 0 < len(text) <= 12 - len(prompt) + 1
-    with pytest.raises(TextTooLong, match="reads 12 at most: shorten it"):
+    with pytest.raises(TextTooLong, match="reads 12 at most; shorten the prompt"):
         next(completion(base, [*prompt, *prompt], max_new_tokens=1))

@@ -102,7 +102,7 @@ def test_weights_that_are_stored_quantised_are_refused(saved_model: Callable[...
     folder = Path(saved_model())
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"load_in_4bit": True}}))
-    with pytest.raises(ModelNotFound, match="give the model they were made from"):
+    with pytest.raises(ModelNotFound, match="set model to the dense model"):
         load_base_model(str(folder), device=torch.device("cpu"))
 
 
@@ -154,14 +154,16 @@ def test_checkpointing_changes_no_gradient_and_leaves_nothing_behind(
 
 
 def gradients(base: BaseModel, examples: list[Example], plan: TrainingPlan) -> dict[str, torch.Tensor]:
-    """Give the gradients of the second step, where P and Q are no longer zero, before they are used."""
-    found: dict[str, torch.Tensor] = {}
+    """Return the gradients of the second step, where P and Q are no longer zero, before the update."""
+    gradients_by_name: dict[str, torch.Tensor] = {}
     with injected(base) as adapter:
         for name, parameter in adapter.named_parameters().items():
-            parameter.register_hook(lambda gradient, name=name: found.update({name: gradient.clone()}))
+            parameter.register_hook(
+                lambda gradient, name=name: gradients_by_name.update({name: gradient.clone()})
+            )
         train(base, adapter, examples, plan.model_copy(update={"steps": 2}), seed=0, round_number=1)
-        assert found.keys() == adapter.named_parameters().keys()
-    return found
+        assert gradients_by_name.keys() == adapter.named_parameters().keys()
+    return gradients_by_name
 
 
 def test_the_log_is_not_filled_with_casts(
@@ -204,6 +206,6 @@ def test_a_quantised_model_computes_nearly_what_the_dense_one_does(
         batch = collate(encode_all(examples, base.tokenizer, 64), pad=pad_id(base.tokenizer))
         with torch.no_grad():
             probabilities.append(nnf.log_softmax(answer_logits(base.model, base.parts, batch)[0], dim=-1))
-    dense, held = probabilities
-    divergence = nnf.kl_div(held, dense, log_target=True, reduction="batchmean")
+    dense, quantized = probabilities
+    divergence = nnf.kl_div(quantized, dense, log_target=True, reduction="batchmean")
     assert divergence < {"nf4": 0.5, "int8": 0.05}[quantization]

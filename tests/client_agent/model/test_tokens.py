@@ -51,9 +51,9 @@ def test_truncation_always_leaves_something_to_predict_from_and_to_predict(
     assert len(text.ids) == min(limit, prompt + answer + 2)
     assert any(target != NO_TARGET for target in text.targets())
     assert not text.answer[0]
-    kept = sum(text.answer)
-    if kept < answer + 1:  # the answer was cut: at its end, and only since it needs more than half
-        assert kept >= limit - limit // 2
+    remaining = sum(text.answer)
+    if remaining < answer + 1:  # the answer was cut: at its end, and only since it needs more than half
+        assert remaining >= limit - limit // 2
         assert text.ids[-1] != base.tokenizer.eos_token_id
     if limit > 2 and limit // 2 > 1:
         assert text.ids[0] == base.tokenizer.bos_token_id

@@ -18,7 +18,7 @@ from scipy.stats import beta
 
 from client_agent.privacy import release as releasing
 from client_agent.privacy.accountant import epsilon_of, noise_for
-from client_agent.privacy.release import Mechanism, averaged, drawn, release
+from client_agent.privacy.release import Mechanism, averaged, release, sample_records
 
 DELTA = 1e-5
 TRIALS = 1500
@@ -41,24 +41,24 @@ def lower_bound(present: np.ndarray, absent: np.ndarray) -> float:
 
 
 def attacked(mechanism: Mechanism, releases: int, below: Callable[[int], int], *, canary: bool) -> float:
-    """What the attacker looks at: the mean of a silo's releases in the canary's direction."""
+    """Return the attacker's statistic: the mean of a silo's releases in the canary's direction."""
     records = [np.zeros(1)] * (mechanism.records - 1) + [np.array([100.0])]
-    made = None
+    average = None
     for _ in range(releases):
-        there = [r for r in drawn(mechanism, below) if canary or r < mechanism.records - 1]
-        fresh = release([records[record] for record in there], mechanism, below)
-        made = averaged(made, fresh, mechanism, epsilon=0.0)
-    assert made is not None
-    return float(made.mean[0])
+        sampled = [r for r in sample_records(mechanism, below) if canary or r < mechanism.records - 1]
+        fresh = release([records[record] for record in sampled], mechanism, below)
+        average = averaged(average, fresh, mechanism, epsilon=0.0)
+    assert average is not None
+    return float(average.mean[0])
 
 
 def proved_epsilon(mechanism: Mechanism, releases: int) -> float:
     below = random.Random(11).randrange
-    found = [
+    statistics = [
         np.array([attacked(mechanism, releases, below, canary=canary) for _ in range(TRIALS)])
         for canary in (True, False)
     ]
-    return lower_bound(*found)
+    return lower_bound(*statistics)
 
 
 @pytest.mark.parametrize(("sampled", "releases"), [(8, 1), pytest.param(4, 4, marks=pytest.mark.long)])
@@ -68,9 +68,9 @@ def test_a_canary_is_betrayed_less_than_claimed(sampled: int, releases: int) -> 
     mechanism = Mechanism(sampled, 8, noise, clip=1.0, dim=1)
     claimed = epsilon_of([mechanism] * releases, DELTA)
     assert claimed <= epsilon
-    found = proved_epsilon(mechanism, releases)
-    assert found < claimed
-    assert found > 0.1 * claimed  # the attack is not a blind one
+    proved = proved_epsilon(mechanism, releases)
+    assert proved < claimed
+    assert proved > 0.1 * claimed  # the attack is not a blind one
 
 
 def test_a_build_without_noise_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,8 @@ def test_every_release_raises_what_is_spent_until_the_next_one_would_be_too_much
 
 def test_what_another_federation_was_told_counts_too(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    here = pay(ledger, 1, federation="one")
-    assert pay(ledger, 1, federation="other") > here
+    spent = pay(ledger, 1, federation="one")
+    assert pay(ledger, 1, federation="other") > spent
 
 
 def test_pricing_a_release_writes_nothing(tmp_path: Path) -> None:
@@ -52,15 +52,15 @@ def test_pricing_a_release_writes_nothing(tmp_path: Path) -> None:
 def test_a_damaged_or_lost_book_is_not_begun_anew(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     pay(ledger, 1)
-    made = Averaged(np.ones(4), releases=1, noise=1.0, spread=0.1, clip=1.0, epsilon=0.3)
-    ledger.priced("f", 2, NOISY, DP, made)
+    last = Averaged(np.ones(4), releases=1, noise=1.0, spread=0.1, clip=1.0, epsilon=0.3)
+    ledger.priced("f", 2, NOISY, DP, last)
     whole = (tmp_path / LEDGER).read_bytes()
     (tmp_path / LEDGER).write_bytes(whole[:-9])
     with pytest.raises(LedgerDamaged, match="restore the newest copy"):
-        ledger.priced("f", 2, NOISY, DP, made)
+        ledger.priced("f", 2, NOISY, DP, last)
     (tmp_path / LEDGER).unlink()
-    with pytest.raises(LedgerDamaged, match="knows 0 releases, and 1 were made"):
-        ledger.priced("f", 2, NOISY, DP, made)
+    with pytest.raises(LedgerDamaged, match="has 0 releases, and 1 were made"):
+        ledger.priced("f", 2, NOISY, DP, last)
 
 
 PAYS = """

@@ -18,13 +18,13 @@ DRAWS = 20_000
 @pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(3), Fraction(50)])
 def test_every_integer_is_as_likely_as_the_law_says(variance: Fraction) -> None:
     below = random.Random(7).randrange
-    seen = Counter(discrete_gaussian(variance, below) for _ in range(DRAWS))
+    counts = Counter(discrete_gaussian(variance, below) for _ in range(DRAWS))
     weight = {x: math.exp(-(x**2) / (2 * variance)) for x in range(-60, 61)}
     total = sum(weight.values())
-    for x, one in weight.items():
-        expected = DRAWS * one / total
-        assert abs(seen[x] - expected) <= 5 * math.sqrt(expected) + 1, x
-    assert set(seen) <= set(weight)
+    for x, probability in weight.items():
+        expected = DRAWS * probability / total
+        assert abs(counts[x] - expected) <= 5 * math.sqrt(expected) + 1, x
+    assert set(counts) <= set(weight)
 
 
 def test_a_wide_one_has_the_moments_and_the_tails_of_a_gaussian() -> None:
@@ -39,7 +39,7 @@ def test_a_wide_one_has_the_moments_and_the_tails_of_a_gaussian() -> None:
 
 
 def test_low_bits_are_noise_too() -> None:
-    """What was added to must not show in the last digits: of a wide one they are evenly spread."""
+    """The last digits must not reveal the summand: those of a wide distribution are uniform."""
     below = random.Random(9).randrange
     last = Counter(discrete_gaussian(Fraction(2**40), below) % 16 for _ in range(DRAWS))
     for count in last.values():

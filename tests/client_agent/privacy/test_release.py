@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from client_agent.privacy.release import STEPS, Mechanism, averaged, drawn, on_grid, release
+from client_agent.privacy.release import STEPS, Mechanism, averaged, on_grid, release, sample_records
 
 FLOATS = st.floats(-1e300, 1e300, allow_subnormal=True) | st.sampled_from([0.0, 0.6, 0.8, 1.0, 1e-30])
 
@@ -34,37 +34,37 @@ def test_a_record_whose_gradient_is_not_finite_counts_as_nothing() -> None:
 def test_each_record_is_drawn_by_itself_with_the_same_probability() -> None:
     mechanism = Mechanism(sampled=3, records=12, noise_multiplier=1.0, clip=1.0, dim=1)
     below = random.Random(1).randrange
-    draws = [drawn(mechanism, below) for _ in range(4000)]
-    counts = np.bincount([record for one in draws for record in one], minlength=12) / 4000
+    draws = [sample_records(mechanism, below) for _ in range(4000)]
+    counts = np.bincount([record for draw in draws for record in draw], minlength=12) / 4000
     assert counts == pytest.approx(0.25, abs=5 * np.sqrt(0.25 * 0.75 / 4000))
-    sizes = np.array([len(one) for one in draws])
+    sizes = np.array([len(draw) for draw in draws])
     assert sizes.var() == pytest.approx(12 * 0.25 * 0.75, rel=0.12)  # binomial: nobody's fate is another's
     everybody = Mechanism(sampled=12, records=12, noise_multiplier=1.0, clip=1.0, dim=1)
-    assert drawn(everybody, below) == list(range(12))
+    assert sample_records(everybody, below) == list(range(12))
 
 
 def test_a_release_is_the_clipped_mean_and_the_noise_that_is_accounted_for() -> None:
     mechanism = Mechanism(sampled=20, records=20, noise_multiplier=1.5, clip=2.0, dim=3)
     vectors = [np.array([4.0, 0.0, 0.0])] * 10 + [np.array([0.0, 0.5, 0.0])] * 10
     below = random.Random(2).randrange
-    made = np.array([release(vectors, mechanism, below) for _ in range(3000)])
+    released = np.array([release(vectors, mechanism, below) for _ in range(3000)])
     assert mechanism.noise == pytest.approx(1.5 * 2.0 / 20)
-    np.testing.assert_allclose(made.mean(0), [1.0, 0.25, 0.0], atol=5 * mechanism.noise / np.sqrt(3000))
-    np.testing.assert_allclose(made.std(0), mechanism.noise, rtol=0.08)
-    steps = made * mechanism.sampled * STEPS / mechanism.clip
+    np.testing.assert_allclose(released.mean(0), [1.0, 0.25, 0.0], atol=5 * mechanism.noise / np.sqrt(3000))
+    np.testing.assert_allclose(released.std(0), mechanism.noise, rtol=0.08)
+    steps = released * mechanism.sampled * STEPS / mechanism.clip
     assert (np.abs(steps - np.round(steps)) < 1e-3).all()  # nothing but whole steps of the grid
 
 
 def test_the_mean_over_releases_carries_the_noise_of_a_mean() -> None:
     mechanism = Mechanism(sampled=10, records=40, noise_multiplier=2.0, clip=1.0, dim=2)
-    made = None
+    released = None
     releases = [np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([2.0, 2.0])]
     for number, fresh in enumerate(releases, start=1):
-        made = averaged(made, fresh, mechanism, epsilon=number / 10)
-    assert made is not None
-    np.testing.assert_allclose(made.mean, [1.0, 1.0])
-    assert made.noise == pytest.approx(mechanism.noise**2 / 3)
-    assert (made.releases, made.epsilon) == (3, 0.3)
+        released = averaged(released, fresh, mechanism, epsilon=number / 10)
+    assert released is not None
+    np.testing.assert_allclose(released.mean, [1.0, 1.0])
+    assert released.noise == pytest.approx(mechanism.noise**2 / 3)
+    assert (released.releases, released.epsilon) == (3, 0.3)
 
 
 @pytest.mark.parametrize(("sampled", "releases"), [(64, 1), (64, 8), (16, 8)])
@@ -78,12 +78,12 @@ def test_the_reliability_is_the_cosine_that_two_silos_of_one_task_have(sampled: 
 
     def silo() -> tuple[np.ndarray, float]:
         records = task + rng.normal(size=(64, 32))  # longer than the clip, as gradients are
-        made = None
+        released = None
         for _ in range(releases):
-            chosen = [records[record] for record in drawn(mechanism, below)]
-            made = averaged(made, release(chosen, mechanism, below), mechanism, epsilon=0.0)
-        assert made is not None
-        return made.mean / np.linalg.norm(made.mean), made.reliability
+            chosen = [records[record] for record in sample_records(mechanism, below)]
+            released = averaged(released, release(chosen, mechanism, below), mechanism, epsilon=0.0)
+        assert released is not None
+        return released.mean / np.linalg.norm(released.mean), released.reliability
 
     silos = [silo() for _ in range(40)]
     unit = np.array([direction for direction, _ in silos])

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client_agent.rounds.byte_budget import BudgetTooSmall
+from client_agent.rounds.byte_budget import BudgetTooSmall, require_affordable
+from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.steps import take_part
 from client_agent.storage.round_folder import RECEIPT, RESIDUAL, SENT, TRAINED, WEIGHTS
 from schemas.messages.rounds import RoundBrief
@@ -83,9 +84,11 @@ def test_an_agent_refuses_a_budget_that_its_adapter_cannot_keep_to(
 ) -> None:
     scene = Scene(served, participant, adapter=LORA, strategy={"name": strategy})
     brief = scene.brief()
-    scene.who.require_affordable(with_wire(brief, weights_recipe=None, **wire | {"max_bytes": 10**6}))
+    layout = scene.who.trainer.layout(OpenedBrief.of(brief), None)
+    enough = with_wire(brief, weights_recipe=None, **wire | {"max_bytes": 10**6})
+    require_affordable(OpenedBrief.of(enough), layout)
     with pytest.raises(BudgetTooSmall, match="Nothing was trained") as refused:
-        scene.who.require_affordable(with_wire(brief, weights_recipe=None, **wire))
+        require_affordable(OpenedBrief.of(with_wire(brief, weights_recipe=None, **wire)), layout)
     assert told in str(refused.value)
 
 
@@ -104,7 +107,7 @@ def test_a_density_below_the_priors_is_refused_before_the_round_is_joined(
     brief = scene.brief()
     with pytest.raises(BudgetTooSmall, match="no room beside this adapter's priors"):
         take_part(scene.who, brief)
-    assert not scene.who.rounds.open(brief.round).has(TRAINED)
+    assert not scene.who.workspace.rounds.open(brief.round).has(TRAINED)
     shown = served.admin.get(f"/v1/federations/{scene.federation_id}/rounds/{brief.round}").json()
     assert shown["counts"]["joined"] == 0
 
@@ -118,6 +121,6 @@ def test_an_update_that_has_to_be_sent_whole_exceeds_the_budget_and_says_so(
     one.forget(SENT)
     two = scene.play()
     assert against(two) is None
-    assert "round 2: sent whole:" in caplog.text
-    assert "wire.max_bytes is 500" in caplog.text
+    assert "round 2: whole update of" in caplog.text
+    assert "exceeds wire.max_bytes 500" in caplog.text
     assert against(scene.play()) is not None

@@ -74,13 +74,11 @@ class Pair:
         api = stack.enter_context(
             CoordinatorApi(self.served.url, key=key, server_key=member.server_key, deadline_seconds=20)
         )
-        return Participant(
-            silo, api, self.federation_id, member.client_id, folder, 9, lambda: False, member.server_key
-        )
+        return Participant.of(silo, api, member, folder, keep_rounds=9)
 
     def brief(self, name: str) -> RoundBrief:
         nap, who = naps(500), self.members[name]
-        while isinstance(brief := who.api.current_round(self.federation_id), NothingYet):
+        while isinstance(brief := who.session.api.current_round(self.federation_id), NothingYet):
             nap(0)
         assert isinstance(brief, RoundBrief)
         return brief
@@ -90,10 +88,10 @@ class Pair:
         briefs = {name: self.brief(name) for name in names}
         (number,) = {brief.round for brief in briefs.values()}
         for name in names:
-            self.members[name].api.join(self.federation_id, number, None)
+            self.members[name].session.api.join(self.federation_id, number, None)
         for name, brief in briefs.items():
             assert take_part(self.members[name], brief)
-        return {name: self.members[name].rounds.open(number) for name in names}
+        return {name: self.members[name].workspace.rounds.open(number) for name in names}
 
 
 @pytest.fixture
@@ -185,7 +183,7 @@ def test_an_agent_killed_before_or_after_any_write_sends_and_keeps_the_same(
     two = pair(rounds={"total": 3, "min_clients": 1})
     two.play("aster")
     brief, who = two.brief("aster"), two.members["aster"]
-    writes, folder = storage_files.write_durably, who.rounds.open(brief.round)
+    writes, folder = storage_files.write_durably, who.workspace.rounds.open(brief.round)
     seen: dict[str, set[bytes]] = {RESIDUAL: set(), MEASURES: set(), UPDATE: set()}
     files = (BRIEF, WEIGHTS, TRAINED, SIGNATURE, RESIDUAL, MEASURES, UPDATE, RECEIPT, SCORES_SENT)
     for name in files:
@@ -256,17 +254,17 @@ def test_a_byte_budget_holds_from_the_first_round_on_and_only_what_was_learnt_tr
     assert len(folder.read(UPDATE)) < 900 + 3000  # manifest and signature
     private = Trained.read(folder.path / TRAINED).private
     assert sum(values.size for values in private.values()) > 900  # the modulator alone is larger
-    shown = two.members["aster"].api.me().layout
+    shown = two.members["aster"].session.api.me().layout
     assert {name: tuple(shape) for name, shape in shown.items()} == layout_of(folder)
 
 
 def test_the_personal_model_of_a_client_is_kept_beside_the_common_one(pair: Callable[..., Pair]) -> None:
     two = pair(rounds={"total": 2, "min_clients": 1})
     folder, who = two.play("aster")["aster"], two.members["aster"]
-    with adapter_of_round(who.silo, who.home, None, "local") as (adapter, _):
+    with adapter_of_round(who.trainer.silo, who.workspace.home, None, "local") as (adapter, _):
         assert_close(adapter.state(), trained(folder))
         assert_close(adapter.private_state(), Trained.read(folder.path / TRAINED).private)
-    with adapter_of_round(who.silo, who.home, None, "personalised") as (adapter, _):
+    with adapter_of_round(who.trainer.silo, who.workspace.home, None, "personalised") as (adapter, _):
         assert not adapter.state()["l0.q.B"].any()  # what round 1 served
 
 

@@ -97,10 +97,9 @@ def taken_part(
         with CoordinatorApi(
             served.url, key=read_key(folder), deadline_seconds=20, sleep=lambda _: None
         ) as api:
-            more: dict[str, Any] = {"keep_rounds": 2, "stop": lambda: False, "server_key": member.server_key}
-            who = Participant(silo, api, federation_id, member.client_id, folder, **more)
+            who = Participant.of(silo, api, member, folder, keep_rounds=2)
             run(who, naps(500))
-        return Rounds(file, who.home, served)
+        return Rounds(file, who.workspace.home, served)
 
     return make
 
@@ -215,7 +214,7 @@ def test_the_last_round_answers(silo: Silo, taken_part: Callable[..., Rounds]) -
     done = tessera("generate", "--config", rounds.config, "--prompt", prompt, "--max-new-tokens", 4)
     assert done.exit_code == 0, done.output
     assert 1 <= len(done.stdout.rstrip("\n")) <= 4
-    for missing, said in (("7", "there is 1, 2"), ("x", "a number or latest")):
+    for missing, said in (("7", "which has 1, 2"), ("x", "a number or latest")):
         done = tessera("generate", "--config", rounds.config, "--prompt", prompt, "--round", missing)
         assert done.exit_code == 1
         assert said in done.stderr
@@ -259,7 +258,7 @@ def test_an_export_does_not_replace_a_file(folder: Path, tmp_path: Path) -> None
     for out in (tmp_path / "taken", tmp_path / "taken" / "below"):
         done = tessera("export", "--config", folder / "silo.toml", "--out", out)
         assert done.exit_code == 1, done.output
-        assert "taken is no folder" in done.stderr.replace("\n", " ")
+        assert "taken is not a folder" in done.stderr.replace("\n", " ")
 
 
 def test_another_models_pack_is_refused(silo: Silo, folder: Path, tmp_path: Path) -> None:
@@ -270,7 +269,7 @@ def test_another_models_pack_is_refused(silo: Silo, folder: Path, tmp_path: Path
     pack.write_bytes(Pack(made.tensors, manifest).to_body())
     done = tessera("train", "--config", folder / "silo.toml", "--plan", plan, "--pack", pack)
     assert done.exit_code == 1, done.output
-    assert "is one of llama-96x4-000000000000" in done.stderr
+    assert "is of llama-96x4-000000000000" in done.stderr
 
 
 def test_what_is_not_there_is_said_with_what_to_do(silo: Silo, folder: Path, tmp_path: Path) -> None:
@@ -281,12 +280,12 @@ def test_what_is_not_there_is_said_with_what_to_do(silo: Silo, folder: Path, tmp
     junk.write_bytes(b"junk")
     for arguments, said in (
         (("generate", *prompt), "tessera agent enrol"),
-        (("generate", *prompt, "--adapter", junk), "needs --plan"),
+        (("generate", *prompt, "--adapter", junk), "add --plan"),
         (("generate", *prompt, "--adapter", junk, "--plan", plan), "agent train --out"),
         (("generate", *prompt, "--adapter", tmp_path), "agent export"),
         (
             ("export", "--out", tmp_path, "--adapter", junk, "--plan", plan, "--what", "personalised"),
-            "of a round",
+            "needs a round",
         ),
     ):
         done = tessera(arguments[0], "--config", silo_file, *arguments[1:])

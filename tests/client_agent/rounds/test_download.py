@@ -28,7 +28,7 @@ def values(scene: Scene, body: bytes) -> dict[str, np.ndarray]:
 
 
 def layout(scene: Scene) -> dict[str, tuple[int, ...]]:
-    return dict(scene.who.api.me().layout)
+    return dict(scene.who.session.api.me().layout)
 
 
 def bytes_down(scene: Scene) -> list[int]:
@@ -41,7 +41,7 @@ def test_from_the_second_round_on_weights_come_in_a_fraction_of_the_bytes(
 ) -> None:
     scene = Scene(served, participant, adapter=adapter)
     folder = scene.play(2)
-    dense = scene.who.api.weights(scene.federation_id, 2)
+    dense = scene.who.session.api.weights(scene.federation_id, 2)
     assert folder.base == dense.digest
     here, there = values(scene, folder.read(WEIGHTS)), values(scene, dense.body)
     for name, exact in there.items():
@@ -56,7 +56,7 @@ def test_an_update_against_what_was_served_is_made_from_weights_that_are_whole(
 ) -> None:
     scene = Scene(served, participant, wire={"recipe": SERVED})
     folder = scene.play(2)
-    assert folder.read(WEIGHTS) == scene.who.api.weights(scene.federation_id, 2).body
+    assert folder.read(WEIGHTS) == scene.who.session.api.weights(scene.federation_id, 2).body
 
 
 def test_a_silo_that_has_lost_its_last_update_asks_for_its_weights_whole(
@@ -64,7 +64,7 @@ def test_a_silo_that_has_lost_its_last_update_asks_for_its_weights_whole(
 ) -> None:
     scene = Scene(served, participant)
     scene.play(1).forget(SENT)
-    assert scene.play(1).read(WEIGHTS) == scene.who.api.weights(scene.federation_id, 2).body
+    assert scene.play(1).read(WEIGHTS) == scene.who.session.api.weights(scene.federation_id, 2).body
 
 
 class Changed(httpx.HTTPTransport):
@@ -107,16 +107,16 @@ def test_coded_weights_that_the_coordinator_has_not_signed_for_are_not_used_but_
 ) -> None:
     scene = Scene(served, participant)
     scene.play()
-    who, honest = scene.who, scene.who.api
+    who, honest = scene.who, scene.who.session.api
     with CoordinatorApi(
         served.url,
-        key=read_key(who.folder),
-        server_key=who.server_key,
+        key=read_key(who.workspace.folder),
+        server_key=who.session.server_key,
         deadline_seconds=5,
         sleep=lambda _: None,
         transport=Changed(change),
-    ) as who.api:
+    ) as who.session.api:
         assert take_part(who, scene.brief())
-    who.api = honest
-    assert "asked for whole" in caplog.text
-    assert who.rounds.open(2).read(WEIGHTS) == honest.weights(scene.federation_id, 2).body
+    who.session.api = honest
+    assert "downloading dense ones" in caplog.text
+    assert who.workspace.rounds.open(2).read(WEIGHTS) == honest.weights(scene.federation_id, 2).body

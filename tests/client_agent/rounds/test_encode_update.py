@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from sqlalchemy import update
 
 from client_agent.rounds.encode_update import pack_update
+from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.train import Trained
+from client_agent.rounds.work import Work
 from client_agent.storage import files, round_folder
 from client_agent.storage.round_folder import (
     BRIEF,
@@ -71,7 +73,7 @@ class Scene:
 
     def brief(self) -> RoundBrief:
         nap = naps(500)
-        while isinstance(brief := self.who.api.current_round(self.federation_id), NothingYet):
+        while isinstance(brief := self.who.session.api.current_round(self.federation_id), NothingYet):
             nap(0)
         assert isinstance(brief, RoundBrief)
         return brief
@@ -81,16 +83,14 @@ class Scene:
         for _ in range(rounds):
             brief = self.brief()
             assert take_part(self.who, brief)
-        return self.who.rounds.open(brief.round)
+        return self.who.workspace.rounds.open(brief.round)
 
     def again(self, folder: RoundFolder, *names: str) -> None:
-        """Lose some files of a round, and run it again."""
         folder.forget(*names, SCORES_SENT)
         assert take_part(self.who, RoundBrief.model_validate_json(folder.read(BRIEF)))
 
     def stored(self, layout: Layout) -> Arrays:
-        """Ask for the state that the coordinator holds."""
-        path = f"/v1/federations/{self.federation_id}/clients/{self.who.client}/adapter"
+        path = f"/v1/federations/{self.federation_id}/clients/{self.who.session.client_id}/adapter"
         answer = self.served.admin.get(path)
         with unpack(answer.content, encoding=None, expected=slots(layout), max_bytes=2**24) as kept:
             return {name: kept.read_float32(name) for name in layout}
@@ -192,7 +192,7 @@ def test_an_agent_killed_before_or_after_any_write_counts_once_with_the_same_byt
     scene.play()
     brief = scene.brief()
     writes, extra = files.write_durably, RESIDUAL if wire else SENT
-    folder, bodies = scene.who.rounds.open(brief.round), set[bytes]()
+    folder, bodies = scene.who.workspace.rounds.open(brief.round), set[bytes]()
     for name in (BRIEF, WEIGHTS, TRAINED, SIGNATURE, extra, UPDATE, RECEIPT, SCORES_SENT):
         for is_written in (False, True):
 
@@ -223,7 +223,7 @@ def test_a_silo_that_lost_what_it_sent_sends_all_of_it_once(
     scene.play().forget(SENT)
     folder = scene.play()
     assert against(folder) is None
-    assert f"no {SENT} of it here): sent whole" in caplog.text
+    assert f"no {SENT}); sending a whole update" in caplog.text
     assert_same(scene.stored(layout_of(folder)), trained(folder))
     after = scene.play()
     assert against(after) == receipt(folder).digest
@@ -236,7 +236,7 @@ def test_an_update_that_the_coordinator_holds_no_reference_of_is_sent_whole_and_
     scene = Scene(served, participant)
     scene.play().forget(RECEIPT)  # so this silo takes the weights for the coordinator's reference
     folder = scene.play()
-    assert "nor does this silo hold what the coordinator does: sent whole" in caplog.text
+    assert "this silo lacks the coordinator's reference; sending a whole update" in caplog.text
     assert (against(folder), folder.has(CLOSED)) == (None, False)
     assert caplog.text.count("round 2: exact match") == 1
     assert_same(scene.stored(layout_of(folder)), trained(folder))
@@ -263,7 +263,7 @@ def test_after_a_round_came_to_nothing_an_update_is_the_difference_to_what_the_c
     join(other, 3)
     folder = scene.play()
     assert against(nothing) == against(folder) == named
-    assert "does not hold what this update is the difference to" in caplog.text
+    assert "the coordinator lacks the update's reference" in caplog.text
     assert_same(scene.stored(layout_of(folder)), kept(folder, SENT))
 
 
@@ -273,7 +273,7 @@ def test_after_an_update_was_clipped_all_of_it_is_sent(
     scene = Scene(served, participant, limits={"clip_norm": 1e-3})
     assert receipt(scene.play()).clipped
     assert against(scene.play()) is None
-    assert "it was clipped): sent whole" in caplog.text
+    assert "it was clipped); sending a whole update" in caplog.text
 
 
 def test_values_that_the_format_cannot_say_are_sent_whole(
@@ -284,10 +284,10 @@ def test_values_that_the_format_cannot_say_are_sent_whole(
     learnt = Trained.read(folder.path / TRAINED)
     huge = {name: values + np.float32(1e6) for name, values in learnt.adapter.items()}
     folder.write(TRAINED, replace(learnt, adapter=huge).to_bytes())
-    folder.write(UPDATE, pack_update(scene.who, RoundBrief.model_validate_json(folder.read(BRIEF)), folder))
+    folder.write(UPDATE, pack_update(Work(scene.who, OpenedBrief.read(folder), folder).update_inputs))
     assert against(folder) is None
     assert_same(kept(folder, SENT), huge)
-    assert "in int4: the update is sent whole" in caplog.text
+    assert "in int4); sending it whole" in caplog.text
 
 
 def test_the_update_of_another_body_is_never_taken_for_the_last(

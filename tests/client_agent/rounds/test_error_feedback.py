@@ -32,7 +32,7 @@ def test_what_was_lost_in_one_round_is_sent_in_the_next(
         assert (still[name] == wanted - said[name]).all()
         assert np.count_nonzero(said[name]) <= np.ceil(0.2 * values.size)
         assert (scene.stored(layout_of(two))[name] == before[name] + said[name]).all()
-    assert "round 2: what was lost last is" in caplog.text
+    assert "round 2: residual of the last update is" in caplog.text
 
 
 @pytest.mark.parametrize("lost", [RECEIPT, RESIDUAL])
@@ -51,7 +51,7 @@ def test_what_an_older_or_an_unaccepted_update_lost_is_not_made_up_for(
     for name, values in learnt.items():
         assert (still[name] == values - before[name] - said[name]).all()
     older = 2 if lost == RECEIPT else 1
-    assert f"round 3: what the update of round {older} lost is not made up for" in caplog.text
+    assert f"round 3: residual of round {older} dropped" in caplog.text
 
 
 @pytest.mark.slow
@@ -71,4 +71,4 @@ def test_what_the_update_of_an_abandoned_round_lost_is_learnt_again_and_not_adde
     before, still, said = kept(two, WEIGHTS), kept(two, RESIDUAL), difference(two)
     for name, values in trained(two).items():
         assert (still[name] == values - before[name] - said[name]).all()
-    assert "round 2: what the update of round 1 lost is not made up for" in caplog.text
+    assert "round 2: residual of round 1 dropped" in caplog.text

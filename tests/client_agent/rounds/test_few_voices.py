@@ -30,15 +30,15 @@ def test_a_round_is_joined_only_under_a_plan_with_enough_voices(
     federation_id = served.federation(**alone_plan(privacy={"min_voices": plan}))
     who = participant(federation_id)
     served.admin.post(f"/v1/federations/{federation_id}/start")
-    who.min_voices = ours
-    brief = who.api.current_round(federation_id)
+    who.session.min_voices = ours
+    brief = who.session.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     if joins:
         assert take_part(who, brief)
         return
     with pytest.raises(TooFewVoices, match=r"privacy\.min_voices is 1, and this silo's min_voices is 2"):
         take_part(who, brief)
-    assert not who.rounds.open(1).has(WEIGHTS)
+    assert not who.workspace.rounds.open(1).has(WEIGHTS)
     assert served.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()["counts"]["joined"] == 0
 
 
@@ -47,16 +47,16 @@ def test_a_check_says_what_others_may_learn_and_holds_the_plan_to_it(
 ) -> None:
     file, plan = config(tmp_path), tmp_path / "plan.json"
     monkeypatch.setenv("TESSERA_AGENT_MIN_VOICES", "2")
-    unknown = {one.what: one for one in findings(file)}["other members"]
-    assert unknown.good
-    assert "min_voices 2 is kept, whatever the federation's plan will say" in unknown.found
+    unknown = {one.subject: one for one in findings(file)}["other members"]
+    assert unknown.passed
+    assert "min_voices 2 is kept, whatever the federation's plan will say" in unknown.detail
     for least, good in ((1, False), (2, True)):
         said = {"name": "x", "strategy": {"name": "fedmosaic"}, "privacy": {"min_voices": least}}
         plan.write_text(json.dumps(said))
-        finding = {one.what: one for one in findings(file, plan)}["other members"]
-        assert finding.good is good
+        finding = {one.subject: one for one in findings(file, plan)}["other members"]
+        assert finding.passed is good
         words = " ".join(of_members(FederationPlan.model_validate(said)))
-        assert (words in finding.found) is good
+        assert (words in finding.detail) is good
 
 
 @pytest.mark.parametrize(("silo", "exit_code"), [(1, 0), (2, 1)])

@@ -43,8 +43,8 @@ def test_a_round_whose_join_the_backup_does_not_have_is_not_left_out_but_refused
         scene.back_up()
         for _ in range(2):
             with pytest.raises(ManifestRefused, match=r"round 2(.|\n)*accept-restored"):
-                run(scene.who, naps(500))
-        assert not scene.who.rounds.open(2).has(CLOSED)
+                run(scene.participant, naps(500))
+        assert not scene.participant.workspace.rounds.open(2).has(CLOSED)
         scene.accept()
-        run(scene.who, naps(500))
+        run(scene.participant, naps(500))
         assert [r["counts"]["arrived"] for r in views(scene.served, scene.federation_id)] == [1] * 4

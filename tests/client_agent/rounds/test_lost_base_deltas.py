@@ -15,11 +15,17 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import update
 
-from client_agent.identity.backup_recovery import accept, look
+from client_agent.identity.backup_recovery import accept, compare_state
 from client_agent.rounds.checkpoints import adapter_of_round
-from client_agent.rounds.download import fetch_whole
+from client_agent.rounds.download import download_whole
 from client_agent.rounds.steps import finish, take_part
-from client_agent.storage.base_delta import BaseDeltaMissing, Fold, after, newest, read_served
+from client_agent.storage.base_delta import (
+    BaseDelta,
+    BaseDeltaMissing,
+    apply_weights,
+    newest_base_delta,
+    read_served,
+)
 from client_agent.storage.round_folder import FINAL_WEIGHTS, FOLD, WEIGHTS, RoundFolder
 from client_agent.training.silo import Silo
 from coordinator.db.engine import Database
@@ -52,7 +58,7 @@ def pair(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable[..., P
 def acts(folder: RoundFolder) -> dict[str, np.ndarray]:
     """Give what a round's weights, and all that was folded, add to each module, (d_out, d_in)."""
     adapter = read_served(folder.read(WEIGHTS), layout_of(folder)).adapter
-    added = Fold.from_bytes(folder.read(FOLD)).added
+    added = BaseDelta.from_bytes(folder.read(FOLD)).added
     modules = sorted({name[:-2] for name in adapter})
     return {
         module: adapter[f"{module}.B"] @ adapter[f"{module}.A"]
@@ -78,7 +84,7 @@ def test_a_client_that_lost_its_fold_goes_on_with_the_weights_of_one_that_lost_n
     for _ in range(3):
         folders = two.play(*BOTH)
     assert_alike(folders["aster"], folders["birch"])
-    for folder in two.members["aster"].rounds.newest_first():
+    for folder in two.members["aster"].workspace.rounds.newest_first():
         if lost == "all of it" or folder.number == 3:
             folder.forget(FOLD)
     for _ in range(2):
@@ -94,14 +100,16 @@ def test_a_coordinator_that_has_no_whole_any_more_leaves_the_client_its_error(
     for _ in range(2):
         two.play(*BOTH)
     who, brief = two.members["aster"], two.brief("aster")
-    assert fetch_whole(who, 2, digest_of(who.rounds.open(2).read(WEIGHTS))) is None  # it is the whole already
-    for folder in who.rounds.newest_first():
+    assert (
+        download_whole(who.session, 2, digest_of(who.workspace.rounds.open(2).read(WEIGHTS))) is None
+    )  # it is the whole already
+    for folder in who.workspace.rounds.newest_first():
         folder.forget(FOLD)
     with closing(Database(served.database_url)) as database, database.write() as session:
         session.execute(
             update(FoldRow).where(FoldRow.federation_id == two.federation_id).values(payload_id=None)
         )
-    with pytest.raises(BaseDeltaMissing, match="stay away until one round is published without this client"):
+    with pytest.raises(BaseDeltaMissing, match="stop this client until one round is published without it"):
         take_part(who, brief)
 
 
@@ -112,12 +120,12 @@ def test_a_whole_that_the_coordinator_has_not_signed_for_is_not_used(
     for _ in range(3):
         two.play(*BOTH)
     who = two.members["aster"]
-    named = digest_of(who.rounds.open(3).read(WEIGHTS))
-    assert fetch_whole(who, 3, named) is not None
-    assert fetch_whole(who, 3, digest_of(b"of other weights")) is None
-    stranger = replace(who, server_key=name_of(Ed25519PrivateKey.generate()))
-    assert fetch_whole(stranger, 3, named) is None
-    assert "round 3: nobody has signed for the whole that came" in caplog.text
+    named = digest_of(who.workspace.rounds.open(3).read(WEIGHTS))
+    assert download_whole(who.session, 3, named) is not None
+    assert download_whole(who.session, 3, digest_of(b"of other weights")) is None
+    stranger = replace(who.session, server_key=name_of(Ed25519PrivateKey.generate()))
+    assert download_whole(stranger, 3, named) is None
+    assert "round 3: whole base delta without a valid signature" in caplog.text
 
 
 @methods
@@ -126,19 +134,19 @@ def test_final_weights_bring_all_that_was_folded(pair: Callable[..., Pair], stra
     for _ in range(3):
         folders = two.play(*BOTH)
     who, nap, layout = two.members["aster"], naps(500), layout_of(folders["aster"])
-    while not isinstance(brief := who.api.current_round(two.federation_id), FinishedBrief):
+    while not isinstance(brief := who.session.api.current_round(two.federation_id), FinishedBrief):
         nap(0)
     finish(who, brief)
-    final = read_served((who.home / FINAL_WEIGHTS).read_bytes(), layout)
+    final = read_served((who.workspace.home / FINAL_WEIGHTS).read_bytes(), layout)
     assert final.manifest.fold_from == 1
-    added = read_served(who.api.weights(two.federation_id, 4).body, layout)
-    wanted = after(newest(who.rounds, before=4), added)
-    for module, one in after(Fold(1, {}), final).added.items():
+    added = read_served(who.session.api.weights(two.federation_id, 4).body, layout)
+    wanted = apply_weights(newest_base_delta(who.workspace.rounds, before=4), added)
+    for module, one in apply_weights(BaseDelta(1, {}), final).added.items():
         other = wanted.added[module]
         np.testing.assert_allclose(one.B @ one.A, other.B @ other.A, atol=1e-5)
-    for folder in who.rounds.newest_first():
+    for folder in who.workspace.rounds.newest_first():
         folder.forget(FOLD)
-    with adapter_of_round(who.silo, who.home, None, "personalised") as (adapter, _):
+    with adapter_of_round(who.trainer.silo, who.workspace.home, None, "personalised") as (adapter, _):
         assert adapter.state().keys() == layout.keys()
 
 
@@ -167,10 +175,15 @@ def test_agents_go_on_under_a_coordinator_that_was_restored_from_a_backup(
         shutil.copy(backup, file)
         serve(url, tick_seconds=0.05, retry_seconds=0.2, port=int(first.url.rpartition(":")[2]))
         for who in two.members.values():
-            accept(look(who.manifests, who.pins, who.api), who.manifests, who.pins, who.api)
-            kept = newest(who.rounds, before=99)
+            accept(
+                compare_state(who.session.manifests, who.session.pins, who.session.api),
+                who.session.manifests,
+                who.session.pins,
+                who.session.api,
+            )
+            kept = newest_base_delta(who.workspace.rounds, before=99)
             assert (kept.round, bool(kept.added)) == (0, True)  # to be exported, not to be added to
-            with adapter_of_round(who.silo, who.home, None, "local") as (adapter, _):
+            with adapter_of_round(who.trainer.silo, who.workspace.home, None, "local") as (adapter, _):
                 assert adapter.state()
         for _ in range(2):
             folders = two.play(*BOTH)

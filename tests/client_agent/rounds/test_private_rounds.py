@@ -17,10 +17,12 @@ from client_agent.privacy.budget import BudgetSpent, NotPrivateEnough, TooFewRec
 from client_agent.privacy.ledger import Ledger
 from client_agent.rounds import sketch
 from client_agent.rounds import steps as rounds
+from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.sketch import join_signature, mechanism_for, sign
+from client_agent.rounds.sketch import join_body, mechanism_for, update_sketch
 from client_agent.rounds.steps import take_part
-from client_agent.sketches.gradient import Signature
+from client_agent.rounds.work import Work
+from client_agent.sketches.gradient import Sketch
 from client_agent.storage.round_folder import SIGNATURE, WEIGHTS
 from schemas.messages.federations import FederationPlan, SignatureDpPlan, SignaturePlan
 from schemas.messages.rounds import RoundBrief
@@ -46,6 +48,11 @@ def run_until_killed(who: Participant, monkeypatch: pytest.MonkeyPatch, module: 
             run(who, naps(500))
 
 
+def sketch_of(who: Participant, brief: RoundBrief, trained: None, last: None) -> Sketch:
+    ledger = Ledger(who.workspace.folder)
+    return update_sketch(who.session, who.trainer, ledger, OpenedBrief.of(brief), trained, last)
+
+
 def private(served: Served, participant: Enrolled, **rounds_plan: int) -> tuple[str, Participant]:
     plan = alone_plan(signature={"dp": DP}, rounds={"total": 3, "min_clients": 1} | rounds_plan)
     federation_id = served.federation(**plan)
@@ -54,8 +61,8 @@ def private(served: Served, participant: Enrolled, **rounds_plan: int) -> tuple[
     return federation_id, who
 
 
-def kept(who: Participant, number: int) -> Signature:
-    return Signature.from_bytes(who.rounds.open(number).read(SIGNATURE))
+def kept(who: Participant, number: int) -> Sketch:
+    return Sketch.from_bytes(who.workspace.rounds.open(number).read(SIGNATURE))
 
 
 @pytest.mark.slow
@@ -64,7 +71,7 @@ def test_a_silo_releases_once_a_round_and_then_sends_the_last_one_again(
 ) -> None:
     federation_id, who = private(served, participant)
     run(who, naps(500))
-    book = Ledger(who.folder).read()
+    book = Ledger(who.workspace.folder).read()
     assert [entry.round for entry in book.releases] == [1, 2]
     spent = [entry.epsilon for entry in book.releases]
     assert 0 < spent[0] < spent[1] <= 2.0
@@ -81,16 +88,16 @@ def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
 ) -> None:
     federation_id, who = private(served, participant, total=2)
     run_until_killed(who, monkeypatch, sketch, "release")
-    assert not who.rounds.open(1).has(SIGNATURE)
-    (paid,) = Ledger(who.folder).read().releases
+    assert not who.workspace.rounds.open(1).has(SIGNATURE)
+    (paid,) = Ledger(who.workspace.folder).read().releases
     run_until_killed(who, monkeypatch, rounds, "pack_update")  # signed and kept, but not yet sent
-    first, second = Ledger(who.folder).read().releases
+    first, second = Ledger(who.workspace.folder).read().releases
     assert (first, second.round) == (paid, 1)
     assert second.epsilon > first.epsilon
-    signed = who.rounds.open(1).read(SIGNATURE)
+    signed = who.workspace.rounds.open(1).read(SIGNATURE)
     run(who, naps(500))
-    assert who.rounds.open(1).read(SIGNATURE) == signed
-    assert len(Ledger(who.folder).read().releases) == 2
+    assert who.workspace.rounds.open(1).read(SIGNATURE) == signed
+    assert len(Ledger(who.workspace.folder).read().releases) == 2
     assert [view["clients"][0]["epsilon"] for view in views(served, federation_id)] == [second.epsilon] * 2
 
 
@@ -98,26 +105,28 @@ def test_a_crash_that_costs_the_only_release_is_told_with_what_to_do(
     served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation_id, who = private(served, participant)
-    brief = who.api.current_round(federation_id)
+    brief = who.session.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     once = SignatureDpPlan(epsilon=2.0, releases=1, minimum_sample=12)
     brief = brief.model_copy(update={"signature": brief.signature.model_copy(update={"dp": once})})
     with monkeypatch.context() as patched:
         patched.setattr(sketch, "release", lambda *_: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
-            sign(who, brief, None, None)
-    with pytest.raises(BudgetSpent, match=r"none to send again: a crash after .* releases of 2 or more"):
-        sign(who, brief, None, None)
+            sketch_of(who, brief, None, None)
+    with pytest.raises(
+        BudgetSpent, match=r"no sketch to send again: a crash lost it after .* releases of 2 or more"
+    ):
+        sketch_of(who, brief, None, None)
 
 
 def test_a_newcomers_join_and_update_carry_one_release(served: Served, participant: Enrolled) -> None:
     federation_id, who = private(served, participant)
-    brief = who.api.current_round(federation_id)
+    brief = who.session.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
-    work = rounds._Work(who, brief, who.rounds.open(1))
-    bodies = {rounds._join_signature(work) for _ in range(2)}
+    work = Work(who, OpenedBrief.of(brief), who.workspace.rounds.open(1))
+    bodies = {rounds._join_body(work) for _ in range(2)}
     assert len(bodies) == 1
-    assert len(Ledger(who.folder).read().releases) == 1
+    assert len(Ledger(who.workspace.folder).read().releases) == 1
     assert kept(who, 1).vector.tobytes() in bodies.pop()
 
 
@@ -126,46 +135,49 @@ def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_th
     served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch, dp: SignatureDpPlan | None
 ) -> None:
     federation_id, who = private(served, participant)
-    brief = who.api.current_round(federation_id)
+    brief = who.session.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     less = brief.signature.model_copy(update={"dp": dp})
     lying = brief.model_copy(update={"round": 2, "signature": less})
     sent: list[object] = []
-    monkeypatch.setattr(type(who.api), "join", lambda *_: sent.append(_))
+    monkeypatch.setattr(type(who.session.api), "join", lambda *_: sent.append(_))
     for _ in range(2):
-        with pytest.raises(ManifestRefused, match="round 2 asks for another signature than the federation's"):
+        with pytest.raises(ManifestRefused, match="round 2 has another signature than the federation's"):
             take_part(who, lying)
     assert sent == []
-    assert Ledger(who.folder).read().releases == ()
-    assert not who.rounds.open(2).has(SIGNATURE)
+    assert Ledger(who.workspace.folder).read().releases == ()
+    assert not who.workspace.rounds.open(2).has(SIGNATURE)
 
 
 @pytest.mark.parametrize(
     ("dp", "said"),
     [
-        (None, "asks for signatures without differential privacy, and this silo's max_epsilon is 1"),
-        (SignatureDpPlan(epsilon=1.5), "lets signatures cost epsilon 1.5, and this silo's max_epsilon is 1"),
+        (None, "asks for sketches without differential privacy, and this silo's max_epsilon is 1"),
+        (
+            SignatureDpPlan(epsilon=1.5),
+            "allows sketches to cost epsilon 1.5, and this silo's max_epsilon is 1",
+        ),
     ],
 )
 def test_a_silo_makes_no_signature_that_is_less_private_than_it_allows(
     served: Served, participant: Enrolled, dp: SignatureDpPlan | None, said: str
 ) -> None:
     federation_id, who = private(served, participant)
-    who.max_epsilon = 1.0
-    brief = who.api.current_round(federation_id)
+    who.session.max_epsilon = 1.0
+    brief = who.session.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     asked = brief.model_copy(update={"signature": brief.signature.model_copy(update={"dp": dp})})
     with pytest.raises(NotPrivateEnough, match=said):
-        sign(who, asked, None, None)
+        sketch_of(who, asked, None, None)
     with pytest.raises(NotPrivateEnough, match=said):
-        join_signature(who, asked, None)
+        join_body(who.session, who.trainer, OpenedBrief.of(asked), None)
     with pytest.raises(NotPrivateEnough, match="or raise max_epsilon here"):
         take_part(who, brief)  # before anything is trained
-    assert not any(who.rounds.open(1).has(name) for name in (WEIGHTS, SIGNATURE))
-    assert Ledger(who.folder).read().releases == ()
-    who.max_epsilon = 2.0
-    sign(who, brief, None, None)
-    assert len(Ledger(who.folder).read().releases) == 1
+    assert not any(who.workspace.rounds.open(1).has(name) for name in (WEIGHTS, SIGNATURE))
+    assert Ledger(who.workspace.folder).read().releases == ()
+    who.session.max_epsilon = 2.0
+    sketch_of(who, brief, None, None)
+    assert len(Ledger(who.workspace.folder).read().releases) == 1
 
 
 def test_a_check_holds_a_plan_to_what_the_silo_allows(
@@ -174,32 +186,32 @@ def test_a_check_holds_a_plan_to_what_the_silo_allows(
     plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "signature": {"dp": DP}}
     file, said = config(tmp_path), tmp_path / "plan.json"
     monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", "2")
-    unknown = {one.what: one for one in findings(file)}["privacy"]
-    assert unknown.good
-    assert "max_epsilon 2 is kept, whatever the federation's plan will say" in unknown.found
+    unknown = {one.subject: one for one in findings(file)}["privacy"]
+    assert unknown.passed
+    assert "max_epsilon 2 is kept, whatever the federation's plan will say" in unknown.detail
     for most, good, found in (
         ("2", True, "max_epsilon 2 is kept"),
-        ("1.9", False, "lets signatures cost epsilon 2, and this silo's max_epsilon is 1.9"),
+        ("1.9", False, "allows sketches to cost epsilon 2, and this silo's max_epsilon is 1.9"),
     ):
         monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", most)
         said.write_text(json.dumps(plan))
-        finding = {one.what: one for one in findings(file, said)}["privacy"]
-        assert finding.good is good
-        assert found in finding.found
+        finding = {one.subject: one for one in findings(file, said)}["privacy"]
+        assert finding.passed is good
+        assert found in finding.detail
     said.write_text(json.dumps(plan | {"signature": {}}))
-    finding = {one.what: one for one in findings(file, said)}["privacy"]
-    assert not finding.good
-    assert "asks for signatures without differential privacy" in finding.found
+    finding = {one.subject: one for one in findings(file, said)}["privacy"]
+    assert not finding.passed
+    assert "asks for sketches without differential privacy" in finding.detail
 
 
 def test_without_any_budget_left_a_newcomer_says_what_to_do(served: Served, participant: Enrolled) -> None:
     federation_id, who = private(served, participant)
-    brief = who.api.current_round(federation_id)
+    brief = who.session.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     for number in (1, 2):
-        sign(who, brief.model_copy(update={"round": number}), None, None)
+        sketch_of(who, brief.model_copy(update={"round": number}), None, None)
     with pytest.raises(BudgetSpent, match=r"a larger signature\.dp\.epsilon"):
-        sign(who, brief.model_copy(update={"round": 3}), None, None)
+        sketch_of(who, brief.model_copy(update={"round": 3}), None, None)
 
 
 def test_silos_that_are_too_small_or_too_large_for_the_promise_are_told(
@@ -218,14 +230,14 @@ def test_a_check_says_what_is_promised_and_what_is_spent(tmp_path: Path) -> None
     plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "signature": {"dp": DP}}
     file, said = config(tmp_path), tmp_path / "plan.json"
     said.write_text(json.dumps(plan))
-    found = {finding.what: finding for finding in findings(file, said)}["privacy"]
-    assert found.good
-    assert "record-level (2, 1e-05)-differential privacy" in found.found
-    assert "epsilon 0 of 2 spent at delta 1e-05; 2 of 2 left" in found.found
+    found = {finding.subject: finding for finding in findings(file, said)}["privacy"]
+    assert found.passed
+    assert "record-level (2, 1e-05)-differential privacy" in found.detail
+    assert "epsilon 0 of 2 spent at delta 1e-05; 2 of 2 left" in found.detail
     said.write_text(json.dumps(plan | {"signature": {"dp": {"epsilon": 2}}}))
-    refused = {finding.what: finding for finding in findings(file, said)}["privacy"]
-    assert not refused.good
-    assert "too few" in refused.found
+    refused = {finding.subject: finding for finding in findings(file, said)}["privacy"]
+    assert not refused.passed
+    assert "too few" in refused.detail
 
 
 def test_a_plan_is_resolved_and_asks_for_no_impossible_privacy() -> None:

@@ -1,4 +1,4 @@
-"""Small studies on the models of the examples, and results that were not trained for."""
+"""Small studies on the example models, and fabricated results."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def study(folder: Path, *silos: str, more: str = "") -> Study:
 def result(
     method: str, seed: int, accuracies: Mapping[str, Sequence[float]], *, joins_after: Mapping[str, int] = {}
 ) -> CellResult:
-    """Make up a run: per client the accuracy at its start and after each of its rounds."""
+    """Fabricate a run from, per client, the accuracy at its start and after each round."""
     clients = [
         ClientResult(
             name=name,

@@ -1,4 +1,4 @@
-"""The name of the code changes with what figures may follow from, not with what only shows them."""
+"""The code digest covers code that affects results, and no presentation code."""
 
 from __future__ import annotations
 
@@ -65,4 +65,4 @@ def test_another_torch_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_everything_that_is_left_out_is_there() -> None:
     root = Path(code_fingerprint.__file__).parents[2]
-    assert all((root / name).exists() for name in code_fingerprint._SHOWING)
+    assert all((root / name).exists() for name in code_fingerprint._PRESENTATION)

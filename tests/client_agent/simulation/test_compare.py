@@ -1,4 +1,4 @@
-"""A comparison runs what is missing and nothing else, and survives being killed."""
+"""A comparison runs missing cells only, and resumes after a kill."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from client_agent.errors import FolderInUse
 from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.compare import Comparison
 from client_agent.simulation.methods import methods_of
-from client_agent.simulation.results import CellResult, cells_of, finished, keep
-from client_agent.simulation.run_cell import Workplace, run_cell
+from client_agent.simulation.results import CellResult, cells_of, store_result, stored_result
+from client_agent.simulation.run_cell import WorkerContext, run_cell
 from client_agent.simulation.study import read_study
 from client_agent.simulation.worker_pool import Pool
 from tests.client_agent.simulation.studies import result, silo_table, write_pools, write_study
@@ -38,14 +38,14 @@ def planned(folder: Path, **changes: object) -> Comparison:
 
 def finish(comparison: Comparison, method: str, seed: int) -> CellResult:
     cell = next(c for c in comparison.cells if (c.method, c.seed) == (method, seed))
-    made = result(method, seed, {"aster": (0, 0.5), "birch": (0, 0.7)})
-    made = made.model_copy(update={"digest": cell.digest})
-    keep(cell, comparison.out, made)
-    return made
+    cell_result = result(method, seed, {"aster": (0, 0.5), "birch": (0, 0.7)})
+    cell_result = cell_result.model_copy(update={"digest": cell.digest})
+    store_result(cell, comparison.out, cell_result)
+    return cell_result
 
 
 def invoked(file: Path, *arguments: str) -> tuple[int, str]:
-    """Call the command; give its exit status, and what it says without frames and line breaks."""
+    """Run the command; return its exit status, and its output without frames and line breaks."""
     app = typer.Typer()
     app.add_typer(compare)
     done = CliRunner().invoke(app, ["compare", str(file), "--out", str(file.parent / "out"), *arguments])
@@ -58,9 +58,9 @@ def missing(comparison: Comparison) -> list[str]:
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     comparison = planned(tmp_path)
-    kept = finish(comparison, "fedavg", 0)
+    previous = finish(comparison, "fedavg", 0)
     assert missing(planned(tmp_path)) == ["local, seed 0", "local, seed 1", "fedavg, seed 1"]
-    assert planned(tmp_path).results() == [kept]
+    assert planned(tmp_path).results() == [previous]
 
 
 def test_a_run_of_other_examples_steps_or_data_does_not_count(tmp_path: Path) -> None:
@@ -76,29 +76,29 @@ def test_a_run_of_other_examples_steps_or_data_does_not_count(tmp_path: Path) ->
     assert len(Comparison.planned(fewer, tmp_path / "out", ["local", "fedavg"], None).missing()) == 4
 
 
-def test_half_a_result_is_none(tmp_path: Path) -> None:
+def test_a_truncated_result_is_ignored(tmp_path: Path) -> None:
     comparison = planned(tmp_path)
     finish(comparison, "fedavg", 0)
     cell = next(cell for cell in comparison.cells if cell.label == "fedavg, seed 0")
     file = cell.folder(comparison.out) / "result.json"
     file.write_bytes(file.read_bytes()[:-10])
-    assert finished(cell, comparison.out) is None
+    assert stored_result(cell, comparison.out) is None
 
 
-def test_fresh_forgets_what_was_run(tmp_path: Path) -> None:
+def test_fresh_discards_results(tmp_path: Path) -> None:
     comparison = planned(tmp_path)
     finish(comparison, "fedavg", 0)
     comparison.forget()
     assert len(planned(tmp_path).missing()) == 4
 
 
-def test_a_report_of_what_is_there_names_what_is_not(tmp_path: Path) -> None:
+def test_a_partial_report_names_the_missing_runs(tmp_path: Path) -> None:
     comparison = planned(tmp_path)
     finish(comparison, "fedavg", 0)
-    report = comparison.reported("tiny")
+    report = comparison.reported()
     assert [m.method for m in report.methods] == ["fedavg"]
     assert len(report.missing) == 3
-    assert json.loads((comparison.out / "report.json").read_text())["study"] == "tiny"
+    assert json.loads((comparison.out / "report.json").read_text())["study"] == "study"
 
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -106,11 +106,11 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start `tessera compare` on a folder's study; what still runs ends with the test."""
+    """Start `tessera compare` on a study; terminate it at the end of the test."""
     with ExitStack() as stack:
 
         def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-            kept = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+            inherited = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
             process = stack.enter_context(
                 subprocess.Popen(
                     [
@@ -121,7 +121,7 @@ def start() -> Iterator[Start]:
                         str(folder / "out"),
                         *arguments,
                     ],
-                    env={**kept, "HF_HUB_OFFLINE": "1"},
+                    env={**inherited, "HF_HUB_OFFLINE": "1"},
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
@@ -133,32 +133,32 @@ def start() -> Iterator[Start]:
         yield begin
 
 
-def test_what_is_wrong_with_a_study_is_said_before_anything_runs(tmp_path: Path) -> None:
+def test_an_invalid_study_is_refused_before_any_run(tmp_path: Path) -> None:
     file = write_study(tmp_path, silo_table("aster"), silo_table("birch", examples=17))
-    for arguments, said in (
-        ((), "has 20 different examples, and aster, birch ask for 21"),
-        (("--methods", "fedsgd"), "there is no method fedsgd, only local, local_lora"),
-        (("--seeds", "one"), "is no list of numbers like 0,1,2"),
-        (("--seeds", "0,0"), "0 is named twice in '0,0'; name it once"),
-        (("--seeds", "1,01"), "is no list of numbers like 0,1,2"),
-        (("--seeds", ""), "has an empty place; write like 0,1,2"),
-        (("--methods", ","), "has an empty place; write like local,fedmosaic"),
-        (("--methods", "local,fedavg,local"), "local is named twice"),
+    for arguments, expected in (
+        ((), "has 20 different examples, and aster, birch need 21"),
+        (("--methods", "fedsgd"), "unknown method fedsgd; choose from local, local_lora"),
+        (("--seeds", "one"), "is not a list of seeds; write whole numbers such as 0,1,2"),
+        (("--seeds", "0,0"), "0 is repeated in '0,0'; name it once"),
+        (("--seeds", "1,01"), "is not a list of seeds; write whole numbers such as 0,1,2"),
+        (("--seeds", ""), "has an empty item; write a list such as 0,1,2"),
+        (("--methods", ","), "has an empty item; write a list such as local,fedmosaic"),
+        (("--methods", "local,fedavg,local"), "local is repeated"),
     ):
-        code, told = invoked(file, *arguments)
+        code, message = invoked(file, *arguments)
         assert code != 0
-        assert said in told
+        assert expected in message
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("place", ["file", "file/below", "/proc/none"])
-def test_a_place_that_takes_no_results_is_said_before_anything_runs(tmp_path: Path, place: str) -> None:
+def test_an_unwritable_folder_is_refused_before_any_run(tmp_path: Path, place: str) -> None:
     file = write_study(tmp_path)
     (tmp_path / "file").write_text("mine")
-    code, told = invoked(file, "--out", str(tmp_path / place))
+    code, message = invoked(file, "--out", str(tmp_path / place))
     assert code == 1
-    assert "is no folder that can be written to" in told
-    assert "give another" in told
+    assert "is not a writable folder" in message
+    assert "pass another one" in message
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -167,9 +167,9 @@ def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
     with planned(tmp_path).claimed():
         database.parent.mkdir()
         database.write_text("of the one that runs")
-        code, told = invoked(tmp_path / "study.toml", "--fresh")
+        code, message = invoked(tmp_path / "study.toml", "--fresh")
         assert code == 1
-        assert f"another comparison writes to {tmp_path / 'out'}; wait until it ends" in told
+        assert f"another comparison writes to {tmp_path / 'out'}; wait until it ends" in message
         with pytest.raises(FolderInUse), planned(tmp_path).claimed():
             pytest.fail("claimed twice")
     assert database.read_text() == "of the one that runs"
@@ -178,7 +178,7 @@ def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("finished_runs", [4, 3, 0])
-def test_the_exit_status_says_whether_every_run_has_its_result(
+def test_the_exit_status_is_1_while_results_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished_runs: int
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # Ctrl-C goes on being for the tests
@@ -186,16 +186,18 @@ def test_the_exit_status_says_whether_every_run_has_its_result(
     for cell in comparison.cells[:finished_runs]:
         finish(comparison, cell.method, cell.seed)
     monkeypatch.setattr(Pool, "run", lambda self, cells, workers: None)  # nobody fails, nobody works
-    code, told = invoked(tmp_path / "study.toml", "--methods", "local,fedavg")
+    code, message = invoked(tmp_path / "study.toml", "--methods", "local,fedavg")
     assert code == (0 if finished_runs == 4 else 1)
-    assert (f"{4 - finished_runs} of 4 runs are missing" in told) == (finished_runs < 4)
+    assert (f"{4 - finished_runs} of 4 runs are missing" in message) == (finished_runs < 4)
 
 
 def test_seconds_are_those_of_training_alone(tmp_path: Path) -> None:
     read = read_study(write_study(tmp_path))
     (cell,) = cells_of(read, methods_of(read, ["local"]), [0])
     began = time.monotonic()
-    done = run_cell(Workplace(read, tmp_path / "out", None, SharedModels()), cell, lambda rounds, doing: None)
+    done = run_cell(
+        WorkerContext(read, tmp_path / "out", None, SharedModels()), cell, lambda rounds, doing: None
+    )
     took = time.monotonic() - began
     (pack,) = (tmp_path / "out" / "packs").glob("*.safetensors")
     since_pack = time.time() - pack.stat().st_mtime
@@ -215,15 +217,15 @@ def test_a_comparison_that_was_killed_goes_on_and_ends_with_the_figures_of_an_un
     wait_until(
         lambda: (out / "cells" / "fedmosaic-seed-0" / "clients").exists(), seconds=400, what="a federated run"
     )
-    others = psutil.Process(process.pid).children(recursive=True)
+    children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    wait_until(lambda: not any(other.is_running() for other in others), what="the end of its processes")
+    wait_until(lambda: not any(worker.is_running() for worker in children), what="the end of its processes")
     first = (out / "cells" / "local-seed-0" / "result.json").read_bytes()
     process = start(tmp_path, *arguments)
-    printed, said = process.communicate(timeout=400)
-    assert process.returncode == 0, said
-    assert "1 of 3 runs were finished before" in said
+    printed, stderr = process.communicate(timeout=400)
+    assert process.returncode == 0, stderr
+    assert "1 of 3 runs were already finished" in stderr
     assert (out / "cells" / "local-seed-0" / "result.json").read_bytes() == first
     report = json.loads(printed)
     assert [method["method"] for method in report["methods"]] == ["local", "fedmosaic", "fedavg"]
@@ -232,8 +234,8 @@ def test_a_comparison_that_was_killed_goes_on_and_ends_with_the_figures_of_an_un
     assert fedmosaic["latecomers"][0]["steps"] == [0, 2]
     assert (out / "report.html").exists()
     process = start(tmp_path, "--seeds", "0", "--methods", "fedmosaic", "--json", "--fresh")
-    printed, said = process.communicate(timeout=400)
-    assert process.returncode == 0, said
+    printed, stderr = process.communicate(timeout=400)
+    assert process.returncode == 0, stderr
     (unbroken,) = json.loads(printed)["methods"]
     assert unbroken["accuracy_by_step"] == fedmosaic["accuracy_by_step"]
     assert unbroken["loss"] == fedmosaic["loss"]
@@ -245,18 +247,18 @@ def test_a_run_that_fails_is_named_with_its_log_and_the_others_go_on(tmp_path: P
     wild = '[method.wild]\nlike = "local"\ntraining.learning_rate = 1e38\ntraining.max_grad_norm = 1e38\n'
     write_study(tmp_path, more=wild)
     process = start(tmp_path, "--seeds", "0", "--workers", "1", "--methods", "wild,local")
-    printed, said = process.communicate(timeout=400)
+    printed, stderr = process.communicate(timeout=400)
     assert process.returncode == 1
     log = tmp_path / "out" / "cells" / "wild-seed-0" / "log.txt"
-    assert "wild, seed 0 failed" in said
-    assert str(log) in said
+    assert "wild, seed 0 failed" in stderr
+    assert str(log) in stderr
     assert "Traceback" in log.read_text()
     assert "local" in printed
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_ctrl_c_says_how_to_go_on_and_leaves_no_process(tmp_path: Path, start: Start) -> None:
+def test_ctrl_c_explains_how_to_resume_and_leaves_no_process(tmp_path: Path, start: Start) -> None:
     long = "".join(
         f'[method.{name}]\nlike = "{like}"\ntraining.steps = 100000\n'
         for name, like in (("long", "local"), ("long_together", "fedavg"))
@@ -265,9 +267,9 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_no_process(tmp_path: Path, start: S
     process = start(tmp_path, "--seeds", "0", "--workers", "2", "--methods", "long,long_together")
     out = tmp_path / "out"
     wait_until(lambda: list(out.glob("cells/*/log.txt")), seconds=400, what="a run")
-    others = psutil.Process(process.pid).children(recursive=True)
+    children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command again runs the others" in said
-    wait_until(lambda: not any(other.is_running() for other in others), what="the end of its processes")
+    assert "repeat the command to run the remaining ones" in stderr
+    wait_until(lambda: not any(worker.is_running() for worker in children), what="the end of its processes")

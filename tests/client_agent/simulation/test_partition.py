@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from client_agent.errors import StudyUnusable
-from client_agent.simulation.partition import drawn
+from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.study import read_study
 from client_agent.training.data import load_data
 from tests.client_agent.simulation.studies import silo_table, study
@@ -21,32 +21,32 @@ SILOS = (
 
 
 def test_silos_of_one_pool_share_no_example(tmp_path: Path) -> None:
-    data = drawn(study(tmp_path, *SILOS), 0)
-    keys = {name: [e.key for e in mine.train] for name, mine in data.items()}
-    assert {name: len(mine) for name, mine in keys.items()} == {"aster": 4, "birch": 7, "cedar": 3}
-    assert len({key for mine in keys.values() for key in mine}) == 14
+    data = draw_examples(study(tmp_path, *SILOS), 0)
+    keys = {name: [e.key for e in silo_data.train] for name, silo_data in data.items()}
+    assert {name: len(silo_data) for name, silo_data in keys.items()} == {"aster": 4, "birch": 7, "cedar": 3}
+    assert len({key for silo_data in keys.values() for key in silo_data}) == 14
     assert all(e.prompt.startswith("FLIP") for e in data["cedar"].train)
 
 
 def test_a_seed_draws_the_same_again_and_another_seed_something_else(tmp_path: Path) -> None:
     read = study(tmp_path, *SILOS)
-    assert drawn(read, 3) == drawn(read, 3)
-    assert set(drawn(read, 3)["birch"].train) != set(drawn(read, 4)["birch"].train)
+    assert draw_examples(read, 3) == draw_examples(read, 3)
+    assert set(draw_examples(read, 3)["birch"].train) != set(draw_examples(read, 4)["birch"].train)
 
 
 def test_more_examples_only_add_to_fewer(tmp_path: Path) -> None:
     read = study(tmp_path, *SILOS).with_examples(4)
-    more = drawn(read.with_examples(8), 0)
-    for name, mine in drawn(read, 0).items():
-        assert more[name].train[:4] == mine.train
+    more = draw_examples(read.with_examples(8), 0)
+    for name, silo_data in draw_examples(read, 0).items():
+        assert more[name].train[:4] == silo_data.train
 
 
 def test_test_items_are_as_many_as_asked_for_and_never_trained_on(tmp_path: Path) -> None:
-    data = drawn(study(tmp_path, *SILOS), 0)
-    trained = {e.key for mine in data.values() for e in mine.train}
-    for mine in data.values():
-        assert len(mine.test) == 8
-        assert not trained & {e.key for e in mine.test}
+    data = draw_examples(study(tmp_path, *SILOS), 0)
+    trained = {e.key for silo_data in data.values() for e in silo_data.train}
+    for silo_data in data.values():
+        assert len(silo_data.test) == 8
+        assert not trained & {e.key for e in silo_data.test}
     assert data["aster"].test != data["birch"].test
 
 
@@ -73,12 +73,12 @@ def silo_of(name: str, train: str, test: str | None, examples: int = 4) -> str:
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_nobody_trains_on_a_test_item_of_anybody(tmp_path: Path, silos: tuple[str, ...], seed: int) -> None:
-    data = drawn(study(tmp_path, *silos), seed)
-    tested = {e.key for mine in data.values() for e in mine.test}
-    trained = [e.key for mine in data.values() for e in mine.train]
+    data = draw_examples(study(tmp_path, *silos), seed)
+    tested = {e.key for silo_data in data.values() for e in silo_data.test}
+    trained = [e.key for silo_data in data.values() for e in silo_data.train]
     assert tested
     assert not tested & set(trained)
-    assert len(trained) == len(set(trained)) == sum(len(mine.train) for mine in data.values())
+    assert len(trained) == len(set(trained)) == sum(len(silo_data.train) for silo_data in data.values())
 
 
 def test_what_is_held_out_for_one_silo_trains_none_of_the_file_s_others(tmp_path: Path) -> None:
@@ -93,13 +93,13 @@ def test_what_is_held_out_for_one_silo_trains_none_of_the_file_s_others(tmp_path
     everything = read.model_copy(
         update={"silo": [aster.model_copy(update={"examples": left - 4}), birch], "tests": 1}
     )
-    trained = {e.key for mine in drawn(everything, 0).values() for e in mine.train}
+    trained = {e.key for silo_data in draw_examples(everything, 0).values() for e in silo_data.train}
     assert len(trained) == left
     assert not held_out & trained
 
 
 def test_a_folder_and_the_file_in_it_are_one_pool(tmp_path: Path) -> None:
-    data = drawn(
+    data = draw_examples(
         study(
             tmp_path,
             silo_of("aster", "copy", None, 10),
@@ -107,7 +107,7 @@ def test_a_folder_and_the_file_in_it_are_one_pool(tmp_path: Path) -> None:
         ),
         0,
     )
-    assert len({e.key for mine in data.values() for e in mine.train}) == 20
+    assert len({e.key for silo_data in data.values() for e in silo_data.train}) == 20
 
 
 def test_too_little_left_beside_the_test_items_is_refused_with_the_files(tmp_path: Path) -> None:
@@ -117,12 +117,12 @@ def test_too_little_left_beside_the_test_items_is_refused_with_the_files(tmp_pat
         StudyUnusable,
         match=r"copy/train.jsonl, without test items of .*copy/train.jsonl, has 0 different examples",
     ):
-        drawn(read, 0)
+        draw_examples(read, 0)
 
 
 def test_every_seed_has_test_items_of_its_own(tmp_path: Path) -> None:
     read = study(tmp_path, *SILOS)
-    sets = [frozenset(e.key for e in drawn(read, seed)["aster"].test) for seed in range(3)]
+    sets = [frozenset(e.key for e in draw_examples(read, seed)["aster"].test) for seed in range(3)]
     assert len(set(sets)) == 3
     assert {len(items) for items in sets} == {8}
 
@@ -131,10 +131,10 @@ def test_the_pools_of_the_examples_leave_every_seed_other_test_items(tmp_path: P
     files = sorted((EXAMPLES / "studies").glob("*.toml"))
     for file in files:
         read = read_study(file)
-        draws = [drawn(read, seed) for seed in read.seeds]
+        draws = [draw_examples(read, seed) for seed in read.seeds]
         for data in draws:
-            trained = {e.key for mine in data.values() for e in mine.train}
-            assert not trained & {e.key for mine in data.values() for e in mine.test}
+            trained = {e.key for silo_data in data.values() for e in silo_data.train}
+            assert not trained & {e.key for silo_data in data.values() for e in silo_data.test}
         for silo in read.silo:
             first, second = ({e.key for e in data[silo.name].test} for data in draws[:2])
             assert len(first) == len(second) == read.tests
@@ -146,5 +146,5 @@ def test_the_pools_of_the_examples_leave_every_seed_other_test_items(tmp_path: P
 
 def test_a_pool_that_is_too_small_is_named_with_who_asks(tmp_path: Path) -> None:
     read = study(tmp_path, *SILOS).with_examples(11)
-    with pytest.raises(StudyUnusable, match="has 20 different examples, and aster, birch ask for 22"):
-        drawn(read, 0)
+    with pytest.raises(StudyUnusable, match="has 20 different examples, and aster, birch need 22"):
+        draw_examples(read, 0)

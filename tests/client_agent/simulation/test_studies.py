@@ -1,4 +1,4 @@
-"""A study is read strictly, and says which method has which plan."""
+"""Studies are validated strictly, and determine the plan of each method."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from client_agent.errors import StudyUnusable
 from client_agent.simulation.methods import BUILT_IN, ON_REQUEST, methods_of, plan_of, require_equal_training
 from client_agent.simulation.results import Cell, cells_of
 from client_agent.simulation.study import read_study
-from coordinator.strategies.base import make
-from coordinator.strategies.capabilities import Particular
+from coordinator.strategies.opening import make
 from schemas.messages.federations import ALL_ROLES, FederationPlan
 from schemas.messages.recommended import LORA_STRATEGIES
 from tests.client_agent.simulation.studies import silo_table, study, write_study
@@ -71,18 +70,20 @@ def test_the_studies_of_the_examples_can_be_run() -> None:
     assert len(files) >= 7
     for file in files:
         read = read_study(file)
-        made = {method.name: plan_of(read, method, 0, PIVOT) for method in methods_of(read)}
-        require_equal_training(made)
-        for name, plan in made.items():
+        plan_by_method = {method.name: plan_of(read, method, 0, PIVOT) for method in methods_of(read)}
+        require_equal_training(plan_by_method)
+        for name, plan in plan_by_method.items():
             assert plan.rounds.min_clients == len(read.founders)
             assert name not in BUILT_IN or plan.strategy.options == {}  # the methods as they are shipped
 
 
 def test_every_method_trains_the_study_s_steps_with_the_run_s_seed(tmp_path: Path) -> None:
-    made = plans(tmp_path, seed=7)
+    plan_by_method = plans(tmp_path, seed=7)
     alone, together = ["local", "local_lora", "local_both"], ["fedavg", "fedmosaic_random_frames"]
-    assert list(made) == [*alone, *together, "fedmosaic_pq", "fedmosaic"]
-    assert {(p.training.steps, p.training.seed, p.rounds.total) for p in made.values()} == {(2, 7, 2)}
+    assert list(plan_by_method) == [*alone, *together, "fedmosaic_pq", "fedmosaic"]
+    assert {(p.training.steps, p.training.seed, p.rounds.total) for p in plan_by_method.values()} == {
+        (2, 7, 2)
+    }
 
 
 def test_the_ordinary_lora_is_not_held_to_the_roles_and_rate_of_p_and_q(tmp_path: Path) -> None:
@@ -105,13 +106,13 @@ def test_the_baselines_share_the_ordinary_lora_that_is_trained_alone_beside_them
 
 
 def test_what_is_compared_with_fedmosaic_has_its_adapters_but_for_p_and_q_alone(tmp_path: Path) -> None:
-    made = plans(tmp_path)
-    adapter = made["fedmosaic"].adapter
+    plan_by_method = plans(tmp_path)
+    adapter = plan_by_method["fedmosaic"].adapter
     assert adapter.same_architecture_rank == 8
     for method in ("local_both", "fedavg", "fedmosaic_random_frames"):
-        assert made[method].adapter == adapter
+        assert plan_by_method[method].adapter == adapter
     for method in ("local", "fedmosaic_pq"):
-        assert made[method].adapter == adapter.model_copy(update={"same_architecture_rank": 0})
+        assert plan_by_method[method].adapter == adapter.model_copy(update={"same_architecture_rank": 0})
 
 
 def test_ca_pfl_is_compared_when_it_is_asked_for_under_a_plan_that_suits_it(tmp_path: Path) -> None:
@@ -122,7 +123,6 @@ def test_ca_pfl_is_compared_when_it_is_asked_for_under_a_plan_that_suits_it(tmp_
     )
     for plan in (with_it, without):
         strategy = make(plan.strategy.name, plan.strategy.options)
-        assert isinstance(strategy, Particular)
         assert strategy.unfit(plan) is None
         assert (plan.adapter.kind, plan.adapter.rank, plan.adapter.scale) == ("lora", 8, 16.0)
     assert without.strategy.options == {"modulator": False}
@@ -132,8 +132,8 @@ def test_ca_pfl_is_compared_when_it_is_asked_for_under_a_plan_that_suits_it(tmp_
 
 
 def test_the_control_differs_from_the_method_in_its_frames_alone(tmp_path: Path) -> None:
-    made = plans(tmp_path, "[method.fedmosaic]\nstrategy.options.centre = false\n")
-    aligned, control = made["fedmosaic"], made["fedmosaic_random_frames"]
+    plan_by_method = plans(tmp_path, "[method.fedmosaic]\nstrategy.options.centre = false\n")
+    aligned, control = plan_by_method["fedmosaic"], plan_by_method["fedmosaic_random_frames"]
     assert aligned.strategy.options == control.strategy.options == {"centre": False}
     assert aligned.alignment is not None
     assert control.alignment is not None
@@ -161,30 +161,32 @@ alone = true
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
-        ('[method.a]\nlike = "b"\n', "there is no method b"),
+        ('[method.a]\nlike = "b"\n', "unknown method b"),
         ('[method.a]\nlike = "c"\n[method.c]\nlike = "a"\n', "like itself"),
         ('[method.a]\nlike = "fedavg"\ntraining.step = 3\n', "training.step: Extra inputs"),
     ],
 )
-def test_a_method_that_cannot_be_is_refused(tmp_path: Path, more: str, said: str) -> None:
-    with pytest.raises(StudyUnusable, match=said):
+def test_a_method_that_cannot_be_is_refused(tmp_path: Path, more: str, message: str) -> None:
+    with pytest.raises(StudyUnusable, match=message):
         plans(tmp_path, more)
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
-        ("plan.rounds.min_clients = 2\n", "may not say rounds.min_clients: it is the number of founders"),
-        ("plan.training.seed = 3\n", "may not say training.seed: it is the run's seed; use seeds"),
-        ("[method.fedavg]\ntraining.seed = 3\n", "plan of method fedavg may not say training.seed"),
-        ('plan.name = "mine"\n', "may not say name: method and seed set it"),
-        ('plan.alignment.pivot = "x"\n', "may not say alignment.pivot: it is the study's pivot_model"),
+        ("plan.rounds.min_clients = 2\n", "must not set rounds.min_clients: the number of founders"),
+        ("plan.training.seed = 3\n", "must not set training.seed: the run's seed determines it; set seeds"),
+        ("[method.fedavg]\ntraining.seed = 3\n", "plan of method fedavg must not set training.seed"),
+        ('plan.name = "mine"\n', "must not set name: method and seed determine it"),
+        ('plan.alignment.pivot = "x"\n', "must not set alignment.pivot: the study's pivot_model"),
     ],
 )
-def test_what_the_study_decides_elsewhere_is_refused_in_a_plan(tmp_path: Path, more: str, said: str) -> None:
-    with pytest.raises(StudyUnusable, match=said):
+def test_what_the_study_decides_elsewhere_is_refused_in_a_plan(
+    tmp_path: Path, more: str, message: str
+) -> None:
+    with pytest.raises(StudyUnusable, match=message):
         plans(tmp_path, more)
 
 
@@ -209,7 +211,7 @@ def test_methods_that_train_unequally_are_not_compared(tmp_path: Path, changes: 
     if equal:
         assert len(cells("local", "longer")) == 2
     else:
-        with pytest.raises(StudyUnusable, match=r"train unequally cannot be compared \(local: 4 steps on"):
+        with pytest.raises(StudyUnusable, match=r"train unequal amounts \(local: 4 steps on"):
             cells("local", "longer")
 
 

@@ -18,11 +18,11 @@ from client_agent.model.examples import Example, encode_all, probe_set
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Encoded, answer_logits, collate, pad_id
 from client_agent.sketches.gradient import (
-    Signature,
+    Sketch,
+    count_sketch,
     ema,
     last_block_gradient,
     reliability_of,
-    sketch,
     sketch_of,
 )
 from schemas.messages.federations import AdapterPlan, SignaturePlan
@@ -65,7 +65,7 @@ def test_padding_does_not_change_the_gradient(
     torch.testing.assert_close(sums[0], sums[1], rtol=1e-5, atol=1e-6)
 
 
-def test_a_signature_is_the_clipped_mean_over_examples_whatever_the_batches(
+def test_a_sketch_is_the_clipped_mean_over_examples_whatever_the_batches(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -74,16 +74,14 @@ def test_a_signature_is_the_clipped_mean_over_examples_whatever_the_batches(
     for text in texts_for(base, examples):
         gradient = by_autograd(base, [text]) / sum(text.answer)
         parts.append(gradient * min(1.0, PLAN.clip / gradient.norm().item()))
-    expected = sketch(torch.stack(parts).mean(0).numpy(), PLAN.dim, PLAN.seed)
+    expected = count_sketch(torch.stack(parts).mean(0).numpy(), PLAN.dim, PLAN.seed)
     for batch_size in (1, 4, 6):
         np.testing.assert_allclose(
             sketch_of(base, examples, PLAN, batch_size=batch_size).vector, expected, atol=1e-5
         )
 
 
-def test_a_signature_is_no_longer_than_the_clip(
-    tiny: Callable[..., BaseModel], examples: list[Example]
-) -> None:
+def test_a_sketch_is_no_longer_than_the_clip(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     short = sketch_of(base, examples, PLAN.model_copy(update={"clip": 0.01})).vector
     assert 0 < np.linalg.norm(short) <= 0.01 * (1 + 1e-6)
@@ -96,7 +94,7 @@ def test_the_sketch_keeps_the_cosine() -> None:
         x, noise = rng.standard_normal((2, 60, 50)).astype(np.float32)
         y = x * 0.6 + noise * 0.8
         true = float((x * y).sum() / np.linalg.norm(x) / np.linalg.norm(y))
-        a, b = sketch(x, 256, pair), sketch(y, 256, pair)
+        a, b = count_sketch(x, 256, pair), count_sketch(y, 256, pair)
         errors.append(float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) - true)
     assert np.sqrt(np.mean(np.square(errors))) < 1 / np.sqrt(256)
     assert abs(np.mean(errors)) < 0.03
@@ -104,9 +102,9 @@ def test_the_sketch_keeps_the_cosine() -> None:
 
 def test_the_sketch_is_linear_and_the_same_on_every_machine() -> None:
     matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
-    np.testing.assert_array_equal(sketch(2 * matrix, 5, 7), 2 * sketch(matrix, 5, 7))
-    assert sketch(matrix, 5, 7).tolist() == GOLDEN_SKETCH
-    assert sketch(matrix, 5, 8).tolist() != GOLDEN_SKETCH
+    np.testing.assert_array_equal(count_sketch(2 * matrix, 5, 7), 2 * count_sketch(matrix, 5, 7))
+    assert count_sketch(matrix, 5, 7).tolist() == GOLDEN_SKETCH
+    assert count_sketch(matrix, 5, 8).tolist() != GOLDEN_SKETCH
 
 
 GOLDEN_SKETCH = [-8.0, 14.0, -21.0, 4.0, 9.0]
@@ -115,10 +113,10 @@ GOLDEN_SKETCH = [-8.0, 14.0, -21.0, 4.0, 9.0]
 def test_a_large_matrix_is_sketched_in_pieces_without_a_seam() -> None:
     matrix = np.zeros((1025, 1024), np.float32)
     matrix[-1, -1] = 3
-    assert sorted(np.abs(sketch(matrix, 16, 0)).tolist())[-2:] == [0.0, 3.0]
+    assert sorted(np.abs(count_sketch(matrix, 16, 0)).tolist())[-2:] == [0.0, 3.0]
 
 
-def test_equal_tasks_have_closer_signatures_than_different_ones(tiny: Callable[..., BaseModel]) -> None:
+def test_equal_tasks_have_closer_sketches_than_different_ones(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     words = [f"{a}{b}{c}" for a in "abcdef" for b in "ghijk" for c in "lmn"]
     plan = SignaturePlan(dim=256, probe_examples=40)
@@ -126,16 +124,16 @@ def test_equal_tasks_have_closer_signatures_than_different_ones(tiny: Callable[.
     def of(answer: Callable[[str], str], part: list[str]) -> np.ndarray:
         return sketch_of(base, [Example(f"t {w}=", answer(w)) for w in part], plan).vector
 
-    here, there = of(lambda w: w[::-1], words[:40]), of(lambda w: w[::-1], words[40:80])
-    other = of(lambda w: "7" * len(w), words[40:80])
+    first, second = of(lambda w: w[::-1], words[:40]), of(lambda w: w[::-1], words[40:80])
+    different = of(lambda w: "7" * len(w), words[40:80])
 
     def cosine(a: np.ndarray, b: np.ndarray) -> float:
         return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
-    assert cosine(here, there) > cosine(here, other) + 0.3
+    assert cosine(first, second) > cosine(first, different) + 0.3
 
 
-def test_a_representation_signature_follows_the_adapter(
+def test_a_representation_sketch_follows_the_adapter(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -148,7 +146,7 @@ def test_a_representation_signature_follows_the_adapter(
     np.testing.assert_array_equal(sketch_of(base, examples, plan).vector, before)
 
 
-def test_a_gradient_signature_needs_the_bare_model(
+def test_a_gradient_sketch_needs_the_bare_model(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -169,7 +167,7 @@ def test_the_probe_set_does_not_depend_on_the_order_of_examples(examples: list[E
     assert len(set(chosen)) == 5
 
 
-def test_useless_signatures_are_refused(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
+def test_useless_sketches_are_refused(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     with pytest.raises(SignatureUnusable, match="no example"):
         sketch_of(base, [], PLAN)
@@ -184,10 +182,10 @@ def test_useless_signatures_are_refused(tiny: Callable[..., BaseModel], examples
 
 
 def test_the_moving_average_weighs_the_new_one_by_a() -> None:
-    east, north = (Signature(np.float32(vector), 0.5) for vector in ([1, 0], [0, 1]))
+    east, north = (Sketch(np.float32(vector), 0.5) for vector in ([1, 0], [0, 1]))
     np.testing.assert_allclose(ema(east, north, 0.25).vector, [0.75, 0.25])
     with pytest.raises(SignatureUnusable):
-        ema(east, Signature(np.float32([0, 1, 2]), 0.5), 0.5)
+        ema(east, Sketch(np.float32([0, 1, 2]), 0.5), 0.5)
 
 
 def test_reliability_is_the_cosine_that_two_samples_of_one_task_have() -> None:
@@ -214,20 +212,20 @@ def test_a_reliability_is_always_a_share_above_zero() -> None:
     assert reliability_of(mean_square=4.0, square_of_mean=2.0, count=5) == pytest.approx(0.75)
 
 
-def test_the_reliability_of_a_signature_grows_with_its_examples(
+def test_the_reliability_of_a_sketch_grows_with_its_examples(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
-    few, many, one = (
+    few, many, single = (
         sketch_of(base, examples, PLAN.model_copy(update={"probe_examples": n})).reliability
         for n in (4, len(examples), 1)
     )
     assert 0 < few < many < 1
-    assert one == 1.0
+    assert single == 1.0
 
 
-def test_a_signature_survives_being_written() -> None:
-    signature = Signature(np.float32([1, 2]), 0.25)
-    again = Signature.from_bytes(signature.to_bytes())
+def test_a_sketch_survives_being_written() -> None:
+    sketch = Sketch(np.float32([1, 2]), 0.25)
+    again = Sketch.from_bytes(sketch.to_bytes())
     assert again.reliability == 0.25
     assert again.vector.tolist() == [1, 2]

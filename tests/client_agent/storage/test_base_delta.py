@@ -1,4 +1,4 @@
-"""What served weights add to a base model for good: whole, bit by bit, and never to the wrong thing."""
+"""The base delta on disk: whole, by increments, and never added to the wrong round."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 from client_agent.errors import AdapterUnreadable
 from client_agent.storage.base_delta import (
+    BaseDelta,
     BaseDeltaMissing,
-    Fold,
     Served,
-    after,
-    fold_of,
-    newest,
+    apply_weights,
+    newest_base_delta,
     read_served,
+    round_base_delta,
 )
 from client_agent.storage.round_folder import FOLD, RoundFolders
 from schemas.maths.adapter import Layout, lora_layout
@@ -41,52 +41,54 @@ def served(number: int, fold_from: int | None, seed: int = 0) -> Served:
     return Served(manifest(number, fold_from), {}, {"l0.q": factors(seed)} if fold_from else {})
 
 
-def adds(fold: Fold) -> np.ndarray:
-    one = fold.added["l0.q"]
-    return np.asarray(one.B @ one.A)
+def product(delta: BaseDelta) -> np.ndarray:
+    module_factors = delta.added["l0.q"]
+    return np.asarray(module_factors.B @ module_factors.A)
 
 
 def test_increments_add_up_in_no_more_ranks_than_the_sum_has() -> None:
-    fold = after(Fold(1, {}), served(2, 1, seed=1))
+    delta = apply_weights(BaseDelta(1, {}), served(2, 1, seed=1))
     for number in range(2, 8):
-        fold = after(fold, served(number + 1, number, seed=number))
-    wanted = sum(factors(seed).B @ factors(seed).A for seed in range(1, 8))
-    np.testing.assert_allclose(adds(fold), wanted, rtol=1e-4, atol=1e-5)
-    assert (fold.round, fold.added["l0.q"].rank) == (8, 5)
+        delta = apply_weights(delta, served(number + 1, number, seed=number))
+    expected = sum(factors(seed).B @ factors(seed).A for seed in range(1, 8))
+    np.testing.assert_allclose(product(delta), expected, rtol=1e-4, atol=1e-5)
+    assert (delta.round, delta.added["l0.q"].rank) == (8, 5)
 
 
-def test_the_whole_takes_the_place_of_what_is_here() -> None:
-    fold = after(Fold(3, {"l0.q": factors(1)}), served(7, 1, seed=2))
-    assert fold.round == 7
-    np.testing.assert_array_equal(fold.added["l0.q"].A, factors(2).A)
-    assert after(fold, served(8, None)) == Fold(8, {})
+def test_a_whole_base_delta_replaces_the_stored_one() -> None:
+    delta = apply_weights(BaseDelta(3, {"l0.q": factors(1)}), served(7, 1, seed=2))
+    assert delta.round == 7
+    np.testing.assert_array_equal(delta.added["l0.q"].A, factors(2).A)
+    assert apply_weights(delta, served(8, None)) == BaseDelta(8, {})
 
 
 def test_the_same_weights_again_add_nothing() -> None:
-    fold = after(Fold(2, {"l0.q": factors(1)}), served(3, 2, seed=2))
-    assert after(fold, served(3, 2, seed=2)) is fold
+    delta = apply_weights(BaseDelta(2, {"l0.q": factors(1)}), served(3, 2, seed=2))
+    assert apply_weights(delta, served(3, 2, seed=2)) is delta
 
 
-def test_an_increment_to_something_else_is_refused_and_says_what_helps() -> None:
-    for here in (Fold(1, {}), Fold(3, {"l0.q": factors(1)})):
+def test_an_increment_to_another_round_is_refused() -> None:
+    for stored in (BaseDelta(1, {}), BaseDelta(3, {"l0.q": factors(1)})):
         with pytest.raises(BaseDeltaMissing, match="served the whole"):
-            after(here, served(5, 4))
+            apply_weights(stored, served(5, 4))
 
 
-def test_a_round_keeps_what_it_made_of_the_base_model(tmp_path: Path) -> None:
+def test_a_round_stores_its_base_delta(tmp_path: Path) -> None:
     rounds = RoundFolders(tmp_path)
-    first = fold_of(rounds, rounds.open(2), served(2, 1, seed=1))
-    second = fold_of(rounds, rounds.open(3), served(3, 2, seed=2))
-    assert newest(rounds, before=9).round == second.round == 3
-    np.testing.assert_allclose(adds(second), adds(first) + factors(2).B @ factors(2).A, rtol=1e-5, atol=1e-6)
-    again = fold_of(rounds, rounds.open(3), served(3, 2, seed=2))
-    np.testing.assert_array_equal(adds(again), adds(second))
+    first = round_base_delta(rounds, rounds.open(2), served(2, 1, seed=1))
+    second = round_base_delta(rounds, rounds.open(3), served(3, 2, seed=2))
+    assert newest_base_delta(rounds, before=9).round == second.round == 3
+    np.testing.assert_allclose(
+        product(second), product(first) + factors(2).B @ factors(2).A, rtol=1e-5, atol=1e-6
+    )
+    again = round_base_delta(rounds, rounds.open(3), served(3, 2, seed=2))
+    np.testing.assert_array_equal(product(again), product(second))
     rounds.open(3).write(FOLD, b"half")
     with pytest.raises(AdapterUnreadable, match="damaged"):
-        newest(rounds, before=9)
+        newest_base_delta(rounds, before=9)
 
 
-def test_weights_are_read_with_what_they_add() -> None:
+def test_weights_are_read_with_their_base_delta() -> None:
     q = factors(3, rank=4)
     adapter = {name: np.ones(shape, np.float32) for name, shape in LAYOUT.items()}
     body = pack({**adapter, "l0.q.RA": q.A, "l0.q.RB": q.B}, manifest(3, 2))
@@ -98,7 +100,7 @@ def test_weights_are_read_with_what_they_add() -> None:
     assert not any(values.any() for values in alone.adapter.values())
 
 
-def test_half_a_product_is_no_weights() -> None:
+def test_half_a_base_delta_is_refused() -> None:
     q = factors(3)
     for wrong in ({"l0.q.RA": q.A}, {"l0.q.RA": q.A[:1], "l0.q.RB": q.B}, {"l9.q.RA": q.A, "l9.q.RB": q.B}):
         with pytest.raises(AdapterUnreadable):

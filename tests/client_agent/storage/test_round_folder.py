@@ -1,4 +1,4 @@
-"""What a client's folder promises: whole files, resumable rounds, one process at a time, bounded disk."""
+"""The agent's folder: atomic files, resumable rounds, one process at a time, bounded disk."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def test_the_newest_earlier_round_with_a_result_is_found(tmp_path: Path) -> None
         folders.open(number)
     folders.open(1).write(TRAINED, b"1")
     folders.open(2).write(TRAINED, b"2")
-    found = folders.newest_with(TRAINED, before=4)
-    assert found is not None
-    assert found.number == 2
+    newest = folders.newest_with(TRAINED, before=4)
+    assert newest is not None
+    assert newest.number == 2
     assert folders.newest_with(TRAINED, before=1) is None
     assert folders.newest_with(SCORES_SENT, before=9) is None
 
@@ -52,7 +52,7 @@ def test_a_second_process_is_kept_away_from_the_folder(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_without_membership_says_what_to_do(tmp_path: Path) -> None:
+def test_a_folder_without_membership_asks_to_enrol(tmp_path: Path) -> None:
     with pytest.raises(NotEnrolled, match="tessera agent enrol"):
         read_membership(tmp_path)
     (tmp_path / "membership.json").write_text("{")

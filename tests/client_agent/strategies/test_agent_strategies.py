@@ -25,7 +25,7 @@ def test_a_newcomer_starts_from_what_it_is_served(name: str) -> None:
 @pytest.mark.parametrize("name", strategy_names())
 def test_options_that_only_the_coordinator_needs_are_ignored(name: str) -> None:
     strategy = load_strategy(name, {"temperature": 0.1, "sources": "all", "something_new": None})
-    assert strategy.gated == load_strategy(name).gated
+    assert strategy.traits.gated == load_strategy(name).traits.gated
 
 
 @pytest.mark.parametrize("name", strategy_names())
@@ -38,7 +38,7 @@ def test_starting_changes_neither_state(name: str) -> None:
 def test_fedavg_replaces_what_is_here() -> None:
     strategy = load_strategy("fedavg")
     assert strategy.start(LOCAL, SERVED, newcomer=False) == SERVED
-    assert not strategy.gated
+    assert not strategy.traits.gated
 
 
 def test_fedmosaic_averages_by_default() -> None:
@@ -46,7 +46,7 @@ def test_fedmosaic_averages_by_default() -> None:
     start = strategy.start(LOCAL, SERVED, newcomer=False)
     np.testing.assert_array_equal(start["b0.q.P"], np.full((2, 2), 2.5))
     assert start["b0.q.Q"].dtype == np.float32
-    assert not strategy.gated
+    assert not strategy.traits.gated
     with pytest.raises(LayoutMismatch):
         strategy.start({"b0.q.P": LOCAL["b0.q.P"]}, SERVED, newcomer=False)
 
@@ -55,7 +55,7 @@ def test_fedmosaic_goes_on_from_its_own_with_init_and_gate() -> None:
     for mix, gated in (("init", False), ("gate", True)):
         strategy = load_strategy("fedmosaic", {"mix": mix})
         assert strategy.start(LOCAL, SERVED, newcomer=False) == LOCAL
-        assert strategy.gated is gated
+        assert strategy.traits.gated is gated
 
 
 def test_an_unknown_strategy_is_answered_with_those_there_are() -> None:

@@ -34,21 +34,23 @@ def test_exact_match_is_that_of_greedy_decoding(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
-    some = [Example(f"x {letter}=", letter * 2) for letter in "abcdefgh"]
+    letters = [Example(f"x {letter}=", letter * 2) for letter in "abcdefgh"]
     with inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=False) as adapter:
         plan = TrainingPlan(steps=25, max_length=64, learning_rate=0.03)
-        train(base, adapter, some, plan, seed=0, round_number=1)
-        metrics = evaluate(base, [*some, *examples[:4]], max_length=64)
-        decoded = [written_by_greedy_decoding(base, example) for example in [*some, *examples[:4]]]
+        train(base, adapter, letters, plan, seed=0, round_number=1)
+        metrics = evaluate(base, [*letters, *examples[:4]], max_length=64)
+        decoded = [written_by_greedy_decoding(base, example) for example in [*letters, *examples[:4]]]
     assert 0 < metrics.exact_match < 1
     assert metrics.exact_match == pytest.approx(np.mean(decoded))
 
 
 def test_scores_do_not_depend_on_batches(each_architecture: BaseModel, examples: list[Example]) -> None:
-    one, other = (evaluate(each_architecture, examples, max_length=64, batch_size=size) for size in (1, 7))
-    assert one.loss == pytest.approx(other.loss, rel=1e-5)
-    assert one.exact_match == other.exact_match
-    assert one.perplexity == pytest.approx(exp(one.loss))
+    single, batched = (
+        evaluate(each_architecture, examples, max_length=64, batch_size=size) for size in (1, 7)
+    )
+    assert single.loss == pytest.approx(batched.loss, rel=1e-5)
+    assert single.exact_match == batched.exact_match
+    assert single.perplexity == pytest.approx(exp(single.loss))
 
 
 def test_a_model_that_outputs_nonsense_is_not_scored(

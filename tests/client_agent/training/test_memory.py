@@ -29,7 +29,7 @@ PLANS = {
 
 
 def peak_of(work: Callable[[], object], folder: Path) -> int:
-    """Give the most bytes that the CPU's allocator held at once, beyond those before."""
+    """Return the peak of bytes that the CPU allocator held, above the bytes before."""
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
@@ -56,24 +56,24 @@ def peak_of(work: Callable[[], object], folder: Path) -> int:
 def test_a_step_takes_the_memory_that_was_foretold(
     tmp_path: Path, vocabulary: int, quantization: Quantization, dtype: torch.dtype, kind: str
 ) -> None:
-    wanted = PLANS[kind]
+    adapter_plan = PLANS[kind]
     size = Size(256, 704, 8, 8, 4, vocabulary, batch=8, length=128)
     torch.manual_seed(0)
     base = built(size, device=torch.device("cpu"), dtype=dtype, quantization=quantization)
     examples, tokens = full_batch(size), size.batch * size.length
     texts = encode_all(examples, base.tokenizer, size.length)
-    frames = random_frames(base, wanted, 0) if wanted.kind == "pq" else {}
-    with inject(base, wanted, frames, gated=False, seed=0) as adapter:
+    frames = random_frames(base, adapter_plan, 0) if adapter_plan.kind == "pq" else {}
+    with inject(base, adapter_plan, frames, gated=False, seed=0) as adapter:
         foretold = step_memory(base, adapter, collate(texts, pad=pad_id(base.tokenizer)))
     for checkpointing, most in ((False, foretold.step), (True, foretold.recomputing_step)):
         plan = TrainingPlan(
             steps=1, batch_size=size.batch, max_length=size.length, gradient_checkpointing=checkpointing
         )
-        with inject(base, wanted, frames, gated=False, seed=0) as adapter:
-            taken = peak_of(
+        with inject(base, adapter_plan, frames, gated=False, seed=0) as adapter:
+            peak = peak_of(
                 lambda: train(base, adapter, examples, plan, seed=0, round_number=1),  # noqa: B023
                 tmp_path,
             )
-        print(f"{checkpointing=}: {taken / most(tokens):.2f} of what was foretold")
+        print(f"{checkpointing=}: {peak / most(tokens):.2f} of what was foretold")
         least = 0.5 if checkpointing and kind != "pq" else 0.8
-        assert least < taken / most(tokens) < 1.1, checkpointing
+        assert least < peak / most(tokens) < 1.1, checkpointing

@@ -11,7 +11,7 @@ import pytest
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example, Turn
 from client_agent.model.tokens import Encoded
-from client_agent.training.data import deal, load_data, read_examples
+from client_agent.training.data import iterate_batches, load_data, read_examples
 
 
 def written(path: Path, *records: object) -> Path:
@@ -37,7 +37,7 @@ def test_prompts_and_chats_are_read(tmp_path: Path) -> None:
         ("[1]", "not a JSON object"),
         ('{"prompt": "a"}', "completion is missing"),
         ('{"prompt": "", "completion": "b"}', "prompt is missing, empty"),
-        ('{"prompt": "a", "completion": 3}', "completion is missing, empty or no string"),
+        ('{"prompt": "a", "completion": 3}', "completion is missing, empty or not a string"),
         ('{"messages": []}', "two or more"),
         ('{"messages": [1, 2]}', "two or more"),
         ('{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}', "user's"),
@@ -91,14 +91,18 @@ def texts(count: int) -> list[Encoded]:
 
 
 def test_batches_are_dealt_in_whole_shuffled_passes() -> None:
-    dealt = [text.ids[0] for batch in islice(deal(texts(10), 4, seed=0, round_number=1), 5) for text in batch]
+    dealt = [
+        text.ids[0]
+        for batch in islice(iterate_batches(texts(10), 4, seed=0, round_number=1), 5)
+        for text in batch
+    ]
     assert sorted(dealt[:10]) == sorted(dealt[10:]) == list(range(10))
     assert dealt[:10] != dealt[10:]
 
 
 def test_the_order_follows_from_seed_and_round() -> None:
     def order(seed: int, number: int) -> list[int]:
-        batches = islice(deal(texts(10), 4, seed=seed, round_number=number), 4)
+        batches = islice(iterate_batches(texts(10), 4, seed=seed, round_number=number), 4)
         return [text.ids[0] for batch in batches for text in batch]
 
     assert order(0, 1) == order(0, 1)
@@ -106,4 +110,8 @@ def test_the_order_follows_from_seed_and_round() -> None:
 
 
 def test_with_few_examples_a_batch_is_one_pass() -> None:
-    assert [len(batch) for batch in islice(deal(texts(3), 8, seed=0, round_number=1), 3)] == [3, 3, 3]
+    assert [len(batch) for batch in islice(iterate_batches(texts(3), 8, seed=0, round_number=1), 3)] == [
+        3,
+        3,
+        3,
+    ]

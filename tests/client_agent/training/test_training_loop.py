@@ -16,7 +16,7 @@ from client_agent.errors import LayoutMismatch, LossNotFinite, MissingGradient, 
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.training.evaluate import evaluate
-from client_agent.training.loop import Step, TrainingOutcome, rate_at, train
+from client_agent.training.loop import Step, TrainingOutcome, learning_rate_factor, train
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.client_agent.conftest import ARCHITECTURES
 
@@ -36,8 +36,8 @@ def run(
         return outcome, adapter.state()
 
 
-def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
 
 
 def test_both_kinds_of_adapter_learn(each_architecture: BaseModel, examples: list[Example]) -> None:
@@ -53,10 +53,10 @@ def test_training_is_reproducible_and_rounds_differ(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny(attention_dropout=0.2)
-    one, again, other = run(base, examples), run(base, examples), run(base, examples, number=2)
-    assert one[0].losses == again[0].losses
-    assert same(one[1], again[1])
-    assert not same(one[1], other[1])
+    first, again, second = run(base, examples), run(base, examples), run(base, examples, number=2)
+    assert first[0].losses == again[0].losses
+    assert same(first[1], again[1])
+    assert not same(first[1], second[1])
 
 
 def test_training_leaves_everybody_elses_random_numbers_alone(
@@ -110,9 +110,9 @@ def test_accumulating_is_a_larger_batch(tiny: Callable[..., BaseModel], examples
     base = tiny()
     large = PLAN.model_copy(update={"batch_size": 8})
     small = PLAN.model_copy(update={"accumulation": 2})
-    one, other = run(base, examples, large), run(base, examples, small)
-    np.testing.assert_allclose(one[0].losses, other[0].losses, rtol=1e-4)
-    assert one[0].tokens == other[0].tokens
+    first, second = run(base, examples, large), run(base, examples, small)
+    np.testing.assert_allclose(first[0].losses, second[0].losses, rtol=1e-4)
+    assert first[0].tokens == second[0].tokens
 
 
 def test_checkpointing_changes_memory_and_nothing_else(
@@ -213,12 +213,12 @@ def test_steps_are_reported_and_training_can_be_stopped(
 
 def test_schedules_warm_up_and_come_down() -> None:
     plan = TrainingPlan(steps=10, warmup_steps=2)
-    assert [rate_at(step, plan) for step in (0, 1, 2, 9)] == pytest.approx([1 / 3, 2 / 3, 1, 1])
+    assert [learning_rate_factor(step, plan) for step in (0, 1, 2, 9)] == pytest.approx([1 / 3, 2 / 3, 1, 1])
     linear = plan.model_copy(update={"schedule": "linear", "warmup_steps": 0})
-    assert [rate_at(step, linear) for step in (0, 5, 9)] == pytest.approx([1, 0.5, 0.1])
+    assert [learning_rate_factor(step, linear) for step in (0, 5, 9)] == pytest.approx([1, 0.5, 0.1])
     cosine = plan.model_copy(update={"schedule": "cosine", "warmup_steps": 0})
-    assert [rate_at(step, cosine) for step in (0, 5)] == pytest.approx([1, 0.5])
-    assert 0 < rate_at(9, cosine) < 0.05
+    assert [learning_rate_factor(step, cosine) for step in (0, 5)] == pytest.approx([1, 0.5])
+    assert 0 < learning_rate_factor(9, cosine) < 0.05
 
 
 def test_a_bfloat16_base_trains_float32_adapters(
@@ -244,7 +244,9 @@ def test_texts_beyond_a_models_positions_are_refused_before_anything_trains(
             lambda: train(base, adapter, examples, PLAN, seed=0, round_number=1),
             lambda: evaluate(base, examples, max_length=64),
         ):
-            with pytest.raises(TextTooLong, match=r"reads 12 at most: have training\.max_length set to 12"):
+            with pytest.raises(
+                TextTooLong, match=r"reads 12 at most; ask the operator to set training\.max_length to 12"
+            ):
                 step()
         assert not any(values.any() for values in adapter.state().values())
         shorter = PLAN.model_copy(update={"max_length": 12})

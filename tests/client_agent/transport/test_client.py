@@ -1,4 +1,4 @@
-"""How the agent talks to a coordinator that fails, restarts, cuts connections and lies."""
+"""API calls to a coordinator that fails, restarts, cuts connections or answers wrongly."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 @contextmanager
 def answering(*answers: Answer) -> Iterator[tuple[str, list[str]]]:
-    """Serve these answers one after the other, the last one for ever; give the URL and the paths asked."""
-    asked: list[str] = []
+    """Serve these answers one after the other, then repeat the last; yield the URL and the paths."""
+    requests: list[str] = []
 
     class Scripted(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            asked.append(f"{self.path} {self.headers.get('Range', '')}".strip())
-            answers[min(len(asked), len(answers)) - 1](self)
+            requests.append(f"{self.path} {self.headers.get('Range', '')}".strip())
+            answers[min(len(requests), len(answers)) - 1](self)
 
         do_PUT = do_GET
 
@@ -52,7 +52,7 @@ def answering(*answers: Answer) -> Iterator[tuple[str, list[str]]]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"http://127.0.0.1:{server.server_port}", requests
     finally:
         server.shutdown()
         thread.join()
@@ -101,9 +101,9 @@ def api_for(url: str, slept: list[float], *, deadline: float = 1000.0) -> Coordi
 def test_a_coordinator_that_restarts_is_waited_for() -> None:
     slept: list[float] = []
     answers = (hang_up, status(503), status(502), status(200, HELLO))
-    with answering(*answers) as (url, asked), api_for(url, slept) as api:
+    with answering(*answers) as (url, requests), api_for(url, slept) as api:
         assert api.hello().name == "test"
-        assert len(asked) == 4
+        assert len(requests) == 4
     assert len(slept) == 3
     assert all(0 <= wait <= 60 for wait in slept)
 
@@ -118,7 +118,7 @@ def test_retry_after_is_honoured() -> None:
 
 
 @pytest.mark.parametrize(("status_code", "method"), [(429, "GET"), (503, "GET"), (503, "PUT"), (507, "PUT")])
-def test_every_kind_of_call_comes_back_when_it_is_told_to(status_code: int, method: str) -> None:
+def test_every_method_retries_a_retryable_status(status_code: int, method: str) -> None:
     slept: list[float] = []
     receipt = {
         "digest": "sha256:" + "0" * 64,
@@ -129,58 +129,58 @@ def test_every_kind_of_call_comes_back_when_it_is_told_to(status_code: int, meth
         "clipped": False,
     }
     answers = (status(status_code, Retry_After="40"), status(200, receipt if method == "PUT" else HELLO))
-    with answering(*answers) as (url, asked), api_for(url, slept) as api:
+    with answering(*answers) as (url, requests), api_for(url, slept) as api:
         if method == "PUT":
             api.push_update("fed", 1, b"body")
         else:
             api.hello()
-        assert len(asked) == 2
+        assert len(requests) == 2
     assert [wait >= 40 for wait in slept] == [True]
 
 
-def test_a_refusal_is_not_tried_again_and_says_why() -> None:
+def test_a_refusal_is_not_retried_and_keeps_its_detail() -> None:
     problem = {"type": "urn:tessera:problem:round-closed", "title": "too late", "status": 409}
-    with answering(status(409, problem)) as (url, asked), api_for(url, []) as api:
+    with answering(status(409, problem)) as (url, requests), api_for(url, []) as api:
         with pytest.raises(CoordinatorRefused, match="too late") as caught:
             api.me()
         assert caught.value.slug == "round-closed"
-        assert len(asked) == 1
+        assert len(requests) == 1
 
 
-def test_an_error_page_of_something_in_between_is_a_refusal_without_a_slug() -> None:
+def test_an_error_page_of_a_proxy_is_a_refusal_without_a_slug() -> None:
     with answering(status(403, "blocked by the proxy")) as (url, _), api_for(url, []) as api:
         with pytest.raises(CoordinatorRefused) as caught:
             api.me()
         assert (caught.value.status, caught.value.slug) == (403, "")
 
 
-def test_something_that_is_no_coordinator_is_noticed() -> None:
-    trouble = pytest.raises(AnswerUnreadable, match="is the URL a Tessera coordinator")
+def test_an_answer_of_another_server_is_unreadable() -> None:
+    trouble = pytest.raises(AnswerUnreadable, match="check that the URL is a coordinator")
     with answering(status(200, {"welcome": "to nginx"})) as (url, _), api_for(url, []) as api, trouble:
         api.hello()
 
 
-def test_nothing_to_do_says_when_to_ask_again() -> None:
+def test_no_open_round_returns_the_retry_delay() -> None:
     with answering(status(204, Retry_After="7")) as (url, _), api_for(url, []) as api:
         assert api.current_round("fed") == NothingYet(7.0)
 
 
-def test_who_waits_for_a_round_may_come_back_at_once_when_told_so() -> None:
+def test_a_long_poll_honours_a_zero_retry_delay() -> None:
     with answering(status(204, Retry_After="0")) as (url, _), api_for(url, []) as api:
         assert api.current_round("fed", wait_seconds=30) == NothingYet(0.0)
 
 
 def test_a_stop_does_not_wait_for_an_answer_that_takes_long() -> None:
-    asked, answer = threading.Event(), threading.Event()
+    requests, answer = threading.Event(), threading.Event()
 
     def late(request: BaseHTTPRequestHandler) -> None:
-        asked.set()
+        requests.set()
         assert request.headers["Prefer"] == "wait=30"
         answer.wait(20)
         status(204)(request)
 
     def sleep(seconds: float) -> None:
-        if asked.is_set():
+        if requests.is_set():
             raise Stopped
 
     with answering(late) as (url, _):
@@ -192,24 +192,24 @@ def test_a_stop_does_not_wait_for_an_answer_that_takes_long() -> None:
         answer.set()
 
 
-def test_a_coordinator_that_restarts_while_we_wait_is_asked_again() -> None:
+def test_a_long_poll_is_retried_after_a_restart() -> None:
     slept: list[float] = []
-    with answering(hang_up, status(503), status(204, Retry_After="3")) as (url, asked):
+    with answering(hang_up, status(503), status(204, Retry_After="3")) as (url, requests):
         with api_for(url, slept) as api:
             assert api.current_round("fed", wait_seconds=30) == NothingYet(3.0)
-        assert len(asked) == 3
+        assert len(requests) == 3
     assert len([seconds for seconds in slept if seconds]) == 2
 
 
 def test_a_broken_download_goes_on_where_it_broke_off() -> None:
     body = bytes(range(256)) * 40
     answers = (part_of(body, sent=1000), part_of(body, begin=1000))
-    with answering(*answers) as (url, asked), api_for(url, []) as api:
+    with answering(*answers) as (url, requests), api_for(url, []) as api:
         assert api.weights("fed", 1).body == body
-        assert [path.partition(" ")[2] for path in asked] == ["", "bytes=1000-"]
+        assert [path.partition(" ")[2] for path in requests] == ["", "bytes=1000-"]
 
 
-def test_a_download_that_starts_over_is_not_glued_to_its_first_try() -> None:
+def test_a_restarted_download_discards_the_first_part() -> None:
     body = bytes(range(256)) * 40
     answers = (part_of(body, sent=1000), part_of(body))
     with answering(*answers) as (url, _), api_for(url, []) as api:
@@ -228,7 +228,7 @@ def test_a_missing_pack_is_none_and_no_error() -> None:
         assert api.pack("fed", "tiny-s-0") is None
 
 
-def test_who_waits_for_a_coordinator_is_told_so(
+def test_a_lasting_outage_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(retry, "_QUIET_SECONDS", -1.0)
@@ -237,4 +237,4 @@ def test_who_waits_for_a_coordinator_is_told_so(
         api.hello()
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "tessera.agent"]
     assert warning.startswith("http://127.0.0.1:1")
-    assert "refused; trying again for up to" in warning
+    assert "refused); retrying for up to" in warning

@@ -1,4 +1,4 @@
-"""Whom an agent believes what time it is: the coordinator's signed word, and nobody in between."""
+"""Clock correction: only a time signed by the coordinator is accepted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def silo(served: Served) -> Silo:
 
 
 class Between(httpx.HTTPTransport):
-    """Keeps what was sent; `change(request, answer)` may put another answer in the place of the real one."""
+    """Records the requests; `change(request, answer)` may replace an answer."""
 
     def __init__(self, change: Callable[[httpx.Request, httpx.Response], httpx.Response | None]) -> None:
         super().__init__()
@@ -46,9 +46,9 @@ class Between(httpx.HTTPTransport):
         return self._change(request, answer) or answer
 
 
-def skewed(**told: Any) -> httpx.Response:
+def skewed(**members: Any) -> httpx.Response:
     problem = {"type": "urn:tessera:problem:clock-skew", "title": "x", "status": 401}
-    return httpx.Response(401, json=problem | told)
+    return httpx.Response(401, json=problem | members)
 
 
 def signing(
@@ -77,14 +77,14 @@ def test_a_wrong_clock_is_corrected_once_and_then_right(served: Served, silo: Si
 def test_a_clock_that_is_set_while_the_time_is_asked_for_is_corrected_again(
     served: Served, silo: Silo
 ) -> None:
-    wrong_by = chain([-DAY] * 3, repeat(DAY))  # to sign, to ask, to hear; and then to sign again
+    wrong_by = chain([-DAY] * 3, repeat(DAY))  # sign, send, receive; then sign again
     http, between = signing(served, silo, clock=lambda: time.time() + next(wrong_by))
     with http:
         assert http.get("/v1/me").status_code == 200
     assert [path for path, _ in between.sent] == ["/v1/me", "/v1/hello", "/v1/me", "/v1/hello", "/v1/me"]
 
 
-def test_a_clock_that_never_stands_still_ends_the_asking(served: Served, silo: Silo) -> None:
+def test_a_clock_that_keeps_changing_ends_the_corrections(served: Served, silo: Silo) -> None:
     wrong_by = (DAY * (number // 3) for number in count(3))
     http, between = signing(served, silo, clock=lambda: time.time() + next(wrong_by))
     with http:
@@ -92,8 +92,8 @@ def test_a_clock_that_never_stands_still_ends_the_asking(served: Served, silo: S
     assert [path for path, _ in between.sent].count("/v1/hello") == 3
 
 
-def test_nobody_in_between_can_have_requests_signed_for_later(served: Served, silo: Silo) -> None:
-    """Its word is not signed, and an old greeting, or an altered one, is not the coordinator's."""
+def test_a_proxy_cannot_obtain_signatures_for_a_later_time(served: Served, silo: Silo) -> None:
+    """A proxy's time is unsigned, and a replayed or altered greeting is refused."""
     old = served.http().get("/v1/hello", params={"challenge": "c" * 32}).text
 
     greetings: dict[str, Callable[[httpx.Response], httpx.Response | None]] = {
@@ -121,7 +121,7 @@ def test_nobody_in_between_can_have_requests_signed_for_later(served: Served, si
         assert all(created < LATER for _, created in between.sent)
 
 
-def test_an_answer_that_was_held_back_tells_no_time(served: Served, silo: Silo) -> None:
+def test_a_delayed_greeting_does_not_correct_the_clock(served: Served, silo: Silo) -> None:
     moments = iter([0.0, 0.0, 61.0])
     http, between = signing(served, silo, clock=lambda: time.time() - DAY + next(moments))
     with http, pytest.raises(CoordinatorRefused, match="clock-skew"):
@@ -129,8 +129,8 @@ def test_an_answer_that_was_held_back_tells_no_time(served: Served, silo: Silo) 
     assert len(between.sent) == 2
 
 
-def test_a_right_clock_means_that_the_request_was_too_long_on_its_way(served: Served, silo: Silo) -> None:
-    """As of an upload that something in between holds back until it is whole."""
+def test_a_correct_clock_means_that_the_request_was_too_slow(served: Served, silo: Silo) -> None:
+    """A proxy may buffer an upload until it is complete."""
 
     def late(request: httpx.Request, _: httpx.Response) -> httpx.Response | None:
         return skewed() if request.method == "PUT" else None
@@ -147,7 +147,7 @@ def test_a_right_clock_means_that_the_request_was_too_long_on_its_way(served: Se
     assert [path.rpartition("/")[2] for path, _ in between.sent] == ["update", "hello"]
 
 
-def test_without_the_coordinators_key_no_time_is_believed(served: Served, silo: Silo) -> None:
+def test_without_the_coordinators_key_no_time_is_accepted(served: Served, silo: Silo) -> None:
     auth = SignedRequests(silo.key, clock=lambda: time.time() - DAY)
     with httpx.Client(base_url=served.url, auth=auth) as http:
         answers = [http.get("/v1/me").status_code for _ in range(2)]

@@ -1,4 +1,4 @@
-"""How long the agent bears with a coordinator that is slow, or not there."""
+"""Deadlines of calls to a slow or absent coordinator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schemas.wire.digests import digest_of, to_field
 from tests.client_agent.transport.test_client import HELLO, answering, api_for, status
 
 
-def test_who_gives_a_byte_now_and_then_is_given_up_after_the_deadline(
+def test_a_trickling_response_body_ends_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retry, "_ONE_TRY_SECONDS", 0.0)
@@ -31,12 +31,12 @@ def test_who_gives_a_byte_now_and_then_is_given_up_after_the_deadline(
     began = time.monotonic()
     with answering(trickle) as (url, _), api_for(url, [], deadline=1.0) as api:
         for call in (api.hello, lambda: api.weights("fed", 1)):
-            with pytest.raises(CoordinatorUnreachable, match="time for the whole call"):
+            with pytest.raises(CoordinatorUnreachable, match="deadline of the whole call"):
                 call()
     assert 2 <= time.monotonic() - began < 20
 
 
-def test_who_gives_the_head_of_an_answer_byte_by_byte_is_given_up_after_the_deadline(
+def test_a_trickling_response_head_ends_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retry, "_ONE_TRY_SECONDS", 0.0)
@@ -53,12 +53,12 @@ def test_who_gives_the_head_of_an_answer_byte_by_byte_is_given_up_after_the_dead
     with answering(status(200, HELLO), trickle) as (url, _), api_for(url, [], deadline=1.0) as api:
         api.hello()  # the connection is used again, or is new: both end
         for call in (api.hello, lambda: api.weights("fed", 1), lambda: api.push_update("fed", 1, b"body")):
-            with pytest.raises(CoordinatorUnreachable, match="time for the whole call"):
+            with pytest.raises(CoordinatorUnreachable, match="deadline of the whole call"):
                 call()
     assert 3 <= time.monotonic() - began < 15
 
 
-def test_a_large_download_has_the_time_that_it_takes_at_the_floor_and_no_more(
+def test_a_large_download_extends_the_deadline_at_the_minimum_rate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retry, "_ONE_TRY_SECONDS", 0.0)
@@ -78,11 +78,11 @@ def test_a_large_download_has_the_time_that_it_takes_at_the_floor_and_no_more(
         monkeypatch.setattr(timeouts, "FLOOR_BYTES_PER_SECOND", 5_000)
         assert api.weights("fed", 1).body == body
         monkeypatch.setattr(timeouts, "FLOOR_BYTES_PER_SECOND", 500_000)
-        with pytest.raises(CoordinatorUnreachable, match="time for the whole call"):
+        with pytest.raises(CoordinatorUnreachable, match="deadline of the whole call"):
             api.weights("fed", 1)
 
 
-def test_who_takes_a_byte_now_and_then_is_given_up_after_the_deadline(
+def test_a_trickling_upload_ends_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retry, "_ONE_TRY_SECONDS", 0.0)
@@ -94,26 +94,26 @@ def test_who_takes_a_byte_now_and_then_is_given_up_after_the_deadline(
                 time.sleep(0.05)
 
     began = time.monotonic()
-    trouble = pytest.raises(CoordinatorUnreachable, match="time for the whole call")
+    trouble = pytest.raises(CoordinatorUnreachable, match="deadline of the whole call")
     with answering(sip) as (url, _), api_for(url, [], deadline=1.0) as api, trouble:
         api.push_update("fed", 1, bytes(64 * 2**20))
     assert 1 <= time.monotonic() - began < 20
 
 
-def test_who_is_told_to_come_again_after_the_deadline_is_told_why() -> None:
+def test_a_rate_limit_beyond_the_deadline_keeps_its_detail() -> None:
     problem = {
         "type": "urn:tessera:problem:rate-limited",
         "title": "too many",
         "status": 429,
         "detail": "ten keys a day",
     }
-    with answering(status(429, problem, Retry_After="80000")) as (url, asked), api_for(url, []) as api:
+    with answering(status(429, problem, Retry_After="80000")) as (url, requests), api_for(url, []) as api:
         with pytest.raises(CoordinatorRefused, match="ten keys a day"):
             api.me()
-        assert len(asked) == 1
+        assert len(requests) == 1
 
 
-def test_nobody_there_is_said_after_the_deadline() -> None:
+def test_an_absent_coordinator_is_unreachable_after_the_deadline() -> None:
     slept: list[float] = []
     with answering(status(200, HELLO)) as (url, _):
         pass

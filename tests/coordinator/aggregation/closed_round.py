@@ -150,7 +150,7 @@ def served(database: Database, client_id: str, layout: Layout, number: int = 2) 
 def round_row(database: Database, closed: Closed, number: int = 1) -> RoundRow:
     """Look at a round."""
     with database.read() as session:
-        return rounds.numbered(session, closed.federation_id, number)
+        return rounds.get_round(session, closed.federation_id, number)
 
 
 def resolved(database: Database, closed: Closed) -> FederationPlan:

@@ -187,7 +187,7 @@ def test_only_the_newest_fold_of_a_base_model_is_kept(coordinator: Served) -> No
             client.push(number, 10 * number + i)
         wait_for(coordinator, federation_id, number, "published")
     with closing(Database(coordinator.database_url)) as database:
-        while retention.thin_out(database, 1):
+        while retention.prune_rounds(database, 1):
             pass
         with database.read() as session:
             forgotten = select(FoldRow.payload_id.is_(None)).where(FoldRow.federation_id == federation_id)

@@ -42,8 +42,8 @@ def mixed(database: Database, weights: Sequence[Sequence[float]]) -> dict[str, S
                 modules=modules_of(LAYOUT),
                 age=0,
                 examples=1,
-                signature=None,
-                signature_model="s",
+                sketch=None,
+                sketch_model="s",
                 is_source=True,
             )
         )

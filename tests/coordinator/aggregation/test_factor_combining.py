@@ -10,8 +10,8 @@ import pytest
 
 from coordinator.db.engine import Database
 from coordinator.db.tables.federations import PayloadRow, WeightsRow
-from coordinator.strategies.base import make
-from coordinator.strategies.capabilities import Combining, Source
+from coordinator.strategies.capabilities import Source
+from coordinator.strategies.opening import make
 from schemas.maths.adapter import Layout, lora_layout
 from schemas.maths.factors import Factors
 from tests.coordinator.aggregation.closed_round import Closed, Sent, close_round, count, plan, publish, served
@@ -33,7 +33,7 @@ def tensors(values: np.ndarray) -> dict[str, np.ndarray]:
 
 def expected(strategy: str, sent: list[Sent], shares: list[float]) -> dict[str, np.ndarray]:
     combining = make(strategy, {})
-    assert isinstance(combining, Combining)
+    assert combining.traits.combines
     whole = [tensors(one.values) for one in sent]
     made = {}
     for module in MODULES:

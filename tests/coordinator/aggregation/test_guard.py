@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.aggregation.guard import Guarded, guarded
-from coordinator.strategies.base import Caps, ClientFacts, Cohort, Floats, Held, Weighing
+from coordinator.aggregation.guard import GuardedWeights, guard_weights
+from coordinator.strategies.base import ClientFacts, Cohort, Floats, Weighing, WeightReduction
+from coordinator.strategies.capabilities import Caps
 
 PQ, LORA = "b0.q", "l0.q"
 FORMS = {PQ: (("b0.q.P", (3, 3)),), LORA: (("l0.q.A", (2, 3)), ("l0.q.B", (3, 2)))}
 SIZES = {PQ: 9, LORA: 12}
-AVERAGE = Caps(other=0.4, others=1.0, length=1.4, strict=False)
-GATE = Caps(other=0.2, others=0.7, length=1.0, strict=False)
-STRICT = Caps(other=0.2, others=0.7, length=1.0, strict=True)
+AVERAGE = Caps(peer=0.4, peers=1.0, length=1.4, strict=False)
+GATE = Caps(peer=0.2, peers=0.7, length=1.0, strict=False)
+STRICT = Caps(peer=0.2, peers=0.7, length=1.0, strict=True)
 every_caps = pytest.mark.parametrize("caps", [AVERAGE, GATE, STRICT], ids=["average", "gate", "strict"])
 Updates = dict[str, Floats]  # per module (N, size); clients without the module have zeros
 
@@ -30,32 +31,31 @@ def client(i: int, **facts: Any) -> ClientFacts:
         "modules": FORMS,
         "age": 0,
         "examples": 10,
-        "signature": None,
-        "signature_model": "w",
+        "sketch": None,
+        "sketch_model": "w",
         "is_source": True,
     }
     return ClientFacts(**(given_facts | facts))
 
 
-def guard(cohort: Cohort, relevance: Floats, updates: Updates, caps: Caps) -> Guarded:
+def guard(cohort: Cohort, relevance: Floats, updates: Updates, caps: Caps) -> GuardedWeights:
     weighing = Weighing(cohort, relevance, np.full_like(relevance, np.nan))
     products = {cohort.kind(module): values @ values.T for module, values in updates.items()}
-    return guarded(weighing, products, caps)
+    return guard_weights(weighing, products, caps)
 
 
-def of_lora(values: Floats, caps: Caps = GATE, relevance: Floats | None = None, **facts: Any) -> Guarded:
-    """Guard clients that have LoRA alone, and listen to all others alike."""
+def of_lora(
+    values: Floats, caps: Caps = GATE, relevance: Floats | None = None, **facts: Any
+) -> GuardedWeights:
     n = len(values)
-    clients = [
-        client(i, modules={LORA: FORMS[LORA]}, **{name: of[i] for name, of in facts.items()})
-        for i in range(n)
-    ]
+    of_client = [{name: values[i] for name, values in facts.items()} for i in range(n)]
+    clients = [client(i, modules={LORA: FORMS[LORA]}, **of_client[i]) for i in range(n)]
     if relevance is None:
         relevance = (1 - np.eye(n)) / (n - 1)
     return guard(Cohort(clients, 1.0), relevance, {LORA: values}, caps)
 
 
-def contribution(made: Guarded, updates: Updates, i: int, some: list[int]) -> tuple[float, float]:
+def contribution(made: GuardedWeights, updates: Updates, i: int, some: list[int]) -> tuple[float, float]:
     """Say what some clients contribute to what i is served, and by how much they move it; in i's norms."""
     given_by, moved, own = 0.0, 0.0, 0.0
     for module, values in updates.items():
@@ -120,8 +120,8 @@ def test_attackers_contribute_no_more_than_their_number_of_caps(
             assert all(not made.of_module(module)[i, some].any() for module in updates)
             continue
         each = max(made.caps[cohort.kind(module)][i] for module in updates)
-        assert each == caps.other or not caps.strict
-        most = min(each * len(some), caps.others) * caps.length
+        assert each == caps.peer or not caps.strict
+        most = min(each * len(some), caps.peers) * caps.length
         contributed, moved = contribution(made, updates, i, some)
         assert contributed <= most * (1 + 1e-9)
         assert moved <= 2**0.5 * most * (1 + 1e-9)
@@ -141,7 +141,7 @@ def test_rows_sum_to_one_and_are_not_negative(
         np.testing.assert_allclose(weights.sum(axis=1), has, atol=1e-9)
         assert (weights >= 0).all()
         assert not weights[~cohort.shares(module) & ~np.eye(len(weights), dtype=bool)].any()
-    told = made.told()
+    told = made.report()
     np.testing.assert_allclose(told.served.sum(axis=1), 1.0, atol=1e-9)
     assert (np.abs(told.agreement[~np.isnan(told.agreement)]) <= 1 + 1e-9).all()
 
@@ -185,7 +185,7 @@ def test_a_boosted_update_counts_as_if_it_were_as_long_as_the_receivers() -> Non
     again = of_lora(np.stack([own, honest, 1000 * boosted]))
     np.testing.assert_allclose(once.of_module(LORA)[0, 1], again.of_module(LORA)[0, 1])
     np.testing.assert_allclose(once.of_module(LORA)[0, 2], 1000 * again.of_module(LORA)[0, 2])
-    assert again.told().held[0, 2] & Held.LARGE
+    assert again.report().reductions[0, 2] & WeightReduction.LARGE
 
 
 def test_whoever_points_away_is_not_heard_and_costs_the_others_nothing() -> None:
@@ -194,7 +194,7 @@ def test_whoever_points_away_is_not_heard_and_costs_the_others_nothing() -> None
     beside = of_lora(np.vstack([same[:3], -same[3], -20 * same[3]]), AVERAGE)
     np.testing.assert_allclose(beside.of_module(LORA)[:3, :3], alone.of_module(LORA))
     assert not beside.of_module(LORA)[:3, 3:].any()
-    assert (beside.told().held[:3, 3:] & Held.OPPOSED).all()
+    assert (beside.report().reductions[:3, 3:] & WeightReduction.OPPOSED).all()
 
 
 def test_copies_share_one_vote_however_they_are_scaled() -> None:
@@ -206,15 +206,15 @@ def test_copies_share_one_vote_however_they_are_scaled() -> None:
     row, clip = many.of_module(LORA)[0], np.linalg.norm(honest[0]) / np.linalg.norm(sent)
     attackers = sum(row[4 + k] * times for k, times in enumerate((1, 2, 5, 20)))
     assert attackers == pytest.approx(one[4] / min(1.0, clip) * clip, rel=0.1)
-    assert (many.told().held[0, 4:] & Held.COPIES).all()
+    assert (many.report().reductions[0, 4:] & WeightReduction.COPIES).all()
 
 
 def test_silos_that_have_averaged_for_rounds_are_not_taken_for_copies() -> None:
     rng = np.random.default_rng(4)
     values = 1.0 + 0.01 * rng.standard_normal((5, 12))
     made = of_lora(values)
-    assert made.told().agreement.min() > 0.99
-    assert not (made.told().held & Held.COPIES).any()
+    assert made.report().agreement.min() > 0.99
+    assert not (made.report().reductions & WeightReduction.COPIES).any()
 
 
 def test_the_clients_of_another_organisation_have_one_cap_together() -> None:
@@ -222,7 +222,7 @@ def test_the_clients_of_another_organisation_have_one_cap_together() -> None:
     values = 1.0 + 0.5 * rng.standard_normal((8, 12))
     organisations = ["own", "own", None, None, "acme", "acme", "acme", "acme"]
     row = of_lora(values, STRICT, organisation=organisations).of_module(LORA)[0]
-    assert row[4:].sum() <= STRICT.other + 1e-12
+    assert row[4:].sum() <= STRICT.peer + 1e-12
     free = of_lora(values, STRICT).of_module(LORA)[0]
     assert free[4:].sum() > row[4:].sum()
     assert row[1] >= free[1]
@@ -267,7 +267,7 @@ def test_a_newcomer_hears_nobody_louder_than_the_median_and_copies_once() -> Non
     assert row.sum() == pytest.approx(1.0)
     longest = np.linalg.norm(honest, axis=1).max()
     assert np.linalg.norm(row[4:] @ values[4:]) <= 0.4 * longest
-    assert (made.told().held[0, 4:] & Held.COPIES).all()
+    assert (made.report().reductions[0, 4:] & WeightReduction.COPIES).all()
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coordinator.strategies.base import make
-from coordinator.strategies.capabilities import Combining, Source
+from coordinator.strategies.capabilities import Source
+from coordinator.strategies.opening import make
 from schemas.maths.adapter import Layout, lora_layout
 from schemas.maths.factors import Factors
 from schemas.wire.envelope import slots, unpack
@@ -54,7 +54,7 @@ def weights(silo: Silo, number: int, rank: int) -> Tensors:
 
 def expected(sent: list[Tensors], rank: int) -> Tensors:
     strategy = make("het_lora", {})
-    assert isinstance(strategy, Combining)
+    assert strategy.traits.combines
     made: Tensors = {}
     for module in {name[:-2] for name in sent[0]}:
         factors = [Factors(one[f"{module}.A"], one[f"{module}.B"]) for one in sent]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.aggregation.store import signature_model
+from coordinator.aggregation.store import sketch_model
 from schemas.messages.federations import FederationPlan
 
 
@@ -28,4 +28,4 @@ def test_representations_of_different_models_are_not_compared(signature: dict[st
             "alignment": {"pivot": "pivot-000000000000"},
         }
     )
-    assert signature_model(plan, "own-000000000000") == model
+    assert sketch_model(plan, "own-000000000000") == model

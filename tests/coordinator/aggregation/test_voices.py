@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation.voices import has_voices, voiced
-from coordinator.strategies.base import ClientFacts, Cohort, Held, Signature, make, modules_of
-from coordinator.strategies.capabilities import Folding
+from coordinator.aggregation.voices import has_voices, require_voices
+from coordinator.strategies.base import ClientFacts, Cohort, Sketch, WeightReduction, modules_of
+from coordinator.strategies.opening import make
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -51,11 +51,11 @@ def test_nothing_of_anybody_needs_no_voices() -> None:
 def cohort(count: int, examples: list[int] | None = None, newcomer: bool = False) -> Cohort:
     modules = modules_of({"l0.q.A": (2, 5), "l0.q.B": (4, 2)})
     counts = examples or [10] * count
-    signature = Signature(np.array([1, 0, 0, 0], np.float32))
+    sketch = Sketch(np.array([1, 0, 0, 0], np.float32))
     return Cohort(
         [
             ClientFacts(
-                f"c{i}", "m", None, modules, None if newcomer and i == 0 else 0, n, signature, "m",
+                f"c{i}", "m", None, modules, None if newcomer and i == 0 else 0, n, sketch, "m",
                 not (newcomer and i == 0),
             )
             for i, n in enumerate(counts)
@@ -66,7 +66,7 @@ def cohort(count: int, examples: list[int] | None = None, newcomer: bool = False
 
 def served(name: str, members: Cohort, least: int) -> np.ndarray[Any, Any]:
     strategy = make(name, STRATEGIES[name])
-    weights = voiced(strategy.weigh(members), least, common=isinstance(strategy, Folding))
+    weights = require_voices(strategy.weigh(members), least, common=strategy.traits.base_delta)
     return weights.of_module("l0.q")
 
 
@@ -100,7 +100,7 @@ def test_one_member_with_nearly_all_examples_is_one_voice_to_the_others(name: st
 def test_what_is_shown_says_why() -> None:
     members, strategy = cohort(2), make("fedavg", {})
     asked = strategy.weigh(members)
-    shown = voiced(asked, 2, common=False).told(None, asked)
+    shown = require_voices(asked, 2, common=False).report(None, asked)
     np.testing.assert_array_equal(shown.served, np.eye(2))
-    np.testing.assert_array_equal(shown.held, [[0, Held.FEW], [Held.FEW, 0]])
+    np.testing.assert_array_equal(shown.reductions, [[0, WeightReduction.FEW], [WeightReduction.FEW, 0]])
     assert np.isnan(shown.agreement).all()

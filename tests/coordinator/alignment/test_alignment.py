@@ -48,26 +48,26 @@ def aligned(served: Served, frames: str = "pca-tok", *, has_anchors: bool = True
 
 def tensors(base_model: str, *, responses: bool | None = None) -> dict[str, Any]:
     d = WIDTH[base_model]
-    made: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for module in MODULES:
-        made[f"{module}.A"] = np.full((2, d), 0.5, np.float32)
-        made[f"{module}.B"] = np.full((d + 1, 2), 0.25, np.float32)
+        arrays[f"{module}.A"] = np.full((2, d), 0.5, np.float32)
+        arrays[f"{module}.B"] = np.full((d + 1, 2), 0.25, np.float32)
     if base_model == PIVOT if responses is None else responses:
         for module in MODULES:
-            made[f"{module}.z"] = np.ones((7, 2), np.float16)
-            made[f"{module}.g"] = np.ones((3, 2), np.float16)
-        made["offsets"] = np.arange(21, dtype=np.int32).reshape(7, 3)
-    return made
+            arrays[f"{module}.z"] = np.ones((7, 2), np.float16)
+            arrays[f"{module}.g"] = np.ones((3, 2), np.float16)
+        arrays["offsets"] = np.arange(21, dtype=np.int32).reshape(7, 3)
+    return arrays
 
 
 def body(
     federation_id: str,
     of: str,
-    made: Mapping[str, Any] | None = None,
+    arrays: Mapping[str, Any] | None = None,
     /,
     *,
     compress: bool = False,
-    **said: Any,
+    **fields: Any,
 ) -> bytes:
     manifest = {
         "federation": federation_id,
@@ -76,8 +76,8 @@ def body(
         "alignment_set": SET,
         "selected": ["b0.q"],
         "errors": dict.fromkeys(MODULES, ERRORS),
-    } | said
-    return pack(made or tensors(of), AlignmentManifest.model_validate(manifest), compress=compress)
+    } | fields
+    return pack(arrays or tensors(of), AlignmentManifest.model_validate(manifest), compress=compress)
 
 
 def deliver(
@@ -102,8 +102,8 @@ def test_a_pack_is_stored_once_and_served_as_it_came(coordinator: Served) -> Non
     assert stored.json()["digest"] == digest_of(content)
     again = deliver(silo.http, federation_id, PIVOT, content, **{"Content-Encoding": "zstd"})
     assert (again.status_code, again.json()) == (200, stored.json())
-    other = body(federation_id, PIVOT, selected=["b0.v"])
-    assert refused(deliver(silo.http, federation_id, PIVOT, other)) == (409, "upload-conflict")
+    second = body(federation_id, PIVOT, selected=["b0.v"])
+    assert refused(deliver(silo.http, federation_id, PIVOT, second)) == (409, "upload-conflict")
     with silo.http.stream("GET", path) as answer:
         assert answer.headers["content-encoding"] == "zstd"
         assert b"".join(answer.iter_raw()) == content
@@ -121,7 +121,7 @@ def test_a_pack_is_stored_once_and_served_as_it_came(coordinator: Served) -> Non
 def test_who_may_deliver_a_pack(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     pivotal = coordinator.enrol(federation_id, "pivotal")
-    other = coordinator.enrol(federation_id, "other", base_model=OTHER)
+    second = coordinator.enrol(federation_id, "other", base_model=OTHER)
     assert refused(deliver(pivotal.http, federation_id, OTHER, body(federation_id, OTHER))) == (
         403,
         "forbidden",
@@ -133,16 +133,16 @@ def test_who_may_deliver_a_pack(coordinator: Served) -> None:
         404,
         "not-found",
     )
-    assert refused(deliver(other.http, federation_id, PIVOT, body(federation_id, PIVOT))) == (
+    assert refused(deliver(second.http, federation_id, PIVOT, body(federation_id, PIVOT))) == (
         403,
         "forbidden",
     )
-    assert refused(deliver(other.http, federation_id, OTHER, body(federation_id, OTHER))) == (
+    assert refused(deliver(second.http, federation_id, OTHER, body(federation_id, OTHER))) == (
         409,
         "pivot-pack-missing",
     )
     assert deliver(pivotal.http, federation_id, PIVOT, body(federation_id, PIVOT)).status_code == 201
-    assert deliver(other.http, federation_id, OTHER, body(federation_id, OTHER)).status_code == 201
+    assert deliver(second.http, federation_id, OTHER, body(federation_id, OTHER)).status_code == 201
 
 
 def test_an_operator_replaces_a_pack_before_and_after_the_start(coordinator: Served) -> None:
@@ -200,10 +200,10 @@ def with_pivot(coordinator: Served) -> str:
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_pack_that_does_not_fit_is_refused(coordinator: Served, with_pivot: str, case: str) -> None:
-    base_model, made, said, kind = HOSTILE[case]
+    base_model, arrays, fields, kind = HOSTILE[case]
     if base_model == PIVOT:
         with_pivot = aligned(coordinator)
-    content = body(with_pivot, base_model, made, **said)
+    content = body(with_pivot, base_model, arrays, **fields)
     assert refused(deliver(coordinator.admin, with_pivot, base_model, content)) == (422, kind)
     listed = coordinator.admin.get(f"/v1/federations/{with_pivot}/alignments").json()["items"]
     assert base_model not in [item["base_model"] for item in listed]

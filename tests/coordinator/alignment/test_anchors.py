@@ -22,9 +22,9 @@ def test_anchors_are_set_by_an_operator_before_the_start(coordinator: Served) ->
     fewer = {"anchors": ANCHORS["anchors"][:2]}
     assert operator.put(path, json=fewer).status_code == 201
     assert operator.put(path, json=ANCHORS).status_code == 201
-    given = silo.http.get(path)
-    assert given.json() == ANCHORS
-    assert digest_of(given.content) == stored.json()["digest"]
+    response = silo.http.get(path)
+    assert response.json() == ANCHORS
+    assert digest_of(response.content) == stored.json()["digest"]
     coordinator.admin.post(f"/v1/federations/{federation_id}/start")
     assert refused(operator.put(path, json=fewer)) == (409, "federation-state")
     assert operator.put(path, json=ANCHORS).status_code == 200
@@ -36,8 +36,8 @@ def test_a_federation_does_not_start_with_fewer_anchors_than_it_aligns_on(
 ) -> None:
     federation_id = aligned(coordinator, has_anchors=False)
     if stored:
-        some = {"anchors": ANCHORS["anchors"][:stored]}
-        coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=some)
+        too_few = {"anchors": ANCHORS["anchors"][:stored]}
+        coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=too_few)
     answer = coordinator.admin.post(f"/v1/federations/{federation_id}/start")
     assert refused(answer) == (409, "anchors-missing")
     assert (answer.json()["needed"], answer.json()["stored"]) == (3, stored)

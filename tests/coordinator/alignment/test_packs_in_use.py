@@ -53,8 +53,8 @@ def test_a_newcomer_whose_pack_selects_nothing_joins_with_nothing(coordinator: S
 def test_a_slower_agent_hears_of_the_pivots_pack_though_others_were_made_on_it(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     fast, slow = (coordinator.enrol(federation_id, name) for name in ("fast", "slow"))
-    other = coordinator.enrol(federation_id, "other", base_model=OTHER)
-    for silo, base_model in ((fast, PIVOT), (other, OTHER)):
+    second = coordinator.enrol(federation_id, "other", base_model=OTHER)
+    for silo, base_model in ((fast, PIVOT), (second, OTHER)):
         assert (
             deliver(silo.http, federation_id, base_model, body(federation_id, base_model)).status_code == 201
         )
@@ -82,10 +82,10 @@ def test_random_frames_are_not_judged_by_their_errors(coordinator: Served) -> No
 
 def test_random_frames_need_neither_responses_nor_errors(coordinator: Served) -> None:
     federation_id = aligned(coordinator, frames="random")
-    made = tensors(PIVOT, responses=False)
-    content = body(federation_id, PIVOT, made, errors={}, selected=MODULES)
+    sent = tensors(PIVOT, responses=False)
+    content = body(federation_id, PIVOT, sent, errors={}, selected=MODULES)
     assert refused(deliver(coordinator.admin, federation_id, PIVOT, content)) == (422, "metadata")
-    content = body(federation_id, PIVOT, made, errors={}, selected=MODULES, alignment_set=RANDOM_SET)
+    content = body(federation_id, PIVOT, sent, errors={}, selected=MODULES, alignment_set=RANDOM_SET)
     assert deliver(coordinator.admin, federation_id, PIVOT, content).status_code == 201
 
 
@@ -124,9 +124,9 @@ def test_who_reads_what_is_replaced_may_finish(coordinator: Served) -> None:
     )
     garbage_collection.collect(database)
     with database.read() as session:
-        kept = session.scalars(select(PayloadRow.id).where(PayloadRow.id.in_(before))).all()
+        remaining = session.scalars(select(PayloadRow.id).where(PayloadRow.id.in_(before))).all()
     database.close()
-    assert sorted(kept) == sorted(before)
+    assert sorted(remaining) == sorted(before)
 
 
 def test_a_pack_that_cannot_be_kept_is_refused_before_it_is_sent(coordinator: Served) -> None:
@@ -134,8 +134,8 @@ def test_a_pack_that_cannot_be_kept_is_refused_before_it_is_sent(coordinator: Se
     silo = coordinator.enrol(federation_id, "a")
     assert deliver(silo.http, federation_id, PIVOT, body(federation_id, PIVOT)).status_code == 201
     path = f"/v1/federations/{federation_id}/alignments/{PIVOT}"
-    other = body(federation_id, PIVOT, selected=["b0.v"])
-    request = signed(coordinator, silo, "PUT", path, other, **upload_headers(other))
+    second = body(federation_id, PIVOT, selected=["b0.v"])
+    request = signed(coordinator, silo, "PUT", path, second, **upload_headers(second))
     place = coordinator.admin.base_url
     with socket.create_connection((place.host, place.port), timeout=5) as line:
         line.sendall(request_bytes(request, body=b""))

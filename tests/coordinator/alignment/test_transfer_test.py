@@ -20,7 +20,7 @@ def direction(source: str, target: str, *, zero: dict[str, Any] = BAD) -> dict[s
     return {"source": source, "target": target, "learnt": GOOD, "endings": endings}
 
 
-def figures(pack: str, verdict: str = "passed", **said: Any) -> dict[str, Any]:
+def figures(pack: str, verdict: str = "passed", **changes: Any) -> dict[str, Any]:
     back = direction(OTHER, PIVOT, zero=BAD if verdict == "passed" else GOOD)
     return {
         "pack": pack,
@@ -30,7 +30,7 @@ def figures(pack: str, verdict: str = "passed", **said: Any) -> dict[str, Any]:
         "steps": 50,
         "learning_rate": 0.003,
         "seed": 0,
-    } | said
+    } | changes
 
 
 def with_packs(served: Served) -> tuple[str, str]:
@@ -63,11 +63,15 @@ def test_a_test_is_stored_by_a_client_of_the_base_model_and_shown(coordinator: S
         for p in silo.http.get(f"/v1/federations/{federation_id}/alignments").json()["items"]
     }
     assert listed[PIVOT]["acceptance"] is None
-    assert "Nobody has tested" in listed[PIVOT]["sharing"]
-    seen = listed[OTHER]["acceptance"]
-    assert (seen["verdict"], seen["tested_by"], seen["steps"]) == ("passed", silo.client_id, 50)
-    assert (seen["learning_rate"], seen["seed"]) == (0.003, 0)
-    assert seen["directions"][0]["endings"]["right"] == GOOD
+    assert "Its pack is not tested" in listed[PIVOT]["sharing"]
+    acceptance = listed[OTHER]["acceptance"]
+    assert (acceptance["verdict"], acceptance["tested_by"], acceptance["steps"]) == (
+        "passed",
+        silo.client_id,
+        50,
+    )
+    assert (acceptance["learning_rate"], acceptance["seed"]) == (0.003, 0)
+    assert acceptance["directions"][0]["endings"]["right"] == GOOD
     assert listed[OTHER] == stored.json()
     line = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["alignment"][0]
     assert (line["base_model"], line["verdict"]) == (OTHER, "passed")
@@ -114,7 +118,7 @@ SIX = {name: [*values, values[-1]] for name, values in BAD.items()}
 
 
 def of_tasks(count: int, source: str, target: str) -> dict[str, Any]:
-    """Give a direction with the figures of so many pseudo-tasks."""
+    """Return a direction with the figures of `count` pseudo-tasks."""
     good, bad = ({name: values[:count] for name, values in ending.items()} for ending in (GOOD, BAD))
     endings = {"right": good, "zero": bad, "wrong_task": bad, "random_frames": bad}
     return {"source": source, "target": target, "learnt": good, "endings": endings}
@@ -180,22 +184,22 @@ def test_after_a_failed_test_a_base_model_shares_with_its_own_kind_only(
     of_pivot = deliver(coordinator.admin, federation_id, PIVOT, body(federation_id, PIVOT)).json()["digest"]
     assert coordinator.admin.put(path(federation_id), json=figures(pack, verdict)).status_code == 201
     pivots = coordinator.enrol(federation_id, "pivot")
-    others = [coordinator.enrol(federation_id, name, base_model=OTHER) for name in ("a", "b")]
+    testers = [coordinator.enrol(federation_id, name, base_model=OTHER) for name in ("a", "b")]
     coordinator.admin.post(f"/v1/federations/{federation_id}/start")
-    bases = [join(silo, 1) for silo in (pivots, *others)]
-    for silo, base, fill in zip((pivots, *others), bases, (1.0, 3.0, 5.0), strict=True):
+    bases = [join(silo, 1) for silo in (pivots, *testers)]
+    for silo, base, fill in zip((pivots, *testers), bases, (1.0, 3.0, 5.0), strict=True):
         digest = of_pivot if silo is pivots else pack
         assert put(silo, 1, update_body(silo, 1, base, values(fill), pack=digest)).status_code == 201
     wait_for(coordinator, federation_id, 1, "published")
     # a newcomer of the pivot's kind sees what the rule does to those without an update, too
     newcomer = coordinator.enrol(federation_id, "new", base_model=OTHER)
     served = {}
-    for silo in (pivots, *others, newcomer):
+    for silo in (pivots, *testers, newcomer):
         join(silo, 2)
         served[silo.client_id] = weights(silo, 2)["b0.q.P"]
     across = verdict == "passed"
     assert (served[pivots.client_id] == (4.0 if across else 1.0)).all()  # the others' mean, or its own
-    assert (served[others[0].client_id] == (3.0 if across else 5.0)).all()
+    assert (served[testers[0].client_id] == (3.0 if across else 5.0)).all()
     assert (served[newcomer.client_id] == (3.0 if across else 4.0)).all()
     line = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["alignment"][0]
     assert ("identical base model only" in line["sharing"]) == (not across)

@@ -184,14 +184,14 @@ def test_who_was_seen_is_written_down_without_waiting_for_rows_that_others_hold(
     served = serve(url)
     federation_id = served.federation()
     held, free = (served.enrol(federation_id, name).client_id for name in "ab")
-    sightings, later = LastSeenWriter(), datetime.now(UTC) + timedelta(minutes=1)
+    writer, later = LastSeenWriter(), datetime.now(UTC) + timedelta(minutes=1)
     with closing(Database(url)) as database:
-        sightings.note(database, "cli_of_nobody", later)  # the two that follow are kept for one write
-        sightings.note(database, held, later)
+        writer.record(database, "cli_of_nobody", later)  # the two that follow are kept for one write
+        writer.record(database, held, later)
         with database.write() as session:
             session.execute(select(ClientRow).where(ClientRow.id == held).with_for_update())
             began = time.monotonic()
-            sightings.note(database, free, later + timedelta(seconds=2))
+            writer.record(database, free, later + timedelta(seconds=2))
             assert time.monotonic() - began < 5
         with database.read() as session:
             seen = {row.id: row.last_seen_at for row in session.scalars(select(ClientRow))}

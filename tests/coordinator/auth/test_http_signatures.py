@@ -146,8 +146,8 @@ def test_used_nonces_are_forgotten_after_five_minutes(
         with database.write() as session:
             session.execute(text("UPDATE used_nonces SET used_at = '2020-01-01 00:00:00+00:00'"))
         assert send(served, signed(served, silo, "POST", url(silo, 1, "/join"))) == (200, "")
-        assert nonces.forget_old(database) == 1
-        assert nonces.forget_old(database) == 0, "that of the last request"
+        assert nonces.delete_expired(database) == 1
+        assert nonces.delete_expired(database) == 0, "that of the last request"
         with database.read() as session:
             assert session.scalar(text("SELECT count(*) FROM used_nonces")) == 1
     finally:

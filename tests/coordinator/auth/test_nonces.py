@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from coordinator.auth.nonces import MOST_OF_A_KEY
+from coordinator.auth.nonces import MAX_REQUESTS_PER_KEY
 from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.identity import UsedNonceRow
 from schemas.identity.keys import name_of
@@ -67,13 +67,13 @@ def test_a_member_cannot_fill_the_table(served: Served, rows: Rows) -> None:
         with database.write() as session:
             key, moment = name_of(silo.key), database_time(session)
             said = {"public_key": key, "used_at": moment}
-            full = [said | {"nonce": f"n{number}"} for number in range(MOST_OF_A_KEY)]
+            full = [said | {"nonce": f"n{number}"} for number in range(MAX_REQUESTS_PER_KEY)]
             session.execute(insert(UsedNonceRow), full)
     finally:
         database.close()
     refused = try_join(silo, 1)
     assert (refused.status_code, slug(refused)) == (429, "rate-limited")
     assert 290 <= int(refused.headers["retry-after"]) <= 306
-    assert remembered(served, rows) == MOST_OF_A_KEY
+    assert remembered(served, rows) == MAX_REQUESTS_PER_KEY
     assert silo.http.get(url(silo, 1)).status_code == 200
     join(other, 1)

@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from coordinator.cli import commands
-from coordinator.strategies.base import names
+from coordinator.strategies.opening import names
 from tests.served import ADMIN_TOKEN, Served
 from tests.taking_part import PLAN, deliver, running, values, wait_for
 
@@ -100,7 +100,7 @@ def test_target_modules_are_told_as_the_list_of_packs_names_them(tessera: Operat
     assert tessera.json(*create, "b0.v,b3.down")["plan"]["adapter"]["target_modules"] == ["b0.v", "b3.down"]
     refused = tessera(*create, "b0.q", fails=True)  # not among the recommended roles
     assert "adapter.target_modules" in refused
-    assert "b0.q is not among the (block, role)s" in refused
+    assert "b0.q is not a (block, role)" in refused
 
 
 def test_a_pivot_makes_a_federation_of_several_base_models(tessera: Operator) -> None:

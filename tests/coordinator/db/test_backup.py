@@ -111,7 +111,7 @@ def test_a_backup_overwrites_nothing(database_url: str, tmp_path: Path) -> None:
     there.write_text("precious")
     done = _tessera_backup(database_url, there)
     assert done.returncode == 1
-    assert "a backup goes to a new file" in done.stderr
+    assert "write the backup to a new file" in done.stderr
     assert there.read_text() == "precious"
 
 

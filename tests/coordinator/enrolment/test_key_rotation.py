@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from coordinator.db.engine import Database
 from coordinator.db.tables.identity import ClientKeyRow
-from coordinator.enrolment.key_rotation import KEYS_A_DAY
+from coordinator.enrolment.key_rotation import MAX_KEYS_PER_DAY
 from schemas.identity.documents import is_signed, sign
 from schemas.identity.keys import name_of, public_key
 from schemas.messages.enrolment import rotation_statement
@@ -126,7 +126,7 @@ def test_a_compromised_key_and_all_before_it_are_over_at_once(coordinator: Serve
 def test_a_client_gets_so_many_keys_a_day_and_then_is_told_when_to_come_again(
     coordinator: Served, silo: Silo
 ) -> None:
-    for _ in range(KEYS_A_DAY - 1):
+    for _ in range(MAX_KEYS_PER_DAY - 1):
         new = Ed25519PrivateKey.generate()
         assert silo.http.put("/v1/me/key", json=rotation(silo, new)).status_code == 200
         silo = Silo(silo.client_id, silo.federation_id, new, coordinator.signing(new))
@@ -134,7 +134,7 @@ def test_a_client_gets_so_many_keys_a_day_and_then_is_told_when_to_come_again(
     refused = silo.http.put("/v1/me/key", json=request)
     assert (refused.status_code, slug(refused)) == (429, "rate-limited")
     assert 86000 < int(refused.headers["retry-after"]) <= 86410
-    assert f"{KEYS_A_DAY} keys a day" in refused.json()["detail"]
+    assert f"{MAX_KEYS_PER_DAY} keys a day" in refused.json()["detail"]
     assert silo.http.get("/v1/me").status_code == 200
     with closing(Database(coordinator.database_url)) as database, database.write() as session:
         earlier = text("UPDATE client_keys SET created_at = '2020-01-01 00:00:00+00:00' WHERE client_id = :c")

@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
-from coordinator.strategies.base import make
+from coordinator.strategies.opening import make
 from tests.served import PROFILE, Served, enrolment
 
 PQ = {"rank": 4, "blocks": 1, "roles": ["q", "v"]}  # 40 values

@@ -7,27 +7,28 @@ from itertools import product
 import pytest
 
 from coordinator.federations.claims import Counted, of_federation, of_round
+from coordinator.strategies.opening import open_plan
 from schemas.messages.federations import FederationPlan
 from tests.served import PROFILE, Served, Silo
 from tests.taking_part import PLAN, deliver, running, try_join, values
 
 IDENTITY = {
     False: "Clients sign every request with keys that never leave them",
-    True: "bearer credentials: who reads decrypted requests can act as one of these",
+    True: "bearer credentials: anyone who reads decrypted requests can impersonate them",
 }
 MEMBERS = {
-    "server": "it could invent some",
-    "tofu": "only if it takes another's name",
-    "pinned": "the coordinator cannot add one unnoticed",
+    "server": "it could add members that do not exist",
+    "tofu": "only if it reuses an existing name",
+    "pinned": "the coordinator cannot add a member undetected",
 }
 
 
 SIGNATURES = {
-    "plain": ({}, "clipped sketches of gradients without noise: text can be read from them"),
-    "representation": ({"kind": "representation"}, "what a client's adapted model makes of shared texts"),
+    "plain": ({}, "clipped sketches of gradients without noise: the operator can reconstruct text from them"),
+    "representation": ({"kind": "representation"}, "a client's representations of shared texts"),
     "private": (
         {"dp": {"epsilon": 4}},
-        "Signatures: record-level (4, 1e-05)-differential privacy against everybody, the coordinator",
+        "Sketches: record-level (4, 1e-05)-differential privacy against everybody, the coordinator",
     ),
 }
 POISON = {
@@ -43,14 +44,14 @@ POISON = {
 
 SERVED = {
     "fedavg": "weighted mean of what members sent",
-    "fedmosaic": "mixtures of what those relevant to them sent",
+    "fedmosaic": "mixtures of the updates of members relevant to them",
     "ca_pfl": "weighted mean of what members sent",
     "het_lora": "weighted mean of what members sent",
     "fedsa_lora": "weighted mean of the A that members sent; B never leaves",
     "ffa_lora": "weighted mean of the B that members sent",
     "lora_fair": "weighted mean of the A that members sent",
     "flora": "the weighted sum of the products B A",
-    "fedex_lora": "means of A and of B that a round's members sent, and the rest of their mean product",
+    "fedex_lora": "means of A and of B of a round's members, and the remainder of their mean product",
 }
 ALONE = {
     "fedmosaic": "Where only one peer is relevant, a member is served its adapter as it is",
@@ -67,7 +68,7 @@ def test_what_members_may_learn_of_each_other_is_claimed_by_plan_and_round(
     plan = FederationPlan.model_validate(
         {"name": "a", "strategy": {"name": strategy}, "privacy": {"min_voices": least}}
     )
-    federation = of_federation(plan)
+    federation = of_federation(open_plan(plan))
     claims = " ".join(federation)
     assert SERVED[strategy] in claims
     assert "confidential in transit and from other clients" not in claims
@@ -76,8 +77,8 @@ def test_what_members_may_learn_of_each_other_is_claimed_by_plan_and_round(
     )
     assert ("guesses the signature" in claims) is (least == 1 and strategy == "fedmosaic")
     assert (f"made of {least} other members (privacy.min_voices)" in claims) is (least > 1)
-    assert (f"{least - 1} of them can compute what is left" in claims) is (least > 1)
-    of_this = " ".join(of_round(plan, Counted(updates, 0))[len(federation) :])
+    assert (f"{least - 1} of them can compute the remainder" in claims) is (least > 1)
+    of_this = " ".join(of_round(open_plan(plan), Counted(updates, 0))[len(federation) :])
     assert ("may be one other member's alone" in of_this) is (least == 1 and updates in (1, 2))
     assert ("keeps its own adapter unless" in of_this) is (least > 1 and 0 < updates <= least)
 
@@ -100,14 +101,14 @@ def test_a_federation_claims_what_its_plan_allows_and_nothing_else(
         "server operator is trusted; what clients send is confidential in transit.",
         SERVED[strategy["name"]],
         "may be one other member's alone (privacy.min_voices 1)",
-        "one that compares rounds",
+        "member that compares rounds",
         IDENTITY[bearer],
         MEMBERS[roster],
         hidden,
         bound,
         "operator sees adapters, scores, counts of examples and bytes",
     ]
-    claims = of_federation(plan)
+    claims = of_federation(open_plan(plan))
     assert len(claims) == len(allowed)
     assert all(fragment in claim for fragment, claim in zip(allowed, claims, strict=True)), claims
 
@@ -115,15 +116,15 @@ def test_a_federation_claims_what_its_plan_allows_and_nothing_else(
 def test_a_federation_is_shown_with_its_claims(coordinator: Served) -> None:
     wanted = {"name": "a", "strategy": {"name": "fedmosaic"}, "signature": {"dp": {"epsilon": 1}}}
     shown = coordinator.admin.post("/v1/federations", json=wanted).json()
-    assert shown["claims"] == of_federation(FederationPlan.model_validate(shown["plan"]))
+    assert shown["claims"] == of_federation(open_plan(FederationPlan.model_validate(shown["plan"])))
 
 
 @pytest.mark.parametrize(
     ("counted", "said"),
     [
         (Counted(0, 0), []),
-        (Counted(2, 0), ["all were signed", "0 say what their client's signatures have cost."]),
-        (Counted(2, 1, 2, 1.25), ["1 came with bearer", "2 say", "at most epsilon 1.25 so far"]),
+        (Counted(2, 0), ["all were signed", "0 report the privacy cost of their client's signatures."]),
+        (Counted(2, 1, 2, 1.25), ["1 came with bearer", "2 report", "at most epsilon 1.25 so far"]),
     ],
     ids=["no update yet", "none says", "all say"],
 )
@@ -131,7 +132,7 @@ def test_a_round_says_what_private_signatures_have_cost(counted: Counted, said: 
     plan = FederationPlan.model_validate(
         {"name": "a", "strategy": {"name": "fedavg"}, "signature": {"dp": {"epsilon": 4}}}
     )
-    more = " ".join(of_round(plan, counted)[len(of_federation(plan)) :])
+    more = " ".join(of_round(open_plan(plan), counted)[len(of_federation(open_plan(plan))) :])
     assert bool(more) == bool(said)
     assert all(fragment in more for fragment in said), more
 
@@ -146,8 +147,8 @@ def test_a_round_says_who_was_in_fact_behind_its_updates(coordinator: Served) ->
     before = _claims(coordinator, federation_id)
     assert before == coordinator.admin.get(f"/v1/federations/{federation_id}").json()["claims"]
     deliver(silos[0], 1, values(1.0))
-    alone = "With {} updates, what a member is served of this round may be one other member's alone."
-    signed = "Of 1 updates, all were signed with keys of their clients."
+    alone = "With {} updates, weights that a member is served may be one other member's alone."
+    signed = "Of 1 updates, all were signed with the keys of their clients."
     assert _claims(coordinator, federation_id) == [*before, alone.format(1), signed]
     deliver(bearer, 1, values(1.0))
     assert _claims(coordinator, federation_id) == [

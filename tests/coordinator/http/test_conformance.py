@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from client_agent.identity.membership import pem_of
+from client_agent.identity.membership import encode_pem
 from tests.served import ADMIN_TOKEN, PROFILE, Served
 from tests.taking_part import join, running
 
@@ -67,7 +67,7 @@ def test_what_clients_sign_and_tensors_get_what_the_document_says(
 ) -> None:
     federation_id, (silo, _) = running(coordinator)
     cases = {
-        "key": pem_of(silo.key).decode(),
+        "key": encode_pem(silo.key).decode(),
         "host": coordinator.url.removeprefix("http://"),
         "federation": federation_id,
         "client": silo.client_id,

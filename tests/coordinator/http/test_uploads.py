@@ -93,7 +93,7 @@ def test_small_bodies_need_no_disk_while_there_is_room_for_all_of_them_in_memory
 
     monkeypatch.setattr(tempfile, "TemporaryFile", _on_a_full_disk)
     assert put(small) == 200
-    monkeypatch.setattr(uploads, "_ROOM", uploads._Room(2**20))
+    monkeypatch.setattr(uploads, "_MEMORY", uploads._MemoryBudget(2**20))
     assert [put(small), put(smaller), put(small)] == [507, 200, 507]
     assert [put(smaller) for _ in range(8)] == [200] * 8, "what was taken is given back"
 
@@ -103,16 +103,16 @@ def test_a_body_that_is_announced_as_large_takes_little_memory_on_its_way_to_the
 ) -> None:
     in_use = [0]
 
-    class Counting(uploads._Room):
-        def take(self, size: int) -> bool:
-            enough = super().take(size)
+    class Counting(uploads._MemoryBudget):
+        def reserve(self, size: int) -> bool:
+            enough = super().reserve(size)
             in_use.append(in_use[-1] + size if enough else in_use[-1])
             return enough
 
-    monkeypatch.setattr(uploads, "_ROOM", Counting(2**30))
+    monkeypatch.setattr(uploads, "_MEMORY", Counting(2**30))
     body = os.urandom(CAP)
     assert httpx.put(f"{url}/body", content=body, headers=_headers(body)).status_code == 200
-    assert max(in_use) <= 2 * uploads._AT_ONCE_BYTES
+    assert max(in_use) <= 2 * uploads._BATCH_BYTES
     pieces = iter([body[: 2**20], body[2**20 :]])
     assert httpx.put(f"{url}/body", content=pieces, headers=_headers(body)).status_code == 200
     assert max(in_use) > 2**20, "nobody knew how long this one would be"
@@ -142,6 +142,6 @@ def test_what_has_no_room_in_memory_waits_for_no_thread(
     assert put() == 200
     assert waited, "with room they do"
     waited.clear()
-    monkeypatch.setattr(uploads, "_ROOM", uploads._Room(0))
+    monkeypatch.setattr(uploads, "_MEMORY", uploads._MemoryBudget(0))
     assert put() == 200
     assert not waited

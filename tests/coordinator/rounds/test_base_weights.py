@@ -18,8 +18,8 @@ def manifest(client: str) -> WeightsManifest:
 def test_zeros_are_named_by_the_whole_body() -> None:
     for _ in range(2):  # made, and remembered
         for client in ("a", "b"):
-            named, made = base_weights.zeros(LAYOUT, manifest(client))
-            body = made.head + b"".join(made.pieces())
+            named, zeros = base_weights.zeros(LAYOUT, manifest(client))
+            body = zeros.head + b"".join(zeros.pieces())
             assert (named.digest, named.bytes) == (digest_of(body), len(body))
 
 
@@ -27,8 +27,8 @@ def test_what_is_remembered_of_a_client_is_less_than_its_head() -> None:
     tracemalloc.start()
     try:
         for i in range(60):
-            _, made = base_weights.zeros(LAYOUT, manifest(f"client-{i}"))
-        kept = tracemalloc.get_traced_memory()[0]
+            _, zeros = base_weights.zeros(LAYOUT, manifest(f"client-{i}"))
+        allocated = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert kept < 60 * len(made.head) / 4
+    assert allocated < 60 * len(zeros.head) / 4

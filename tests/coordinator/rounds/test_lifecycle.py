@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.rounds.lifecycle import (
+    ACCEPTING,
     ENDED,
-    TAKING_PART,
     TRANSITIONS,
-    Part,
+    Participation,
     RoundFacts,
     Step,
-    advice,
     after_round,
+    client_action,
     is_waited_for,
     next_state,
     retry_after,
@@ -27,7 +27,7 @@ STATES: list[RoundState] = ["open", "collecting", "closing", "aggregating", "pub
 
 
 def facts(state: RoundState, **changes: object) -> RoundFacts:
-    known = {
+    defaults = {
         "joined": 3,
         "expected": 3,
         "waiting": 1,
@@ -38,7 +38,7 @@ def facts(state: RoundState, **changes: object) -> RoundFacts:
         "deadline": NOW + timedelta(seconds=60),
         "lease_expires_at": NOW + timedelta(seconds=60),
     }
-    return RoundFacts(state=state, **(known | changes))  # type: ignore[arg-type]
+    return RoundFacts(state=state, **(defaults | changes))  # type: ignore[arg-type]
 
 
 any_facts = st.builds(
@@ -77,7 +77,7 @@ def test_what_is_due_stays_due(facts: RoundFacts, now: datetime) -> None:
 
 def test_nothing_leaves_an_ended_round() -> None:
     assert not {before for before, _ in TRANSITIONS} & ENDED
-    assert TAKING_PART.isdisjoint(ENDED)
+    assert ACCEPTING.isdisjoint(ENDED)
 
 
 def test_a_round_is_open_until_enough_clients_have_joined() -> None:
@@ -138,12 +138,12 @@ def test_what_follows_a_round() -> None:
 
 
 def test_what_a_client_is_told() -> None:
-    assert advice("running", "open", delivered=False) == "take-part"
-    assert advice("paused", "collecting", delivered=False) == "take-part"
-    assert advice("running", "collecting", delivered=True) == "wait"
-    assert advice("running", "closing", delivered=False) == "wait"
-    assert advice("open", None, delivered=False) == "wait"
-    assert advice("finished", "published", delivered=True) == "finished"
+    assert client_action("running", "open", delivered=False) == "take-part"
+    assert client_action("paused", "collecting", delivered=False) == "take-part"
+    assert client_action("running", "collecting", delivered=True) == "wait"
+    assert client_action("running", "closing", delivered=False) == "wait"
+    assert client_action("open", None, delivered=False) == "wait"
+    assert client_action("finished", "published", delivered=True) == "finished"
 
 
 @given(mean=st.floats(0.01, 3600), draw=st.floats(0, 1, exclude_max=True))
@@ -155,7 +155,7 @@ def test_waiting_is_spread_around_the_mean(mean: float, draw: float) -> None:
 
 def test_a_client_is_shown_revoked_only_in_rounds_it_was_revoked_in() -> None:
     hour = timedelta(hours=1)
-    assert shown_state(Part("arrived", None, None)) == "arrived"
-    assert shown_state(Part("arrived", NOW, None)) == "revoked"
-    assert shown_state(Part("arrived", NOW, NOW + hour)) == "revoked"
-    assert shown_state(Part("arrived", NOW, NOW - hour)) == "arrived"
+    assert shown_state(Participation("arrived", None, None)) == "arrived"
+    assert shown_state(Participation("arrived", NOW, None)) == "revoked"
+    assert shown_state(Participation("arrived", NOW, NOW + hour)) == "revoked"
+    assert shown_state(Participation("arrived", NOW, NOW - hour)) == "arrived"

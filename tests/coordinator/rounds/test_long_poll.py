@@ -15,7 +15,7 @@ import pytest
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import lock_federation
 from coordinator.rounds import queries, transitions
-from coordinator.rounds.long_poll import LONGEST_SECONDS, seconds_of
+from coordinator.rounds.long_poll import MAX_WAIT_SECONDS, seconds_of
 from tests.served import Served, Silo, slug
 from tests.taking_part import deliver, plan, running, values
 
@@ -25,27 +25,27 @@ ALONE = plan(rounds={"min_clients": 1, "total": 2})
 
 @contextmanager
 def waiting(silo: Silo, seconds: int) -> Iterator[Future[httpx.Response]]:
-    """Ask for the current round on a connection of its own, and be sure that it waits."""
+    """Poll for the current round in a thread, and check that the poll waits."""
     path = f"/v1/federations/{silo.federation_id}/rounds/current"
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(silo.http.get, path, headers={"Prefer": f"wait={seconds}"})
+        poll = pool.submit(silo.http.get, path, headers={"Prefer": f"wait={seconds}"})
         time.sleep(0.3)
-        assert not asked.done(), asked.result().text
-        yield asked
+        assert not poll.done(), poll.result().text
+        yield poll
 
 
-def told(asked: Future[httpx.Response]) -> tuple[httpx.Response, float]:
-    """Give the answer, and how long it still took."""
+def result_of(poll: Future[httpx.Response]) -> tuple[httpx.Response, float]:
+    """Return the answer, and the seconds until it came."""
     began = time.monotonic()
-    return asked.result(timeout=20), time.monotonic() - began
+    return poll.result(timeout=20), time.monotonic() - began
 
 
 def test_who_waits_is_told_when_the_federation_starts(coordinator: Served) -> None:
     federation_id = coordinator.federation(**ALONE)
     silo = coordinator.enrol(federation_id, "a")
-    with waiting(silo, 20) as asked:
+    with waiting(silo, 20) as poll:
         assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
-        answer, seconds = told(asked)
+        answer, seconds = result_of(poll)
     assert (answer.status_code, answer.json()["round"]) == (200, 1)
     assert seconds < 5
 
@@ -55,15 +55,15 @@ def test_a_round_that_opens_while_a_client_is_told_that_there_is_none_is_told_al
 ) -> None:
     federation_id = coordinator.federation(**ALONE)
     silo = coordinator.enrol(federation_id, "a")
-    look = queries.look
+    fetch_status = queries.fetch_status
 
-    def look_just_before(*asked: Any) -> queries.ClientRoundStatus:
-        seen = look(*asked)
-        monkeypatch.setattr(queries, "look", look)
+    def fetch_just_before(*arguments: Any) -> queries.ClientRoundStatus:
+        status = fetch_status(*arguments)
+        monkeypatch.setattr(queries, "fetch_status", fetch_status)
         assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
-        return seen
+        return status
 
-    monkeypatch.setattr(queries, "look", look_just_before)
+    monkeypatch.setattr(queries, "fetch_status", fetch_just_before)
     began = time.monotonic()
     path = f"/v1/federations/{federation_id}/rounds/current"
     answer = silo.http.get(path, headers={"Prefer": "wait=20"})
@@ -72,12 +72,12 @@ def test_a_round_that_opens_while_a_client_is_told_that_there_is_none_is_told_al
 
 
 def test_who_has_delivered_is_told_of_the_next_round_and_of_the_end(coordinator: Served) -> None:
-    _, (one, two) = running(coordinator, **plan(rounds={"total": 2}))
+    _, (silo, peer) = running(coordinator, **plan(rounds={"total": 2}))
     for number in (1, 2):
-        deliver(one, number, values(1.0))
-        with waiting(one, 20) as asked:
-            deliver(two, number, values(2.0))
-            answer, seconds = told(asked)
+        deliver(silo, number, values(1.0))
+        with waiting(silo, 20) as poll:
+            deliver(peer, number, values(2.0))
+            answer, seconds = result_of(poll)
         assert (answer.json()["state"], answer.json()["round"]) == (
             ("open", 2) if number == 1 else ("finished", 3)
         )
@@ -85,20 +85,20 @@ def test_who_has_delivered_is_told_of_the_next_round_and_of_the_end(coordinator:
 
 
 def test_a_round_that_is_abandoned_at_its_deadline_wakes_who_delivered(coordinator: Served) -> None:
-    _, (one, two) = running(coordinator, **plan(rounds={"collect_seconds": 1, "quorum": 2}))
-    assert two.http.post(f"/v1/federations/{two.federation_id}/rounds/1/join").status_code == 200
-    deliver(one, 1, values(1.0))
-    with waiting(one, 20) as asked:
-        answer, _ = told(asked)
+    _, (silo, peer) = running(coordinator, **plan(rounds={"collect_seconds": 1, "quorum": 2}))
+    assert peer.http.post(f"/v1/federations/{peer.federation_id}/rounds/1/join").status_code == 200
+    deliver(silo, 1, values(1.0))
+    with waiting(silo, 20) as poll:
+        answer, _ = result_of(poll)
     assert (answer.status_code, answer.json()["round"]) == (200, 2)
 
 
 def test_a_federation_that_is_finished_before_it_began_tells_who_waits(coordinator: Served) -> None:
     federation_id = coordinator.federation(**ALONE)
     silo = coordinator.enrol(federation_id, "a")
-    with waiting(silo, 20) as asked:
+    with waiting(silo, 20) as poll:
         coordinator.admin.post(f"/v1/federations/{federation_id}/finish")
-        answer, seconds = told(asked)
+        answer, seconds = result_of(poll)
     assert answer.json()["state"] == "finished"
     assert seconds < 5
 
@@ -106,8 +106,8 @@ def test_a_federation_that_is_finished_before_it_began_tells_who_waits(coordinat
 def test_who_waits_in_vain_is_sent_away_in_time_and_may_come_back_at_once(coordinator: Served) -> None:
     silo = coordinator.enrol(coordinator.federation(**ALONE), "a")
     began = time.monotonic()
-    with waiting(silo, 1) as asked:
-        answer, _ = told(asked)
+    with waiting(silo, 1) as poll:
+        answer, _ = result_of(poll)
     assert 0.9 < time.monotonic() - began < 5
     assert (answer.status_code, answer.headers["retry-after"]) == (204, "0")
 
@@ -125,9 +125,9 @@ def test_who_does_not_wait_is_answered_at_once(coordinator: Served) -> None:
 def test_a_client_that_is_revoked_while_it_waits_is_shut_out_at_once(coordinator: Served) -> None:
     federation_id = coordinator.federation(**ALONE)
     silo = coordinator.enrol(federation_id, "a")
-    with waiting(silo, 20) as asked:
+    with waiting(silo, 20) as poll:
         coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}")
-        answer, seconds = told(asked)
+        answer, seconds = result_of(poll)
     assert (answer.status_code, slug(answer)) == (401, "key-revoked")
     assert seconds < 5
 
@@ -137,12 +137,12 @@ def test_a_client_waits_once_its_earlier_request_is_sent_away(coordinator: Serve
     silo = coordinator.enrol(federation_id, "a")
     again = Silo(silo.client_id, federation_id, silo.key, coordinator.signing(silo.key))
     with waiting(silo, 20) as earlier, waiting(again, 20) as later:
-        answer, seconds = told(earlier)
+        answer, seconds = result_of(earlier)
         assert answer.status_code == 204
         assert seconds < 5
         assert not later.done()
         coordinator.admin.post(f"/v1/federations/{federation_id}/start")
-        assert told(later)[0].status_code == 200
+        assert result_of(later)[0].status_code == 200
 
 
 @pytest.mark.slow
@@ -157,15 +157,15 @@ def test_many_wait_without_a_thread_or_a_connection_each(
     before = threading.active_count()
     path = f"/v1/federations/{federation_id}/rounds/current"
     with ThreadPoolExecutor(60) as pool:
-        asked = [pool.submit(silo.http.get, path, headers={"Prefer": "wait=20"}) for silo in silos]
+        polls = [pool.submit(silo.http.get, path, headers={"Prefer": "wait=20"}) for silo in silos]
         time.sleep(1.0)
-        assert not any(one.done() for one in asked)
+        assert not any(poll.done() for poll in polls)
         began = time.monotonic()
         assert served.admin.get(f"/v1/federations/{federation_id}").json()["clients"]["enrolled"] == 60
         assert time.monotonic() - began < 10
         assert threading.active_count() <= before + 60 + 40  # theirs here, and the service's usual ones
         served.admin.post(f"/v1/federations/{federation_id}/start")
-        assert [one.result(timeout=20).status_code for one in asked] == [200] * 60
+        assert [poll.result(timeout=20).status_code for poll in polls] == [200] * 60
 
 
 def test_what_another_process_changes_is_found(
@@ -176,10 +176,10 @@ def test_what_another_process_changes_is_found(
     federation_id = served.federation(**ALONE)
     silo = served.enrol(federation_id, "a")
     elsewhere = Database(url)
-    with waiting(silo, 20) as asked:
+    with waiting(silo, 20) as poll:
         with elsewhere.write() as session:
             transitions.start(session, lock_federation(session, federation_id))
-        answer, seconds = told(asked)
+        answer, seconds = result_of(poll)
     elsewhere.close()
     assert (answer.status_code, answer.json()["round"]) == (200, 1)
     assert seconds < 5
@@ -189,13 +189,13 @@ def test_a_round_that_another_replica_publishes_wakes_who_waits_here(
     serve: Serve, fresh_database: Callable[[str], str]
 ) -> None:
     url = fresh_database("postgres")
-    here, there = (serve(url, tick_seconds=3600.0) for _ in range(2))
-    federation_id, (one, two) = running(here)
-    deliver(one, 1, values(1.0))
-    other = Silo(two.client_id, federation_id, two.key, there.signing(two.key))
-    with waiting(one, 20) as asked:
-        deliver(other, 1, values(2.0))
-        answer, seconds = told(asked)
+    first, second = (serve(url, tick_seconds=3600.0) for _ in range(2))
+    federation_id, (silo, peer) = running(first)
+    deliver(silo, 1, values(1.0))
+    moved = Silo(peer.client_id, federation_id, peer.key, second.signing(peer.key))
+    with waiting(silo, 20) as poll:
+        deliver(moved, 1, values(2.0))
+        answer, seconds = result_of(poll)
     assert (answer.status_code, answer.json()["round"]) == (200, 2)
     assert seconds < 5
 
@@ -205,9 +205,9 @@ def test_a_service_that_stops_sends_away_who_waits(
 ) -> None:
     served = serve(fresh_database("sqlite"), retry_seconds=7.0)
     silo = served.enrol(served.federation(**ALONE), "a")
-    with waiting(silo, 25) as asked:
+    with waiting(silo, 25) as poll:
         served._server.handle_exit(15, None)
-        answer, seconds = told(asked)
+        answer, seconds = result_of(poll)
     assert answer.status_code == 204
     assert 3 <= int(answer.headers["retry-after"]) <= 11  # spread: all of them come back
     assert seconds < 5
@@ -219,7 +219,7 @@ def test_a_service_that_stops_sends_away_who_waits(
         (None, 0),
         ("wait=5", 5),
         ('respond-async, Wait = "7" ; x', 7),
-        ("wait=999999", LONGEST_SECONDS),
+        ("wait=999999", MAX_WAIT_SECONDS),
         ("wait=-5", 0),
         ("wait=5s", 0),
         ("await=5", 0),

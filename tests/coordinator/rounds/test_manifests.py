@@ -32,7 +32,7 @@ def is_theirs(served: Served, document: dict[str, Any]) -> bool:
 
 
 def test_a_join_is_answered_with_a_signed_manifest_that_never_changes(coordinator: Served) -> None:
-    federation_id, (silo, other) = running(coordinator)
+    federation_id, (silo, peer) = running(coordinator)
     first = joined(silo, 1)
     manifest = first["manifest"]
     assert is_theirs(coordinator, manifest)
@@ -45,7 +45,7 @@ def test_a_join_is_answered_with_a_signed_manifest_that_never_changes(coordinato
     assert manifest["weights"] == first["weights"]["digest"]
     assert manifest["deadline"] is None
     assert manifest["previous"] is None
-    second = joined(other, 1)["manifest"]
+    second = joined(peer, 1)["manifest"]
     assert second["deadline"] is not None, "the second join begins the collecting"
     assert joined(silo, 1) == first
     shown = silo.http.get(url(silo, 1, "/manifest"))
@@ -86,8 +86,8 @@ def test_final_manifests_name_the_roster_of_the_end_though_the_clock_went_back(c
     joined = silos[0].http.get(url(silos[0], 1, "/manifest")).json()
     assert (before["round"], before["roster_version"]) == (2, 3)
     assert before["roster_hash"] == joined["roster_hash"]
-    gone = coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silos[2].client_id}")
-    assert gone.status_code == 204
+    deleted = coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silos[2].client_id}")
+    assert deleted.status_code == 204
     assert final() == before, "what comes after the end changes nothing"
     with database.read() as session:
         links = select(RosterRow.at).where(RosterRow.federation_id == federation_id)
@@ -108,22 +108,24 @@ def test_the_plan_is_served_in_the_bytes_that_manifests_name(coordinator: Served
 
 @pytest.mark.parametrize("policy", ["server", "tofu", "pinned"])
 def test_the_roster_is_a_chain_that_manifests_name(coordinator: Served, policy: str) -> None:
-    federation_id, (silo, other) = running(coordinator, **PLAN, privacy={"roster_policy": policy})
+    federation_id, (silo, peer) = running(coordinator, **PLAN, privacy={"roster_policy": policy})
     path = f"/v1/federations/{federation_id}/roster"
     assert (
-        coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{other.client_id}").status_code
+        coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{peer.client_id}").status_code
         == 204
     )
     first = coordinator.admin.get(path, params={"limit": 2}).json()
-    rest = coordinator.admin.get(path, params={"after": first["next"]}).json()
-    entries = first["items"] + rest["items"]
+    second = coordinator.admin.get(path, params={"after": first["next"]}).json()
+    entries = first["items"] + second["items"]
     assert [(e["version"], e["event"]) for e in entries] == [(1, "enrolled"), (2, "enrolled"), (3, "revoked")]
-    assert entries[2]["client"] == other.client_id
+    assert entries[2]["client"] == peer.client_id
     assert {e["public_key"] for e in entries[:2]} >= {name_of(silo.key)}
     for before, after in zip([None, *entries], entries, strict=False):
         assert after["previous"] == (hash_of(before) if before else None)
     manifest = joined(silo, 1)["manifest"]
     assert (manifest["roster_version"], manifest["roster_hash"]) == (3, hash_of(entries[2]))
-    seen = silo.http.get(path)
-    assert (seen.status_code == 200) == (policy != "server"), "who else is in is not every client's to know"
+    response = silo.http.get(path)
+    assert (response.status_code == 200) == (policy != "server"), (
+        "who else is in is not every client's to know"
+    )
     assert slug(coordinator.admin.get(path, params={"after": "x"})) == "validation"

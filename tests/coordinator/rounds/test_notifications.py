@@ -1,4 +1,4 @@
-"""What rounds count is told together: soon, seldom, once, and never instead of a change of state."""
+"""Changed counts are published in batches, once, and never instead of a change of state."""
 
 from __future__ import annotations
 
@@ -26,28 +26,27 @@ Rows = Callable[[str, str], list[tuple[Any, ...]]]
 METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
 
 
-def told(rows: Rows, served: Served, federation_id: str) -> list[dict[str, Any]]:
-    """The events of a federation's rounds, in order."""
-    found = rows(
+def round_events(rows: Rows, served: Served, federation_id: str) -> list[dict[str, Any]]:
+    """Return the data of a federation's round events, in order."""
+    stored = rows(
         served.database_url,
         f"SELECT data FROM events WHERE federation_id = '{federation_id}' AND kind = 'round' ORDER BY number",
     )
-    return [json.loads(data) if isinstance(data, str) else data for (data,) in found]
+    return [json.loads(data) if isinstance(data, str) else data for (data,) in stored]
 
 
-def until_told(rows: Rows, served: Served, federation_id: str, **counts: int) -> list[dict[str, Any]]:
+def until_counted(rows: Rows, served: Served, federation_id: str, **counts: int) -> list[dict[str, Any]]:
     """Wait, not long, until the last event shows these counts."""
     deadline = time.monotonic() + 10
     while True:
-        seen = told(rows, served, federation_id)
-        if {name: seen[-1]["counts"][name] for name in counts} == counts:
-            return seen
-        assert time.monotonic() < deadline, seen[-1]
+        events = round_events(rows, served, federation_id)
+        if {name: events[-1]["counts"][name] for name in counts} == counts:
+            return events
+        assert time.monotonic() < deadline, events[-1]
         time.sleep(0.02)
 
 
 def score(silo: Silo, number: int) -> None:
-    """Send scores."""
     sent = {"before": METRICS, "after": METRICS, "examples": 9}
     assert silo.http.put(url(silo, number, "/scores"), json=sent).status_code == 204
 
@@ -60,9 +59,9 @@ def test_what_many_clients_do_at_once_is_told_in_few_events(
     began = time.monotonic()
     for silo in silos[:7]:
         join(silo, 1)
-    seen = until_told(rows, served, federation_id, joined=7)
-    assert {event["state"] for event in seen} == {"open"}
-    assert len(seen) <= 3 + (time.monotonic() - began) / notifications.TOGETHER_SECONDS
+    events = until_counted(rows, served, federation_id, joined=7)
+    assert {event["state"] for event in events} == {"open"}
+    assert len(events) <= 3 + (time.monotonic() - began) / notifications.INTERVAL_SECONDS
 
 
 def test_late_scores_of_a_round_that_has_ended_are_told(
@@ -77,7 +76,7 @@ def test_late_scores_of_a_round_that_has_ended_are_told(
     wait_for(served, federation_id, 1, "published")
     score(silos[0], 1)
     deadline = time.monotonic() + 10
-    while (last := told(rows, served, federation_id)[-1])["scores"] is None:
+    while (last := round_events(rows, served, federation_id)[-1])["scores"] is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert (last["state"], last["scores"]["mean"]["loss"]) == ("published", 0.7)
@@ -86,17 +85,17 @@ def test_late_scores_of_a_round_that_has_ended_are_told(
 def test_a_service_that_stops_has_told_everything(
     serve: Callable[..., Served], database_url: str, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifications, "TOGETHER_SECONDS", 3600.0)
+    monkeypatch.setattr(notifications, "INTERVAL_SECONDS", 3600.0)
     served = serve(database_url, tick_seconds=3600)
     federation_id, silos = running(served, 5, **plan(rounds={"min_clients": 5}))
     for silo in silos[:4]:
         join(silo, 1)
     served.stop()
-    assert told(rows, served, federation_id)[-1]["counts"]["joined"] == 4
+    assert round_events(rows, served, federation_id)[-1]["counts"]["joined"] == 4
 
 
 def open_one(database: Database) -> str:
-    """Make a federation, which is in its first round."""
+    """Create a federation and open its first round."""
     with database.write() as session:
         row = store.create(
             session, FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}})
@@ -117,116 +116,116 @@ def last_event(database: Database, federation_id: str) -> int:
 
 
 def numbers(database: Database, federation_id: str) -> list[int]:
-    """Which rounds were told, in order?"""
+    """Return the rounds that a federation's events are of, in order."""
     with database.read() as session:
         query = select(EventRow.data).where(EventRow.federation_id == federation_id).order_by(EventRow.number)
         return [data["round"] for data in session.scalars(query)]
 
 
 def test_two_replicas_that_saw_changes_tell_them_once(database: Database, opened: str) -> None:
-    here, there = PendingNotifications(), PendingNotifications()
-    here.note(Change(opened, 1, 1))
-    there.note(Change(opened, 1, 1))
-    here.tell(database)
-    there.tell(database)
+    first, second = PendingNotifications(), PendingNotifications()
+    first.add(Change(opened, 1, 1))
+    second.add(Change(opened, 1, 1))
+    first.publish(database)
+    second.publish(database)
     assert numbers(database, opened) == [1, 1]  # that it opened, and what changed
-    there.note(Change(opened, 1, last_event(database, opened)))
-    there.tell(database, is_due=True)
+    second.add(Change(opened, 1, last_event(database, opened)))
+    second.publish(database, is_due=True)
     assert numbers(database, opened) == [1, 1, 1]
 
 
 def test_what_another_round_had_to_tell_does_not_stand_for_this_one(database: Database, opened: str) -> None:
-    untold = PendingNotifications()
-    untold.note(Change(opened, 1, last_event(database, opened)))
+    pending = PendingNotifications()
+    pending.add(Change(opened, 1, last_event(database, opened)))
     with database.write() as session:
         federation = lock_federation(session, opened)
-        row = rounds.numbered(session, opened, 1, lock=True)
+        row = rounds.get_round(session, opened, 1, lock=True)
         transitions.abandon(session, federation, row, "too-few-updates")  # round 2 opens
         after = federation.events + 2
-    untold.tell(database)
+    pending.publish(database)
     assert numbers(database, opened) == [1, 1, 2], "that it was abandoned shows all that it counted"
-    untold.note(Change(opened, 1, after - 1))
-    untold.tell(database, is_due=True)
+    pending.add(Change(opened, 1, after - 1))
+    pending.publish(database, is_due=True)
     assert numbers(database, opened) == [1, 1, 2, 1]
 
 
 def test_nothing_is_told_again_too_soon_and_all_in_time(database: Database, opened: str) -> None:
-    untold = PendingNotifications()
-    untold.tell(database)
-    assert untold.pause() is None
-    assert untold.note(Change(opened, 1, 1))
-    assert untold.pause() == 0.0
-    untold.tell(database)
-    assert untold.pause() is None
-    assert untold.note(Change(opened, 1, last_event(database, opened)))
-    assert not untold.note(Change(opened, 1, 1)), "an older change is told with the newer"
-    untold.tell(database)
+    pending = PendingNotifications()
+    pending.publish(database)
+    assert pending.seconds_until_due() is None
+    assert pending.add(Change(opened, 1, 1))
+    assert pending.seconds_until_due() == 0.0
+    pending.publish(database)
+    assert pending.seconds_until_due() is None
+    assert pending.add(Change(opened, 1, last_event(database, opened)))
+    assert not pending.add(Change(opened, 1, 1)), "an older change is told with the newer"
+    pending.publish(database)
     assert len(numbers(database, opened)) == 2, "too soon"
-    left = untold.pause()
+    left = pending.seconds_until_due()
     assert left is not None
-    assert 0 < left <= notifications.TOGETHER_SECONDS
+    assert 0 < left <= notifications.INTERVAL_SECONDS
     time.sleep(left)
-    untold.tell(database)
+    pending.publish(database)
     assert len(numbers(database, opened)) == 3
 
 
 def test_what_could_not_be_written_is_told_later(
     database: Database, opened: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    untold = PendingNotifications()
-    untold.note(Change(opened, 1, 1))
+    pending = PendingNotifications()
+    pending.add(Change(opened, 1, 1))
 
     def fails(*_: object) -> None:
         raise OperationalError("COMMIT", {}, Exception("disk I/O error"))
 
     with monkeypatch.context() as broken:
         broken.setattr("sqlalchemy.orm.session.SessionTransaction.commit", fails)
-        assert not untold.tell(database)
+        assert not pending.publish(database)
     assert numbers(database, opened) == [1]
-    assert untold.pause(), "not at once: it would fail again"
-    assert untold.tell(database, is_due=True)
+    assert pending.seconds_until_due(), "not at once: it would fail again"
+    assert pending.publish(database, is_due=True)
     assert numbers(database, opened) == [1, 1]
 
 
 def test_no_more_rounds_are_remembered_than_may_be(
     database: Database, opened: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifications, "MOST_ROUNDS", 1)
-    untold = PendingNotifications()
-    untold.note(Change(opened, 1, 1))
-    untold.note(Change(opened, 2, 1))  # there is no such round: to tell of it would fail
-    untold.tell(database)
+    monkeypatch.setattr(notifications, "MAX_PENDING", 1)
+    pending = PendingNotifications()
+    pending.add(Change(opened, 1, 1))
+    pending.add(Change(opened, 2, 1))  # there is no such round: to tell of it would fail
+    pending.publish(database)
     assert numbers(database, opened) == [1, 1]
 
 
 def test_a_round_of_which_nothing_can_be_told_is_let_go(database: Database, opened: str) -> None:
-    untold = PendingNotifications()
+    pending = PendingNotifications()
     for number in (9, 1):  # there is no round 9
-        untold.note(Change(opened, number, 1))
-    untold.tell(database)
+        pending.add(Change(opened, number, 1))
+    pending.publish(database)
     assert numbers(database, opened) == [1, 1]
-    assert untold.pause() is None
+    assert pending.seconds_until_due() is None
 
 
 def test_who_holds_one_federation_does_not_hold_up_the_others(
     fresh_database: Callable[[str], str],
 ) -> None:
     database = Database(fresh_database("postgres"))
-    held, *free = (open_one(database) for _ in range(3))
-    untold = PendingNotifications()
-    for federation_id in (held, *free):
-        untold.note(Change(federation_id, 1, 1))
+    locked, *free = (open_one(database) for _ in range(3))
+    pending = PendingNotifications()
+    for federation_id in (locked, *free):
+        pending.add(Change(federation_id, 1, 1))
     with database.write() as session:
-        lock_federation(session, held)
+        lock_federation(session, locked)
         began = time.monotonic()
-        assert not untold.tell(database)
+        assert not pending.publish(database)
         first = time.monotonic() - began
         assert [numbers(database, federation_id) for federation_id in free] == [[1, 1], [1, 1]]
         began = time.monotonic()
-        assert not untold.tell(database, is_due=True)
+        assert not pending.publish(database, is_due=True)
         assert first < 2 < time.monotonic() - began, "it waits longer for who was in its way before"
-    assert untold.tell(database, is_due=True)
-    assert numbers(database, held) == [1, 1]
+    assert pending.publish(database, is_due=True)
+    assert numbers(database, locked) == [1, 1]
     database.close()
 
 
@@ -243,6 +242,6 @@ def test_a_held_round_that_is_due_does_not_keep_others_from_being_told(
         time.sleep(1.5)  # its deadline is over, and who moves rounds waits for the lock
         began = time.monotonic()
         join(silos[0], 1)
-        until_told(rows, served, free, joined=1)
+        until_counted(rows, served, free, joined=1)
         assert time.monotonic() - began < 5
     database.close()

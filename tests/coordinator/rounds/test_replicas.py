@@ -27,8 +27,8 @@ def test_two_replicas_take_updates_and_publish_each_round_once(
 ) -> None:
     url = fresh_database("postgres")
     replicas = [serve(url, tick_seconds=0.02, retry_seconds=0.1) for _ in range(2)]
-    wanted = PLAN | {"rounds": {"total": 6, "min_clients": 6}}
-    federation_id, silos = running(replicas[0], clients=6, **wanted)
+    settings = PLAN | {"rounds": {"total": 6, "min_clients": 6}}
+    federation_id, silos = running(replicas[0], clients=6, **settings)
     # every client talks to both
     lines = [
         [Silo(silo.client_id, federation_id, silo.key, replica.signing(silo.key)) for replica in replicas]
@@ -51,8 +51,8 @@ def test_two_replicas_take_updates_and_publish_each_round_once(
         assert shown["counts"] == {"joined": 6, "arrived": 6, "late": 0, "rejected": 0}
     for silo in silos:
         np.testing.assert_allclose(weights(silo, 7)["b0.q.P"], 8.5)
-    made = rows(url, "SELECT number, state FROM rounds ORDER BY number")
-    assert made == [(number, "published") for number in range(1, 7)]
+    rounds = rows(url, "SELECT number, state FROM rounds ORDER BY number")
+    assert rounds == [(number, "published") for number in range(1, 7)]
     served = rows(url, "SELECT round_number, count(*) FROM weights GROUP BY 1 ORDER BY 1")
     assert served == [(number, 6) for number in range(1, 8)]
 

@@ -41,8 +41,8 @@ def served(serve: Callable[..., Served], database_url: str) -> Served:
 
 def _five_rounds(served: Served) -> tuple[str, list[Silo]]:
     """Two of three clients deliver in every round, the third in the first only."""
-    wanted = plan(rounds={"total": 7, "min_clients": 2, "collect_seconds": 1, "max_staleness": 6})
-    federation_id, silos = running(served, clients=3, **wanted)
+    settings = plan(rounds={"total": 7, "min_clients": 2, "collect_seconds": 1, "max_staleness": 6})
+    federation_id, silos = running(served, clients=3, **settings)
     bases = [join(silo, 1) for silo in silos]  # all, before the first delivery closes the round
     for i, (silo, base) in enumerate(zip(silos, bases, strict=True)):
         assert put(silo, 1, update_body(silo, 1, base, values(1.0 + i))).status_code == 201
@@ -57,7 +57,7 @@ def _five_rounds(served: Served) -> tuple[str, list[Silo]]:
 def _thin_out(served: Served) -> int:
     database = Database(served.database_url)
     try:
-        forgotten = retention.thin_out(database, KEPT)
+        forgotten = retention.prune_rounds(database, KEPT)
         garbage_collection.collect(database, grace=timedelta(0))
         return forgotten
     finally:
@@ -103,8 +103,8 @@ def test_what_was_forgotten_cannot_be_migrated_back(served: Served) -> None:
 
 
 def test_abandoned_rounds_do_not_count_among_those_that_are_kept(served: Served) -> None:
-    wanted = plan(rounds={"total": 5, "min_clients": 2, "quorum": 2, "collect_seconds": 2})
-    federation_id, silos = running(served, **wanted)
+    settings = plan(rounds={"total": 5, "min_clients": 2, "quorum": 2, "collect_seconds": 2})
+    federation_id, silos = running(served, **settings)
     one_round(served, federation_id, silos, 1, [1.0, 1.0])
     join(silos[1], 2)
     deliver(silos[0], 2, values(2.0))

@@ -48,16 +48,16 @@ def test_revoking_whom_a_round_waits_for_closes_it_without_a_tick(
 
 
 def test_a_client_cannot_tell_another_client_from_none(coordinator: Served) -> None:
-    federation_id, (silo, other) = running(coordinator)
+    federation_id, (silo, peer) = running(coordinator)
     for method in ("GET", "DELETE"):
         for client_id, expected in (
-            (other.client_id, (404, "not-found")),
+            (peer.client_id, (404, "not-found")),
             ("cli_none", (404, "not-found")),
             (silo.client_id, (403, "forbidden")),
         ):
             refused = silo.http.request(method, f"/v1/federations/{federation_id}/clients/{client_id}")
             assert (refused.status_code, slug(refused)) == expected
-    assert other.http.get("/v1/me").status_code == 200
+    assert peer.http.get("/v1/me").status_code == 200
 
 
 def test_revoking_waits_for_who_counts_bytes_and_does_not_deadlock(

@@ -32,8 +32,8 @@ def current(silo: Silo) -> Any:
     return silo.http.get(f"/v1/federations/{silo.federation_id}/rounds/current")
 
 
-def order(served: Served, federation_id: str, what: str) -> Any:
-    return served.admin.post(f"/v1/federations/{federation_id}/{what}")
+def order(served: Served, federation_id: str, action: str) -> Any:
+    return served.admin.post(f"/v1/federations/{federation_id}/{action}")
 
 
 def test_there_is_nothing_to_do_before_the_start(coordinator: Served) -> None:
@@ -242,8 +242,8 @@ def test_a_federation_that_was_never_started_can_be_finished(coordinator: Served
 
 def test_clients_do_not_order_rounds(coordinator: Served) -> None:
     federation_id, (silo, _) = running(coordinator)
-    for what in ("start", "pause", "finish"):
-        assert slug(silo.http.post(f"/v1/federations/{federation_id}/{what}")) == "forbidden"
+    for action in ("start", "pause", "finish"):
+        assert slug(silo.http.post(f"/v1/federations/{federation_id}/{action}")) == "forbidden"
     auditor = coordinator.person("auditor")
     assert slug(auditor.post(f"/v1/federations/{federation_id}/start")) == "forbidden"
     assert slug(coordinator.admin.post(url(silo, 1, "/join"))) == "forbidden"
@@ -253,12 +253,12 @@ def test_two_deliveries_of_the_last_updates_at_once_publish_once(coordinator: Se
     federation_id, silos = running(coordinator, clients=6, **plan(rounds={"min_clients": 6, "total": 2}))
     bodies = [(silo, update_body(silo, 1, join(silo, 1), values(i))) for i, silo in enumerate(silos)]
     with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda one: put(one[0], 1, one[1]), bodies))
+        answers = list(pool.map(lambda sent: put(sent[0], 1, sent[1]), bodies))
     assert [answer.status_code for answer in answers] == [201] * 6
     wait_for(coordinator, federation_id, 1, "published")
     join(silos[0], 2)
     np.testing.assert_allclose(weights(silos[0], 2)["b0.q.P"], 2.5)
-    made = rows(
+    rounds = rows(
         coordinator.database_url, f"SELECT number FROM rounds WHERE federation_id = '{federation_id}'"
     )
-    assert sorted(made) == [(1,), (2,)]
+    assert sorted(rounds) == [(1,), (2,)]

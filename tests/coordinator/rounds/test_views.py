@@ -31,11 +31,11 @@ Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
 def test_a_round_of_another_federation_is_not_found(coordinator: Served) -> None:
     _, (silo, _) = running(coordinator)
-    other, _ = running(coordinator)
+    second, _ = running(coordinator)
     for path in ("current", "1", "1/weights", "1/relevance"):
-        answer = silo.http.get(f"/v1/federations/{other}/rounds/{path}")
+        answer = silo.http.get(f"/v1/federations/{second}/rounds/{path}")
         assert (answer.status_code, slug(answer)) == (404, "not-found")
-    assert slug(silo.http.get(f"/v1/federations/{other}/rounds")) == "not-found"
+    assert slug(silo.http.get(f"/v1/federations/{second}/rounds")) == "not-found"
 
 
 def test_rounds_are_listed_newest_first_in_pages(coordinator: Served) -> None:
@@ -45,10 +45,10 @@ def test_rounds_are_listed_newest_first_in_pages(coordinator: Served) -> None:
     first = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds?limit=2").json()
     assert [item["round"] for item in first["items"]] == [3, 2]
     assert "clients" not in first["items"][0]
-    rest = coordinator.admin.get(
+    older = coordinator.admin.get(
         f"/v1/federations/{federation_id}/rounds?limit=2&after={first['next']}"
     ).json()
-    assert ([item["round"] for item in rest["items"]], rest["next"]) == ([1], None)
+    assert ([item["round"] for item in older["items"]], older["next"]) == ([1], None)
     assert slug(coordinator.admin.get(f"/v1/federations/{federation_id}/rounds?after=x")) == "validation"
 
 

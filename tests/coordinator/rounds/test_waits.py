@@ -49,7 +49,7 @@ PLACES = list(
 def test_a_round_that_waits_has_no_step_to_take_and_one_that_does_not_wait_is_looked_at(
     database: Database, federation: FederationRow
 ) -> None:
-    told = set()
+    statuses = set()
     for number, parts in enumerate(PLACES, 1):
         with database.write() as session:
             moment = database_time(session)
@@ -69,13 +69,13 @@ def test_a_round_that_waits_has_no_step_to_take_and_one_that_does_not_wait_is_lo
                     )
             session.flush()
             facts = rounds.facts(session, row, plan_of(federation))
-            waits = rounds.waits(session, row, moment)
+            waits = rounds.is_waiting(session, row, moment)
             assert waits == (facts.waiting > 0), parts
             assert not (waits and next_state(facts, moment)), parts
-            assert not rounds.waits(session, row, row.deadline), "at its deadline all facts are asked"
-            told.add((waits, next_state(facts, moment) is not None))
+            assert not rounds.is_waiting(session, row, row.deadline), "at its deadline all facts are asked"
+            statuses.add((waits, next_state(facts, moment) is not None))
             row.state = "abandoned"
-    assert told == {(True, False), (False, False), (False, True)}
+    assert statuses == {(True, False), (False, False), (False, True)}
 
 
 @pytest.mark.parametrize("state", ["open", "closing", "aggregating", "published", "abandoned"])
@@ -94,4 +94,4 @@ def test_only_a_round_that_collects_waits(database: Database, federation: Federa
             )
         )
         session.flush()
-        assert not rounds.waits(session, row, moment)
+        assert not rounds.is_waiting(session, row, moment)

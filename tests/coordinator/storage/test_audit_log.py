@@ -145,7 +145,7 @@ def test_the_command_finds_what_was_changed(served: Served) -> None:
         return done.exit_code, done.output + done.stderr
 
     assert audit()[0] == 0
-    assert "6 entries, unbroken" in audit()[1]
+    assert "6 entries, chain intact" in audit()[1]
     database = Database(served.database_url)
     with database.write() as session:
         session.execute(text("DELETE FROM audit WHERE number = 3"))

@@ -17,7 +17,7 @@ from coordinator.errors import Unavailable
 from coordinator.http.downloads import Stored
 from coordinator.storage import garbage_collection, payloads
 from coordinator.storage.payloads import Staged
-from coordinator.weights.store import give
+from coordinator.weights.store import assign
 from schemas.wire.digests import digest_of
 
 BODY = os.urandom(2 * 2**20 + 77)
@@ -177,7 +177,7 @@ def shared(database: Database) -> tuple[int, list[bytes]]:
             )
             session.flush()
             stored = Stored(payload_id, digest, len(head) + 1000, "x", head=head, begin=len(heads[0]))
-            give(session, "f", f"c{i}", 1, stored, database_time(session))
+            assign(session, "f", f"c{i}", 1, stored, database_time(session))
     return payload_id, [head + values for head in heads]
 
 

@@ -43,7 +43,7 @@ def test_sqlite_gets_a_key_beside_it_that_only_its_owner_reads(sqlite: Database,
 
 def test_postgres_must_be_given_one(fresh_database: Callable[[str], str]) -> None:
     database = Database(fresh_database("postgres"))
-    with pytest.raises(SettingsUnusable, match="TESSERA_SIGNING_KEY: not set"):
+    with pytest.raises(SettingsUnusable, match="TESSERA_SIGNING_KEY is not set"):
         load(database, None)
     database.close()
 
@@ -59,7 +59,7 @@ def test_a_key_that_is_none_is_named_and_not_shown(sqlite: Database, text: str) 
 def test_a_replica_with_another_key_does_not_start(database: Database) -> None:
     text = secrets.token_urlsafe(32)
     load(database, SecretStr(text))
-    with pytest.raises(SettingsUnusable, match="give all replicas the same one"):
+    with pytest.raises(SettingsUnusable, match="set the same key on all replicas"):
         load(database, SecretStr(secrets.token_urlsafe(32)))
     assert load(database, SecretStr(text + "\n")).id
 
@@ -68,14 +68,14 @@ def test_a_nonce_is_known_for_an_hour_and_to_its_own_server_alone() -> None:
     seed, moment = secrets.token_bytes(32), datetime(2026, 1, 1, tzinfo=UTC)
     key, replica, other = ServerKey(seed), ServerKey(seed), ServerKey(secrets.token_bytes(32))
     nonce = key.nonce(moment)
-    assert replica.knows(nonce, moment + timedelta(minutes=59))
-    assert not key.knows(nonce, moment + timedelta(minutes=61))
-    assert not key.knows(nonce, moment - timedelta(minutes=1))
-    assert not other.knows(nonce, moment)
+    assert replica.issued(nonce, moment + timedelta(minutes=59))
+    assert not key.issued(nonce, moment + timedelta(minutes=61))
+    assert not key.issued(nonce, moment - timedelta(minutes=1))
+    assert not other.issued(nonce, moment)
     for place in range(len(nonce) - 1):
         altered = nonce[:place] + ("A" if nonce[place] != "A" else "B") + nonce[place + 1 :]
-        assert not key.knows(altered, moment)
-    assert not any(key.knows(text, moment) for text in ("", "=", "AAAA", "A" * 86))
+        assert not key.issued(altered, moment)
+    assert not any(key.issued(text, moment) for text in ("", "=", "AAAA", "A" * 86))
 
 
 def test_hello_is_signed_over_the_callers_challenge_by_the_key_that_tokens_pin(

@@ -13,14 +13,11 @@ from hypothesis import strategies as st
 from coordinator.strategies.base import (
     ClientFacts,
     Cohort,
-    Signature,
+    Sketch,
     Strategy,
-    UnknownStrategy,
     Weighing,
-    load,
-    make,
-    names,
 )
+from coordinator.strategies.opening import UnknownStrategy, load, make, names
 
 DIM = 3
 FORM = (("P", (2, 2)),)
@@ -44,8 +41,8 @@ def client(i: int, **facts: Any) -> ClientFacts:
         "modules": {"b0.q": FORM},
         "age": 0,
         "examples": 10,
-        "signature": Signature(np.array([1.0, 0.1 * i, 0.2], np.float32)),
-        "signature_model": "w",
+        "sketch": Sketch(np.array([1.0, 0.1 * i, 0.2], np.float32)),
+        "sketch_model": "w",
         "is_source": True,
     }
     return ClientFacts(**(given_facts | facts))
@@ -56,8 +53,8 @@ modules = st.sets(st.sampled_from(["b0.q", "b0.v", "b1.q", "l0.q"]), min_size=1)
         {name: st.sampled_from([FORM, FORM, FORM, OTHER_FORM]) for name in sorted(chosen)}
     )
 )
-signatures = st.lists(st.floats(-10, 10, width=32), min_size=DIM, max_size=DIM).map(
-    lambda numbers: Signature(np.array(numbers, np.float32))
+sketches = st.lists(st.floats(-10, 10, width=32), min_size=DIM, max_size=DIM).map(
+    lambda numbers: Sketch(np.array(numbers, np.float32))
 )
 
 
@@ -74,8 +71,8 @@ def cohorts(draw: st.DrawFn) -> Cohort:
                 modules=draw(modules),
                 age=age,
                 examples=0 if age is None else draw(st.integers(1, 10**9)),
-                signature=draw(st.one_of(signatures, st.none())),
-                signature_model=draw(st.sampled_from(["w", "w", "v"])),
+                sketch=draw(st.one_of(sketches, st.none())),
+                sketch_model=draw(st.sampled_from(["w", "w", "v"])),
                 is_source=age is not None and age <= 3,
             )
         )
@@ -179,10 +176,10 @@ PRESENT_ONLY = {"flora", "fedex_lora", "ca_pfl"}
 @every_strategy
 def test_an_absent_client_fades_round_by_round(name: str, options: dict[str, Any]) -> None:
     def weight_of_absent(age: int, *, is_source: bool = True) -> float:
-        east, west = (Signature(np.array([way, way, 0.0], np.float32)) for way in (1.0, -1.0))
-        absent = client(2, age=age, is_source=is_source, signature=east)
-        others = [client(0, signature=east), client(1, signature=east)]
-        strangers = [client(i, signature=west) for i in (3, 4)]
+        east, west = (Sketch(np.array([way, way, 0.0], np.float32)) for way in (1.0, -1.0))
+        absent = client(2, age=age, is_source=is_source, sketch=east)
+        others = [client(0, sketch=east), client(1, sketch=east)]
+        strangers = [client(i, sketch=west) for i in (3, 4)]
         return float(weigh(name, options, Cohort([*others, absent, *strangers], 0.5)).relevance[0, 2])
 
     weights = [weight_of_absent(age) for age in range(4)]
@@ -229,21 +226,21 @@ def test_a_newcomer_among_nobody_gets_nothing(name: str, options: dict[str, Any]
 
 
 @every_strategy
-def test_a_newcomer_without_a_signature_is_given_something(name: str, options: dict[str, Any]) -> None:
-    newcomer = client(5, age=None, examples=0, is_source=False, signature=None)
+def test_a_newcomer_without_a_sketch_is_given_something(name: str, options: dict[str, Any]) -> None:
+    newcomer = client(5, age=None, examples=0, is_source=False, sketch=None)
     weighing = weigh(name, options, Cohort([client(0), client(1), newcomer], 0.5))
     np.testing.assert_allclose(weighing.relevance[2], [0.5, 0.5, 0.0])
 
 
 @every_strategy
 def test_a_module_that_only_some_have_is_shared_by_those(name: str, options: dict[str, Any]) -> None:
-    east, west = (Signature(np.array([way, way, 0.0], np.float32)) for way in (1.0, -1.0))
+    east, west = (Sketch(np.array([way, way, 0.0], np.float32)) for way in (1.0, -1.0))
     both = {"b0.q": FORM, "b0.v": FORM}
-    opposite = [client(i, signature=west) for i in (7, 8)]
+    opposite = [client(i, sketch=west) for i in (7, 8)]
     clients = [
-        client(0, signature=east, modules=both),
-        client(1, signature=east),
-        client(2, signature=east, modules=both),
+        client(0, sketch=east, modules=both),
+        client(1, sketch=east),
+        client(2, sketch=east, modules=both),
         *opposite,
     ]
     weights = weigh(name, options, Cohort(clients, 0.5)).of_module("b0.v")
@@ -257,16 +254,16 @@ def test_a_module_that_only_some_have_is_shared_by_those(name: str, options: dic
 def test_lora_is_shared_by_clients_of_the_identical_base_model_alone(
     name: str, options: dict[str, Any]
 ) -> None:
-    signatures = {"s": np.array([1.0, 1.0, 0.0], np.float32), "l": np.array([1.0, 1.0, 0.05], np.float32)}
+    sketches = {"s": np.array([1.0, 1.0, 0.0], np.float32), "l": np.array([1.0, 1.0, 0.05], np.float32)}
     facts = {
         "alignment_set": "x",
         "modules": {"b0.q": FORM, "l0.q": FORM},
-        "signature": Signature(signatures["s"]),
+        "sketch": Sketch(sketches["s"]),
     }
 
     def one(i: int, sign: float) -> ClientFacts:
         model = "sl"[i % 2]
-        return client(i, base_model=model, **(facts | {"signature": Signature(sign * signatures[model])}))
+        return client(i, base_model=model, **(facts | {"sketch": Sketch(sign * sketches[model])}))
 
     alike = [one(i, 1.0) for i in range(4)]
     opposite = [one(i, -1.0) for i in (6, 7)]

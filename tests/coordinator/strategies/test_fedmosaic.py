@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from coordinator.strategies.base import ClientFacts, Cohort, Signature, Weighing, make
+from coordinator.strategies.base import ClientFacts, Cohort, Sketch, Weighing
+from coordinator.strategies.opening import make
 
 FORM = (("P", (2, 2)),)
 EAST, NORTH = (1.0, 0.0), (0.0, 1.0)
 
 
 def client(
-    i: int, signature: tuple[float, ...] | None = EAST, *, reliability: float = 1.0, **facts: Any
+    i: int, sketch: tuple[float, ...] | None = EAST, *, reliability: float = 1.0, **facts: Any
 ) -> ClientFacts:
     given: dict[str, Any] = {
         "client": f"c{i}",
@@ -23,15 +24,15 @@ def client(
         "modules": {"b0.q": FORM},
         "age": 0,
         "examples": 1,
-        "signature": None if signature is None else Signature(np.array(signature, np.float32), reliability),
-        "signature_model": "w",
+        "sketch": None if sketch is None else Sketch(np.array(sketch, np.float32), reliability),
+        "sketch_model": "w",
         "is_source": True,
     }
     return ClientFacts(**(given | facts))
 
 
-def newcomer(i: int, signature: tuple[float, float] | None = EAST, **facts: Any) -> ClientFacts:
-    return client(i, signature, age=None, examples=0, is_source=False, **facts)
+def newcomer(i: int, sketch: tuple[float, float] | None = EAST, **facts: Any) -> ClientFacts:
+    return client(i, sketch, age=None, examples=0, is_source=False, **facts)
 
 
 def weigh(*clients: ClientFacts, decay: float = 0.5, **options: Any) -> Weighing:
@@ -58,7 +59,7 @@ def test_self_is_left_out_unless_asked_for() -> None:
     assert weigh(client(0), client(1)).relevance.tolist() == [[0.0, 1.0], [1.0, 0.0]]
 
 
-def test_signatures_are_centred_from_three_clients_on() -> None:
+def test_sketches_are_centred_from_three_clients_on() -> None:
     two = weigh(client(0, EAST), client(1, (1.0, 0.1)), centre=True)
     assert two.similarity[0, 1] > 0.99
     three = weigh(client(0, (10.0, 1.0)), client(1, (10.0, 1.1)), client(2, (10.0, -1.0)), centre=True)
@@ -153,14 +154,14 @@ def test_a_newcomer_listens_across_base_models() -> None:
     assert weigh(*facts).relevance[2].tolist() == [1.0, 0.0, 0.0]
 
 
-def test_a_newcomer_with_a_signature_like_nobodys_gets_zeros() -> None:
+def test_a_newcomer_with_a_sketch_like_nobodys_gets_zeros() -> None:
     facts = [client(0, EAST), client(1, EAST), newcomer(2, (-1.0, 0.0))]
     weighing = weigh(*facts)
     assert weighing.relevance[2].tolist() == [0.0, 0.0, 0.0]
     assert not weighing.of_module("b0.q")[2].any()
 
 
-def test_a_newcomer_without_a_signature_gets_the_plain_mean_of_those_it_shares_with() -> None:
+def test_a_newcomer_without_a_sketch_gets_the_plain_mean_of_those_it_shares_with() -> None:
     facts = [
         client(0, EAST, examples=1000),
         client(1, NORTH, age=2),
@@ -171,8 +172,8 @@ def test_a_newcomer_without_a_signature_gets_the_plain_mean_of_those_it_shares_w
     np.testing.assert_allclose(weighing.relevance[3], [0.5, 0.5, 0.0, 0.0])
 
 
-def test_signatures_of_different_small_models_are_not_compared() -> None:
-    weighing = weigh(client(0, signature_model="a"), client(1, signature_model="b"))
+def test_sketches_of_different_small_models_are_not_compared() -> None:
+    weighing = weigh(client(0, sketch_model="a"), client(1, sketch_model="b"))
     assert np.isnan(weighing.similarity[0, 1])
     assert weighing.relevance.tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
@@ -194,12 +195,12 @@ def test_options_without_a_meaning_are_refused(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("centre", [False, True])
-def test_private_signatures_that_are_mostly_noise_are_compared_with_nobody(centre: bool) -> None:
+def test_private_sketches_that_are_mostly_noise_are_compared_with_nobody(centre: bool) -> None:
     """Chance makes noise alike: better to be alone than to hear a stranger."""
     vectors = np.eye(64, dtype=np.float32)[[0, 0, 1]]
     for reliability, heard in ((0.2, False), (0.4, True)):
         facts = [
-            replace(client(i), signature=Signature(vector, reliability, epsilon=1.0))
+            replace(client(i), sketch=Sketch(vector, reliability, epsilon=1.0))
             for i, vector in enumerate(vectors)
         ]
         weighing = weigh(*facts, centre=centre)
@@ -215,8 +216,8 @@ def test_the_caps_are_those_of_what_a_client_goes_on_from(mix: str, reaching: fl
     for guard in ("on", "strict"):
         caps = make("fedmosaic", {"mix": mix, "guard": guard}).caps
         assert caps is not None
-        assert caps.other * caps.length * reaching == pytest.approx(0.2)
-        assert caps.others * caps.length * reaching <= 0.7 + 1e-12
+        assert caps.peer * caps.length * reaching == pytest.approx(0.2)
+        assert caps.peers * caps.length * reaching <= 0.7 + 1e-12
         assert caps.strict == (guard == "strict")
 
 

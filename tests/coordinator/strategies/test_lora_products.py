@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coordinator.strategies.averaging import mean
-from coordinator.strategies.base import make
-from coordinator.strategies.capabilities import Combining, Folding, Source
+from coordinator.strategies.base import Strategy
+from coordinator.strategies.capabilities import Source, weighted_mean
+from coordinator.strategies.opening import make
 from schemas.maths.factors import Factors, recompressed, side_by_side
 
 Floats = NDArray[np.float64]
@@ -43,9 +43,9 @@ def sources(draw: st.DrawFn, *, equal_ranks: bool = True, fresh: bool = False) -
     return made
 
 
-def combining(name: str, **options: Any) -> Combining:
+def combining(name: str, **options: Any) -> Strategy:
     strategy = make(name, options)
-    assert isinstance(strategy, Combining)
+    assert strategy.traits.combines
     return strategy
 
 
@@ -58,7 +58,7 @@ def close(found: Floats, wanted: Floats, sources: list[Source], tolerance: float
 def test_with_one_frozen_a_the_mean_of_b_is_the_mean_of_what_acts(clients: list[Source]) -> None:
     a = clients[0].factors.A
     same = [Source(Factors(a, one.factors.B), one.weight) for one in clients]
-    close(product(Factors(a, mean(same).B)), mean_product(same), same)
+    close(product(Factors(a, weighted_mean(same).B)), mean_product(same), same)
 
 
 @given(sources(), st.sampled_from([1e-6, 0.01, 10.0]))
@@ -67,7 +67,7 @@ def test_lora_fair_is_never_further_from_the_mean_product_than_fedavg(
 ) -> None:
     wanted = mean_product(clients)
     fair = np.linalg.norm(product(combining("lora_fair", ridge=ridge).combine(clients)) - wanted)
-    plain = np.linalg.norm(product(mean(clients)) - wanted)
+    plain = np.linalg.norm(product(weighted_mean(clients)) - wanted)
     largest = max(float(np.linalg.norm(product(one.factors))) for one in clients)
     assert fair <= plain + 1e-5 * largest
 
@@ -76,7 +76,7 @@ def test_lora_fair_is_never_further_from_the_mean_product_than_fedavg(
 @settings(deadline=None)
 def test_lora_fair_finds_what_a_numerical_minimiser_finds(clients: list[Source], ridge: float) -> None:
     fair = combining("lora_fair", ridge=ridge).combine(clients)
-    middle = mean(clients)
+    middle = weighted_mean(clients)
     np.testing.assert_array_equal(fair.A, middle.A)
     # |dW - B' A|^2 + lambda |B' - B|^2 as one least-squares problem, row by row of B'.
     a, b = middle.A.astype(np.float64), middle.B.astype(np.float64)
@@ -93,15 +93,15 @@ def test_whoever_is_alone_keeps_what_it_does(name: str, clients: list[Source]) -
     close(product(combining(name).combine(alone)), mean_product(alone), alone)
 
 
-def folding(name: str, **options: Any) -> Folding:
+def with_base_delta(name: str, **options: Any) -> Strategy:
     strategy = make(name, options)
-    assert isinstance(strategy, Folding)
+    assert strategy.traits.base_delta
     return strategy
 
 
 @given(sources())
 def test_fedex_lora_folds_exactly_what_the_means_leave_out(clients: list[Source]) -> None:
-    folded = folding("fedex_lora").fold(clients)
+    folded = with_base_delta("fedex_lora").base_delta(clients)
     assert folded.served is not None
     close(product(folded.served) + product(folded.residual), mean_product(clients), clients)
     d_out, d_in = product(folded.served).shape
@@ -111,8 +111,8 @@ def test_fedex_lora_folds_exactly_what_the_means_leave_out(clients: list[Source]
 
 @given(sources(), st.integers(1, 3))
 def test_a_truncated_residual_is_the_nearest_of_its_rank(clients: list[Source], most: int) -> None:
-    exact = product(folding("fedex_lora").fold(clients).residual)
-    truncated = folding("fedex_lora", truncate_rank=most).fold(clients).residual
+    exact = product(with_base_delta("fedex_lora").base_delta(clients).residual)
+    truncated = with_base_delta("fedex_lora", truncate_rank=most).base_delta(clients).residual
     assert truncated.rank <= most
     left = np.linalg.svd(exact, compute_uv=False)[most:]
     error = float(np.linalg.norm(product(truncated) - exact))
@@ -122,7 +122,7 @@ def test_a_truncated_residual_is_the_nearest_of_its_rank(clients: list[Source], 
 
 @given(sources(equal_ranks=False))
 def test_flora_folds_the_mean_of_what_those_do_who_are_here(clients: list[Source]) -> None:
-    folded = folding("flora").fold(clients)
+    folded = with_base_delta("flora").base_delta(clients)
     assert folded.served is None
     here = [one for one in clients if one.age == 0]
     wanted = mean_product(here) if here else 0.0 * product(clients[0].factors)

@@ -21,9 +21,9 @@ START: Tensors = {
 
 def lora_silo(coordinator: Served, recipe: RecipeName, clip_norm: float) -> Silo:
     """Start a federation of ordinary LoRA on one module, and give one of its two silos."""
-    wanted = plan(wire={"recipe": recipe}, training={"seed": SEED}, limits={"clip_norm": clip_norm})
-    wanted["adapter"] = {"kind": "lora", "rank": 2, "roles": ["q"], "blocks": 1}
-    federation_id = coordinator.federation(**wanted)
+    settings = plan(wire={"recipe": recipe}, training={"seed": SEED}, limits={"clip_norm": clip_norm})
+    settings["adapter"] = {"kind": "lora", "rank": 2, "roles": ["q"], "blocks": 1}
+    federation_id = coordinator.federation(**settings)
     silos = [
         coordinator.enrol(federation_id, f"s{i}", layers=1, shapes={"q": [3, 5]}, roles=["q"])
         for i in range(2)
@@ -56,15 +56,15 @@ def test_what_was_learnt_is_scaled_to_the_clip_norm_and_the_start_stays(
     base = join(silo, 1)
     state = {name: START[name] + values for name, values in learnt(2.0).items()}
     if recipe == "dense":
-        body, meant = update_body(silo, 1, base, state), state
+        body, expected = update_body(silo, 1, base, state), state
     else:
-        body, meant = coded_body(silo, 1, base, state, NAMED[recipe], against=base, held=START)
+        body, expected = coded_body(silo, 1, base, state, NAMED[recipe], against=base, held=START)
     assert put(silo, 1, body).json()["clipped"] is True
-    kept = stored(silo)
-    moved = {name: kept[name] - START[name] for name in START}
+    decoded = stored(silo)
+    moved = {name: decoded[name] - START[name] for name in START}
     assert np.sqrt(sum(float((v**2).sum()) for v in moved.values())) == pytest.approx(0.5, rel=1e-4)
     for name, values in moved.items():
-        np.testing.assert_allclose(values, (meant[name] - START[name]) / 4, atol=2e-3)
+        np.testing.assert_allclose(values, (expected[name] - START[name]) / 4, atol=2e-3)
 
 
 def test_an_update_that_is_long_only_by_its_drawn_a_is_not_clipped(coordinator: Served) -> None:

@@ -49,12 +49,14 @@ def stored(silo: Silo, expected: Tensors | None = None) -> Tensors:
         return {name: envelope.read_float32(name) for name in envelope.names}
 
 
-def assert_same(one: Tensors, other: Tensors) -> None:
-    assert {name: v.tobytes() for name, v in one.items()} == {name: v.tobytes() for name, v in other.items()}
+def assert_same(actual: Tensors, expected: Tensors) -> None:
+    assert {name: v.tobytes() for name, v in actual.items()} == {
+        name: v.tobytes() for name, v in expected.items()
+    }
 
 
 def publish(served: Served, silos: list[Silo], number: int) -> None:
-    """Let the second client deliver, and wait for the round's end."""
+    """Deliver the second client's update, and wait for the round's end."""
     deliver(silos[1], number, values(0.5))
     wait_for(served, silos[1].federation_id, number, "published")
 
@@ -65,29 +67,31 @@ def test_every_recipe_means_the_same_state_to_both_sides(coordinator: Served, na
     _, silos = running(coordinator, **plan(wire={"recipe": name}))
     base = join(silos[0], 1)
     against = None if recipe.reference == "none" else base
-    body, meant = coded_body(silos[0], 1, base, learnt(1), recipe, against=against)
+    body, expected = coded_body(silos[0], 1, base, learnt(1), recipe, against=against)
     answer = put(silos[0], 1, body)
     assert answer.status_code == 201, answer.text
     assert answer.json()["bytes"] == len(body)
-    assert_same(stored(silos[0]), meant)
+    assert_same(stored(silos[0]), expected)
 
 
 def test_the_next_update_is_the_difference_to_the_last(coordinator: Served) -> None:
     _, silos = running(coordinator, **plan(wire={"recipe": "int4_own_last"}))
-    held: Tensors | None = None
+    previous: Tensors | None = None
     against = join(silos[0], 1)
     base = against
     for number in (1, 2, 3):
-        body, held = coded_body(silos[0], number, base, learnt(7), OWN_LAST, against=against, held=held)
+        body, previous = coded_body(
+            silos[0], number, base, learnt(7), OWN_LAST, against=against, held=previous
+        )
         receipt = put(silos[0], number, body)
         assert receipt.status_code == 201, receipt.text
-        assert_same(stored(silos[0]), held)
+        assert_same(stored(silos[0]), previous)
         publish(coordinator, silos, number)
         against = receipt.json()["digest"]
         if number < 3:
             base = join(silos[0], number + 1)
     # the loop is closed: what was lost in one round was in the next one's difference
-    assert max(np.abs(held[n] - v).max() for n, v in learnt(7).items()) < 0.02  # type: ignore[index]
+    assert max(np.abs(previous[n] - v).max() for n, v in learnt(7).items()) < 0.02  # type: ignore[index]
 
 
 def test_a_dense_update_is_taken_under_every_plan_and_the_next_may_be_the_difference_to_it(
@@ -97,9 +101,9 @@ def test_a_dense_update_is_taken_under_every_plan_and_the_next_may_be_the_differ
     first = deliver(silos[0], 1, learnt(1)).json()["digest"]
     publish(coordinator, silos, 1)
     base = join(silos[0], 2)
-    body, meant = coded_body(silos[0], 2, base, learnt(2), OWN_LAST, against=first, held=learnt(1))
+    body, expected = coded_body(silos[0], 2, base, learnt(2), OWN_LAST, against=first, held=learnt(1))
     assert put(silos[0], 2, body).status_code == 201
-    assert_same(stored(silos[0]), meant)
+    assert_same(stored(silos[0]), expected)
 
 
 def test_a_difference_to_something_else_is_refused_and_the_answer_names_what_is_held(
@@ -126,11 +130,11 @@ def test_an_update_of_an_abandoned_round_is_nobodys_reference(coordinator: Serve
     assert put(silos[0], 1, body).status_code == 201
     wait_for(coordinator, federation_id, 1, "abandoned")
     assert join(silos[0], 2) == base
-    again, meant = coded_body(silos[0], 2, base, learnt(1), OWN_LAST, against=digest_of(body))
+    again, expected = coded_body(silos[0], 2, base, learnt(1), OWN_LAST, against=digest_of(body))
     assert put(silos[0], 2, again).json()["expected"] == base
-    again, meant = coded_body(silos[0], 2, base, learnt(1), OWN_LAST, against=base)
+    again, expected = coded_body(silos[0], 2, base, learnt(1), OWN_LAST, against=base)
     assert put(silos[0], 2, again).status_code == 201
-    assert_same(stored(silos[0]), meant)
+    assert_same(stored(silos[0]), expected)
 
 
 def test_a_difference_to_the_weights_is_to_those_of_this_round(coordinator: Served) -> None:
@@ -139,16 +143,16 @@ def test_a_difference_to_the_weights_is_to_those_of_this_round(coordinator: Serv
     deliver(silos[0], 1, values(1.0))
     publish(coordinator, silos, 1)
     base = join(silos[0], 2)
-    body, meant = coded_body(silos[0], 2, base, learnt(2), recipe, against=base, held=values(0.75))
+    body, expected = coded_body(silos[0], 2, base, learnt(2), recipe, against=base, held=values(0.75))
     assert put(silos[0], 2, body).status_code == 201
-    assert_same(stored(silos[0]), meant)
+    assert_same(stored(silos[0]), expected)
 
 
 def test_zeros_that_are_served_to_an_ordinary_lora_mean_its_start(coordinator: Served) -> None:
     shape = {"l0.q.A": (2, 5), "l0.q.B": (3, 2)}
-    wanted = plan(wire={"recipe": "int4_own_last"}, training={"seed": 4})
-    wanted["adapter"] = {"kind": "lora", "rank": 2, "roles": ["q"], "blocks": 1}
-    federation_id = coordinator.federation(**wanted)
+    settings = plan(wire={"recipe": "int4_own_last"}, training={"seed": 4})
+    settings["adapter"] = {"kind": "lora", "rank": 2, "roles": ["q"], "blocks": 1}
+    federation_id = coordinator.federation(**settings)
     silos = [
         coordinator.enrol(federation_id, f"s{i}", layers=1, shapes={"q": [3, 5]}, roles=["q"])
         for i in range(2)
@@ -161,9 +165,9 @@ def test_zeros_that_are_served_to_an_ordinary_lora_mean_its_start(coordinator: S
     base = join(silos[0], 1)
     rng = np.random.default_rng(0)
     after = {name: start[name] + 0.01 * rng.normal(size=s).astype(np.float32) for name, s in shape.items()}
-    body, meant = coded_body(silos[0], 1, base, after, OWN_LAST, against=base, held=start)
+    body, expected = coded_body(silos[0], 1, base, after, OWN_LAST, against=base, held=start)
     assert put(silos[0], 1, body).status_code == 201
-    assert_same(stored(silos[0], after), meant)
+    assert_same(stored(silos[0], after), expected)
 
 
 def test_a_decoded_state_over_the_clip_norm_is_scaled_down_and_is_the_next_reference(
@@ -171,29 +175,31 @@ def test_a_decoded_state_over_the_clip_norm_is_scaled_down_and_is_the_next_refer
 ) -> None:
     _, silos = running(coordinator, **plan(wire={"recipe": "int4_own_last"}, limits={"clip_norm": 1.0}))
     base = join(silos[0], 1)
-    body, meant = coded_body(silos[0], 1, base, values(100.0), OWN_LAST, against=base)
+    body, expected = coded_body(silos[0], 1, base, values(100.0), OWN_LAST, against=base)
     receipt = put(silos[0], 1, body).json()
     assert receipt["clipped"] is True
-    norm = np.sqrt(sum(float((v.astype(np.float64) ** 2).sum()) for v in meant.values()))
-    held = {name: v * np.float32(1.0 / norm) for name, v in meant.items()}
-    assert_same(stored(silos[0]), held)
+    norm = np.sqrt(sum(float((v.astype(np.float64) ** 2).sum()) for v in expected.values()))
+    clipped = {name: v * np.float32(1.0 / norm) for name, v in expected.items()}
+    assert_same(stored(silos[0]), clipped)
     publish(coordinator, silos, 1)
     base = join(silos[0], 2)
-    body, meant = coded_body(silos[0], 2, base, values(0.1), OWN_LAST, against=receipt["digest"], held=held)
+    body, expected = coded_body(
+        silos[0], 2, base, values(0.1), OWN_LAST, against=receipt["digest"], held=clipped
+    )
     assert put(silos[0], 2, body).status_code == 201
-    assert_same(stored(silos[0]), meant)
+    assert_same(stored(silos[0]), expected)
 
 
 def test_coded_updates_are_idempotent_and_compressed_ones_too(coordinator: Served) -> None:
     _, silos = running(coordinator, **plan(wire={"recipe": "int4_own_last"}))
     base = join(silos[0], 1)
-    body, meant = coded_body(silos[0], 1, base, learnt(1), OWN_LAST, against=base, compress=True)
+    body, expected = coded_body(silos[0], 1, base, learnt(1), OWN_LAST, against=base, compress=True)
     answers = [put(silos[0], 1, body, "zstd") for _ in range(2)]
     assert [answer.status_code for answer in answers] == [201, 200]
     assert answers[0].json() == answers[1].json()
-    assert_same(stored(silos[0]), meant)
-    other, _ = coded_body(silos[0], 1, base, learnt(2), OWN_LAST, against=base)
-    refused = put(silos[0], 1, other)
+    assert_same(stored(silos[0]), expected)
+    different, _ = coded_body(silos[0], 1, base, learnt(2), OWN_LAST, against=base)
+    refused = put(silos[0], 1, different)
     assert (refused.status_code, slug(refused)) == (409, "upload-conflict")
 
 
@@ -239,10 +245,10 @@ def test_a_plan_that_was_stored_before_recipes_means_dense_and_is_served_unchang
     older = {"dtype": "float16", "compression": "none"}
     engine = create_engine(database_url)
     with engine.begin() as connection:
-        kept = connection.execute(text("SELECT plan FROM federations")).scalar_one()
-        kept = kept if isinstance(kept, dict) else json.loads(kept)
+        stored_plan = connection.execute(text("SELECT plan FROM federations")).scalar_one()
+        stored_plan = stored_plan if isinstance(stored_plan, dict) else json.loads(stored_plan)
         connection.execute(
-            text("UPDATE federations SET plan = :p"), {"p": json.dumps(kept | {"wire": older})}
+            text("UPDATE federations SET plan = :p"), {"p": json.dumps(stored_plan | {"wire": older})}
         )
     engine.dispose()
     assert silos[0].http.get(f"/v1/federations/{federation_id}/plan").json()["wire"] == older
@@ -266,6 +272,6 @@ def test_a_state_that_is_no_ordinary_numbers_is_refused_as_of_a_dense_body(
     )
     refused = put(silos[0], 1, body)
     assert (refused.status_code, slug(refused)) == (422, "tensor-nonfinite")
-    body, meant = coded_body(silos[0], 1, base, learnt(1), recipe, against=base)
+    body, expected = coded_body(silos[0], 1, base, learnt(1), recipe, against=base)
     assert put(silos[0], 1, body).status_code == 201
-    assert_same(stored(silos[0]), meant)
+    assert_same(stored(silos[0]), expected)

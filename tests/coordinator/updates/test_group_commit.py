@@ -1,4 +1,4 @@
-"""Updates that are ready at the same time are kept together, and nobody gets another's answer."""
+"""Updates that are ready at the same time share a commit, and each thread gets its own result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coordinator.db.engine import Database
 from coordinator.db.federation_lock import hold_federation
 from coordinator.db.tables.federations import ClientRow, UpdateRow
 from coordinator.errors import Busy
-from coordinator.updates import group_commit as together_module
+from coordinator.updates import group_commit as group_commit_module
 from coordinator.updates import store
 from coordinator.updates.group_commit import GroupCommit
 from schemas.wire.digests import digest_of
@@ -25,17 +25,17 @@ from tests.taking_part import join, plan, put, running, update_body, values
 
 
 class Counter:
-    """Doubles numbers once it may go on; knows what it was given, and how often at the same time."""
+    """Doubles numbers once released; counts its batches, and how many run at the same time."""
 
     def __init__(self) -> None:
         self.may_go_on = threading.Event()
-        self.given: list[list[int]] = []
+        self.batches: list[list[int]] = []
         self.at_once = self.most_at_once = 0
         self._lock = threading.Lock()
 
     def double(self, numbers: Sequence[int]) -> list[int]:
         with self._lock:
-            self.given.append([*numbers])
+            self.batches.append([*numbers])
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
         assert self.may_go_on.wait(20)
@@ -59,101 +59,101 @@ def _until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def _in_line(
-    together: GroupCommit, counter: Counter, pool: ThreadPoolExecutor, numbers: Sequence[int]
+def _run_all(
+    group_commit: GroupCommit, counter: Counter, pool: ThreadPoolExecutor, numbers: Sequence[int]
 ) -> list[Future[int]]:
-    """Have numbers doubled, one thread each; the first is begun before the others come."""
-    first = pool.submit(together.done, "line", numbers[0], counter.double)
-    _until(lambda: bool(counter.given))
-    others = [pool.submit(together.done, "line", number, counter.double) for number in numbers[1:]]
-    _until(lambda: len(together._lines["line"].waiting) == len(others))
+    """Double numbers, one thread each; the first batch has begun before the others arrive."""
+    first = pool.submit(group_commit.run, "line", numbers[0], counter.double)
+    _until(lambda: bool(counter.batches))
+    later = [pool.submit(group_commit.run, "line", number, counter.double) for number in numbers[1:]]
+    _until(lambda: len(group_commit._queues["line"].waiting) == len(later))
     counter.may_go_on.set()
-    return [first, *others]
+    return [first, *later]
 
 
 def test_who_comes_while_another_is_served_is_served_with_all_who_wait(pool: ThreadPoolExecutor) -> None:
     counter = Counter()
-    answers = _in_line(GroupCommit(servers=1, most=16), counter, pool, range(8))
+    answers = _run_all(GroupCommit(max_leaders=1, max_batch=16), counter, pool, range(8))
     assert [answer.result(20) for answer in answers] == [2 * number for number in range(8)]
-    assert [sorted(given) for given in counter.given] == [[0], [*range(1, 8)]]
+    assert [sorted(batch) for batch in counter.batches] == [[0], [*range(1, 8)]]
 
 
 def test_no_more_are_served_together_than_may_be(pool: ThreadPoolExecutor) -> None:
     counter = Counter()
-    answers = _in_line(GroupCommit(servers=1, most=3), counter, pool, range(8))
+    answers = _run_all(GroupCommit(max_leaders=1, max_batch=3), counter, pool, range(8))
     assert [answer.result(20) for answer in answers] == [2 * number for number in range(8)]
-    assert [len(given) for given in counter.given] == [1, 3, 3, 1]
+    assert [len(batch) for batch in counter.batches] == [1, 3, 3, 1]
 
 
 def test_what_fails_for_several_is_done_for_each_alone(pool: ThreadPoolExecutor) -> None:
     counter = Counter()
-    first, *others = _in_line(GroupCommit(servers=1, most=16), counter, pool, [0, 11, 12, 13, 14])
+    first, *later = _run_all(GroupCommit(max_leaders=1, max_batch=16), counter, pool, [0, 11, 12, 13, 14])
     assert first.result(20) == 0
-    assert [answer.result(20) for answer in (*others[:2], others[3])] == [22, 24, 28]
+    assert [answer.result(20) for answer in (*later[:2], later[3])] == [22, 24, 28]
     with pytest.raises(ArithmeticError, match="one of 1"):
-        others[2].result(20)
-    assert sorted(map(len, counter.given)) == [1, 1, 1, 1, 1, 4]
+        later[2].result(20)
+    assert sorted(map(len, counter.batches)) == [1, 1, 1, 1, 1, 4]
 
 
 def test_who_is_alone_and_fails_leaves_the_line_to_the_next(pool: ThreadPoolExecutor) -> None:
-    counter, together = Counter(), GroupCommit(servers=1, most=16)
-    answers = _in_line(together, counter, pool, [13, 1])
+    counter, group_commit = Counter(), GroupCommit(max_leaders=1, max_batch=16)
+    answers = _run_all(group_commit, counter, pool, [13, 1])
     with pytest.raises(ArithmeticError):
         answers[0].result(20)
     assert answers[1].result(20) == 2
-    assert together._lines == {}
+    assert group_commit._queues == {}
 
 
 def test_several_serve_at_the_same_time_but_no_more_than_may(pool: ThreadPoolExecutor) -> None:
-    counter, together = Counter(), GroupCommit(servers=3, most=2)
-    answers = [pool.submit(together.done, "line", number, counter.double) for number in range(20, 40)]
-    _until(lambda: counter.at_once == 3 and len(together._lines["line"].waiting) == 17)
+    counter, group_commit = Counter(), GroupCommit(max_leaders=3, max_batch=2)
+    answers = [pool.submit(group_commit.run, "line", number, counter.double) for number in range(20, 40)]
+    _until(lambda: counter.at_once == 3 and len(group_commit._queues["line"].waiting) == 17)
     counter.may_go_on.set()
     assert [answer.result(20) for answer in answers] == [2 * number for number in range(20, 40)]
     assert counter.most_at_once == 3
-    assert together._lines == {}
+    assert group_commit._queues == {}
 
 
 def test_whose_turn_does_not_come_is_sent_away_and_the_others_are_served(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(together_module, "_PATIENCE_SECONDS", 0.2)
-    counter, together = Counter(), GroupCommit(servers=1, most=2)
-    first = pool.submit(together.done, "line", 1, counter.double)
-    _until(lambda: bool(counter.given))
+    monkeypatch.setattr(group_commit_module, "_MAX_WAIT_SECONDS", 0.2)
+    counter, group_commit = Counter(), GroupCommit(max_leaders=1, max_batch=2)
+    first = pool.submit(group_commit.run, "line", 1, counter.double)
+    _until(lambda: bool(counter.batches))
     with pytest.raises(Busy):
-        together.done("line", 2, counter.double)
+        group_commit.run("line", 2, counter.double)
     counter.may_go_on.set()
     assert first.result(20) == 2
-    assert together.done("line", 3, counter.double) == 6
-    assert counter.given == [[1], [3]]
+    assert group_commit.run("line", 3, counter.double) == 6
+    assert counter.batches == [[1], [3]]
 
 
 def test_who_is_being_served_is_not_sent_away(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(together_module, "_PATIENCE_SECONDS", 0.2)
-    together, numbers = GroupCommit(servers=1, most=2), Counter()
+    monkeypatch.setattr(group_commit_module, "_MAX_WAIT_SECONDS", 0.2)
+    group_commit, numbers = GroupCommit(max_leaders=1, max_batch=2), Counter()
 
-    def slowly(some: Sequence[int]) -> list[int]:
-        numbers.given.append([*some])
-        time.sleep(0.1 if len(some) == 1 else 0.6)
-        return [2 * number for number in some]
+    def slowly(batch: Sequence[int]) -> list[int]:
+        numbers.batches.append([*batch])
+        time.sleep(0.1 if len(batch) == 1 else 0.6)
+        return [2 * number for number in batch]
 
-    first = pool.submit(together.done, "line", 1, slowly)
-    _until(lambda: bool(numbers.given))
-    others = [pool.submit(together.done, "line", number, slowly) for number in (2, 3)]
+    first = pool.submit(group_commit.run, "line", 1, slowly)
+    _until(lambda: bool(numbers.batches))
+    later = [pool.submit(group_commit.run, "line", number, slowly) for number in (2, 3)]
     assert first.result(20) == 2
-    assert sorted(other.result(20) for other in others) == [4, 6]
-    assert [len(given) for given in numbers.given] == [1, 2]
+    assert sorted(answer.result(20) for answer in later) == [4, 6]
+    assert [len(batch) for batch in numbers.batches] == [1, 2]
 
 
-def test_lines_do_not_wait_for_each_other(pool: ThreadPoolExecutor) -> None:
-    together, slow, quick = GroupCommit(servers=1, most=2), Counter(), Counter()
+def test_queues_do_not_wait_for_each_other(pool: ThreadPoolExecutor) -> None:
+    group_commit, slow, quick = GroupCommit(max_leaders=1, max_batch=2), Counter(), Counter()
     quick.may_go_on.set()
-    waiting = pool.submit(together.done, "slow", 1, slow.double)
-    _until(lambda: bool(slow.given))
-    assert together.done("quick", 2, quick.double) == 4
+    waiting = pool.submit(group_commit.run, "slow", 1, slow.double)
+    _until(lambda: bool(slow.batches))
+    assert group_commit.run("quick", 2, quick.double) == 4
     slow.may_go_on.set()
     assert waiting.result(20) == 2
 
@@ -171,18 +171,18 @@ def test_of_updates_that_are_kept_together_each_gets_its_own_answer(
         answers = [pool.submit(put, silo, 1, body) for silo, body in zip(silos, bodies, strict=True)]
         time.sleep(1.0)
     for silo, body, answer in zip(silos, bodies, answers, strict=True):
-        told = answer.result(30)
+        response = answer.result(30)
         if silo.client_id == revoked:
-            assert told.status_code == 401
+            assert response.status_code == 401
         else:
-            assert (told.status_code, told.json()["digest"]) == (201, digest_of(body)), told.text
-            assert told.json()["client"] == silo.client_id
+            assert (response.status_code, response.json()["digest"]) == (201, digest_of(body)), response.text
+            assert response.json()["client"] == silo.client_id
     with database.read() as session:
-        kept = session.scalar(
+        count = session.scalar(
             select(func.count()).select_from(UpdateRow).where(UpdateRow.federation_id == federation_id)
         )
     database.close()
-    assert kept == 11
+    assert count == 11
 
 
 def test_two_who_keep_the_same_bytes_in_another_order_do_not_wait_for_each_other_for_ever(
@@ -201,10 +201,10 @@ def test_two_who_keep_the_same_bytes_in_another_order_do_not_wait_for_each_other
 
         return store.Content(digest_of(octets), len(octets), pieces)
 
-    def kept(order: Sequence[bytes]) -> dict[str, int]:
+    def store_in_order(order: Sequence[bytes]) -> dict[str, int]:
         with database.write() as session:
-            return store.keep_payloads(session, map(content, order))
+            return store.store_payloads(session, map(content, order))
 
-    one, other = (pool.submit(kept, order) for order in ([b"x", b"y"], [b"y", b"x"]))
-    assert one.result(30) == other.result(30)
+    first_ids, second_ids = (pool.submit(store_in_order, order) for order in ([b"x", b"y"], [b"y", b"x"]))
+    assert first_ids.result(30) == second_ids.result(30)
     database.close()

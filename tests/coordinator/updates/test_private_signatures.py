@@ -16,15 +16,15 @@ PRIVATE = plan(
 
 
 def test_a_signature_that_nobody_clipped_is_refused_where_the_plan_is_private(coordinator: Served) -> None:
-    for wanted, status in ((PRIVATE, 422), (plan(), 201)):
-        _, silos = running(coordinator, **wanted)
+    for settings, status in ((PRIVATE, 422), (plan(), 201)):
+        _, silos = running(coordinator, **settings)
         base = join(silos[0], 1)
         answer = put(silos[0], 1, update_body(silos[0], 1, base, values(1.0), signature=SHORT * 1.01))
         assert answer.status_code == status, answer.text
         if status == 422:
             assert answer.json()["type"] == "urn:tessera:problem:signature-vector"
             assert answer.json()["clip"] == 1.0
-            assert "no longer than 1" in answer.text
+            assert "longer than 1;" in answer.text
         assert put(silos[0], 1, update_body(silos[0], 1, base, values(1.0), signature=SHORT)).status_code in (
             201,
             409,

@@ -53,16 +53,16 @@ def test_the_same_bytes_are_acknowledged_after_the_round_has_closed(coordinator:
     wait_for(coordinator, federation_id, 1, "published")
     again = put(silos[0], 1, body)
     assert (again.status_code, again.json()) == (200, receipt)
-    other = put(silos[0], 1, update_body(silos[0], 1, base, values(5.0)))
-    assert (other.status_code, slug(other)) == (409, "upload-conflict")
+    second = put(silos[0], 1, update_body(silos[0], 1, base, values(5.0)))
+    assert (second.status_code, slug(second)) == (409, "upload-conflict")
 
 
 def test_other_bytes_under_the_same_name_conflict_and_the_first_stay(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
     base = join(silos[0], 1)
     assert put(silos[0], 1, update_body(silos[0], 1, base, values(1.0))).status_code == 201
-    other = put(silos[0], 1, update_body(silos[0], 1, base, values(5.0)))
-    assert (other.status_code, slug(other)) == (409, "upload-conflict")
+    second = put(silos[0], 1, update_body(silos[0], 1, base, values(5.0)))
+    assert (second.status_code, slug(second)) == (409, "upload-conflict")
     deliver(silos[1], 1, values(1.0))
     wait_for(coordinator, federation_id, 1, "published")
     join(silos[0], 2)
@@ -74,15 +74,15 @@ def test_the_same_upload_twice_at_once_is_taken_once(coordinator: Served) -> Non
     body = update_body(silo, 1, join(silo, 1), values(1.0))
     lines = [Silo(silo.client_id, federation_id, silo.key, coordinator.signing(silo.key)) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda one: put(one, 1, body), lines))
+        answers = list(pool.map(lambda line: put(line, 1, body), lines))
     assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 201]
     assert len({answer.text for answer in answers}) == 1
     assert show(coordinator, federation_id, 1)["counts"]["arrived"] == 1
 
 
 def test_without_joining_nothing_is_taken(coordinator: Served) -> None:
-    _, (silo, other) = running(coordinator)
-    base = join(other, 1)
+    _, (silo, second) = running(coordinator)
+    base = join(second, 1)
     answer = put(silo, 1, update_body(silo, 1, base, values(1.0)))
     assert (answer.status_code, slug(answer)) == (409, "not-joined")
 
@@ -156,11 +156,11 @@ def test_every_accepted_signature_and_state_is_in_the_database(coordinator: Serv
     federation_id, silos = running(coordinator)
     for number in (1, 2):
         one_round(coordinator, federation_id, silos, number, [1.0, 2.0])
-    found = rows(
+    stored = rows(
         coordinator.database_url,
         f"SELECT vector FROM signatures WHERE federation_id = '{federation_id}' AND origin = 'update'",
     )
-    assert [bytes(vector) for (vector,) in found] == [SIGNATURE.tobytes()] * 4
+    assert [bytes(vector) for (vector,) in stored] == [SIGNATURE.tobytes()] * 4
     states = rows(
         coordinator.database_url, f"SELECT round_number FROM updates WHERE federation_id = '{federation_id}'"
     )

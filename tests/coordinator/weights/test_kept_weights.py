@@ -19,7 +19,7 @@ from sqlalchemy import delete, text
 from coordinator.db.engine import Database
 from coordinator.db.tables.weights import CodedWeightsRow
 from coordinator.http.limits import concurrency
-from coordinator.http.limits.concurrency import decoder
+from coordinator.http.limits.concurrency import codec_slot
 from coordinator.rounds import retention
 from coordinator.storage import garbage_collection
 from tests.coordinator.weights.test_compressed import PLAN, ask, drawn
@@ -68,7 +68,7 @@ def test_who_asks_again_needs_no_slot_for_the_same_bytes_a_range_or_nothing(
     _, (silo, _) = rounds_later(served, 2)
     first = ask(silo, 2, "int8_own_last")
     tag, proof = first.headers["etag"], first.headers["tessera-weights"]
-    with decoder(), decoder():
+    with codec_slot(), codec_slot():
         again = ask(silo, 2, "int8_own_last")
         rest = ask(silo, 2, "int8_own_last", **{"Range": "bytes=0-"})
         known = ask(silo, 2, "int8_own_last", **{"If-None-Match": tag})
@@ -90,7 +90,7 @@ def test_that_weights_do_not_fit_a_recipe_is_found_once(
     wait_for(served, federation_id, 1, "published")
     named = join(silos[0], 2)
     assert ask(silos[0], 2, "int8_own_last").headers["etag"] == f'"{named}"'
-    with decoder(), decoder():
+    with codec_slot(), codec_slot():
         assert ask(silos[0], 2, "int8_own_last").headers["etag"] == f'"{named}"'
 
 
@@ -104,7 +104,7 @@ def test_a_client_that_asks_for_much_at_once_leaves_a_slot_to_others(
             time.sleep(0.5)
             with monkeypatch.context() as impatient:
                 impatient.setattr(concurrency, "_PATIENCE_SECONDS", 0.1)
-                with decoder():
+                with codec_slot():
                     assert [one.result().text for one in asked if one.done()] == []
         one, same, other = (future.result() for future in asked)
     assert one.content == same.content != other.content
@@ -135,7 +135,7 @@ def test_what_is_kept_goes_with_the_rounds_weights_and_what_stays_is_whole(
     _, (silo, _) = rounds_later(served, 5)
     named = {number: ask(silo, number, "int8").headers["etag"] for number in range(1, 6)}
     with closing(Database(served.database_url)) as database:
-        assert retention.thin_out(database, 2) > 0
+        assert retention.prune_rounds(database, 2) > 0
         assert rows(served.database_url, KEPT) == [(number, "int8") for number in (3, 4, 5)]
         garbage_collection.collect(database, grace=timedelta(0))
         for number in (3, 4, 5):

@@ -15,7 +15,7 @@ FAR_MORE_THAN_CONNECTIONS_HOLD = {"rank": 1024, "blocks": 4, "roles": ["q", "k",
 
 @pytest.fixture(autouse=True)
 def asked_at_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "_ASKED_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(downloads, "_RECHECK_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("is_revoked", [False, True])

@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 
 from schemas.maths.adapter import Layout, in_order, lora_layout, prior_layout
 from schemas.messages.recipes import NAMED, Recipe
-from schemas.wire.budget import ANY, PLAIN, WITHOUT_REFERENCE, Marks, cost, least, shortfall, within
-from schemas.wire.sparse import kept_count, largest, longest, write_places
+from schemas.wire.budget import (
+    ANY,
+    PLAIN,
+    WITHOUT_REFERENCE,
+    Marks,
+    encoded_bytes,
+    fit_budget,
+    min_bytes,
+    shortfall,
+)
+from schemas.wire.sparse import kept_count, largest, max_position_bytes, write_places
 from schemas.wire.streams import encode
 
 LORA: Layout = lora_layout(2, {"q": (40, 40), "v": (24, 40)}, 4)
@@ -44,14 +53,14 @@ def test_places_are_never_longer_than_their_number_allows(
     mask = np.zeros(size, bool)
     drawn = np.random.default_rng(seed).permutation(size)[:kept]
     mask[np.linspace(0, size - 1, kept).astype(int) if even else drawn] = True
-    assert write_places(mask).size <= longest(size, int(mask.sum())) <= longest(size)
+    assert write_places(mask).size <= max_position_bytes(size, int(mask.sum())) <= max_position_bytes(size)
 
 
 def test_the_bound_of_few_places_is_reached() -> None:
     mask = np.zeros(127 * 129, bool)
     mask[128::129] = True  # every gap takes two bytes
     assert mask.sum() == 127
-    assert write_places(mask).size == longest(mask.size, 127) == 1 + 1 + 2 * 127
+    assert write_places(mask).size == max_position_bytes(mask.size, 127) == 1 + 1 + 2 * 127
 
 
 @given(
@@ -66,13 +75,13 @@ def test_what_is_marked_within_a_budget_costs_what_is_sent_and_no_more(
 ) -> None:
     recipe = Recipe.model_validate(SPARSE.model_dump() | {"values": values})
     if shortfall(LORA, recipe, budget, ANY) is not None:
-        assert budget < least(LORA, recipe)
+        assert budget < min_bytes(LORA, recipe)
         return
     wanted = update(LORA, seed)
     for one in wanted.values():
         one[np.random.default_rng(seed).random(one.shape) < zeros] = 0
-    marks = within(lambda density: largest_of(wanted, density), 0.5, wanted, recipe, budget)
-    assert cost(wanted, marks, recipe) == bytes_of(wanted, recipe, marks) <= budget
+    marks = fit_budget(lambda density: largest_of(wanted, density), 0.5, wanted, recipe, budget)
+    assert encoded_bytes(wanted, marks, recipe) == bytes_of(wanted, recipe, marks) <= budget
     if zeros == 0:
         assert bytes_of(wanted, recipe, marks) > 0.9 * min(budget, bytes_of(wanted, recipe)) - 30
 
@@ -80,10 +89,10 @@ def test_what_is_marked_within_a_budget_costs_what_is_sent_and_no_more(
 def test_a_budget_is_used_up_and_one_beyond_need_changes_nothing() -> None:
     wanted = update({"l0.q.A": (8, 4000), "l0.q.B": (4000, 8)})
     for budget in (600, 2000, 6000, 20000):
-        marks = within(lambda density: largest_of(wanted, density), 0.5, wanted, SPARSE, budget)
+        marks = fit_budget(lambda density: largest_of(wanted, density), 0.5, wanted, SPARSE, budget)
         assert 0.985 * budget < bytes_of(wanted, SPARSE, marks) <= budget
-    free = within(lambda density: largest_of(wanted, density), 0.5, wanted, SPARSE, None)
-    roomy = within(lambda density: largest_of(wanted, density), 0.5, wanted, SPARSE, 10**6)
+    free = fit_budget(lambda density: largest_of(wanted, density), 0.5, wanted, SPARSE, None)
+    roomy = fit_budget(lambda density: largest_of(wanted, density), 0.5, wanted, SPARSE, 10**6)
     for name, mask in largest_of(wanted, 0.5).items():
         assert (free[name] == mask).all()
         assert (roomy[name] == mask).all()
@@ -92,7 +101,7 @@ def test_a_budget_is_used_up_and_one_beyond_need_changes_nothing() -> None:
 @pytest.mark.parametrize("name", [name for name, recipe in NAMED.items() if recipe.density == 1])
 def test_what_a_whole_update_has_is_known_to_the_byte(name: str) -> None:
     recipe = NAMED[name]  # type: ignore[index]
-    assert least(LORA, recipe) == bytes_of(update(LORA), recipe)
+    assert min_bytes(LORA, recipe) == bytes_of(update(LORA), recipe)
 
 
 def test_the_least_of_a_sparse_recipe_lets_one_value_of_each_tensor_travel_and_priors_whole() -> None:
@@ -101,7 +110,11 @@ def test_the_least_of_a_sparse_recipe_lets_one_value_of_each_tensor_travel_and_p
     marks = {name: np.zeros(shape, bool) for name, shape in layout.items()}
     for name, mask in marks.items():
         mask.reshape(-1)[slice(None) if name.endswith(".prior") else -1] = True
-    assert cost(wanted, marks, SPARSE) <= least(layout, SPARSE) <= cost(wanted, marks, SPARSE) + len(layout)
+    assert (
+        encoded_bytes(wanted, marks, SPARSE)
+        <= min_bytes(layout, SPARSE)
+        <= encoded_bytes(wanted, marks, SPARSE) + len(layout)
+    )
 
 
 def test_a_refusal_names_a_recipe_that_would_do_or_the_least_that_does() -> None:
@@ -114,19 +127,19 @@ def test_a_refusal_names_a_recipe_that_would_do_or_the_least_that_does() -> None
         (2 * values - 1, ANY, "int8_own_last would do"),
         (2 * values - 1, WITHOUT_REFERENCE, "int8 would do"),
         (values, ANY, "int4_own_last would do"),
-        (values, WITHOUT_REFERENCE, f"the least that does is {least(LORA, NAMED['int8'])}, by int8"),
+        (values, WITHOUT_REFERENCE, f"the least that does is {min_bytes(LORA, NAMED['int8'])}, by int8"),
         (values, PLAIN, f"the least that does is {2 * values}, by f16"),
-        (least(LORA, int4) - 1, ANY, '"values": "int8"} would do'),
+        (min_bytes(LORA, int4) - 1, ANY, '"values": "int8"} would do'),
         (10, ANY, "the least that does is"),
     ):
         told = shortfall(LORA, dense, int(budget), offers)
         assert told is not None
         assert wanted in told
         assert f"wire.max_bytes is {budget}" in told
-    assert shortfall(LORA, SPARSE, least(LORA, SPARSE), ANY) is None
-    told = shortfall(LORA, SPARSE, least(LORA, SPARSE) - 1, ANY)
+    assert shortfall(LORA, SPARSE, min_bytes(LORA, SPARSE), ANY) is None
+    told = shortfall(LORA, SPARSE, min_bytes(LORA, SPARSE) - 1, ANY)
     assert told is not None
-    assert told.endswith(f"is {least(LORA, SPARSE)}")
+    assert told.endswith(f"is {min_bytes(LORA, SPARSE)}")
 
 
 def test_the_density_that_a_refusal_offers_fits_whatever_is_learnt() -> None:

@@ -177,7 +177,7 @@ def test_a_strategy_may_prefer_one_tensor_but_not_send_more() -> None:
     seen = decoded(encode(values, recipe, *KEY, keep=keep), values, recipe)
     assert [seen[name].sum() for name in values] == [pytest.approx(10, rel=0.01), 0]
     keep["b1.q.P"][0] = True
-    with pytest.raises(ValueError, match="1 values more"):
+    with pytest.raises(ValueError, match="1 more values"):
         encode(values, recipe, *KEY, keep=keep)
 
 

@@ -25,9 +25,9 @@ def measured(number: int) -> Measures:
 
 def test_a_module_s_importance_is_the_mean_over_its_ranks() -> None:
     shapes, rates = [[1.0, 3.0], [2.0, 3.0]], [[1.0, 1.0], [4.0, 2.0]]
-    found = posterior_measures(torch.tensor([shapes, rates]), SERVED)
-    assert found.modules == {"l0.q": 2.0, "l10.v": 1.0}
-    assert found.importance == (0.5, 1.25, 3.0)
+    measures = posterior_measures(torch.tensor([shapes, rates]), SERVED)
+    assert measures.modules == {"l0.q": 2.0, "l10.v": 1.0}
+    assert measures.importance == (0.5, 1.25, 3.0)
 
 
 def test_divergence_is_zero_at_the_prior_that_was_served_and_above_it_elsewhere() -> None:
@@ -43,7 +43,7 @@ def test_a_file_keeps_every_round_and_the_modules_of_the_newest() -> None:
     first = with_round(None, measured(1), {"l0.q": 1.0, "l0.v": 2.0})
     second = with_round(first, measured(2), {"l0.q": 1.23456789, "l0.v": 0.5})
     read = MeasuresFile.model_validate_json(second)
-    assert [one.round for one in read.rounds] == [1, 2]
+    assert [measures.round for measures in read.rounds] == [1, 2]
     assert read.modules == {"l0.q": 1.23457, "l0.v": 0.5}
     assert json.loads(second)["rounds"][0] == json.loads(first)["rounds"][0]
     assert json.loads(second)["rounds"][1]["density"] == 0.333333
@@ -51,11 +51,11 @@ def test_a_file_keeps_every_round_and_the_modules_of_the_newest() -> None:
 
 @pytest.mark.parametrize("damage", [b"{", b'{"rounds": 3}', b""])
 def test_a_file_that_cannot_be_read_is_begun_anew(damage: bytes) -> None:
-    made = MeasuresFile.model_validate_json(with_round(damage, measured(3), {"l0.q": 1.0}))
-    assert [one.round for one in made.rounds] == [3]
+    file = MeasuresFile.model_validate_json(with_round(damage, measured(3), {"l0.q": 1.0}))
+    assert [measures.round for measures in file.rounds] == [3]
 
 
 def test_a_file_without_modules_is_gone_on_with() -> None:
     earlier = json.dumps({"rounds": [measured(1).model_dump()]}).encode()
-    made = MeasuresFile.model_validate_json(with_round(earlier, measured(2), {"l0.q": 1.0}))
-    assert [one.round for one in made.rounds] == [1, 2]
+    file = MeasuresFile.model_validate_json(with_round(earlier, measured(2), {"l0.q": 1.0}))
+    assert [measures.round for measures in file.rounds] == [1, 2]

@@ -44,8 +44,8 @@ def test_each_row_of_kappa_acts_on_its_own_module_and_each_column_on_its_own_ran
 
 def test_the_distance_is_that_of_the_adapter_alone() -> None:
     start = {"l0.q.A": torch.zeros(2, 2), "l0.q.B": torch.ones(2, 2)}
-    here = {"l0.q.A": torch.ones(2, 2), "l0.q.B": torch.ones(2, 2), "posterior.u": torch.full((9,), 7.0)}
-    assert float(proximal_term(here, start)) == 2.0
+    current = {"l0.q.A": torch.ones(2, 2), "l0.q.B": torch.ones(2, 2), "posterior.u": torch.full((9,), 7.0)}
+    assert float(proximal_term(current, start)) == 2.0
 
 
 def test_the_size_weighs_in_the_first_round_and_fully_after_the_warm_up() -> None:

@@ -18,14 +18,14 @@ sizes = st.floats(0.05, 60)
 @given(a=sizes, b=sizes, prior_a=sizes, prior_b=sizes)
 @settings(deadline=None)
 def test_the_divergence_is_that_of_torch(a: float, b: float, prior_a: float, prior_b: float) -> None:
-    ours = gamma_kl(*(torch.tensor(x, dtype=torch.float64) for x in (a, b, prior_a, prior_b)))
-    theirs = kl_divergence(
+    computed = gamma_kl(*(torch.tensor(x, dtype=torch.float64) for x in (a, b, prior_a, prior_b)))
+    reference = kl_divergence(
         *(
             Gamma(torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64))
             for x, y in ((a, b), (prior_a, prior_b))
         )
     )
-    assert float(ours) == pytest.approx(float(theirs), rel=1e-6, abs=1e-9)
+    assert float(computed) == pytest.approx(float(reference), rel=1e-6, abs=1e-9)
 
 
 def test_of_equal_distributions_the_divergence_is_zero() -> None:
@@ -34,11 +34,11 @@ def test_of_equal_distributions_the_divergence_is_zero() -> None:
 
 
 def test_a_posterior_begins_where_it_is_told_to() -> None:
-    wanted = torch.tensor([[[0.1, 1.0, 50.0]], [[3.0, 0.7, 0.1]]])
+    gamma = torch.tensor([[[0.1, 1.0, 50.0]], [[3.0, 0.7, 0.1]]])
     posterior = Posterior(1, 3)
     assert posterior.gamma().detach() == pytest.approx(torch.ones(2, 1, 3))
-    posterior.restart(wanted)
-    torch.testing.assert_close(posterior.gamma().detach(), wanted, rtol=1e-4, atol=1e-5)
+    posterior.restart(gamma)
+    torch.testing.assert_close(posterior.gamma().detach(), gamma, rtol=1e-4, atol=1e-5)
 
 
 def test_importance_is_the_mean_and_no_draw() -> None:
@@ -74,9 +74,9 @@ def test_frequencies_follow_from_the_seed_and_estimate_a_gaussian_kernel() -> No
     assert not torch.equal(drawn, frequencies(8, 16384, seed=4))
     assert float(drawn.mean()) == pytest.approx(0, abs=0.005)
     rng = np.random.default_rng(0)
-    one, other = (torch.from_numpy(rng.standard_normal(8).astype(np.float32)) for _ in range(2))
-    kernel = float(torch.exp(-(one - other).square().sum() / 16))
-    assert float(fourier(one, drawn) @ fourier(other, drawn)) == pytest.approx(kernel, abs=0.03)
+    left, right = (torch.from_numpy(rng.standard_normal(8).astype(np.float32)) for _ in range(2))
+    kernel = float(torch.exp(-(left - right).square().sum() / 16))
+    assert float(fourier(left, drawn) @ fourier(right, drawn)) == pytest.approx(kernel, abs=0.03)
 
 
 def test_a_pooled_prior_lies_between_the_two_by_what_they_have_seen() -> None:

@@ -13,7 +13,7 @@ from client_agent.adapters.variational.sparsity import density_at, least_density
 from schemas.maths.adapter import in_order, lora_layout, lora_modules, prior_layout, size
 from schemas.messages.importance import ImportancePlan
 from schemas.messages.recipes import Recipe
-from schemas.wire.budget import cost, least, within
+from schemas.wire.budget import encoded_bytes, fit_budget, min_bytes
 from schemas.wire.sparse import Mask
 from schemas.wire.streams import decode, encode
 
@@ -34,14 +34,14 @@ def update(layers: int = 2, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def marks(
-    importance: np.ndarray, wanted: dict[str, np.ndarray], density: float = 0.27, **changes: Any
+    importance: np.ndarray, tensors: dict[str, np.ndarray], density: float = 0.27, **changes: Any
 ) -> dict[str, Mask]:
-    said = plan(**changes)
-    return unit_marks(wanted, lora_modules(wanted), importance, span=said.span, cut=said.cut)(density)
+    options = plan(**changes)
+    return unit_marks(tensors, lora_modules(tensors), importance, span=options.span, cut=options.cut)(density)
 
 
 def shares(mask: dict[str, Mask], module: str) -> tuple[np.ndarray, np.ndarray]:
-    """Which share of each unit is marked in A's rows, and in B's columns."""
+    """Return the share of each unit's values that is marked in A's rows and in B's columns."""
     return mask[f"{module}.A"].mean(1), mask[f"{module}.B"].mean(0)
 
 
@@ -50,9 +50,9 @@ def flat() -> np.ndarray:
 
 
 def test_more_is_sent_of_a_more_important_rank_in_a_and_in_b_alike() -> None:
-    wanted = update()
-    mask = marks(flat() * np.array([0.1, 3.0, 1.0, 2.0]), wanted)
-    for module in lora_modules(wanted):
+    tensors = update()
+    mask = marks(flat() * np.array([0.1, 3.0, 1.0, 2.0]), tensors)
+    for module in lora_modules(tensors):
         for share in shares(mask, module):
             assert share[0] < share[2] < share[3] < share[1]
         a, b = shares(mask, module)
@@ -60,23 +60,23 @@ def test_more_is_sent_of_a_more_important_rank_in_a_and_in_b_alike() -> None:
 
 
 def test_each_row_of_importance_acts_on_its_own_module() -> None:
-    wanted = update()
-    modules = lora_modules(wanted)
+    tensors = update()
+    modules = lora_modules(tensors)
     assert modules == ("l0.q", "l0.v", "l1.q", "l1.v")
     for row, chosen in enumerate(modules):
         importance = flat()
         importance[row, 2] = 5.0
-        mask = marks(importance, wanted)
+        mask = marks(importance, tensors)
         largest = {module: max(*shares(mask, module)[0], *shares(mask, module)[1]) for module in modules}
         assert max(largest, key=lambda module: largest[module]) == chosen
         assert shares(mask, chosen)[0].argmax() == shares(mask, chosen)[1].argmax() == 2
 
 
 def test_of_a_unit_its_largest_values_are_sent() -> None:
-    wanted = update()
-    mask = marks(flat(), wanted)
+    tensors = update()
+    mask = marks(flat(), tensors)
     for name in ("l0.q.A", "l1.v.B"):
-        rows, marked_rows = (x if name.endswith("A") else x.T for x in (wanted[name], mask[name]))
+        rows, marked_rows = (x if name.endswith("A") else x.T for x in (tensors[name], mask[name]))
         for values, is_sent in zip(np.abs(rows), marked_rows, strict=True):
             assert 0 < is_sent.sum() < values.size
             assert values[is_sent].min() > values[~is_sent].max()
@@ -88,30 +88,30 @@ def test_equally_important_units_get_equal_shares() -> None:
 
 
 def test_what_is_sent_depends_on_nothing_but_the_update_and_what_was_learnt() -> None:
-    wanted, importance = update(), np.random.default_rng(1).gamma(1.0, size=(4, RANK))
-    once, again = (marks(importance, wanted) for _ in range(2))
-    assert all(np.array_equal(once[name], again[name]) for name in wanted)
+    tensors, importance = update(), np.random.default_rng(1).gamma(1.0, size=(4, RANK))
+    once, again = (marks(importance, tensors) for _ in range(2))
+    assert all(np.array_equal(once[name], again[name]) for name in tensors)
 
 
 def test_density_falls_from_one_to_its_goal_and_stays_there() -> None:
-    told = [density_at(plan(density=0.2, warm_rounds=4), number) for number in range(1, 8)]
-    assert told == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
+    densities = [density_at(plan(density=0.2, warm_rounds=4), number) for number in range(1, 8)]
+    assert densities == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
     assert density_at(plan(density=0.2), 1) == 0.2
 
 
 def test_a_rank_below_the_cut_is_not_sent_at_all_and_leaves_its_room_to_the_others() -> None:
-    wanted = update()
+    tensors = update()
     importance = flat() * np.array([0.2, 1.0, 1.0, 1.0])
-    cut, whole = (marks(importance, wanted, cut=value) for value in (0.5, 0.0))
-    for module in lora_modules(wanted):
+    cut, whole = (marks(importance, tensors, cut=value) for value in (0.5, 0.0))
+    for module in lora_modules(tensors):
         assert not shares(cut, module)[0][0]
         assert not shares(cut, module)[1][0]
         assert shares(cut, module)[0][1] > shares(whole, module)[0][1]
 
 
 def test_a_cut_above_everything_sends_the_priors_alone() -> None:
-    wanted = update()
-    mask = marks(flat(), wanted, cut=2.0)
+    tensors = update()
+    mask = marks(flat(), tensors, cut=2.0)
     assert all(values.any() == name.endswith(".prior") for name, values in mask.items())
 
 
@@ -126,18 +126,18 @@ def test_a_cut_above_everything_sends_the_priors_alone() -> None:
 def test_never_more_is_sent_than_density_and_bytes_allow(
     importance: list[float], density: float, span: float, max_bytes: int | None, seed: int
 ) -> None:
-    wanted = update(seed=seed)
+    tensors = update(seed=seed)
     learnt = np.array(importance).reshape(4, RANK)
-    at = unit_marks(wanted, lora_modules(wanted), learnt, span=span, cut=0.0)
-    mask = within(at, density, wanted, RECIPE, max_bytes)
-    coded = encode(wanted, RECIPE, "test", keep=mask)  # refuses what the recipe does not allow
-    layout = {name: values.shape for name, values in wanted.items()}
-    assert dict(decode(coded, layout, RECIPE)).keys() == wanted.keys()
+    at = unit_marks(tensors, lora_modules(tensors), learnt, span=span, cut=0.0)
+    mask = fit_budget(at, density, tensors, RECIPE, max_bytes)
+    coded = encode(tensors, RECIPE, "test", keep=mask)  # refuses what the recipe does not allow
+    layout = {name: values.shape for name, values in tensors.items()}
+    assert dict(decode(coded, layout, RECIPE)).keys() == tensors.keys()
     octets = sum(stream.nbytes for stream in coded.tensors.values())
-    assert octets == cost(wanted, mask, RECIPE)
-    sent = sum(int(one.sum()) for one in mask.values())
+    assert octets == encoded_bytes(tensors, mask, RECIPE)
+    sent = sum(int(values.sum()) for values in mask.values())
     assert sent <= density * size(layout) + len(layout)
-    if max_bytes is None or cost(wanted, at(density), RECIPE) <= max_bytes:
+    if max_bytes is None or encoded_bytes(tensors, at(density), RECIPE) <= max_bytes:
         # Every unit may lose a part of a value in A and one in B, every tensor's share is rounded up.
         assert density * size(layout) - 2 * 4 * RANK - len(layout) <= sent
     else:
@@ -146,8 +146,8 @@ def test_never_more_is_sent_than_density_and_bytes_allow(
 
 
 def test_a_larger_density_marks_what_a_smaller_one_does_and_more() -> None:
-    wanted, importance = update(), np.random.default_rng(1).gamma(1.0, size=(4, RANK))
-    at = unit_marks(wanted, lora_modules(wanted), importance, span=0.25, cut=0.3)
+    tensors, importance = update(), np.random.default_rng(1).gamma(1.0, size=(4, RANK))
+    at = unit_marks(tensors, lora_modules(tensors), importance, span=0.25, cut=0.3)
     few, more = at(0.0), at(0.1)
     assert all(mask.any() == name.endswith(".prior") for name, mask in few.items())
     for density in (0.2, 0.5, 0.9):
@@ -161,19 +161,19 @@ def test_where_little_is_sent_its_places_take_few_bytes_so_that_a_small_budget_d
     adapter = lora_layout(2, wide, RANK)
     layout = in_order({**adapter, **prior_layout(adapter)})
     rng = np.random.default_rng(0)
-    wanted = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in layout.items()}
-    bitmaps = sum(-(-values.size // 8) for values in wanted.values())
-    at = unit_marks(wanted, lora_modules(wanted), flat(), span=0.25, cut=0.0)
-    mask = within(at, 0.27, wanted, RECIPE, bitmaps // 2)
-    assert 0.97 * (bitmaps // 2) < cost(wanted, mask, RECIPE) <= bitmaps // 2
-    assert sum(int(one.sum()) for one in mask.values()) > 1.5 * sum(
-        int(one.sum()) for name, one in mask.items() if name.endswith(".prior")
+    tensors = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in layout.items()}
+    bitmaps = sum(-(-values.size // 8) for values in tensors.values())
+    at = unit_marks(tensors, lora_modules(tensors), flat(), span=0.25, cut=0.0)
+    mask = fit_budget(at, 0.27, tensors, RECIPE, bitmaps // 2)
+    assert 0.97 * (bitmaps // 2) < encoded_bytes(tensors, mask, RECIPE) <= bitmaps // 2
+    assert sum(int(values.sum()) for values in mask.values()) > 1.5 * sum(
+        int(values.sum()) for name, values in mask.items() if name.endswith(".prior")
     )
 
 
 def test_the_least_density_lets_priors_and_something_of_every_tensor_travel() -> None:
-    wanted = update()
-    layout = {name: values.shape for name, values in wanted.items()}
-    mask = marks(flat(), wanted, least_density(layout) + 0.01, span=0.0)
-    assert least(layout, RECIPE) > 0
-    assert any(one.any() for name, one in mask.items() if not name.endswith(".prior"))
+    tensors = update()
+    layout = {name: values.shape for name, values in tensors.items()}
+    mask = marks(flat(), tensors, least_density(layout) + 0.01, span=0.0)
+    assert min_bytes(layout, RECIPE) > 0
+    assert any(values.any() for name, values in mask.items() if not name.endswith(".prior"))

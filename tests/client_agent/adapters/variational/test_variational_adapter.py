@@ -102,16 +102,16 @@ def test_what_was_copied_is_put_back_as_it_was(
     with placed(base) as adapter:
         adapter.load(zeros(adapter))
         trained(base, adapter, examples)
-        adapter.move_prior()
+        adapter.end_round()
         state, private = adapter.state(), adapter.private_state()
         assert any(state[name].any() for name in state if name.endswith(".prior"))
     with placed(base) as adapter:
         adapter.load(state)
         adapter.load_private(private)
-        for wanted, found in ((state, adapter.state()), (private, adapter.private_state())):
-            assert wanted.keys() == found.keys()
-            for name, values in wanted.items():
-                np.testing.assert_allclose(found[name], values, atol=1e-6)
+        for loaded, stored in ((state, adapter.state()), (private, adapter.private_state())):
+            assert loaded.keys() == stored.keys()
+            for name, values in loaded.items():
+                np.testing.assert_allclose(stored[name], values, atol=1e-6)
 
 
 def test_the_mean_of_what_clients_send_is_the_moving_average_of_their_posteriors(
@@ -125,11 +125,11 @@ def test_the_mean_of_what_clients_send_is_the_moving_average_of_their_posteriors
             rng = np.random.default_rng(client)
             u = rng.normal(size=adapter.private_state()["posterior.u"].shape).astype(np.float32)
             adapter.load_private({"posterior.u": u})
-            adapter.move_prior()
+            adapter.end_round()
             sent.append(adapter.state()["l1.v.prior"])
             posteriors.append((0.01 + np.log1p(np.exp(u)))[:, 3])  # l0.q, l0.v, l1.q, l1.v
     weights = (0.3, 0.7)
-    mean = sum(w * one for w, one in zip(weights, sent, strict=True)) + 1
+    mean = sum(w * offset for w, offset in zip(weights, sent, strict=True)) + 1
     expected = 0.9 * (1 + served) + 0.1 * sum(w * p for w, p in zip(weights, posteriors, strict=True))
     np.testing.assert_allclose(mean, expected, rtol=1e-5)
 
@@ -173,13 +173,13 @@ def test_the_distance_to_what_was_served_holds_the_adapter_back(
 
 
 def test_a_round_is_made_again_to_the_bit(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
-    base, made = tiny(), []
+    base, priors = tiny(), []
     for _ in range(2):
         with placed(base) as adapter:
             adapter.load(zeros(adapter))
             trained(base, adapter, examples)
-            made.append({**adapter.state(), **adapter.private_state()})
-    assert all(np.array_equal(made[0][name], made[1][name]) for name in made[0])
+            priors.append({**adapter.state(), **adapter.private_state()})
+    assert all(np.array_equal(priors[0][name], priors[1][name]) for name in priors[0])
 
 
 def test_a_feature_is_of_the_examples_and_not_of_their_padding(
@@ -187,7 +187,7 @@ def test_a_feature_is_of_the_examples_and_not_of_their_padding(
 ) -> None:
     base = each_architecture
     together = mean_feature(base, examples[:6], 64)
-    alone = torch.stack([mean_feature(base, [one], 64) for one in examples[:6]]).mean(0)
+    alone = torch.stack([mean_feature(base, [example], 64) for example in examples[:6]]).mean(0)
     assert together.shape == (2 * base.layers,)
     torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-3)
     assert not torch.allclose(together, mean_feature(base, examples[6:12], 64), atol=1e-3)
@@ -205,9 +205,9 @@ def test_examples_of_another_task_give_another_prior(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
-    others = [replace(one, prompt=one.prompt.replace("rev", "abc 123 |")) for one in examples]
+    rewritten = [replace(example, prompt=example.prompt.replace("rev", "abc 123 |")) for example in examples]
     with placed(base, alpha_s=0.0, alpha_f=0.0) as adapter:
         adapter.load(zeros(adapter))
         parameters = adapter.named_parameters()
-        terms = [float(adapter.penalty(some, 64, 1)(parameters).detach()) for some in (examples, others)]
+        terms = [float(adapter.penalty(texts, 64, 1)(parameters).detach()) for texts in (examples, rewritten)]
     assert terms[0] != terms[1]

@@ -12,7 +12,7 @@ from rich.console import Console
 from client_agent.simulation.report.charts import draw
 from client_agent.simulation.report.estimates import estimate, pairing
 from client_agent.simulation.report.page import write_page
-from client_agent.simulation.report.summary import Report, summarised
+from client_agent.simulation.report.summary import Report, summarise
 from client_agent.simulation.report.tables import passing, show
 from client_agent.simulation.results import CellResult
 from tests.client_agent.simulation.studies import result, silo_table, study
@@ -51,23 +51,23 @@ def report(folder: Path) -> Report:
             joins_after=late,
         ),
     ]
-    return summarised(study(folder, *SILOS), "tiny", [0, 1], runs, [])
+    return summarise(study(folder, *SILOS), "tiny", [0, 1], runs, [])
 
 
 def test_the_standard_error_is_that_of_the_mean() -> None:
-    found = estimate([0.1, 0.2, 0.6])
-    assert found.mean == pytest.approx(0.3)
+    spread = estimate([0.1, 0.2, 0.6])
+    assert spread.mean == pytest.approx(0.3)
     # variance (.04 + .01 + .09) / 2 = .07; error sqrt(.07 / 3)
-    assert found.error == pytest.approx(0.152752523)
+    assert spread.error == pytest.approx(0.152752523)
     assert estimate([0.5]).error is None
     with pytest.raises(ValueError, match="no values"):
         estimate([])
 
 
 def test_methods_are_paired_by_seed_and_client() -> None:
-    ours = {0: {"a": 0.5, "b": 0.7}, 1: {"a": 0.9, "b": 0.7}, 2: {"a": 1.0}}
-    theirs = {0: {"a": 0.4, "b": 0.8}, 1: {"a": 0.3, "b": 0.5}}
-    paired = pairing(ours, theirs)
+    method = {0: {"a": 0.5, "b": 0.7}, 1: {"a": 0.9, "b": 0.7}, 2: {"a": 1.0}}
+    baseline = {0: {"a": 0.4, "b": 0.8}, 1: {"a": 0.3, "b": 0.5}}
+    paired = pairing(method, baseline)
     assert paired is not None
     assert paired.seeds.values == pytest.approx([0.0, 0.4])
     assert (paired.seeds.mean, paired.seeds.error) == (pytest.approx(0.2), pytest.approx(0.2))
@@ -75,7 +75,7 @@ def test_methods_are_paired_by_seed_and_client() -> None:
     assert paired.clients.values == pytest.approx([0.1, -0.1, 0.6, 0.2])
     assert paired.clients.error == pytest.approx(0.147196014)
     assert (paired.better, paired.worse) == (3, 1)
-    assert pairing(ours, {5: {"a": 0.1}}) is None
+    assert pairing(method, {5: {"a": 0.1}}) is None
 
 
 def test_only_founders_count_in_means_and_the_worst_client(tmp_path: Path) -> None:
@@ -121,8 +121,8 @@ def test_a_late_joiner_is_ahead_only_once_it_stays_ahead(
     read = study(tmp_path, *silos)
     joined = read.silo[2].model_copy(update={"joins_after": 1})
     read = read.model_copy(update={"silo": [*read.silo[:2], joined]})
-    made = summarised(read, "tiny", [0], runs, [])
-    (late,) = made.methods[1].latecomers
+    summary = summarise(read, "tiny", [0], runs, [])
+    (late,) = summary.methods[1].latecomers
     assert late.ahead_after == {"local": [ahead]}
     assert passing(late, "local") == f"{'not within 30 steps' if ahead is None else ahead} (0.50)"
 
@@ -136,17 +136,17 @@ def test_methods_are_compared_on_the_seeds_that_all_of_them_have(tmp_path: Path)
         *(run("fedavg", 0, 0.2), run("fedavg", 1, 0.4), run("fedavg", 2, 0.9)),
         *(run("fedmosaic", 0, 0.5), run("fedmosaic", 1, 0.5)),
     ]
-    made = summarised(study(tmp_path), "tiny", [0, 1, 2], runs, ["fedmosaic, seed 2: see log.txt"])
-    assert made.paired_seeds == [0, 1]
-    local, fedavg, fedmosaic = made.methods
+    summary = summarise(study(tmp_path), "tiny", [0, 1, 2], runs, ["fedmosaic, seed 2: see log.txt"])
+    assert summary.paired_seeds == [0, 1]
+    local, fedavg, fedmosaic = summary.methods
     assert local.accuracy.values == pytest.approx([0.1, 0.2, 0.3])
     assert fedavg.against["local"].seeds.values == pytest.approx([0.1, 0.2])
     assert fedmosaic.against["local"].seeds.values == pytest.approx([0.4, 0.3])
     printed = StringIO()
-    show(made, Console(file=printed, width=250))
-    write_page(made, tmp_path / "report.html")
+    show(summary, Console(file=printed, width=250))
+    write_page(summary, tmp_path / "report.html")
     for text in (printed.getvalue(), (tmp_path / "report.html").read_text()):
-        assert "figures are incomplete, runs missing: 1" in text
+        assert "ncomplete results, runs missing: 1" in text
         assert "fedmosaic, seed 2: see log.txt" in text
         assert "2 of 3" in text
         assert "against local (n = 2)" in text
@@ -163,12 +163,12 @@ def test_bytes_add_up_over_rounds_in_both_directions(tmp_path: Path) -> None:
 
 
 def test_tables_and_page_carry_the_figures(tmp_path: Path) -> None:
-    made = report(tmp_path)
+    summary = report(tmp_path)
     printed = StringIO()
-    show(made, Console(file=printed, width=250))
+    show(summary, Console(file=printed, width=250))
     for text in ("0.683 ± 0.017", "+0.133 ± 0.033", "10, not within 10 steps (0.70)", "-0.050 ± 0.050"):
         assert text in printed.getvalue()
-    write_page(made, tmp_path / "report.html")
+    write_page(summary, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == 6
     assert "Quality against bytes" in page
@@ -187,10 +187,10 @@ def test_curves_differ_without_their_colours_and_start_before_training(tmp_path:
         result(name, 0, {"aster": (0.125, 0.5), "birch": (0.125, 0.5)})
         for name in ("local", "local_lora", "fedavg", "fedmosaic")
     ]
-    made = summarised(study(tmp_path), "tiny", [0], runs, [])
-    assert [m.accuracy_by_step[0].mean for m in made.methods] == [0.125] * 4
-    steps = draw(made)["steps"]
+    summary = summarise(study(tmp_path), "tiny", [0], runs, [])
+    assert [m.accuracy_by_step[0].mean for m in summary.methods] == [0.125] * 4
+    steps = draw(summary)["steps"]
     assert len(set(re.findall(r"stroke-dasharray: [^;\"]+", steps))) >= 3
-    differences = draw(made)["differences"]
+    differences = draw(summary)["differences"]
     assert "against local_lora" in differences
-    assert "differences" not in draw(summarised(study(tmp_path), "tiny", [0], runs[2:], []))
+    assert "differences" not in draw(summarise(study(tmp_path), "tiny", [0], runs[2:], []))

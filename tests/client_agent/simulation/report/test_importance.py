@@ -1,4 +1,4 @@
-"""What clients learnt of importance: ranks by hand, and the pictures, page and result that carry them."""
+"""Importance measures: rank correlations by hand, and charts, page and results with them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from client_agent.simulation.methods import methods_of
 from client_agent.simulation.report.importance import importance_of, spearman
 from client_agent.simulation.report.importance_charts import draw_heat_maps, draw_measures
 from client_agent.simulation.report.page import write_page
-from client_agent.simulation.report.summary import Report, summarised
+from client_agent.simulation.report.summary import Report, summarise
 from client_agent.simulation.report.tables import show
-from client_agent.simulation.results import CellResult, cells_of, finished, keep
-from client_agent.simulation.run_cell import Workplace, run_cell
+from client_agent.simulation.results import CellResult, cells_of, store_result, stored_result
+from client_agent.simulation.run_cell import WorkerContext, run_cell
 from tests.client_agent.simulation.studies import result, silo_table, study
 from tests.served import ADMIN_TOKEN, Served
 
@@ -38,17 +38,17 @@ def measured(modules: Mapping[str, float], kl: Sequence[float] = (0.1, 0.3)) -> 
 def run(
     method: str, seed: int, files: Mapping[str, MeasuresFile], models: Mapping[str, str] = {}
 ) -> CellResult:
-    made = result(method, seed, {name: (0, 0.2, 0.4) for name in NAMES})
+    summary = result(method, seed, {name: (0, 0.2, 0.4) for name in NAMES})
     clients = [
         c.model_copy(update={"measures": files.get(c.name), "base_model": models.get(c.name, "tiny-s")})
-        for c in made.clients
+        for c in summary.clients
     ]
-    return made.model_copy(update={"clients": clients})
+    return summary.model_copy(update={"clients": clients})
 
 
 def report(folder: Path, runs: list[CellResult], *silos: str) -> Report:
     read = study(folder, *(silos or tuple(map(silo_table, NAMES))))
-    return summarised(read, "tiny", sorted({one.seed for one in runs}), runs, [])
+    return summarise(read, "tiny", sorted({entry.seed for entry in runs}), runs, [])
 
 
 def layers(count: int, step: float) -> dict[str, float]:
@@ -78,10 +78,10 @@ def test_only_founders_of_one_base_model_are_compared(tmp_path: Path) -> None:
         "birch": measured(layers(4, 0.2)),
         "cedar": measured(layers(4, -0.05)),
     }
-    found = importance_of([run("ca_pfl", 0, files, {"cedar": "tiny-l"})], NAMES)
-    assert found is not None
-    assert found.agreement is not None
-    assert found.agreement.values == pytest.approx([1])
+    importance = importance_of([run("ca_pfl", 0, files, {"cedar": "tiny-l"})], NAMES)
+    assert importance is not None
+    assert importance.agreement is not None
+    assert importance.agreement.values == pytest.approx([1])
     both = importance_of([run("ca_pfl", 0, files), run("ca_pfl", 1, files)], NAMES)
     assert both is not None
     assert both.agreement is not None
@@ -89,7 +89,7 @@ def test_only_founders_of_one_base_model_are_compared(tmp_path: Path) -> None:
     assert both.seed == 0
     # smallest, largest and mean: 1, 1.7, 1.35; 1, 2.4, 1.7; .65, 1, .825
     assert both.spread.mean == pytest.approx((0.7 / 1.35 + 1.4 / 1.7 + 0.35 / 0.825) / 3)
-    late = summarised(
+    late = summarise(
         study(tmp_path, silo_table("aster"), silo_table("birch"), silo_table("cedar", joins_after=1)),
         *("tiny", [0], [run("ca_pfl", 0, files)], []),
     ).methods[0]
@@ -104,15 +104,15 @@ def test_figures_are_those_of_the_last_round_and_stand_in_the_table_and_on_the_p
         "aster": measured(layers(4, 0.1), kl=(0.1, 0.3)),
         "birch": measured(layers(4, -0.1), kl=(0.1, 0.5)),
     }
-    made = report(tmp_path, [run("fedavg", 0, {}), run("ca_pfl", 0, files)])
-    fedavg, ca_pfl = made.methods
+    summary = report(tmp_path, [run("fedavg", 0, {}), run("ca_pfl", 0, files)])
+    fedavg, ca_pfl = summary.methods
     assert fedavg.importance is None
     assert ca_pfl.importance is not None
     assert ca_pfl.importance.kl.values == pytest.approx([0.4])
     assert ca_pfl.importance.density.values == pytest.approx([0.45])
     printed = StringIO()
-    show(made, Console(file=printed, width=250))
-    write_page(made, tmp_path / "report.html")
+    show(summary, Console(file=printed, width=250))
+    write_page(summary, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     for text in (printed.getvalue(), page):
         assert "0.450" in text
@@ -121,17 +121,17 @@ def test_figures_are_those_of_the_last_round_and_stand_in_the_table_and_on_the_p
     assert "Module by module: ca_pfl, seed 0" in page
     assert "Module by module: fedavg" not in page
     assert "share of the update sent" in page
-    assert Report.model_validate_json(made.model_dump_json()) == made
+    assert Report.model_validate_json(summary.model_dump_json()) == summary
 
 
 def test_without_measures_there_are_no_pictures_of_importance(tmp_path: Path) -> None:
-    made = report(tmp_path, [run("local", 0, {}), run("fedavg", 0, {})])
-    assert draw_measures(made) is None
-    assert draw_heat_maps(made) == {}
-    write_page(made, tmp_path / "report.html")
+    summary = report(tmp_path, [run("local", 0, {}), run("fedavg", 0, {})])
+    assert draw_measures(summary) is None
+    assert draw_heat_maps(summary) == {}
+    write_page(summary, tmp_path / "report.html")
     assert "importance" not in (tmp_path / "report.html").read_text()
     printed = StringIO()
-    show(made, Console(file=printed, width=250))
+    show(summary, Console(file=printed, width=250))
     assert "importance" not in printed.getvalue()
 
 
@@ -141,8 +141,8 @@ def test_a_heat_map_has_a_panel_per_base_model_and_labels_that_fit(tmp_path: Pat
         "birch": measured(layers(4, -0.1)),
         "cedar": measured(layers(32, 0.01)),
     }
-    made = report(tmp_path, [run("ca_pfl", 0, files, {"cedar": "llama-1b"})])
-    picture = draw_heat_maps(made)["ca_pfl"]
+    summary = report(tmp_path, [run("ca_pfl", 0, files, {"cedar": "llama-1b"})])
+    picture = draw_heat_maps(summary)["ca_pfl"]
     texts = re.findall(r">([^<>]+)</text>", picture)
     assert {"tiny-s", "llama-1b"} <= set(texts)
     assert "aster (1.350)" in texts  # its mean importance
@@ -162,17 +162,17 @@ def test_a_result_without_measures_is_read(tmp_path: Path) -> None:
 def test_a_run_keeps_what_its_clients_measured(tmp_path: Path, served: Served) -> None:
     read = study(tmp_path)
     with Operator(served.url, ADMIN_TOKEN) as operator:
-        place = Workplace(read, tmp_path / "out", operator, SharedModels())
+        place = WorkerContext(read, tmp_path / "out", operator, SharedModels())
         for method in ("ca_pfl", "fedavg"):
             (cell,) = cells_of(read, methods_of(read, [method]), [0])
-            keep(cell, place.out, run_cell(place, cell, lambda rounds, doing: None))
-            done = finished(cell, place.out)
+            store_result(cell, place.out, run_cell(place, cell, lambda rounds, doing: None))
+            done = stored_result(cell, place.out)
             assert done is not None
             for client in done.clients:
                 if method == "fedavg":
                     assert client.measures is None
                     continue
                 assert client.measures is not None
-                assert [one.round for one in client.measures.rounds] == [1, 2]
-                assert all(one.kl > 0 for one in client.measures.rounds)
+                assert [entry.round for entry in client.measures.rounds] == [1, 2]
+                assert all(entry.kl > 0 for entry in client.measures.rounds)
                 assert set(client.measures.modules) == set(layers(4, 0))

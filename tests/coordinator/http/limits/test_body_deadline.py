@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from coordinator.errors import RequestTimeout
 from coordinator.http.limits import body_deadline
-from coordinator.http.limits.body_deadline import GRACE_SECONDS, PacedBodies, body_seconds
+from coordinator.http.limits.body_deadline import GRACE_SECONDS, BodyDeadline, body_seconds
 
 MB = 10**6
 PIECE = bytes(MB)
@@ -44,7 +44,7 @@ def received(
 
     async def send(_: Message) -> None: ...
 
-    anyio.run(PacedBodies(application, MB), scope, receive, send)
+    anyio.run(BodyDeadline(application, MB), scope, receive, send)
     return total
 
 
@@ -83,4 +83,4 @@ def test_a_pause_ends_it_whatever_time_is_left(monkeypatch: pytest.MonkeyPatch) 
 
     scope: Scope = {"type": "http", "headers": [(b"content-length", b"1000")]}
     with pytest.raises(RequestTimeout):
-        anyio.run(PacedBodies(application, MB), scope, never, send)
+        anyio.run(BodyDeadline(application, MB), scope, never, send)

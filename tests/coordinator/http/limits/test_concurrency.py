@@ -14,7 +14,7 @@ def test_the_second_waits_for_the_first_and_another_does_not() -> None:
     said: list[str] = []
 
     async def upload(turns: KeyedLock, name: str, say: str) -> None:
-        async with turns.one_of(name):
+        async with turns.hold(name):
             said.append(say)
             await anyio.sleep(0.01)
             said.append(say)
@@ -29,22 +29,22 @@ def test_the_second_waits_for_the_first_and_another_does_not() -> None:
     turns = anyio.run(run)
     assert [say for say in said if say != "3"] == ["1", "1", "2", "2"]
     assert said[1] == "3"
-    assert not turns._turns
+    assert not turns._locks
 
 
 def test_who_waits_too_long_is_sent_away_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "_PATIENCE_SECONDS", 0.01)
 
     async def second(turns: KeyedLock) -> None:
-        with pytest.raises(RateLimited, match="under way"):
-            await turns.one_of("a").__aenter__()
+        with pytest.raises(RateLimited, match="in progress"):
+            await turns.hold("a").__aenter__()
 
     async def run() -> KeyedLock:
         turns = KeyedLock()
-        async with turns.one_of("a"), anyio.create_task_group() as tasks:
+        async with turns.hold("a"), anyio.create_task_group() as tasks:
             tasks.start_soon(second, turns)
-        async with turns.one_of("a"):
+        async with turns.hold("a"):
             pass
         return turns
 
-    assert not anyio.run(run)._turns
+    assert not anyio.run(run)._locks

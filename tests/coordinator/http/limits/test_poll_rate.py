@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from coordinator.errors import RateLimited
-from coordinator.http.limits.poll_rate import BURST, Polls
+from coordinator.http.limits.poll_rate import BURST, PollRate
 
 
 def test_ten_at_once_and_one_a_second_after_that() -> None:
     now = [100.0]
-    polls = Polls(1.0, clock=lambda: now[0])
+    polls = PollRate(1.0, clock=lambda: now[0])
     for _ in range(BURST):
         polls.take("a")
     with pytest.raises(RateLimited) as limited:
@@ -31,7 +31,7 @@ def test_ten_at_once_and_one_a_second_after_that() -> None:
 
 def test_asking_in_vain_costs_nothing_more() -> None:
     now = [0.0]
-    polls = Polls(1.0, clock=lambda: now[0])
+    polls = PollRate(1.0, clock=lambda: now[0])
     for _ in range(BURST):
         polls.take("a")
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""What was folded into a base model acts as if it were in its weights, in every architecture."""
+"""A base delta acts as if it were in the base model's weights, in every architecture."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ def logits(base: BaseModel) -> np.ndarray:
         return np.asarray(model(input_ids=IDS).logits.float())
 
 
-def fold_for(base: BaseModel) -> dict[str, Factors]:
+def random_base_delta(base: BaseModel) -> dict[str, Factors]:
     """Fold something into some modules: of q and v in one layer, where they may be one linear layer."""
     rng = np.random.default_rng(0)
-    fold = {}
+    base_delta = {}
     for name, rank in (("l0.q", 2), ("l0.v", 5), ("l1.v", 1), ("l2.down", 3)):
         d_out, d_in = base.shapes[name.partition(".")[2]]  # type: ignore[index]
         a, b = (0.3 * rng.standard_normal(shape) for shape in ((rank, d_in), (d_out, rank)))
-        fold[name] = Factors(a.astype(np.float32), b.astype(np.float32))
-    return fold
+        base_delta[name] = Factors(a.astype(np.float32), b.astype(np.float32))
+    return base_delta
 
 
-def write_into(base: BaseModel, fold: dict[str, Factors]) -> None:
+def write_into(base: BaseModel, base_delta: dict[str, Factors]) -> None:
     model: Any = base.model
-    for name, one in fold.items():
+    for name, factors in base_delta.items():
         layer, role = name[1:].split(".")
         linear: Any = base.parts.linear(model, int(layer), role)  # type: ignore[arg-type]
         with torch.no_grad():
-            added = PLAN.scale * torch.from_numpy(one.B @ one.A)
+            added = PLAN.scale * torch.from_numpy(factors.B @ factors.A)
             rows = base.parts.rows(model, role)  # type: ignore[arg-type]
             if isinstance(linear, Conv1D):
                 linear.weight[:, rows] += added.T
@@ -56,67 +56,71 @@ def write_into(base: BaseModel, fold: dict[str, Factors]) -> None:
                 linear.weight[rows] += added
 
 
-def test_a_fold_acts_as_if_it_were_in_the_weights(each_architecture: BaseModel) -> None:
+def test_a_base_delta_acts_as_if_it_were_in_the_weights(each_architecture: BaseModel) -> None:
     base = each_architecture
-    bare, fold = logits(base), fold_for(base)
+    bare, base_delta = logits(base), random_base_delta(base)
     with inject_lora(base, PLAN) as adapter:
-        adapter.load_fold(fold)
+        adapter.load_base_delta(base_delta)
         with pytest.raises(AdapterInPlace):
             require_bare(base)
-        folded = logits(base)
-        adapter.load_fold(fold)  # again is as good as once
-        np.testing.assert_array_equal(logits(base), folded)
+        changed = logits(base)
+        adapter.load_base_delta(base_delta)  # again is as good as once
+        np.testing.assert_array_equal(logits(base), changed)
     np.testing.assert_array_equal(logits(base), bare)
-    write_into(base, fold)
-    np.testing.assert_allclose(folded, logits(base), rtol=1e-4, atol=1e-5)
-    assert np.abs(folded - bare).max() > 0.05
+    write_into(base, base_delta)
+    np.testing.assert_allclose(changed, logits(base), rtol=1e-4, atol=1e-5)
+    assert np.abs(changed - bare).max() > 0.05
 
 
-def test_as_lora_says_what_adapter_and_fold_do_together(tiny: Callable[..., BaseModel]) -> None:
+def test_as_lora_says_what_adapter_and_base_delta_do_together(tiny: Callable[..., BaseModel]) -> None:
     base = tiny("gpt2")
     rng = np.random.default_rng(1)
     with inject_lora(base, PLAN) as adapter:
         adapter.load({n: 0.2 * rng.standard_normal(s).astype(np.float32) for n, s in adapter.layout.items()})
         alone = adapter.as_lora()
-        fold = fold_for(base)
-        adapter.load_fold(fold)
+        base_delta = random_base_delta(base)
+        adapter.load_base_delta(base_delta)
         together = adapter.as_lora()
     rows = base.parts.rows(base.model, "v")
     path = base.parts.path(1, "v")
     added = together[path].B @ together[path].A - alone[path].B @ alone[path].A
-    np.testing.assert_allclose(added[rows], PLAN.scale * fold["l1.v"].B @ fold["l1.v"].A, atol=1e-5)
+    np.testing.assert_allclose(
+        added[rows], PLAN.scale * base_delta["l1.v"].B @ base_delta["l1.v"].A, atol=1e-5
+    )
     path = base.parts.path(3, "down")
     np.testing.assert_array_equal(together[path].A, alone[path].A)
 
 
-def test_a_fold_is_frozen_while_the_adapter_trains(
+def test_a_base_delta_is_frozen_while_the_adapter_trains(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
     plan = TrainingPlan(steps=2, batch_size=4, max_length=64)
     with inject_lora(base, PLAN) as adapter:
-        adapter.load_fold({})
-        adapter.load_fold(fold_for(base))
+        adapter.load_base_delta({})
+        adapter.load_base_delta(random_base_delta(base))
         names = set(adapter.named_parameters())
         train(base, adapter, examples, plan, seed=0, round_number=1)
         assert names == set(adapter.layout)
         path = base.parts.path(0, "q")
-        np.testing.assert_array_equal(adapter.as_lora()[path].A[PLAN.rank :], fold_for(base)["l0.q"].A)
+        np.testing.assert_array_equal(
+            adapter.as_lora()[path].A[PLAN.rank :], random_base_delta(base)["l0.q"].A
+        )
 
 
 def test_only_a_whole_lora_of_the_same_widths_can_be_folded(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
-    fold = fold_for(base)
+    base_delta = random_base_delta(base)
     with inject_lora(base, PLAN) as adapter:
-        for wrong in ({"l9.q": fold["l0.q"]}, {"l0.down": fold["l0.q"]}):
+        for wrong in ({"l9.q": base_delta["l0.q"]}, {"l0.down": base_delta["l0.q"]}):
             with pytest.raises(LayoutMismatch):
-                adapter.load_fold(wrong)
+                adapter.load_base_delta(wrong)
     parts = parts_of(load_strategy("ffa_lora"))
     pq = AdapterPlan(rank=4, blocks=2)
     for plan, chosen in ((PLAN, parts), (pq, None)):
         frames = random_frames(base, pq, 0) if plan is pq else {}
         with (
-            inject(base, plan, frames, gated=False, seed=0, parts=chosen) as other,
+            inject(base, plan, frames, gated=False, seed=0, parts=chosen) as adapter,
             pytest.raises(AdapterInPlace),
         ):
-            other.load_fold(fold)
+            adapter.load_base_delta(base_delta)

@@ -1,0 +1,59 @@
+"""Importance of the ranks in a round: the values that are sent, and the measures that are stored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_agent.adapters.base import State
+from client_agent.adapters.variational.adapter import posterior_of
+from client_agent.adapters.variational.measures import Measures, nonzero_share, posterior_measures, with_round
+from client_agent.adapters.variational.posterior import importance
+from client_agent.adapters.variational.sparsity import density_at, unit_marks
+from client_agent.storage.round_folder import MEASURES, RoundFolder, RoundFolders
+from schemas.maths.adapter import lora_modules
+from schemas.messages.importance import ImportancePlan
+from schemas.wire.budget import Marks
+from schemas.wire.quantise import Floats
+
+log = logging.getLogger(__name__)
+
+
+def marks_by_importance(
+    plan: ImportancePlan, round_number: int, private: State, delta: Mapping[str, Floats]
+) -> tuple[Callable[[float], Marks], float]:
+    """Return the selection of an update's values at a density, and the density of a round."""
+    learnt = importance(posterior_of(private)).double().numpy()
+    marks_at = unit_marks(delta, lora_modules(delta), learnt, span=plan.span, cut=plan.cut)
+    return marks_at, density_at(plan, round_number)
+
+
+def store_measures(
+    folder: RoundFolder,
+    rounds: RoundFolders,
+    private: State,
+    served: State,
+    decoded: Mapping[str, NDArray[np.float32]],
+    residual: float,
+    octets: int,
+) -> None:
+    posterior = posterior_measures(posterior_of(private), served)
+    measures = Measures(
+        round=folder.number,
+        density=nonzero_share(decoded),
+        residual=residual,
+        kl=posterior.kl,
+        importance=posterior.importance,
+        bytes=octets,
+    )
+    log.info(
+        "round %d: density %.3f, residual %.2f of what was learnt, KL %.4f, importance %.3f to %.3f",
+        *(measures.round, measures.density, measures.residual, measures.kl),
+        *(measures.importance[0], measures.importance[2]),
+    )
+    last = rounds.newest_with(MEASURES, before=folder.number)
+    earlier = last.read(MEASURES) if last is not None else None
+    folder.write(MEASURES, with_round(earlier, measures, posterior.modules))

@@ -1,0 +1,50 @@
+"""A round's brief with its strategy: the only place of the agent that loads a strategy by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from client_agent.storage.round_folder import BRIEF, RoundFolder
+from client_agent.strategies.base import AgentStrategy, Traits, load_strategy
+from schemas.maths.seeded_random import words
+from schemas.messages.recipes import Recipe
+from schemas.messages.rounds import RoundBrief
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedBrief:
+    """The brief of a round and its strategy, opened once per round or command."""
+
+    brief: RoundBrief
+    strategy: AgentStrategy
+
+    @classmethod
+    def of(cls, brief: RoundBrief) -> OpenedBrief:
+        """Load the strategy of a brief.
+
+        Raises:
+            UnknownStrategy, StrategyOptionsInvalid: this agent is older than the plan.
+        """
+        return cls(brief, load_strategy(brief.strategy.name, brief.strategy.options))
+
+    @classmethod
+    def read(cls, folder: RoundFolder) -> OpenedBrief:
+        return cls.of(RoundBrief.model_validate_json(folder.read(BRIEF)))
+
+    @property
+    def traits(self) -> Traits:
+        return self.strategy.traits
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.brief.wire.recipe
+
+    @property
+    def start_seed(self) -> int:
+        """The seed of the first A: the plan's, or the round's own if every round restarts."""
+        seed = self.brief.training.seed
+        if self.traits.restarts:
+            return int(words(1, "restart", seed, self.brief.round)[0] >> np.uint64(1))
+        return seed

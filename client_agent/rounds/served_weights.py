@@ -1,0 +1,58 @@
+"""Decode the served weights of a round, and apply their base delta."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_agent.adapters.base import Adapter
+from client_agent.adapters.rank_pruning import resize_ranks
+from client_agent.errors import AdapterUnreadable
+from client_agent.storage.base_delta import read_served, round_base_delta
+from client_agent.storage.round_folder import WEIGHTS, RoundFolder, RoundFolders
+from client_agent.strategies.base import Traits
+from schemas.maths.adapter import Layout
+from schemas.wire.compress import is_frame
+from schemas.wire.envelope import Encoding, slots, unpack
+from schemas.wire.ranks import any_rank
+from schemas.wire.refusals import BodyRefused
+
+_LARGEST_BODY = 2**33
+
+
+def read_weights(body: bytes, layout: Layout, *, mixed_ranks: bool = False) -> dict[str, NDArray[np.float32]]:
+    """Decode served weights; with `mixed_ranks` of any rank, truncated or padded to the layout's.
+
+    Raises:
+        AdapterUnreadable: the body is damaged or of another layout.
+    """
+    encoding: Encoding | None = "zstd" if is_frame(body) else None
+    try:
+        expected = any_rank(layout) if mixed_ranks else slots(layout)
+        with unpack(body, encoding=encoding, expected=expected, max_bytes=_LARGEST_BODY) as envelope:
+            weights = {name: envelope.read_float32(name) for name in layout}
+            return resize_ranks(weights, next(iter(layout.values()))[0]) if mixed_ranks else weights
+    except BodyRefused as refusal:
+        raise AdapterUnreadable(
+            f"the stored weights are damaged, or not of this plan ({refusal}); "
+            "`--round` chooses another round"
+        ) from refusal
+
+
+def load_served(
+    adapter: Adapter, traits: Traits, rounds: RoundFolders, folder: RoundFolder
+) -> Mapping[str, NDArray[np.float32]]:
+    """Decode the weights of a round, and apply their base delta to the adapter.
+
+    Raises:
+        AdapterUnreadable: they are damaged or of another layout.
+        BaseDeltaMissing: they add to a base delta that is not stored here.
+    """
+    body = folder.read(WEIGHTS)
+    if not traits.base_delta:
+        return read_weights(body, adapter.layout, mixed_ranks=traits.mixed_ranks)
+    served = read_served(body, adapter.layout)
+    adapter.load_base_delta(round_base_delta(rounds, folder, served).added)
+    return served.adapter

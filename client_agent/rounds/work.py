@@ -1,0 +1,62 @@
+"""A round in progress: what its steps share, opened and read once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from client_agent.adapters.base import State
+from client_agent.rounds.encode_update import UpdateInputs
+from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.participant import Participant, Session, Trainer
+from client_agent.rounds.train import TrainedRounds
+from client_agent.storage.round_folder import RoundFolder, RoundFolders
+from schemas.messages.rounds import RoundBrief
+
+
+@dataclass
+class Work:
+    """A round in progress; the trained adapters on disk are read once."""
+
+    participant: Participant
+    opened: OpenedBrief
+    folder: RoundFolder
+
+    @property
+    def session(self) -> Session:
+        return self.participant.session
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.participant.trainer
+
+    @property
+    def brief(self) -> RoundBrief:
+        return self.opened.brief
+
+    @property
+    def rounds(self) -> RoundFolders:
+        return self.participant.workspace.rounds
+
+    @cached_property
+    def trained(self) -> TrainedRounds:
+        return TrainedRounds(self.rounds)
+
+    @property
+    def earlier(self) -> State | None:
+        trained = self.trained.before(self.brief.round)
+        return trained.adapter if trained is not None else None
+
+    @property
+    def update_inputs(self) -> UpdateInputs:
+        session, trainer = self.session, self.trainer
+        return UpdateInputs(
+            opened=self.opened,
+            folder=self.folder,
+            rounds=self.rounds,
+            trained=self.trained.of(self.folder),
+            federation_id=session.federation_id,
+            client_id=session.client_id,
+            pack_digest=trainer.frames(self.brief).pack_digest,
+            examples=len(trainer.silo.data.train),
+        )

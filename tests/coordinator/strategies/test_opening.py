@@ -1,0 +1,77 @@
+"""A plan is opened once, by one function; a file is a strategy by what it defines."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import coordinator
+from coordinator.strategies.base import Strategy
+from coordinator.strategies.opening import make, names, open_plan
+from schemas.messages.federations import FederationPlan
+
+FILES = sorted(Path(coordinator.__file__).parent.rglob("*.py"))
+
+
+def _calls(path: Path) -> list[tuple[str, ast.Call]]:
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    return [(ast.unparse(node.func), node) for node in nodes if isinstance(node, ast.Call)]
+
+
+def test_a_plan_opens_with_the_strategy_and_options_it_names() -> None:
+    plan = FederationPlan.model_validate(
+        {"name": "n", "strategy": {"name": "het_lora", "options": {"r_min": 3}}}
+    )
+    opened = open_plan(plan)
+    assert opened.plan is plan
+    assert opened.traits.least_rank == 3
+
+
+def test_files_without_options_are_no_strategies() -> None:
+    assert not {"base", "averaging", "capabilities", "opening"} & {*names()}
+    assert "fedavg" in names()
+
+
+def test_a_strategy_is_made_by_name_in_one_place() -> None:
+    makes = [path.name for path in FILES for name, _ in _calls(path) if name.rpartition(".")[2] == "make"]
+    makes.remove("store.py")  # an insert of SQLAlchemy, in coordinator/weights
+    assert makes == ["opening.py"]
+
+
+def test_nobody_asks_for_the_class_or_compares_the_name_of_a_strategy() -> None:
+    asked = [
+        str(path)
+        for path in FILES
+        for name, call in _calls(path)
+        if name == "isinstance" and "strategy" in ast.unparse(call.args[0])
+    ]
+    compared = [
+        str(path)
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Compare) and "strategy.name" in ast.unparse(node)
+    ]
+    assert not asked
+    assert not compared
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_strategy_overrides_what_its_traits_announce(name: str) -> None:
+    strategy = make(name, {})
+    traits = strategy.traits
+    announced = {
+        "travels": traits.part_travels,
+        "beside": traits.extra_tensors,
+        "combine": traits.combines,
+        "strength": traits.rescales,
+        "base_delta": traits.base_delta,
+    }
+    overridden = {
+        method: getattr(type(strategy), method) is not getattr(Strategy, method) for method in announced
+    }
+    assert overridden == announced
+    knows_factors = traits.part_travels or traits.combines or traits.base_delta or traits.mixed_ranks
+    assert traits.lora_only == knows_factors
+    assert traits.combines or not traits.rescales
