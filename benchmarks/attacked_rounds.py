@@ -61,8 +61,8 @@ def _moved(victims: list[Trained], seed: int, *, times: float) -> Trained:
     flat = np.concatenate([mean[name].ravel() for name in layout])
     start = start_values(layout, seed, 0, size(layout))
     start = np.zeros_like(flat) if start is None else start
-    sent = (start + times * (flat - start)).astype(np.float32)
-    pieces = np.split(sent, np.cumsum([mean[name].size for name in layout])[:-1])
+    crafted = (start + times * (flat - start)).astype(np.float32)
+    pieces = np.split(crafted, np.cumsum([mean[name].size for name in layout])[:-1])
     adapter = {name: piece.reshape(layout[name]) for name, piece in zip(layout, pieces, strict=True)}
     return replace(victims[0], adapter=adapter)
 

@@ -67,13 +67,13 @@ def on_vectors(draws: int, console: Console) -> dict[str, dict[str, dict[str, fl
     for attack, organisation in track(attacks, description="vectors", console=console):
         row = built.setdefault(attack + _ONE_ORGANISATION * organisation, {})
         for method, (strategy, options) in METHODS.items():
-            got = [
+            outcomes = [
                 attack_vectors.play(attack, strategy, options, seed=seed, organisation=organisation)
                 for seed in range(draws)
             ]
             row[method] = {
-                "right": fmean(item.right for item in got),
-                "poison": fmean(item.poison for item in got),
+                "right": fmean(item.right for item in outcomes),
+                "poison": fmean(item.poison for item in outcomes),
             }
     return built
 

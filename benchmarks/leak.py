@@ -168,9 +168,9 @@ def undone(sketch: Grid, plan: SignaturePlan, shape: tuple[int, ...]) -> Grid:
 
 def spans(gradient: Grid) -> Check:
     """DAGER's check: how little of u is outside the rows' span, and of g outside the columns'."""
-    left, sizes, right = np.linalg.svd(gradient, full_matrices=False)
+    left_vectors, sizes, right = np.linalg.svd(gradient, full_matrices=False)
     rank = int((sizes > sizes[0] * 1e-6).sum())
-    columns, rows = left[:, :rank], right[:rank]  # (d, rank), (rank, d_ff)
+    columns, rows = left_vectors[:, :rank], right[:rank]  # (d, rank), (rank, d_ff)
 
     def check(_: Grid, g: Tensor, u: Tensor) -> NDArray[np.float64]:
         wide, last = g.double().numpy(), u.double().numpy()

@@ -148,10 +148,10 @@ async def store(url: str, agents: list[Agent], bodies: list[bytes]) -> float:
         answers = await asyncio.gather(
             *(http.put("/", content=body) for (http, _), body in zip(clients, bodies, strict=True))
         )
-        took = time.monotonic() - began
+        seconds = time.monotonic() - began
     for answer in answers:
         _check(answer)
-    return took
+    return seconds
 
 
 async def soak(url: str, agents: list[Agent], rounds: int, look: Callable[[int], None]) -> int:

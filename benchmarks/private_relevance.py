@@ -124,9 +124,9 @@ def measured(base: BaseModel, draws: Sequence[list[Silo]], plan: SignaturePlan) 
     for members in draws:
         sending = [signatures(base, silo, plan) for silo in members]
         for number in range(1, max(ROUNDS) + 1):
-            sent = [next(item) for item in sending]
+            sketches = [next(item) for item in sending]
             if number in masses:
-                masses[number].append(mass([silo.task for silo in members], sent))
+                masses[number].append(mass([silo.task for silo in members], sketches))
     records = draws[0][0].records
     noise = mechanism_for(records, plan, plan.dp).noise_multiplier if plan.dp is not None else 0.0
     reported = f"epsilon {plan.dp.epsilon:g}, {plan.dp.releases}" if plan.dp is not None else "none, -"
@@ -153,7 +153,7 @@ def signatures(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Iterator[Ske
         yield Sketch(built.mean.astype(np.float32), built.reliability, built)
 
 
-def mass(tasks: Sequence[str], sent: Sequence[Sketch]) -> Mass:
+def mass(tasks: Sequence[str], sketches: Sequence[Sketch]) -> Mass:
     """Weigh as the coordinator does: the mean share of weight on the own cluster, on itself, on others."""
     facts = [
         ClientFacts(
@@ -167,7 +167,7 @@ def mass(tasks: Sequence[str], sent: Sequence[Sketch]) -> Mass:
             sketch_model="one",
             is_source=True,
         )
-        for i, item in enumerate(sent)
+        for i, item in enumerate(sketches)
     ]
     relevance = Strategy(Options()).weigh(Cohort(facts, decay=0.5)).relevance
     local = np.array([[item == peer for peer in tasks] for item in tasks])

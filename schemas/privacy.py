@@ -26,8 +26,8 @@ def budget_status(plan: SignaturePlan, epsilon: float, releases: int | None = No
     dp = plan.dp
     if dp is None:
         return "no privacy budget"
-    left = "" if releases is None else f"; {max(0, (dp.releases or 0) - releases)} of {dp.releases} left"
-    return f"epsilon {epsilon:.3g} of {dp.epsilon:g} spent at delta {dp.delta:g}{left}"
+    remaining = "" if releases is None else f"; {max(0, (dp.releases or 0) - releases)} of {dp.releases} left"
+    return f"epsilon {epsilon:.3g} of {dp.epsilon:g} spent at delta {dp.delta:g}{remaining}"
 
 
 def _factor(epsilon: float) -> str:

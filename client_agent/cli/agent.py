@@ -244,8 +244,8 @@ def _show(agent_status: AgentStatus) -> None:
     rounds = Table("round", "exact match before", "after", "bytes sent", "state")
     for row in agent_status.rounds:
         scores = ("-" if score is None else f"{score:.3f}" for score in (row.before, row.after))
-        sent = "-" if row.bytes_sent is None else f"{row.bytes_sent:,}"
-        rounds.add_row(str(row.round), *scores, sent, Text(row.state))
+        size = "-" if row.bytes_sent is None else f"{row.bytes_sent:,}"
+        rounds.add_row(str(row.round), *scores, size, Text(row.state))
     Console().print(facts)
     if agent_status.rounds:
         Console().print(rounds)

@@ -117,8 +117,8 @@ def _decoded(body: TensorBody, brief: RoundBrief, last_update: CountedState) -> 
         body.body, encoding="zstd", expected={}, max_bytes=_LARGEST_BODY, coded=stream_slots()
     ) as envelope:
         manifest = envelope.manifest(WeightsManifest)
-        sent = SentRecipe.model_validate(manifest.recipe)
-        if sent.recipe != recipe or sent.against != last_update.digest:
+        sent_recipe = SentRecipe.model_validate(manifest.recipe)
+        if sent_recipe.recipe != recipe or sent_recipe.against != last_update.digest:
             log.warning(
                 "round %d: compressed weights refer to another update; downloading dense ones", brief.round
             )

@@ -160,8 +160,8 @@ def _body(inputs: UpdateInputs, tensors: Mapping[str, Array], recipe: SentRecipe
         signature_reliability=sketch.reliability,
         signature_epsilon=sketch.epsilon,
     )
-    sent: dict[str, Array] = {**tensors, SIGNATURE_TENSOR: sketch.vector}
-    return pack(sent, manifest, compress=inputs.opened.brief.wire.compression == "zstd")
+    body_tensors: dict[str, Array] = {**tensors, SIGNATURE_TENSOR: sketch.vector}
+    return pack(body_tensors, manifest, compress=inputs.opened.brief.wire.compression == "zstd")
 
 
 def _reference(inputs: UpdateInputs, layout: Layout, stored_digest: str | None) -> _Reference | None:
@@ -182,14 +182,14 @@ def _reference(inputs: UpdateInputs, layout: Layout, stored_digest: str | None) 
         values = {name: from_start(name, weights.__getitem__, seed, layout) for name in layout}
         return _Reference(values, folder.base)
     last, receipt = last_counted
-    sent = stored_values(last, SENT, receipt.digest, layout) if not receipt.clipped else None
-    if sent is None:
+    stored = stored_values(last, SENT, receipt.digest, layout) if not receipt.clipped else None
+    if stored is None:
         log.warning(
             "round %d: the coordinator's state of round %d is not known here (%s); sending a whole update",
             *(number, last.number, "it was clipped" if receipt.clipped else f"no {SENT}"),
         )
         return None
-    return _Reference(sent, receipt.digest)
+    return _Reference(stored, receipt.digest)
 
 
 def _with_residual(inputs: UpdateInputs, delta: Arrays, layout: Layout) -> Arrays:

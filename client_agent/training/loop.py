@@ -114,14 +114,14 @@ def train(
 def learning_rate_factor(step: int, plan: TrainingPlan) -> float:
     """Return the factor of the learning rate at a step (from 0): linear warm-up, then decay to 0."""
     warm = min(1.0, (step + 1) / (plan.warmup_steps + 1))
-    left = max(0.0, (plan.steps - step) / max(1, plan.steps - plan.warmup_steps))
+    remaining = max(0.0, (plan.steps - step) / max(1, plan.steps - plan.warmup_steps))
     match plan.schedule:
         case "constant":
             return warm
         case "linear":
-            return min(warm, left)
+            return min(warm, remaining)
         case "cosine":
-            return warm * (1 - cos(pi * min(1.0, left))) / 2
+            return warm * (1 - cos(pi * min(1.0, remaining))) / 2
 
 
 def answer_loss(base: BaseModel, batch: Batch) -> Tensor:

@@ -53,8 +53,8 @@ class TrainingProgress:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=step.number, total=step.total, loss=step.loss, speed=speed)
         elif step.number == step.total or step.number % max(1, step.total // _LINES) == 0:
-            left = step.seconds / step.number * (step.total - step.number)
+            remaining = step.seconds / step.number * (step.total - step.number)
             log.info(
                 "%s: step %d/%d, loss %.3f, %.0f tokens/s, %.0f s left",
-                *(self._title, step.number, step.total, step.loss, speed, left),
+                *(self._title, step.number, step.total, step.loss, speed, remaining),
             )

@@ -75,15 +75,15 @@ def interruptible(send: Callable[[], httpx.Response], sleep: Sleep) -> httpx.Res
 
     An abandoned thread ends with its connection, at the latest with the process.
     """
-    sent: Future[httpx.Response] = Future()
+    response: Future[httpx.Response] = Future()
 
     def run() -> None:
         try:
-            sent.set_result(send())
+            response.set_result(send())
         except BaseException as error:
-            sent.set_exception(error)
+            response.set_exception(error)
 
     threading.Thread(target=run, name="long-poll", daemon=True).start()
-    while not wait([sent], _STOP_POLL_SECONDS).done:
+    while not wait([response], _STOP_POLL_SECONDS).done:
         sleep(0.0)
-    return sent.result()
+    return response.result()

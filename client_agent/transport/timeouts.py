@@ -101,8 +101,8 @@ def extend_deadline(answer: httpx.Response) -> None:
 
 def _limit_request(request: httpx.Request) -> None:
     if _NAME in request.extensions:
-        sent = cast("httpx.SyncByteStream", request.stream)
-        request.stream = _LimitedStream(sent, request, httpx.WriteTimeout)
+        stream = cast("httpx.SyncByteStream", request.stream)
+        request.stream = _LimitedStream(stream, request, httpx.WriteTimeout)
 
 
 def _limit_answer(answer: httpx.Response) -> None:

@@ -172,7 +172,7 @@ def _established(
     age = round_number - update.round_number
     if update.state_payload_id is None:
         raise LookupError(f"the last update of {client.id} was deleted by retention")
-    model, sent = sketch_model(plan, client.base_model), _sketch(sketch)
+    model, client_sketch = sketch_model(plan, client.base_model), _sketch(sketch)
     # Mixed ranks are compared at the largest one.
     compared = at_rank(layout, plan.adapter.rank) if opened.traits.mixed_ranks else layout
     return Established(
@@ -183,7 +183,7 @@ def _established(
             modules=modules_of(compared),
             age=age,
             examples=min(update.examples, plan.limits.max_examples),
-            sketch=sent,
+            sketch=client_sketch,
             sketch_model=model,
             is_source=age <= plan.rounds.max_staleness,
             organisation=client.organisation,

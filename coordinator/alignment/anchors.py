@@ -30,7 +30,7 @@ from coordinator.rounds.participations import count_download
 from coordinator.storage import audit_log, payloads
 from schemas.messages.alignment import Anchors, AnchorsView
 
-router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["alignment"])
+router = APIRouter(prefix="/v1/federations/{fid}", tags=["alignment"])
 
 _ANCHORS_BYTES = 32 * 2**20
 """Largest body of anchor texts."""

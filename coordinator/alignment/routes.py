@@ -52,7 +52,7 @@ from schemas.wire.compress import is_frame
 from schemas.wire.digests import from_field
 from schemas.wire.envelope import MEDIA_TYPE, unpack
 
-router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["alignment"])
+router = APIRouter(prefix="/v1/federations/{fid}", tags=["alignment"])
 log = logger(__name__)
 
 PACK_BYTES = 256 * 2**20

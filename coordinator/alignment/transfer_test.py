@@ -34,7 +34,7 @@ from coordinator.rounds.notifications import Change, Notify
 from coordinator.storage import audit_log
 from schemas.messages.alignment import Acceptance, PackView
 
-router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["alignment"])
+router = APIRouter(prefix="/v1/federations/{fid}", tags=["alignment"])
 log = logger(__name__)
 
 REPLACED_AFTER = timedelta(seconds=60)
@@ -127,6 +127,8 @@ def put_acceptance(
 
 
 def _require_old(tested_at: str, now: datetime) -> None:
-    left = datetime.fromisoformat(tested_at) + REPLACED_AFTER - now
-    if left > timedelta(0):
-        raise RateLimited(left.total_seconds(), "the acceptance test was replaced less than a minute ago")
+    remaining = datetime.fromisoformat(tested_at) + REPLACED_AFTER - now
+    if remaining > timedelta(0):
+        raise RateLimited(
+            remaining.total_seconds(), "the acceptance test was replaced less than a minute ago"
+        )

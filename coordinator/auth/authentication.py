@@ -180,10 +180,11 @@ def _bearer(connection: Connection, authorization: str | None, *, admin_token: s
     return _as_member(client, now)
 
 
-def _is_same(sent: str, token: str) -> bool:
+def _is_same(presented: str, token: str) -> bool:
     """Compare a header value, decoded as Latin-1, with a token in constant time."""
     return hmac.compare_digest(
-        hashlib.sha256(sent.encode("latin-1", "replace")).digest(), hashlib.sha256(token.encode()).digest()
+        hashlib.sha256(presented.encode("latin-1", "replace")).digest(),
+        hashlib.sha256(token.encode()).digest(),
     )
 
 

@@ -66,7 +66,7 @@ _EXAMPLE_ENROLMENT = {
 
 
 @router.post(
-    "/v1/federations/{federation_id}/enrolment-tokens",
+    "/v1/federations/{fid}/enrolment-tokens",
     status_code=201,
     openapi_extra=takes(EnrolmentTokenRequest, example={"client_name": "hospital-a"}),
     responses=answers(JsonMalformed, NotFound, FederationStateConflict, ClientNameTaken, Invalid),

@@ -41,7 +41,7 @@ def who_am_i(member: AnyMember, database: TheDatabase) -> Me:
         )
 
 
-@router.get("/v1/federations/{federation_id}/roster", responses=answers(AuthMissing, NotFound, Invalid))
+@router.get("/v1/federations/{fid}/roster", responses=answers(AuthMissing, NotFound, Invalid))
 def show_roster(
     caller: AsReader,
     federation_id: FederationId,
@@ -59,7 +59,7 @@ def show_roster(
         return roster.page(session, federation_id, after=int(after or 0), limit=limit)
 
 
-@router.get("/v1/federations/{federation_id}/clients", responses=answers(AuthMissing, Forbidden, NotFound))
+@router.get("/v1/federations/{fid}/clients", responses=answers(AuthMissing, Forbidden, NotFound))
 def list_clients(
     _: AsAuditor,
     federation_id: FederationId,
@@ -73,9 +73,7 @@ def list_clients(
         return store.clients(session, federation_id, after=after, limit=limit)
 
 
-@router.get(
-    "/v1/federations/{federation_id}/clients/{client_id}", responses=answers(AuthMissing, Forbidden, NotFound)
-)
+@router.get("/v1/federations/{fid}/clients/{cid}", responses=answers(AuthMissing, Forbidden, NotFound))
 def show_client(
     _: AsAuditorOfClient, federation_id: FederationId, client_id: ClientId, database: TheDatabase
 ) -> Client:

@@ -50,7 +50,7 @@ def _starting_point(
 
 
 @router.get(
-    "/v1/federations/{federation_id}/events",
+    "/v1/federations/{fid}/events",
     response_class=StreamingResponse,
     responses={
         200: {

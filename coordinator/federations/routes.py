@@ -59,7 +59,7 @@ def list_federations(
         return store.page(session, after=after, limit=limit)
 
 
-@router.get("/{federation_id}", responses=answers(AuthMissing, Forbidden, NotFound))
+@router.get("/{fid}", responses=answers(AuthMissing, Forbidden, NotFound))
 def show_federation(_: AsAuditor, federation_id: FederationId, database: TheDatabase) -> Federation:
     """Return a federation with its resolved plan, current round and claims."""
     with database.read() as session:

@@ -1,4 +1,4 @@
-"""Path and query parameters: ids, round numbers, pages."""
+"""Path and query parameters: ids, round numbers, pages. Paths keep the short names of the HTTP contract."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ _FEDERATION: dict[str, Any] = {
     "examples": ["fed_0199b3a1c2d4a1b2c3d4e5f6"],
 }
 
-FederationId = Annotated[str, Path(pattern=_FORM, **_FEDERATION)]
-"""`{federation_id}`"""
+FederationId = Annotated[str, Path(alias="fid", pattern=_FORM, **_FEDERATION)]
+"""`{fid}`"""
 
-UncheckedFederationId = Annotated[str, Path(json_schema_extra={"pattern": _FORM}, **_FEDERATION)]
-"""`{federation_id}` of a route that authenticates first and refuses malformed ids afterwards."""
+UncheckedFederationId = Annotated[str, Path(alias="fid", json_schema_extra={"pattern": _FORM}, **_FEDERATION)]
+"""`{fid}` of a route that authenticates first and refuses malformed ids afterwards."""
 
 ClientId = Annotated[
     str,
     Path(
+        alias="cid",
         pattern=_FORM,
         description="Client id.",
         examples=["cli_0199b3a1c2d4a1b2c3d4e5f6"],
     ),
 ]
-"""`{client_id}`"""
+"""`{cid}`"""
 
 TokenId = Annotated[
     str,

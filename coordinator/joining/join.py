@@ -52,7 +52,7 @@ class JoinOutcome:
 
 
 def join(
-    database: Database, member: Member, round_number: int, sent: SentSketch | None, key: ServerKey
+    database: Database, member: Member, round_number: int, sketch_body: SentSketch | None, key: ServerKey
 ) -> JoinOutcome:
     """Enter a client into a round; a repeated join returns the first answer.
 
@@ -74,7 +74,7 @@ def join(
     weights: StagedOutput | Stored | None = None
     zeros: tuple[WeightsReference, Zeros] | None = None
     if last_published is not None or context.newest is None:
-        sketch = sent.sketch if sent is not None else None
+        sketch = sketch_body.sketch if sketch_body is not None else None
         newcomer = cold_start.load_newcomer(database, member, round_number, opened, context.pack, sketch)
         weights = cold_start.initial_weights(database, newcomer, last_published)
         if weights is None:
@@ -93,7 +93,7 @@ def join(
             _check(context, opened.plan, member)
             if zeros is not None and context.newest is not None:
                 stored = None  # a concurrent request assigned weights
-            outcome = _join(session, row, member, context, stored, sent, key, last_event)
+            outcome = _join(session, row, member, context, stored, sketch_body, key, last_event)
             may_crash("join-written")
             weights = None
         may_crash("join-committed")
@@ -148,7 +148,7 @@ def _join(
     member: Member,
     context: JoinContext,
     stored: Stored | None,
-    sent: SentSketch | None,
+    sketch_body: SentSketch | None,
     key: ServerKey,
     last_event: int,
 ) -> JoinOutcome:
@@ -163,9 +163,9 @@ def _join(
     participations.join(
         session, row.id, member.client_id, weights.digest, context.read_at, is_waited_for=is_waited_for
     )
-    if sent is not None:
-        participations.store_sketch(session, row, member.client_id, "join", sent.sketch)
-        participations.count_bytes(session, row.id, member.client_id, up=sent.body_bytes)
+    if sketch_body is not None:
+        participations.store_sketch(session, row, member.client_id, "join", sketch_body.sketch)
+        participations.count_bytes(session, row.id, member.client_id, up=sketch_body.body_bytes)
     is_published = transitions.advance(session, row, context.read_at)
     manifest = manifests.issue(
         session,

@@ -42,7 +42,7 @@ from schemas.messages.updates import SignatureManifest
 from schemas.wire.envelope import MEDIA_TYPE, unpack
 from schemas.wire.header import Slot
 
-router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["rounds"])
+router = APIRouter(prefix="/v1/federations/{fid}", tags=["rounds"])
 
 _SIGNATURE_BODY_BYTES = 2**20
 
@@ -78,15 +78,15 @@ def join_round(
     The body is a newcomer's gradient sketch, by which it is weighed before its first update.
     """
     bind(round=n)
-    sent = None
+    sketch_body = None
     if body is not None:
         with database.read() as session:
             plan = plan_of(federation(session, member.federation_id)).signature
             pack = base_weights.pack_digest(session, member.federation_id, member.base_model)
         with codec_slot():
             sketch = _sketch(body, Address(member.federation_id, n, member.client_id, pack), plan)
-        sent = SentSketch(sketch, body.bytes)
-    outcome = join(database, member, n, sent, key)
+        sketch_body = SentSketch(sketch, body.bytes)
+    outcome = join(database, member, n, sketch_body, key)
     if outcome.is_new:
         metrics.bytes_up.inc(body.bytes if body is not None else 0)
     if outcome.change is not None:

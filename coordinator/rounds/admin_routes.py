@@ -24,7 +24,7 @@ from coordinator.rounds.notifications import Wake
 from coordinator.storage import audit_log, event_log
 from schemas.messages.federations import Federation
 
-router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["rounds"])
+router = APIRouter(prefix="/v1/federations/{fid}", tags=["rounds"])
 log = logger(__name__)
 
 
@@ -89,7 +89,7 @@ clients_router = APIRouter(tags=["clients"])
 
 
 @clients_router.delete(
-    "/v1/federations/{federation_id}/clients/{client_id}",
+    "/v1/federations/{fid}/clients/{cid}",
     status_code=204,
     responses=answers(AuthMissing, Forbidden, NotFound),
 )

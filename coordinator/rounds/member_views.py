@@ -85,8 +85,8 @@ def _scores(session: Session, row: RoundRow) -> ScoreSummary | None:
         return None
     if arrived.scores < arrived.clients and scores.are_accepted(session, row.federation_id, row.number):
         return None
-    sent = [Scores.model_validate(stored) for stored in _scores_of_arrived(session, row.id)]
-    shown = views.summarise(sent)
+    round_scores = [Scores.model_validate(stored) for stored in _scores_of_arrived(session, row.id)]
+    shown = views.summarise(round_scores)
     return shown.model_copy(update={"worst": None}) if shown is not None else None
 
 

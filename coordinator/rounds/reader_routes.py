@@ -17,7 +17,7 @@ from coordinator.http.problems import answers
 from coordinator.rounds import member_views, queries, store, views
 from schemas.messages.rounds import RelevanceView, RoundPage, RoundView
 
-router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["rounds"])
+router = APIRouter(prefix="/v1/federations/{fid}", tags=["rounds"])
 
 _CURSOR = re.compile(r"[0-9]{1,9}")
 

@@ -47,7 +47,7 @@ from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import FinishedBrief, RoundBrief, Scores, SignedDocument, WeightsReference
 from schemas.messages.updates import WeightsManifest
 
-router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["rounds"])
+router = APIRouter(prefix="/v1/federations/{fid}", tags=["rounds"])
 
 _NO_ACTION: dict[int | str, dict[str, Any]] = {
     204: {
@@ -81,8 +81,8 @@ async def current_round(
     notifications = long_polls.notifications
     member, brief = await to_thread.run_sync(_authenticate_and_fetch, request, federation_id, wait > 0)
     while isinstance(brief, FederationProgress):
-        left = deadline - time.monotonic()
-        outcome = await long_polls.wait_for_change(member, brief, notifications, left)
+        remaining = deadline - time.monotonic()
+        outcome = await long_polls.wait_for_change(member, brief, notifications, remaining)
         if outcome != "changed":
             break
         notifications = long_polls.notifications

@@ -144,18 +144,18 @@ def _similarity(cohort: Cohort, *, centre: bool) -> Floats:
     """
     clients = cohort.clients
     similarity = np.full((len(clients), len(clients)), np.nan)
-    sent: dict[int, Sketch] = {}
+    known_sketches: dict[int, Sketch] = {}
     groups: dict[tuple[str, int], list[int]] = {}
     for i, facts in enumerate(clients):
         if facts.sketch is not None:
-            sent[i] = facts.sketch
+            known_sketches[i] = facts.sketch
             groups.setdefault((facts.sketch_model, facts.sketch.vector.size), []).append(i)
     for members in groups.values():
-        sketches = np.stack([sent[i].vector.astype(np.float64) for i in members])  # (n, dim)
-        rho = np.array([sent[i].reliability for i in members])  # (n,)
+        sketches = np.stack([known_sketches[i].vector.astype(np.float64) for i in members])  # (n, dim)
+        rho = np.array([known_sketches[i].reliability for i in members])  # (n,)
         # Clients that left long ago are compared, but do not move the mean.
         present = np.array([clients[i].is_source or clients[i].age is None for i in members])
-        private = np.array([sent[i].epsilon is not None for i in members])
+        private = np.array([known_sketches[i].epsilon is not None for i in members])
         # From the sketches as sent: centring does not reduce their noise.
         unclear = _unclear(rho, sketches.shape[1]) & (private[:, None] | private[None, :])
         if centre and np.count_nonzero(present) >= _SMALLEST_CENTRED:

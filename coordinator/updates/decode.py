@@ -43,11 +43,11 @@ class DecodedState:
         for _ in decode(streams, layout, recipe):  # reading the reference costs more than decoding twice
             pass
         hasher, squares = sha256(), 0.0
-        for name, sent in decode(streams, layout, recipe):
-            values = sent
+        for name, decoded in decode(streams, layout, recipe):
+            values = decoded
             if reference is not None:
                 with np.errstate(over="ignore", invalid="ignore"):  # `squares_of` refuses an overflow
-                    values = reference(name) + sent
+                    values = reference(name) + decoded
             pieces = np.array_split(values.reshape(-1), max(1, -(-values.size // _PIECE_VALUES)))
             squares += squares_of(name, pieces)
             for piece in pieces:

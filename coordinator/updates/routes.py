@@ -54,7 +54,7 @@ from schemas.messages.updates import AdapterStateManifest, Receipt
 from schemas.wire.envelope import MEDIA_TYPE, head
 from schemas.wire.refusals import BodyRefused
 
-router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["updates"])
+router = APIRouter(prefix="/v1/federations/{fid}", tags=["updates"])
 log = logger(__name__)
 
 
@@ -128,7 +128,7 @@ async def put_update(
 
 
 @router.get(
-    "/clients/{client_id}/adapter",
+    "/clients/{cid}/adapter",
     response_class=StreamingResponse,
     responses={200: {"content": {MEDIA_TYPE: {}}}, **answers(AuthMissing, Forbidden, NotFound, RateLimited)},
 )

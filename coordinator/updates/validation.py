@@ -113,13 +113,13 @@ def check_recipe(envelope: Envelope, spec: UpdateSpec, reference: str | None) ->
     if manifest.base != spec.base:
         raise BaseMismatch(expected=spec.base)
     try:
-        sent = SentRecipe.model_validate(manifest.recipe)
+        recipe = SentRecipe.model_validate(manifest.recipe)
     except ValidationError as error:
         raise RecipeRefused("the manifest's recipe is unknown; use the recipe of the plan") from error
-    if sent.is_dense or sent.recipe != spec.recipe:
+    if recipe.is_dense or recipe.recipe != spec.recipe:
         raise RecipeRefused("the streams are not in the plan's recipe; encode them with it, or send tensors")
     is_missing = reference is None and spec.recipe.reference != "none"
-    if sent.against != reference or is_missing:
+    if recipe.against != reference or is_missing:
         raise ReferenceMismatch(expected=reference)
 
 
@@ -182,8 +182,8 @@ def check_address(
         "pack": (manifest.pack, expected.pack),
         "recipe": (manifest.recipe if dense else {}, {}),
     }
-    for field, (sent, required) in pairs.items():
-        if sent != required:
+    for field, (value, required) in pairs.items():
+        if value != required:
             raise MetadataRefused(
                 f"the manifest's {field} differs from this request's; write the body anew", field=field
             )
@@ -205,7 +205,7 @@ def sent_layout(envelope: Envelope, layout: Layout, least: int) -> Layout:
     first, shape = next(iter(layout.items()))
     axis = 0 if factor_of(first) == "A" else 1
     rank, most = envelope.shape(first)[axis], shape[axis]
-    sent = at_rank(layout, rank)
-    if not least <= rank <= most or any(envelope.shape(name) != sent[name] for name in layout):
+    ranked = at_rank(layout, rank)
+    if not least <= rank <= most or any(envelope.shape(name) != ranked[name] for name in layout):
         raise TensorSchema(f"the ranks of the tensors do not fit; send one rank from {least} to {most}")
-    return sent
+    return ranked

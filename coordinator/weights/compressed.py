@@ -150,8 +150,8 @@ def _encode(database: Database, request: EncodingRequest, terms: _Terms) -> byte
     except NotEncodable:
         return None
     against = reference.digest if reference is not None else None
-    sent = SentRecipe(**recipe.model_dump(), against=against).model_dump(mode="json")
-    return pack(streams.tensors, terms.manifest.model_copy(update={"recipe": sent}), compress=True)
+    sent_recipe = SentRecipe(**recipe.model_dump(), against=against).model_dump(mode="json")
+    return pack(streams.tensors, terms.manifest.model_copy(update={"recipe": sent_recipe}), compress=True)
 
 
 @dataclass(frozen=True, slots=True)

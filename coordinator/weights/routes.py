@@ -24,7 +24,7 @@ from coordinator.weights.compressed import EncodingRequest, encoded_weights, req
 from schemas.messages.recipes import RecipeName
 from schemas.wire.envelope import MEDIA_TYPE
 
-router = APIRouter(prefix="/v1/federations/{federation_id}", tags=["weights"])
+router = APIRouter(prefix="/v1/federations/{fid}", tags=["weights"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,5 +40,5 @@ def client_layout(
         tensors |= lora_layout(
             profile.layers, {role: shapes[role] for role in roles}, plan.travelling_lora_rank
         )
-    sent = {name: shape for name, shape in tensors.items() if travels(name)}
-    return in_order(sent | beside(sent))
+    travelling = {name: shape for name, shape in tensors.items() if travels(name)}
+    return in_order(travelling | beside(travelling))

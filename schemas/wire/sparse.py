@@ -34,15 +34,15 @@ def kept_count(size: int, density: float) -> int:
     return min(size, max(1, ceil(density * size)))
 
 
-def max_position_bytes(size: int, sent: int | None = None) -> int:
-    """Return the largest size in bytes of the positions in a tensor, or of `sent` positions.
+def max_position_bytes(size: int, sent_count: int | None = None) -> int:
+    """Return the largest size in bytes of the positions in a tensor, or of `sent_count` positions.
 
     A gap of 128 or more takes a second byte; the number of omitted values limits the number of such gaps.
     """
-    if sent is None:
+    if sent_count is None:
         return 1 + _bitmap_bytes(size)
-    lengths = int(_lengths(np.array([sent]))[0]) + sent
-    lengths += sum(min(sent, size - sent >> 7 * more) for more in range(1, _LONGEST_VARINT))
+    lengths = int(_lengths(np.array([sent_count]))[0]) + sent_count
+    lengths += sum(min(sent_count, size - sent_count >> 7 * more) for more in range(1, _LONGEST_VARINT))
     return 1 + min(_bitmap_bytes(size), lengths)
 
 

@@ -151,10 +151,10 @@ class _Reader:
 
     def peek(self, count: int) -> Stream:
         """Return up to `count` of the next items without advancing."""
-        left = self._streams.length(self._name) - self._at
-        if min(count, left) <= 0:
+        remaining = self._streams.length(self._name) - self._at
+        if min(count, remaining) <= 0:
             return np.empty(0, _DTYPES[self._name])
-        return self._streams.part(self._name, self._at, min(count, left))
+        return self._streams.part(self._name, self._at, min(count, remaining))
 
     def skip(self, count: int) -> None:
         self._at += count
@@ -191,9 +191,9 @@ def _longest(layout: Layout, recipe: Recipe) -> dict[str, int]:
     if recipe.density == 1:
         codes = sum(code_bytes(size, recipe.values) for size in sizes)
         return {CODES: codes, SCALES: sum(scale_count(size, recipe) for size in sizes), POSITIONS: 0}
-    sent = _sent_count(sizes, recipe)  # each tensor may end with a partial byte and a partial block
+    sent_values = _sent_count(sizes, recipe)  # each tensor may end with a partial byte and a partial block
     return {
-        CODES: code_bytes(sent, recipe.values) + len(sizes),
-        SCALES: scale_count(sent, recipe) + (len(sizes) if recipe.values in LEVELS else 0),
+        CODES: code_bytes(sent_values, recipe.values) + len(sizes),
+        SCALES: scale_count(sent_values, recipe) + (len(sizes) if recipe.values in LEVELS else 0),
         POSITIONS: sum(max_position_bytes(size) for size in sizes),
     }

@@ -47,7 +47,7 @@ ABOUT_A_CLIENT = Policy(PEOPLE, ("neighbour", "stranger"))
 REVOKING = Policy(("admin",), ("neighbour", "stranger"))
 ITS_OWN = Policy(("operator", "admin", "client"), ("neighbour", "stranger"))
 
-_F = "/v1/federations/{federation_id}"
+_F = "/v1/federations/{fid}"
 POLICIES: dict[str, Policy] = {
     "GET /healthz": ANYONE,
     "GET /readyz": ANYONE,
@@ -69,9 +69,9 @@ POLICIES: dict[str, Policy] = {
     f"POST {_F}/finish": OPERATORS,
     f"POST {_F}/enrolment-tokens": OPERATORS,
     f"GET {_F}/clients": AUDITORS,
-    f"GET {_F}/clients/{{client_id}}": ABOUT_A_CLIENT,
-    f"DELETE {_F}/clients/{{client_id}}": REVOKING,
-    f"GET {_F}/clients/{{client_id}}/adapter": ITS_OWN,
+    f"GET {_F}/clients/{{cid}}": ABOUT_A_CLIENT,
+    f"DELETE {_F}/clients/{{cid}}": REVOKING,
+    f"GET {_F}/clients/{{cid}}/adapter": ITS_OWN,
     f"GET {_F}/roster": READERS,
     f"GET {_F}/events": READERS,
     f"GET {_F}/plan": READERS,
@@ -117,7 +117,7 @@ class World:
         )
         if operation.endswith(("/start", "/pause", "/finish")):
             federation_id = self.served.federation(name="passing")
-        if operation.startswith("DELETE") and "{client_id}" in template and role == "admin":
+        if operation.startswith("DELETE") and "{cid}" in template and role == "admin":
             client_id = self.served.enrol(
                 federation_id, f"passing-{next(_names)}", base_model=OTHER
             ).client_id
@@ -127,9 +127,7 @@ class World:
         if "{token_id}" in template:
             made = self.served.admin.post("/v1/tokens", json={"role": "auditor", "name": "passing"})
             token = made.json()["id"]
-        return template.format(
-            federation_id=federation_id, client_id=client_id, n=1, token_id=token, base_model=OTHER
-        )
+        return template.format(fid=federation_id, cid=client_id, n=1, token_id=token, base_model=OTHER)
 
     def with_packs(self, name: str) -> str:
         """Make a federation with an alignment pack of each base model."""

@@ -142,23 +142,23 @@ SUMMARY = {
 FIELDS: dict[str, set[str] | int] = {
     "/v1/audit": 403,
     "/v1/federations": 403,
-    "/v1/federations/{federation_id}": 403,
-    "/v1/federations/{federation_id}/clients": 403,
-    "/v1/federations/{federation_id}/clients/{client_id}": 404,
-    "/v1/federations/{federation_id}/clients/{client_id}/adapter": 404,
+    "/v1/federations/{fid}": 403,
+    "/v1/federations/{fid}/clients": 403,
+    "/v1/federations/{fid}/clients/{cid}": 404,
+    "/v1/federations/{fid}/clients/{cid}/adapter": 404,
     "/v1/tokens": 403,
     "/v1/tokens/{token_id}": 403,
     "/v1/me": {"client_id", "name", "organisation", "federation_id", "state", "layout"},
-    "/v1/federations/{federation_id}/alignments": {"items", "next", "voided"},
-    "/v1/federations/{federation_id}/rounds": {"items", "next"},
-    "/v1/federations/{federation_id}/rounds/{n}": SUMMARY | {"clients", "claims"},
-    "/v1/federations/{federation_id}/rounds/{n}/relevance": {
+    "/v1/federations/{fid}/alignments": {"items", "next", "voided"},
+    "/v1/federations/{fid}/rounds": {"items", "next"},
+    "/v1/federations/{fid}/rounds/{n}": SUMMARY | {"clients", "claims"},
+    "/v1/federations/{fid}/rounds/{n}/relevance": {
         *("round", "clients", "rows", "relevance", "similarity", "entropy", "served", "agreement", "held")
     },
 }
 """What a client finds under each path that tells of others, or the status with which it is refused.
 
-A client in {client_id} is another one.
+A client in {cid} is another one.
 """
 
 UNRELATED = {
@@ -166,14 +166,14 @@ UNRELATED = {
     "/readyz": "nothing of a federation",
     "/metrics": "sums over all federations of a process",
     "/v1/hello": "the server",
-    "/v1/federations/{federation_id}/events": "a test of its own above",
-    "/v1/federations/{federation_id}/plan": "the plan, alike for all",
-    "/v1/federations/{federation_id}/anchors": "the texts, alike for all",
-    "/v1/federations/{federation_id}/roster": "public keys of the members, where the plan has them checked",
-    "/v1/federations/{federation_id}/alignments/{base_model}": "a pack of a base model, alike for all",
-    "/v1/federations/{federation_id}/rounds/current": "what the client has to do",
-    "/v1/federations/{federation_id}/rounds/{n}/manifest": "the client's own",
-    "/v1/federations/{federation_id}/rounds/{n}/weights": "the client's own",
+    "/v1/federations/{fid}/events": "a test of its own above",
+    "/v1/federations/{fid}/plan": "the plan, alike for all",
+    "/v1/federations/{fid}/anchors": "the texts, alike for all",
+    "/v1/federations/{fid}/roster": "public keys of the members, where the plan has them checked",
+    "/v1/federations/{fid}/alignments/{base_model}": "a pack of a base model, alike for all",
+    "/v1/federations/{fid}/rounds/current": "what the client has to do",
+    "/v1/federations/{fid}/rounds/{n}/manifest": "the client's own",
+    "/v1/federations/{fid}/rounds/{n}/weights": "the client's own",
 }
 
 
@@ -187,9 +187,7 @@ def test_each_get_route_shows_a_client_what_the_table_says(coordinator: Served) 
         score(one, 1, 0.5)
     wait_for(coordinator, federation_id, 1, "published")
     for path, fields in FIELDS.items():
-        answer = silo.http.get(
-            path.format(federation_id=federation_id, n=1, client_id=other.client_id, token_id="tok_0")
-        )
+        answer = silo.http.get(path.format(fid=federation_id, n=1, cid=other.client_id, token_id="tok_0"))
         if isinstance(fields, int):
             assert answer.status_code == fields, path
         else:

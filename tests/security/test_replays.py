@@ -104,13 +104,11 @@ def test_copied_polls_leave_the_client_its_own(
     assert silo.http.get(request.url.path).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/me", "/v1/federations/{federation_id}/plan", "/v1/federations/{federation_id}/rounds"]
-)
+@pytest.mark.parametrize("path", ["/v1/me", "/v1/federations/{fid}/plan", "/v1/federations/{fid}/rounds"])
 def test_a_copied_read_is_refused(coordinator: Served, path: str) -> None:
     federation_id = coordinator.federation(**PLAN)
     silo = coordinator.enrol(federation_id, "a")
-    request = signed(coordinator, silo, "GET", path.format(federation_id=federation_id))
+    request = signed(coordinator, silo, "GET", path.format(fid=federation_id))
     assert send(coordinator, request) == (200, "")
     assert send(coordinator, request) == (401, "replayed")
 

@@ -163,5 +163,5 @@ def test_the_api_is_described_without_anybody_elses_server(page: Page, served: S
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(f"{served.url}/docs")
-    expect(page.get_by_text("/v1/federations/{federation_id}/rounds/{n}/update")).to_be_visible()
+    expect(page.get_by_text("/v1/federations/{fid}/rounds/{n}/update")).to_be_visible()
     assert {address.startswith((served.url, "data:")) for address in asked} == {True}

@@ -51,12 +51,12 @@ def test_no_post_that_a_client_may_send_is_taken_twice(served: Served, rows: Row
     for path, operations in served.http().get("/openapi.json").json()["paths"].items():
         if "post" not in operations or path == "/v1/enrolments":
             continue
-        request = signed(served, silo, "POST", path.format(federation_id=silo.federation_id, n=1))
+        request = signed(served, silo, "POST", path.format(fid=silo.federation_id, n=1))
         first, second = send(served, request), send(served, request)
         if first != (403, "forbidden"):
             taken.append(path)
             assert second == (401, "replayed"), path
-    assert taken == ["/v1/federations/{federation_id}/rounds/{n}/join"]
+    assert taken == ["/v1/federations/{fid}/rounds/{n}/join"]
     assert remembered(served, rows) == 1
 
 

@@ -87,7 +87,7 @@ def test_what_clients_sign_and_tensors_get_what_the_document_says(
     reached = {
         (method, route.rpartition("/")[2], status)
         for method, route, status in answered(coordinator)
-        if route.startswith("/v1/federations/{federation_id}/rounds/{n}/") or route == "/v1/me"
+        if route.startswith("/v1/federations/{fid}/rounds/{n}/") or route == "/v1/me"
     }
     assert {
         ("GET", "me", 200),
