@@ -264,6 +264,10 @@ class Unavailable(Refused):
         return {"Retry-After": str(random.randint(3, 10))}
 
 
+class StrategyUnavailable(Unavailable):
+    title = "The strategy of this federation is not usable here; the operator must install its package again"
+
+
 class StorageFull(Refused):
     status, slug, title = 507, "storage-full", "The disk is full; retry after Retry-After seconds"
 

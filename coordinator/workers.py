@@ -18,6 +18,7 @@ from coordinator.aggregation.job import Claim, Lease
 from coordinator.auth import failure_limit, nonces
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
+from coordinator.errors import StrategyUnavailable
 from coordinator.observability.logs import logger, scope
 from coordinator.observability.metrics import Metrics
 from coordinator.rounds import retention, transitions
@@ -156,7 +157,7 @@ class Ticker:
             log.info("aggregation-overtaken")
         except Stopped:
             lease.release()
-        except (OperationalError, InterfaceError, PoolExhausted):
+        except (OperationalError, InterfaceError, PoolExhausted, StrategyUnavailable):
             log.exception("aggregation-interrupted")  # the round is claimed again after the lease expires
         except Exception:
             log.exception("aggregation-failed")

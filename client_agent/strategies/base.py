@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from client_agent.errors import StrategyOptionsInvalid, UnknownStrategy
 from schemas.messages.importance import ImportancePlan
-from schemas.strategy_packages import strategy_packages
+from schemas.strategy_packages import StrategyPackageBroken, load_strategy_package, strategy_packages
 
 State = Mapping[str, NDArray[np.float32]]
 
@@ -133,10 +133,7 @@ def _own_files() -> tuple[str, ...]:
 def _module(name: str) -> Any:
     if name in _own_files():
         return importlib.import_module(f"{__package__}.{name}")
-    package = strategy_packages()[name]
     try:
-        return importlib.import_module(f"{package}.agent")
-    except ImportError as error:
-        raise UnknownStrategy(
-            f"strategy {name!r}: {package}.agent cannot be imported ({error}); repair the package"
-        ) from error
+        return load_strategy_package(name, "agent")
+    except StrategyPackageBroken as error:
+        raise UnknownStrategy(str(error)) from error

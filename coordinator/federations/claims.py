@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.errors import StrategyUnavailable
 from coordinator.strategies.capabilities import Caps
-from coordinator.strategies.opening import OpenedPlan, UnknownStrategy, open_plan
+from coordinator.strategies.opening import OpenedPlan, open_plan
 from schemas.messages.federations import FederationPlan, RosterPolicy, SignatureKind
 from schemas.peers import of_members
 from schemas.privacy import guarantee
@@ -41,8 +42,8 @@ _IN_CLEAR = (
 
 
 _NOT_INSTALLED = (
-    "The package of the strategy {} is not installed at the coordinator any more: nothing is claimed, and no "
-    "round can be aggregated."
+    "The strategy {} is not installed at the coordinator any more, or its package was changed: nothing is "
+    "claimed, and rounds wait until it is back."
 )
 
 
@@ -67,7 +68,7 @@ def of_stored_plan(plan: FederationPlan, counted: Counted | None = None) -> list
     """Return the claims of a stored plan, or of one of its rounds; its strategy may have been uninstalled."""
     try:
         opened = open_plan(plan)
-    except UnknownStrategy:
+    except StrategyUnavailable:
         return [_NOT_INSTALLED.format(plan.strategy.name)]
     return of_federation(opened) if counted is None else of_round(opened, counted)
 

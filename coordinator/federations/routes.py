@@ -84,9 +84,7 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
     try:
         file = load(plan.strategy.name)
     except UnknownStrategy as error:
-        raise Invalid(
-            "strategy.name: unknown strategy; use one of `known`", field="strategy.name", known=[*names()]
-        ) from error
+        raise Invalid(f"strategy.name: {error}", field="strategy.name", known=[*names()]) from error
     options = parse(file.Options, json.dumps(plan.strategy.options).encode(), under="strategy.options")
     resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
     opened = open_plan(plan.model_copy(update={"strategy": resolved}))

@@ -15,16 +15,17 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol, cast
 
-from pydantic import BaseModel, JsonValue
+from pydantic import BaseModel, JsonValue, ValidationError
 
+from coordinator.errors import StrategyUnavailable
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.capabilities import Traits
 from schemas.messages.federations import FederationPlan
-from schemas.strategy_packages import strategy_packages
+from schemas.strategy_packages import StrategyPackageBroken, load_strategy_package, strategy_packages
 
 
 class UnknownStrategy(Exception):
-    """There is no strategy of this name; the message lists those there are."""
+    """There is no usable strategy of this name; the message says why."""
 
 
 class StrategyFile(Protocol):
@@ -51,10 +52,12 @@ def open_plan(plan: FederationPlan) -> OpenedPlan:
     """Open a plan whose strategy and options were validated when its federation was created.
 
     Raises:
-        UnknownStrategy: the strategy is not installed.
-        pydantic.ValidationError: the strategy has no such options.
+        StrategyUnavailable: since then its package was uninstalled or broken, or has other options.
     """
-    return OpenedPlan(plan, make(plan.strategy.name, plan.strategy.options))
+    try:
+        return OpenedPlan(plan, make(plan.strategy.name, plan.strategy.options))
+    except (UnknownStrategy, ValidationError) as error:
+        raise StrategyUnavailable(strategy=plan.strategy.name) from error
 
 
 @cache  # requests list them, and neither files nor packages change under a running service
@@ -68,19 +71,16 @@ def load(name: str) -> StrategyFile:
     """Load the file of a strategy; a file beside this one is preferred to a package of the same name.
 
     Raises:
-        UnknownStrategy: there is none, or its package has no module `coordinator` that can be imported.
+        UnknownStrategy: there is none, or its package cannot be used.
     """
     if name in _own_files():
         return cast("StrategyFile", importlib.import_module(f"{__package__}.{name}"))
-    package = strategy_packages().get(name)
-    if package is None:
+    if name not in strategy_packages():
         raise UnknownStrategy(f"there is no strategy {name!r}; there are {', '.join(names())}")
     try:
-        return cast("StrategyFile", importlib.import_module(f"{package}.coordinator"))
-    except ImportError as error:
-        raise UnknownStrategy(
-            f"strategy {name!r}: {package}.coordinator cannot be imported ({error}); repair the package"
-        ) from error
+        return cast("StrategyFile", load_strategy_package(name, "coordinator"))
+    except StrategyPackageBroken as error:
+        raise UnknownStrategy(str(error)) from error
 
 
 def make(name: str, options: Mapping[str, JsonValue]) -> Strategy:

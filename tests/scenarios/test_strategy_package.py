@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import BaseModel, ConfigDict
 
+from client_agent.errors import UnknownStrategy
+from client_agent.strategies.base import load_strategy, strategy_names
 from coordinator.strategies import opening
-from schemas.strategy_packages import AmbiguousStrategy, strategy_packages
+from schemas.strategy_packages import strategy_packages
 from tests.scenarios.agents import EXAMPLES, prepare_agent
 from tests.served import Served, slug
+from tests.taking_part import join, try_join
 
 PLAN = {
     "strategy": {"name": "halfway", "options": {"share_of_own": 0.75}},
@@ -47,7 +51,7 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    for cached in (strategy_packages, opening.names, opening.load):
+    for cached in (strategy_packages, opening.names, opening.load, strategy_names):
         cached.cache_clear()
 
 
@@ -94,26 +98,86 @@ def test_options_of_an_installed_strategy_are_validated(installed: Path, coordin
     assert "share_of_own" in refusal.text
 
 
-def test_a_federation_of_an_uninstalled_strategy_is_still_shown(
-    installed: Path, coordinator: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    federation_id = coordinator.federation(**PLAN)
+class RenamedOptions(BaseModel):
+    """The options of another version of the package."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     forget()
-    shown = coordinator.admin.get(f"/v1/federations/{federation_id}")
+
+
+def test_a_federation_of_an_uninstalled_strategy_is_shown_and_waits(
+    installed: Path, database_url: str, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(database_url, tick_seconds=0.05, retry_seconds=0.1, lease_seconds=1.0)
+    pq = {"rank": 2, "blocks": 1, "roles": ["q", "v"]}
+    federation_id = served.federation(**PLAN | {"adapter": pq})
+    silos = [served.enrol(federation_id, name) for name in ("a", "b")]
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    join(silos[0], 1)
+    uninstall(monkeypatch)
+    shown = served.admin.get(f"/v1/federations/{federation_id}")
     assert shown.status_code == 200
     (claim,) = shown.json()["claims"]
     assert "halfway is not installed" in claim
+    assert served.admin.get("/v1/federations").status_code == 200
+    refusal = try_join(silos[1], 1)
+    assert (refusal.status_code, slug(refusal)) == (503, "unavailable")
+    assert int(refusal.headers["Retry-After"]) > 0
+
+
+def test_a_package_with_other_options_makes_its_federations_wait(
+    installed: Path, coordinator: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation_id = coordinator.federation(**PLAN)
+    monkeypatch.setattr(opening.load("halfway"), "Options", RenamedOptions)
     assert coordinator.admin.get("/v1/federations").status_code == 200
+    assert "halfway" in coordinator.admin.get(f"/v1/federations/{federation_id}").json()["claims"][0]
 
 
-def test_two_packages_of_one_name_are_refused(
+def add_package(folder: Path, monkeypatch: pytest.MonkeyPatch, *, name: str, package: str) -> None:
+    """Install a package as its metadata alone."""
+    metadata = folder / f"{package}-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[tessera.strategies]\n{name} = {package}\n")
+    monkeypatch.syspath_prepend(str(folder))
+    forget()
+
+
+def test_two_packages_of_one_name_are_refused_when_that_name_is_used(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metadata = tmp_path / "another-1.dist-info"
-    metadata.mkdir()
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: another\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text("[tessera.strategies]\nhalfway = another\n")
-    with pytest.raises(AmbiguousStrategy, match=r"'halfway' is defined by .*another.*: uninstall one"):
-        strategy_packages()
+    add_package(tmp_path, monkeypatch, name="halfway", package="another")
+    assert opening.make("fedavg", {})
+    assert load_strategy("fedavg")
+    message = r"'halfway' is defined by .*another.*: uninstall one"
+    with pytest.raises(opening.UnknownStrategy, match=message):
+        opening.make("halfway", {})
+    with pytest.raises(UnknownStrategy, match=message):
+        load_strategy("halfway")
+
+
+def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_package(tmp_path, monkeypatch, name="broken", package="broken_strategy")
+    with pytest.raises(opening.UnknownStrategy, match=r"broken_strategy\.coordinator cannot be imported"):
+        opening.make("broken", {})
+    package = tmp_path / "broken_strategy"
+    package.mkdir()
+    (package / "agent.py").write_text("class Options: ...\n")
+    with pytest.raises(UnknownStrategy, match=r"broken_strategy\.agent does not define Strategy"):
+        load_strategy("broken")
+    monkeypatch.undo()
+    forget()
+
+
+def test_a_package_does_not_replace_a_strategy_of_tessera(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_package(tmp_path, monkeypatch, name="fedavg", package="not_fedavg")
+    assert opening.load("fedavg").__name__ == "coordinator.strategies.fedavg"
+    monkeypatch.undo()
+    forget()
