@@ -8,8 +8,9 @@ with open_participant(AgentSettings.from_toml("silo.toml")) as participant:
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from schemas.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from client_agent.daemon import run as run
@@ -21,22 +22,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_EXPORTS = {
-    "AgentSettings": "client_agent.settings",
-    "Participant": "client_agent.rounds.participant",
-    "StopFlag": "client_agent.session",
-    "open_participant": "client_agent.session",
-    "run": "client_agent.daemon",
-    "take_part": "client_agent.rounds.steps",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import an exported name when it is first used, so that `import client_agent` needs no torch."""
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_EXPORTS])
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "AgentSettings": "client_agent.settings",
+        "Participant": "client_agent.rounds.participant",
+        "StopFlag": "client_agent.session",
+        "open_participant": "client_agent.session",
+        "run": "client_agent.daemon",
+        "take_part": "client_agent.rounds.steps",
+    },
+)

@@ -169,7 +169,7 @@ def export(
         silo = open_silo(settings)
         with source.attach(silo) as (placed, origin):
             factors = placed.as_lora()
-            write_checkpoint(out, factors, silo.base.model, _public_model_name(settings.model))
+            write_checkpoint(out, factors, silo.base.model, _public_model_name(settings))
         values = sum(factor.A.size + factor.B.size for factor in factors.values())
         print(f"{out}: LoRA of {len(factors)} modules, {values} values, for {settings.model}")
         print(precision_note(origin.precision if origin is not None else None))
@@ -238,6 +238,9 @@ def _attached(
     return source.attach(silo) if source is not None else nullcontext()
 
 
-def _public_model_name(model: str) -> str:
+def _public_model_name(settings: AgentSettings) -> str:
     """Return the base model's name as valid in any folder: an absolute path, or the hub id unchanged."""
+    from client_agent.model.gguf import model_folder
+
+    model = model_folder(settings.model, settings.folder)
     return str(Path(model).resolve()) if Path(model).is_dir() else model

@@ -46,9 +46,9 @@ def show_data(
 ) -> None:
     """Show the silo's examples as the model sees them: what is learnt, counts, lengths, duplicates.
 
-    Loads the tokenizer and no model. `format` in silo.toml names what a row is: messages, prompt_completion,
-    sharegpt, alpaca, text, or a task template (natural_instructions, mnli, commonsense_qa, squad, gsm8k,
-    openbookqa, boolq, winogrande, arc_easy, arc_challenge).
+    Loads the tokenizer and no model; a .gguf file is converted first. `format` in silo.toml names what a row
+    is: messages, prompt_completion, sharegpt, alpaca, text, or a task template (natural_instructions, mnli,
+    commonsense_qa, squad, gsm8k, openbookqa, boolq, winogrande, arc_easy, arc_challenge).
     """
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.model.gguf import model_folder
@@ -150,8 +150,13 @@ def init(
 
 def _toml(model: str, train: str, test: str | None, url: str, row_format: str, *, is_found: bool) -> str:
     def local(source: str) -> str:
-        """Return a path that stays right wherever the agent is started."""
-        return json.dumps(str(Path(source).absolute()) if Path(source).exists() else source)
+        """Return a path, perhaps with a split behind a colon, that is right wherever the agent is started."""
+        folder, colon, split = source.rpartition(":")
+        if Path(source).exists():
+            source = str(Path(source).absolute())
+        elif colon and Path(folder).is_dir():
+            source = f"{Path(folder).absolute()}:{split}"
+        return json.dumps(source, ensure_ascii=False)
 
     test_line = f"test = {local(test)}" if test is not None else '# test = "test.jsonl"'
     format_line = f'{"# " if is_found else ""}format = "{row_format}"'

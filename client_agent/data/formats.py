@@ -55,7 +55,8 @@ def sharegpt(row: Row) -> Example:
 
 def alpaca(row: Row) -> Example:
     """Columns `instruction`, `output` and, perhaps empty, `input`."""
-    instruction, context = row.text("instruction"), row.columns.get("input") or ""
+    instruction = row.text("instruction")
+    context = (row.value("input") or "") if row.has(["input"]) else ""
     if not isinstance(context, str):
         raise row.invalid("input", "is no text")
     prompt = _SEPARATOR.join(filter(None, (instruction, context)))
@@ -96,7 +97,7 @@ def detected(row: Row) -> str:
         DataInvalid: it has those of none.
     """
     for name, columns in _COLUMNS_OF.items():
-        if columns <= row.columns.keys():
+        if row.has(columns):
             return name
     listed = "; ".join(f"{name}: {', '.join(sorted(columns))}" for name, columns in _COLUMNS_OF.items())
     raise DataInvalid(

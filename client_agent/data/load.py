@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from client_agent.data.formats import ROW_FORMATS, Format, detected, per_row
 from client_agent.data.row import Row
@@ -44,63 +44,50 @@ class Loaded:
     skipped: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _Rows:
-    """Count and, where it is allowed, skip the rows that a format refuses."""
-
-    source: str
-    columns: Mapping[str, str]
-    skip: bool
-    count: int = 0
-    errors: list[str] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[Row]:
-        for row in rows(self.source):
-            self.count += 1
-            yield row.renamed(self.columns)
-
-
 def load_examples(source: str, options: RowOptions = BY_COLUMNS) -> Loaded:
     """Load all examples of a source (`client_agent.data.sources.rows`).
 
     Raises:
         DataInvalid: the source cannot be read, has no examples, or has a bad row.
     """
-    counted = _Rows(source, dict(options.columns), options.skip_bad_rows)
-    stream = iter(counted)
-    first = next(stream, None)
-    if first is None:
+    found_formats: dict[str, None] = {}
+    convert = _format(options.format, found_formats)
+    errors: list[str] = []
+    count = 0
+
+    def accepted() -> Iterator[Row]:
+        nonlocal count
+        for row in rows(source):
+            count += 1
+            row = replace(row, names=dict(options.columns))
+            if not options.skip_bad_rows or _is_an_example(convert, row, errors):
+                yield row
+
+    examples = tuple(convert(accepted()))  # rows of one item reach the format together
+    if not count:
         raise DataInvalid(f"{source}: holds no example; write JSON lines with prompt and completion")
-    name = options.format or detected(first)
-    examples = tuple(_examples(_format(options.format), first, stream, counted))
     if not examples:
-        listed = "\n  ".join(counted.errors[:_LISTED])
-        raise DataInvalid(f"{source}: none of its {counted.count} rows is an example of {name}:\n  {listed}")
-    return Loaded(examples, name, counted.count, tuple(counted.errors))
+        listed = "\n  ".join(errors[:_LISTED])
+        raise DataInvalid(f"{source}: none of its {count} rows is an example:\n  {listed}")
+    return Loaded(examples, options.format or ", ".join(found_formats), count, tuple(errors))
 
 
-def _format(name: str | None) -> Format:
+def _format(name: str | None, found_formats: dict[str, None]) -> Format:
+    """Return a format by its name; None finds every row's format, and notes it in `found_formats`."""
     if name is None:
-        return per_row(lambda row: ROW_FORMATS[detected(row)](row))
+
+        def by_columns(row: Row) -> Example:
+            row_format = detected(row)
+            found_formats[row_format] = None
+            return ROW_FORMATS[row_format](row)
+
+        return per_row(by_columns)
     if name in ROW_FORMATS:
         return per_row(ROW_FORMATS[name])
     if name in template_names():
         return template(name)
     formats = ", ".join([*ROW_FORMATS, *template_names()])
     raise DataInvalid(f"there is no data format {name!r}; there are {formats}")
-
-
-def _examples(convert: Format, first: Row, stream: Iterator[Row], counted: _Rows) -> Iterator[Example]:
-    """Yield examples; rows of one item stay together, as the format has it."""
-
-    def accepted() -> Iterator[Row]:
-        row: Row | None = first
-        while row is not None:
-            if not counted.skip or _is_an_example(convert, row, counted.errors):
-                yield row
-            row = next(stream, None)
-
-    yield from convert(accepted())
 
 
 def _is_an_example(convert: Format, row: Row, errors: list[str]) -> bool:

@@ -5,13 +5,6 @@ from __future__ import annotations
 from client_agent.data.row import Row
 from client_agent.model.examples import Example
 
-OPTION_ACCURACY = "option_accuracy"
-
-
-def option_example(prompt: str, options: tuple[str, ...], correct: int) -> Example:
-    """Return the example whose completion is one of the options; each of them can be scored."""
-    return Example(prompt, options[correct], options=options, metrics=(OPTION_ACCURACY,))
-
 
 def listed_choices(row: Row, question: str) -> Example:
     """Build a question from `choices.text`, `choices.label` and `answerKey`, as ARC and CommonsenseQA have.
@@ -25,4 +18,4 @@ def listed_choices(row: Row, question: str) -> Example:
     correct = row.choice("answerKey", labels)
     lines = [f"{label}. {text}" for label, text in zip(labels, texts, strict=True)]
     prompt = "\n".join([f"Question: {question}", *lines, "Answer:"])
-    return option_example(prompt, tuple(f" {text}" for text in texts), correct)
+    return Example(prompt, f" {texts[correct]}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 from client_agent.errors import DataInvalid
@@ -14,36 +14,47 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Columns of one row; `place` is where it is from, such as `train.csv row 3`."""
+    """One row of a source.
+
+    Attributes:
+        place: where it is from, such as `train.csv row 3`.
+        columns: its values by the names in the source.
+        names: (name that a format expects -> name in the source), for columns with names of their own.
+        fault: why the row could not be read; it then has no columns.
+    """
 
     place: str
     columns: Mapping[str, object]
-
-    def renamed(self, columns: Mapping[str, str]) -> Row:
-        """Return the row with columns under the names that a format expects: `{expected: actual}`."""
-        if not columns:
-            return self
-        for expected, actual in columns.items():
-            if actual not in self.columns:
-                raise self.invalid(actual, f"is missing, and columns.{expected} names it")
-        return Row(
-            self.place,
-            {**self.columns, **{expected: self.columns[actual] for expected, actual in columns.items()}},
-        )
+    names: Mapping[str, str] = field(default_factory=dict)
+    fault: str | None = None
 
     def invalid(self, column: str, fact: str) -> DataInvalid:
         """Return the error that a column is not as it has to be."""
         names = ", ".join(map(str, self.columns)) or "none"
         return DataInvalid(f"{self.place}: column {column} {fact}; the columns are: {names}")
 
+    def has(self, columns: Iterable[str]) -> bool:
+        """Whether a row has all of these columns.
+
+        Raises:
+            DataInvalid: the row could not be read.
+        """
+        if self.fault is not None:
+            raise DataInvalid(f"{self.place}: {self.fault}")
+        return all(self.names.get(column, column) in self.columns for column in columns)
+
     def value(self, column: str) -> object:
         """Return a column's value, which may be in an object: `answers.text`.
 
         Raises:
-            DataInvalid: there is no such column.
+            DataInvalid: there is no such column, or the row could not be read.
         """
-        value: object = self.columns
-        for name in column.split("."):
+        first, *inner = column.split(".")
+        if not self.has([first]):
+            actual = self.names.get(first, first)
+            raise self.invalid(actual, "is missing" + (f" (columns.{first})" if actual != first else ""))
+        value = self.columns[self.names.get(first, first)]
+        for name in inner:
             if not isinstance(value, Mapping) or name not in value:
                 raise self.invalid(column, "is missing")
             value = value[name]
@@ -58,7 +69,7 @@ class Row:
         value = self.value(column)
         if not isinstance(value, str):
             raise self.invalid(column, f"is no text but {_shown(value)}")
-        if not value.strip():
+        if not value:
             raise self.invalid(column, "is empty")
         return value
 

@@ -15,12 +15,14 @@ from client_agent.data.row import Row
 from client_agent.errors import DataInvalid
 
 HUB = "hub:"
+_LARGEST_CELL = 2**31 - 1
 
 
 def rows(source: str) -> Iterator[Row]:
     """Yield the rows of a file, a folder saved by `datasets`, or `hub:<id>[:<configuration>][:<split>]`.
 
-    A folder may hold several splits: `<folder>:<split>`.
+    A folder may hold several splits: `<folder>:<split>`. A file is JSON lines unless it ends with .json, .csv
+    or .parquet. A row that cannot be read is yielded with its fault.
 
     Raises:
         DataInvalid: it cannot be read; the message says why and what to do.
@@ -30,10 +32,7 @@ def rows(source: str) -> Iterator[Row]:
     path, split = _split_of(source)
     if path.is_dir():
         return _numbered(_saved(path, split), source)
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None:
-        raise DataInvalid(f"{source}: unknown kind of file; name one that ends with {', '.join(_READERS)}")
-    return _readable(path, reader)
+    return _readable(path, _READERS.get(path.suffix.lower(), _json_lines))
 
 
 def _split_of(source: str) -> tuple[Path, str | None]:
@@ -56,31 +55,64 @@ def _json_lines(path: Path) -> Iterator[Row]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                place = f"{path} line {number}"
-                yield Row(place, _object(line, place))
+                yield _object(line, f"{path} line {number}")
+
+
+def _object(line: bytes, place: str) -> Row:
+    try:
+        record = _parsed(line)
+    except (ValueError, RecursionError) as error:
+        return Row(place, {}, fault=f"not JSON ({error}); write one JSON object per line in UTF-8")
+    if not isinstance(record, dict):
+        return Row(place, {}, fault="not a JSON object; write prompt and completion, or messages")
+    return Row(place, cast(dict[str, object], record))
+
+
+def _parsed(content: bytes) -> object:
+    """Parse JSON in UTF-8.
+
+    Raises:
+        ValueError, RecursionError: it is not JSON, or has half a character, which no tokenizer takes.
+    """
+    text = content.decode("utf-8")
+    record = json.loads(text)
+    if "\\u" in text:  # an escape can spell half a character
+        json.dumps(record, ensure_ascii=False).encode("utf-8")
+    return cast(object, record)
 
 
 def _json(path: Path) -> Iterator[Row]:
+    """Read a list of objects; a file that does not begin with one is JSON lines."""
+    with path.open("rb") as file:
+        if file.read(4096).lstrip()[:1] != b"[":
+            yield from _json_lines(path)
+            return
     try:
-        records = json.loads(path.read_bytes())
+        records = _parsed(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise DataInvalid(f"{path}: not JSON ({error}); name JSON lines .jsonl") from error
-    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise DataInvalid(
-            f"{path}: not a list of objects; write [{{...}}, ...], or JSON lines in a .jsonl file"
-        )
-    return _numbered(records, str(path))
+            f"{path}: not JSON in UTF-8 ({error}); write [{{...}}, ...], or JSON lines"
+        ) from error
+    assert isinstance(records, list)
+    for number, record in enumerate(records, start=1):
+        place = f"{path} row {number}"
+        if isinstance(record, dict):
+            yield Row(place, record)
+        else:
+            yield Row(place, {}, fault="not a JSON object; write prompt and completion, or messages")
 
 
 def _csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(_LARGEST_CELL)
     with path.open(encoding="utf-8-sig", newline="") as lines:
         table = csv.DictReader(lines, strict=True)
         try:
             for columns in table:
                 place = f"{path} row {table.line_num}"
                 if None in columns or None in columns.values():
-                    raise DataInvalid(f"{place}: has another number of cells than the first line has names")
-                yield Row(place, columns)
+                    yield Row(place, {}, fault="has another number of cells than the first line has names")
+                else:
+                    yield Row(place, columns)
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataInvalid(f"{path} row {table.line_num}: not CSV in UTF-8 ({error})") from error
 
@@ -97,25 +129,10 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
-    ".jsonl": _json_lines,
-    ".ndjson": _json_lines,
     ".json": _json,
     ".csv": _csv,
     ".parquet": _parquet,
 }
-
-
-def _object(line: bytes, place: str) -> dict[str, object]:
-    try:
-        text = line.decode("utf-8")
-        record = json.loads(text)
-        if "\\u" in text:  # an escape can spell half a character, which no tokenizer takes
-            json.dumps(record, ensure_ascii=False).encode("utf-8")
-    except (ValueError, RecursionError) as error:
-        raise DataInvalid(f"{place}: not JSON ({error}); write one JSON object per line in UTF-8") from error
-    if not isinstance(record, dict):
-        raise DataInvalid(f"{place}: not a JSON object; write prompt and completion, or messages")
-    return cast(dict[str, object], record)
 
 
 def _numbered(table: Any, source: str) -> Iterator[Row]:

@@ -30,12 +30,6 @@ class Example:
     prompt: str
     completion: str
     turns: tuple[Turn, ...] = ()
-    options: tuple[str, ...] = ()
-    """All completions that can be chosen, the right one included."""
-    references: tuple[str, ...] = ()
-    """Answers that a generated text is compared with; without any it is `completion`."""
-    metrics: tuple[str, ...] = ()
-    """Names of the metrics that fit the task (`client_agent/data/metrics.py`), beside the loss."""
 
     @property
     def key(self) -> str:

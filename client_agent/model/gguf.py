@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import shutil
 import time
 from pathlib import Path
@@ -17,15 +18,17 @@ from transformers.utils import logging as transformers_logging
 from client_agent.errors import ModelNotFound
 
 SUFFIX = ".gguf"
+_ABANDONED_SECONDS = 3600.0
 
 log = logging.getLogger(__name__)
 
 
-def model_folder(source: str, home: Path) -> str:
-    """Return a source that `load_base_model` takes: `source` itself, or the folder of a converted GGUF file.
+def model_folder(source: str, home: Path | None = None) -> str:
+    """Return a source with safetensors weights: `source` itself, or the folder of a converted GGUF file.
 
     Weights are dequantised to bfloat16, so that all silos that convert the same file have the same base model
-    and slug. The folder is `<home>/models/<name>-<12 hex digits of the file's SHA-256>`.
+    and slug. The folder is `<home>/models/<name>-<12 hex digits of the file's SHA-256>`; without a `home` it
+    is in the user's cache.
 
     Raises:
         ModelNotFound: the file is missing or no GGUF, or transformers cannot convert its architecture.
@@ -33,10 +36,18 @@ def model_folder(source: str, home: Path) -> str:
     if not source.lower().endswith(SUFFIX):
         return source
     file = Path(source).expanduser()
-    folder = home / "models" / f"{file.stem}-{_digest(file)[:12]}"
-    if not (folder / "config.json").is_file():
+    folder = (home or _cache()) / "models" / f"{file.stem}-{_digest(file)[:12]}"
+    if not _is_complete(folder):
         _convert(file, folder)
     return str(folder)
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tessera"
+
+
+def _is_complete(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
 
 
 def _digest(file: Path) -> str:
@@ -50,26 +61,56 @@ def _digest(file: Path) -> str:
 
 
 def _convert(file: Path, folder: Path) -> None:
-    """Convert into a folder beside `folder`, and rename it when it is complete."""
+    """Convert into a folder beside `folder`, and rename it when it is complete and on disk.
+
+    If another process was faster, its folder stays: a model may be loading from it.
+    """
     log.info("%s: converting %.0f MB to safetensors; this is done once", file, file.stat().st_size / 1e6)
     started = time.monotonic()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    prefix = f".{folder.name}-"
+    _delete_abandoned(folder.parent, prefix)
+    unfinished = Path(mkdtemp(prefix=prefix, dir=folder.parent))
     try:
         _write(file, unfinished)
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
+        for path in unfinished.iterdir():
+            _fsync(path)
+        _publish(unfinished, folder)
     except ImportError as error:
         raise ModelNotFound(
             f"{file}: converting needs the package gguf ({error}); see README, Install"
         ) from error
-    except (OSError, ValueError, RuntimeError, KeyError, NotImplementedError) as error:
+    except Exception as error:  # transformers and gguf have no common error for a file they cannot read
         raise ModelNotFound(
             f"{file}: cannot be converted ({error}); give a folder with safetensors weights"
         ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     log.info("%s: converted to %s in %.0f s", file, folder, time.monotonic() - started)
+
+
+def _publish(unfinished: Path, folder: Path) -> None:
+    try:
+        unfinished.rename(folder)
+    except OSError:
+        if not _is_complete(folder):  # else another process was faster
+            raise
+    _fsync(folder.parent)
+
+
+def _delete_abandoned(parent: Path, prefix: str) -> None:
+    """Delete what killed conversions left; one that runs keeps its folder for _ABANDONED_SECONDS."""
+    for path in parent.glob(f"{prefix}*"):
+        if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write(file: Path, folder: Path) -> None:

@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from client_agent.errors import ModelNotFound, ModelTooLarge, TokenizerUnfit
 from client_agent.model.architectures import Architecture, architecture_of
+from client_agent.model.gguf import model_folder
 from client_agent.model.quantization import bits_and_bytes, keep_differentiable
 from client_agent.settings import Quantization
 from schemas.messages.federations import Role
@@ -63,7 +64,7 @@ def load_base_model(
     dtype: torch.dtype = torch.float32,
     quantization: Quantization = "none",
 ) -> BaseModel:
-    """Load a frozen causal language model from a folder, the hub's cache or the hub.
+    """Load a frozen causal language model from a folder, a .gguf file, the hub's cache or the hub.
 
     Tensors are moved to `device` one by one, so a quantised model is never there as a whole in `dtype`.
 
@@ -143,6 +144,7 @@ def base_model_slug(source: str) -> str:
 
 
 def _folder_of(source: str) -> Path:
+    source = model_folder(source)
     if Path(source).is_dir():
         return Path(source)
     if source.startswith((".", "/", "~")):

@@ -9,27 +9,20 @@ Every simulated client enrols with a real coordinator over HTTP and runs `client
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from schemas.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from client_agent.simulation.compare import simulate as simulate
     from client_agent.simulation.report.summary import Report as Report
     from client_agent.simulation.study import Study as Study
 
-_EXPORTS = {
-    "Report": "client_agent.simulation.report.summary",
-    "Study": "client_agent.simulation.study",
-    "simulate": "client_agent.simulation.compare",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import an exported name when it is first used."""
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_EXPORTS])
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "Report": "client_agent.simulation.report.summary",
+        "Study": "client_agent.simulation.study",
+        "simulate": "client_agent.simulation.compare",
+    },
+)

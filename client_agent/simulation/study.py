@@ -168,6 +168,6 @@ def _placed(study: Study, folder: Path) -> Study:
 
 
 def _model(value: str, folder: Path) -> str:
-    """Return a base model's resolved folder if it exists, else the hub id unchanged."""
+    """Return the resolved path of a model's folder or .gguf file if it exists, else the hub id unchanged."""
     place = (folder / Path(value).expanduser()).resolve()
-    return str(place) if place.is_dir() else value
+    return str(place) if place.exists() else value

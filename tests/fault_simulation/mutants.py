@@ -179,10 +179,10 @@ def aggregates_in_any_order() -> Iterator[None]:
 def counts_who_has_only_joined() -> Iterator[None]:
     facts = rounds._facts
 
-    def joined(row: Any, plan: Any, expected: int, waiting: int, delivered: int) -> Any:
-        return facts(row, plan, expected, 0, expected)
+    def counted(row: Any, plan: Any, joined: int, expected: int, waiting: int, delivered: int) -> Any:
+        return facts(row, plan, joined, expected, 0, joined)
 
-    with patch.object(rounds, "_facts", joined), patch.object(rounds, "is_waiting", lambda *_: False):
+    with patch.object(rounds, "_facts", counted), patch.object(rounds, "is_waiting", lambda *_: False):
         yield
 
 

@@ -36,14 +36,14 @@ def counts_what_was_learnt_under_any_pack() -> Iterator[None]:
 @contextmanager
 def keeps_to_the_pack_it_made() -> Iterator[None]:
     """An agent uses its own pack, though the coordinator has a faster agent's."""
-    deliver = pack_exchange._Making._deliver
+    deliver = pack_exchange._PackBuilder._deliver
 
     def stubborn(self: Any, base_model: str, make: Any) -> bytes:
         stored = deliver(self, base_model, make)
         file = self.folder / f"made-{base_model}.safetensors"  # it stays when another was stored
         return file.read_bytes() if file.exists() else stored
 
-    with patch.object(pack_exchange._Making, "_deliver", stubborn):
+    with patch.object(pack_exchange._PackBuilder, "_deliver", stubborn):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Task templates: a file for each data set, found by its name, with prompt, options and metrics."""
+"""Task templates: a file for each data set, found by its name, with its prompt and its completion."""
 
 from __future__ import annotations
 

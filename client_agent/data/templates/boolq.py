@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from client_agent.data.formats import per_row
-from client_agent.data.multiple_choice import option_example
 from client_agent.data.row import Row
 from client_agent.model.examples import Example
 
@@ -13,7 +12,7 @@ OPTIONS = (" no", " yes")
 def example(row: Row) -> Example:
     """Columns `question`, `passage` and `answer` (true or false)."""
     prompt = f"{row.text('passage')}\nQuestion: {row.text('question')}?\nAnswer yes or no:"
-    return option_example(prompt, OPTIONS, row.choice("answer", (False, True)))
+    return Example(prompt, OPTIONS[row.choice("answer", (False, True))])
 
 
 examples = per_row(example)

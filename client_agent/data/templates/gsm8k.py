@@ -1,4 +1,4 @@
-"""GSM8K (Cobbe et al. 2021): a word problem; the reasoning is learnt, the number after `####` is scored."""
+"""GSM8K (Cobbe et al. 2021): a word problem; the reasoning and the number after `####` are learnt."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ def example(row: Row) -> Example:
     reasoning, mark, number = answer.rpartition(MARK)
     if not mark or not number.strip() or not reasoning.strip():
         raise row.invalid("answer", f"does not end with {MARK} and a number")
-    return Example(
-        f"Question: {row.text('question')}\nAnswer:",
-        f" {answer}",
-        references=(number.strip(),),
-        metrics=("number",),
-    )
+    return Example(f"Question: {row.text('question')}\nAnswer:", f" {answer}")
 
 
 examples = per_row(example)

@@ -1,4 +1,4 @@
-"""Natural Instructions v2 (Wang et al. 2022): a task's definition, an input, and its references."""
+"""Natural Instructions v2 (Wang et al. 2022): a task's definition, an input and its target."""
 
 from __future__ import annotations
 
@@ -9,20 +9,11 @@ from client_agent.model.examples import Example
 
 
 def examples(rows: Iterable[Row]) -> Iterator[Example]:
-    """Columns `id`, `definition`, `inputs` and `targets`; rows of one `id` are references of one example."""
-    items: dict[str, list[Row]] = {}
+    """Columns `id`, `definition`, `inputs` and `targets`; of the rows of one `id` the first is learnt."""
+    ids: set[str] = set()
     for row in rows:
-        items.setdefault(row.text("id"), []).append(row)
-    for same_item in items.values():
-        yield _example(same_item)
-
-
-def _example(rows: list[Row]) -> Example:
-    references = tuple(dict.fromkeys(row.text("targets") for row in rows))
-    first = rows[0]
-    return Example(
-        f"{first.text('definition')}\n\nInput: {first.text('inputs')}\nOutput:",
-        f" {references[0]}",
-        references=references,
-        metrics=("rouge_l", "exact_match"),
-    )
+        item = row.text("id")
+        if item not in ids:
+            ids.add(item)
+            prompt = f"{row.text('definition')}\n\nInput: {row.text('inputs')}\nOutput:"
+            yield Example(prompt, f" {row.text('targets')}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from client_agent.data.formats import per_row
-from client_agent.data.multiple_choice import option_example
 from client_agent.data.row import Row
 from client_agent.model.examples import Example
 
@@ -17,7 +16,7 @@ def example(row: Row) -> Example:
         raise row.invalid("sentence", f"has {sentence.count(_BLANK)} blanks instead of one")
     before, _, after = sentence.partition(_BLANK)
     options = tuple(row.text(column) + after for column in ("option1", "option2"))
-    return option_example(f"Complete the sentence.\n{before}", options, row.choice("answer", ("1", "2")))
+    return Example(f"Complete the sentence.\n{before}", options[row.choice("answer", ("1", "2"))])
 
 
 examples = per_row(example)

@@ -75,3 +75,25 @@ def test_skipped_rows_are_counted(table: Path, tmp_path: Path) -> None:
     assert "row 42: column output is empty" in " ".join(refused.output.split())
     out.write_text(out.read_text() + "skip_bad_rows = true\n")
     assert json.loads(tessera("data", "--config", out, "--json").stdout)["skipped rows"] == 1
+
+
+def test_init_writes_paths_that_are_right_in_another_folder(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "elsewhere" / "silo.toml"
+    done = tessera("init", "--model", "openai/\U0001f600", "--train", table.name, "--out", out)
+    assert done.exit_code == 0, done.output
+    settings = AgentSettings.from_toml(out)
+    assert (settings.model, settings.train) == ("openai/\U0001f600", str(table))
+
+
+def test_init_keeps_the_split_of_a_saved_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.chdir(tmp_path)
+    rows = datasets.Dataset.from_list([{"prompt": "a", "completion": "b"}])
+    datasets.DatasetDict({"train": rows}).save_to_disk("saved")
+    out = tmp_path / "elsewhere" / "silo.toml"
+    done = tessera("init", "--model", MODELS["S"], "--train", "saved:train", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert AgentSettings.from_toml(out).train == f"{tmp_path / 'saved'}:train"

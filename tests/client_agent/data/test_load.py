@@ -90,8 +90,8 @@ def test_columns_are_mapped(tmp_path: Path) -> None:
     columns = (("prompt", "question"), ("completion", "reply"))
     loaded = load_examples(source, RowOptions("prompt_completion", columns))
     assert loaded.examples == (Example("a", "b"),)
-    with pytest.raises(DataInvalid, match=r"column answer is missing, and columns\.completion names it"):
-        load_examples(source, RowOptions(columns=(("completion", "answer"),)))
+    with pytest.raises(DataInvalid, match=r"column answer is missing \(columns\.completion\)"):
+        load_examples(source, RowOptions("prompt_completion", (("completion", "answer"),)))
 
 
 def test_bad_rows_are_refused_by_their_place_or_counted(tmp_path: Path) -> None:
@@ -106,9 +106,7 @@ def test_bad_rows_are_refused_by_their_place_or_counted(tmp_path: Path) -> None:
 
 def test_a_source_of_bad_rows_alone_is_refused_though_they_may_be_skipped(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "", "completion": "b"}])
-    with pytest.raises(
-        DataInvalid, match=r"none of its 1 rows is an example of prompt_completion:\n .*line 1"
-    ):
+    with pytest.raises(DataInvalid, match=r"none of its 1 rows is an example:\n .*line 1"):
         load_examples(source, RowOptions(skip_bad_rows=True))
 
 
@@ -143,7 +141,42 @@ def test_labels_in_a_csv_file_are_text(tmp_path: Path) -> None:
     assert loaded.examples[0].completion == " contradiction"
 
 
-@pytest.mark.parametrize("source", ["nothing.jsonl", "nothing.csv", "rows.xlsx", "hub:a:b:c:d"])
+@pytest.mark.parametrize("name", ["rows.txt", "rows", "rows.jsonl.bak", "rows.json"])
+def test_a_file_of_json_lines_may_have_any_name(tmp_path: Path, name: str) -> None:
+    assert load_examples(write_jsonl(tmp_path / name, ROWS)).rows == 4
+
+
+BAD_FILES = {
+    "rows.jsonl": '{"prompt": "a"}\n{\n[1]\n{"prompt": "a", "completion": "b"}\n',
+    "rows.json": '[{"prompt": "a"}, 5, {"prompt": "a", "completion": "b"}]',
+    "rows.csv": "prompt,completion\na\na,\na,b\na,b,c\n",
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_every_kind_of_bad_row_is_counted_the_first_one_included(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_text(BAD_FILES[name])
+    loaded = load_examples(str(file), RowOptions(skip_bad_rows=True))
+    assert loaded.examples == (Example("a", "b"),)
+    assert (loaded.format, len(loaded.skipped)) == ("prompt_completion", loaded.rows - 1)
+    assert all(error.startswith(str(file)) for error in loaded.skipped)
+
+
+def test_rows_without_a_mapped_column_are_counted(tmp_path: Path) -> None:
+    rows = [{"question": "a", "completion": "b"}, {"completion": "b"}]
+    source = write_jsonl(tmp_path / "rows.jsonl", rows)
+    loaded = load_examples(source, RowOptions(columns=(("prompt", "question"),), skip_bad_rows=True))
+    assert loaded.examples == (Example("a", "b"),)
+    assert len(loaded.skipped) == 1
+
+
+def test_long_cells_and_texts_of_white_space_are_read(tmp_path: Path) -> None:
+    rows = [{"prompt": "x" * 200_000, "completion": "\n"}]
+    assert load_examples(write_csv(tmp_path / "rows.csv", rows)).examples[0].completion == "\n"
+
+
+@pytest.mark.parametrize("source", ["none.jsonl", "none.csv", "none.json", "none.parquet", "hub:a:b:c:d"])
 def test_a_source_that_cannot_be_read_is_refused(tmp_path: Path, source: str) -> None:
     place = source if source.startswith("hub:") else str(tmp_path / source)
     with pytest.raises(DataInvalid):

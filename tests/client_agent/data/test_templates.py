@@ -84,11 +84,7 @@ def test_every_template_has_a_row_here() -> None:
     ],
 )
 def test_the_completion_is_the_right_option(name: str, completion: str) -> None:
-    row = example(name)
-    assert row.completion == completion
-    assert row.completion in row.options
-    assert len(set(row.options)) == len(row.options)
-    assert row.metrics == ("option_accuracy",)
+    assert example(name).completion == completion
 
 
 def test_prompt_and_completion_of_a_multiple_choice_question_are_as_a_person_writes_them() -> None:
@@ -99,26 +95,20 @@ def test_prompt_and_completion_of_a_multiple_choice_question_are_as_a_person_wri
     )
 
 
-def test_all_answers_of_squad_are_references() -> None:
-    row = example("squad")
-    assert (row.completion, row.references) == (" 1702", ("1702", "in 1702"))
-    assert row.metrics == ("f1", "exact_match")
+def test_the_first_answer_of_squad_is_learnt() -> None:
+    assert example("squad").completion == " 1702"
 
 
-def test_gsm8k_is_learnt_without_calculator_marks_and_scored_by_its_number() -> None:
-    row = example("gsm8k")
-    assert row.completion == " She has 3+1000=1003 cups.\n#### 1003"
-    assert (row.references, row.metrics) == (("1003",), ("number",))
+def test_gsm8k_is_learnt_without_calculator_marks() -> None:
+    assert example("gsm8k").completion == " She has 3+1000=1003 cups.\n#### 1003"
 
 
-def test_rows_of_one_id_are_references_of_one_example() -> None:
+def test_rows_of_one_id_are_one_example() -> None:
     first = ROWS["natural_instructions"]
     records = [first, first | {"targets": "a cup of tea"}, first | {"id": "task1-b", "inputs": "beans"}]
-    made = list(
-        template("natural_instructions")(Row(f"line {i}", record) for i, record in enumerate(records))
-    )
-    assert [row.references for row in made] == [("tea", "a cup of tea"), ("tea",)]
-    assert made[0].completion == " tea"
+    rows = [Row("line", record) for record in records]
+    completions = [row.completion for row in template("natural_instructions")(rows)]
+    assert completions == [" tea", " tea"]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
 
 from client_agent.errors import ModelNotFound
+from client_agent.model import gguf
 from client_agent.model.gguf import model_folder
+from client_agent.model.loading import base_model_slug
 
 
 def test_other_sources_are_left_alone(tmp_path: Path) -> None:
@@ -37,3 +40,45 @@ def test_a_converted_file_is_found_by_its_content(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     assert model_folder(str(file), tmp_path / "home") == str(folder)
+
+
+def test_a_source_without_a_home_is_converted_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "small.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(ModelNotFound, match=r"small\.gguf: cannot be converted"):
+        base_model_slug(str(file))
+    assert (tmp_path / "cache" / "tessera" / "models").is_dir()
+
+
+def test_a_conversion_that_another_process_finished_first_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "small.gguf"
+    file.write_bytes(b"GGUF")
+
+    def write_while_another_is_faster(_: Path, unfinished: Path) -> None:
+        (unfinished / "config.json").write_text("second")
+        faster = unfinished.parent / unfinished.name[1:].rpartition("-")[0]
+        faster.mkdir()
+        (faster / "config.json").write_text("first")
+
+    monkeypatch.setattr(gguf, "_write", write_while_another_is_faster)
+    folder = Path(model_folder(str(file), tmp_path))
+    assert (folder / "config.json").read_text() == "first"
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_what_a_killed_conversion_left_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "small.gguf"
+    file.write_bytes(b"GGUF")
+    monkeypatch.setattr(gguf, "_write", lambda _, unfinished: (unfinished / "config.json").touch())
+    digest = hashlib.sha256(b"GGUF").hexdigest()[:12]
+    abandoned, running = (tmp_path / "models" / f".small-{digest}-{name}" for name in ("old", "new"))
+    for folder in (abandoned, running):
+        folder.mkdir(parents=True)
+    os.utime(abandoned, (0, 0))
+    model_folder(str(file), tmp_path)
+    assert (abandoned.exists(), running.exists()) == (False, True)

@@ -49,7 +49,7 @@ def combining(name: str, **options: Any) -> Strategy:
     return strategy
 
 
-def close(found: Floats, wanted: Floats, sources: list[Source], tolerance: float = 1e-5) -> None:
+def assert_close(found: Floats, wanted: Floats, sources: list[Source], tolerance: float = 1e-5) -> None:
     largest = max(float(np.linalg.norm(product(one.factors))) for one in sources)
     assert np.linalg.norm(found - wanted) <= tolerance * max(largest, 1e-30)
 
@@ -58,7 +58,7 @@ def close(found: Floats, wanted: Floats, sources: list[Source], tolerance: float
 def test_with_one_frozen_a_the_mean_of_b_is_the_mean_of_what_acts(clients: list[Source]) -> None:
     a = clients[0].factors.A
     same = [Source(Factors(a, one.factors.B), one.weight) for one in clients]
-    close(product(Factors(a, weighted_mean(same).B)), mean_product(same), same)
+    assert_close(product(Factors(a, weighted_mean(same).B)), mean_product(same), same)
 
 
 @given(sources(), st.sampled_from([1e-6, 0.01, 10.0]))
@@ -90,7 +90,7 @@ def test_lora_fair_finds_what_a_numerical_minimiser_finds(clients: list[Source],
 @given(clients=sources())
 def test_whoever_is_alone_keeps_what_it_does(name: str, clients: list[Source]) -> None:
     alone = [Source(clients[0].factors, 1.0)]
-    close(product(combining(name).combine(alone)), mean_product(alone), alone)
+    assert_close(product(combining(name).combine(alone)), mean_product(alone), alone)
 
 
 def with_base_delta(name: str, **options: Any) -> Strategy:
@@ -103,7 +103,7 @@ def with_base_delta(name: str, **options: Any) -> Strategy:
 def test_fedex_lora_folds_exactly_what_the_means_leave_out(clients: list[Source]) -> None:
     folded = with_base_delta("fedex_lora").base_delta(clients)
     assert folded.served is not None
-    close(product(folded.served) + product(folded.residual), mean_product(clients), clients)
+    assert_close(product(folded.served) + product(folded.residual), mean_product(clients), clients)
     d_out, d_in = product(folded.served).shape
     rank = clients[0].factors.rank
     assert folded.residual.rank <= min((len(clients) - 1) * rank, d_out, d_in)
@@ -126,7 +126,7 @@ def test_flora_folds_the_mean_of_what_those_do_who_are_here(clients: list[Source
     assert folded.served is None
     here = [one for one in clients if one.age == 0]
     wanted = mean_product(here) if here else 0.0 * product(clients[0].factors)
-    close(product(folded.residual), wanted, clients)
+    assert_close(product(folded.residual), wanted, clients)
     d_out, d_in = wanted.shape
     assert folded.residual.rank <= min(sum(one.factors.rank for one in here), d_out, d_in)
 
@@ -136,7 +136,7 @@ def test_recompressing_keeps_the_product_in_as_few_ranks_as_it_has(clients: list
     twice = [one.factors for one in clients] * 2
     small = recompressed(side_by_side(twice))
     wanted = np.asarray(2 * sum(product(one.factors) for one in clients))
-    close(product(small), wanted, clients)
+    assert_close(product(small), wanted, clients)
     assert small.rank <= min(sum(one.factors.rank for one in clients), *wanted.shape)
 
 
