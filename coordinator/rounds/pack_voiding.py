@@ -9,7 +9,13 @@ from sqlalchemy import Select, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from coordinator.db.tables.alignment import PackRow, VoidedPackRow
-from coordinator.db.tables.federations import ClientRow, FederationRow, UpdateRow, WeightsRow
+from coordinator.db.tables.federations import (
+    ClientRow,
+    FederationRow,
+    RoundRow,
+    UpdateRow,
+    WeightsRow,
+)
 from coordinator.federations.store import plan_of
 from coordinator.rounds import store, transitions
 from coordinator.rounds.lifecycle import ENDED, PACK_ENDED
@@ -123,11 +129,18 @@ def _reject_updates(session: Session, federation: FederationRow, base_models: li
 
 
 def _delete_unserved_weights(session: Session, federation_id: str, client_ids: Select[str]) -> None:
-    """Delete weights of a round that is not open yet, which no client was served.
+    """Delete weights that were computed for a round after the last published one.
 
-    The weights of an abandoned round stay: `joining` does not start from them.
+    Those of a round that was abandoned because a pack ended stay: `joining` does not start from them, and
+    their clients may still ask for them.
     """
-    _, last = store.published(session, federation_id)
+    _, published = store.published(session, federation_id)
+    ended = session.scalar(
+        select(func.max(RoundRow.number)).where(
+            RoundRow.federation_id == federation_id, RoundRow.reason == PACK_ENDED
+        )
+    )
+    last = max(published, ended or 0)
     later = (
         WeightsRow.federation_id == federation_id,
         WeightsRow.client_id.in_(client_ids),

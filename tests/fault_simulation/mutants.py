@@ -255,7 +255,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "lets replaced keys live",
-        _set(store, "end_keys", _nothing),
+        _set(store, "expire_keys", _nothing),
         lambda plan, _: plan.rotations > 0 and plan.at_once,
     ),
     *(

@@ -120,3 +120,9 @@ def test_processes_side_by_side_play_what_one_plays() -> None:
     with workers(2) as pool:
         told = [outcome.digest for outcome in schedules_by(pool, 3, 2)]
     assert told == [play(3).digest, play(4).digest]
+
+
+@pytest.mark.slow
+def test_weights_of_a_round_that_a_pack_ended_stay_when_another_pack_ends() -> None:
+    """Seed 283: I19 was broken, as the weights of the abandoned round were deleted."""
+    _play(283, 1)
