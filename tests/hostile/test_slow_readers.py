@@ -102,10 +102,11 @@ def test_slow_readers_of_weights_in_a_recipe_hold_little(
         asking = {"Accept": f"{MEDIA_TYPE};recipe=int8_own_last"}
         answer = silos[0].http.get(url(silos[0], 2, "/weights"), headers=asking)
         assert int(answer.headers["content-length"]) > 10**6
-        request = request_bytes(signed(served, silos[0], "GET", url(silos[0], 2, "/weights"), **asking))
+        path = url(silos[0], 2, "/weights")
+        requests = [request_bytes(signed(served, silos[0], "GET", path, **asking)) for _ in range(READERS)]
         before = served.forget_peak()
         with ExitStack() as stack:
-            for _ in range(READERS):
+            for request in requests:
                 line = stack.enter_context(reading_nothing(served, request))
                 assert line.recv(15) == b"HTTP/1.1 200 OK"
             time.sleep(1.0)

@@ -67,8 +67,8 @@ def flatmap_path_parameters(
 ) -> st.SearchStrategy[Any]:
     """Ask about what is there, two times of three: the client's own federation, and its round."""
     there = {
-        "federation_id": CLIENT["federation"],
-        "client_id": CLIENT["client"],
+        "fid": CLIENT["federation"],
+        "cid": CLIENT["client"],
         "n": 1,
         "base_model": CLIENT["base_model"],
     }
