@@ -25,7 +25,7 @@ def strategy_packages() -> Mapping[str, tuple[EntryPoint, ...]]:
     packages: dict[str, tuple[EntryPoint, ...]] = {}
     for entry in entry_points(group=GROUP):
         earlier = packages.get(entry.name, ())
-        if entry.value not in {known.value for known in earlier}:
+        if entry.value not in {package.value for package in earlier}:
             packages[entry.name] = (*earlier, entry)
     return packages
 
