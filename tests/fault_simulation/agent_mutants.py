@@ -17,7 +17,7 @@ from tests.fault_simulation.weather import Plan, Weather
 def does_not_sync_its_journal() -> Iterator[None]:
     """What was written is there, until the power goes."""
 
-    def write(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    def write(path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
 
@@ -42,11 +42,11 @@ def sends_a_key_before_it_is_safe() -> Iterator[None]:
     """The next key is there, until the power goes."""
     write = membership.write_durably
 
-    def careless(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    def careless(path: Path, content: bytes) -> None:
         if path.name == "next.key":
             path.write_bytes(content)
         else:
-            write(path, content, mode=mode)
+            write(path, content)
 
     with patch.object(membership, "write_durably", careless):
         yield
