@@ -21,11 +21,10 @@ from client_agent.alignment.token_matching import Progress
 from client_agent.errors import AlignmentImpossible, Stopped
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from client_agent.training.evaluate import evaluate
+from client_agent.training.evaluate import Evaluation, evaluate
 from client_agent.training.loop import Step, train
 from schemas.messages.alignment import Acceptance, Anchor, Direction, Ending, Start, verdict_on
 from schemas.messages.federations import AdapterPlan, AlignmentPlan, TrainingPlan
-from schemas.messages.rounds import Metrics
 
 TASKS = 6
 SOURCE_STEPS = 60
@@ -209,7 +208,7 @@ class _Learner:
             self._train(base, adapter, examples, self._source_plan)
             return adapter.state()
 
-    def train_target(self, base: BaseModel, frames: Frames, start: State | None, task: _Task) -> Metrics:
+    def train_target(self, base: BaseModel, frames: Frames, start: State | None, task: _Task) -> Evaluation:
         """Train from `start`, or from zero, in the target model; return the score on held-out anchors."""
         with inject_pq(base, self._adapter, frames, gated=False) as adapter:
             if start is not None:
@@ -217,7 +216,7 @@ class _Learner:
             self._train(base, adapter, task.target, self._target_plan)
             return evaluate(base, task.held_out, max_length=self._target_plan.max_length)
 
-    def score(self, base: BaseModel, frames: Frames, state: State, task: _Task) -> Metrics:
+    def score(self, base: BaseModel, frames: Frames, state: State, task: _Task) -> Evaluation:
         with inject_pq(base, self._adapter, frames, gated=False) as adapter:
             adapter.load(state)
             return evaluate(base, task.held_out, max_length=self._target_plan.max_length)
@@ -239,8 +238,8 @@ class _Learner:
 
 def _direction(learner: _Learner, source: Side, target: Side, tasks: Sequence[_Task]) -> Direction:
     """Train in the source and continue in the target, for every pseudo-task."""
-    source_scores: list[Metrics] = []
-    endings: dict[Start, list[Metrics]] = {}
+    source_scores: list[Evaluation] = []
+    endings: dict[Start, list[Evaluation]] = {}
     for number, task in enumerate(tasks):
         right = learner.train_source(source.base, source.frames, task.source)
         source_scores.append(learner.score(source.base, source.frames, right, task))
@@ -263,7 +262,7 @@ def _direction(learner: _Learner, source: Side, target: Side, tasks: Sequence[_T
     )
 
 
-def _ending(scores: Sequence[Metrics]) -> Ending:
+def _ending(scores: Sequence[Evaluation]) -> Ending:
     return Ending(loss=[s.loss for s in scores], exact_match=[s.exact_match for s in scores])
 
 

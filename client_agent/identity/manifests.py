@@ -98,9 +98,11 @@ class Manifests:
     def hold_to_plan(self, brief: RoundBrief) -> None:
         """Raise ManifestRefused if a round brief differs from the plan."""
         plan = self.plan
-        for part in ("strategy", "adapter", "training", "signature", "alignment", "wire"):
+        for part in ("strategy", "adapter", "training", "signature", "alignment", "wire", "scores"):
             if getattr(brief, part) != getattr(plan, part):
                 raise ManifestRefused(f"round {brief.round} has another {part} than the federation's plan")
+        if brief.total_rounds != plan.rounds.total:
+            raise ManifestRefused(f"round {brief.round} has another total_rounds than the federation's plan")
 
     def hold_to_order(self, round_number: int) -> None:
         """Raise ManifestRefused for a round before one that this client has joined."""

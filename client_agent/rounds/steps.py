@@ -41,6 +41,7 @@ from client_agent.storage.round_folder import (
     RoundFolders,
 )
 from schemas.messages.rounds import FinishedBrief, RoundBrief
+from schemas.messages.scores import LOSS
 
 log = logging.getLogger(__name__)
 
@@ -279,9 +280,8 @@ def _send_scores(work: Work) -> bytes:
     scores = work.trained.of(work.folder).scores
     work.session.api.send_scores(work.session.federation_id, work.brief.round, scores)
     log.info(
-        "round %d: exact match %.3f -> %.3f, loss %.3f -> %.3f on %d held-out examples",
-        *(work.brief.round, scores.before.exact_match, scores.after.exact_match),
-        *(scores.before.loss, scores.after.loss, scores.examples),
+        "round %d: held-out loss %.3f served, %.3f trained; %s kept",
+        *(work.brief.round, scores.served[LOSS].value, scores.trained[LOSS].value, scores.kept),
     )
     return scores.model_dump_json().encode()
 

@@ -23,7 +23,7 @@ from client_agent.training.loop import train
 from client_agent.training.progress import TrainingProgress
 from client_agent.training.silo import Silo
 from schemas.messages.federations import TrainingPlan
-from schemas.messages.rounds import Metrics, Scores
+from schemas.messages.scores import Score, Scores
 
 Arrays = dict[str, NDArray[np.float32]]
 _PARTS = ("adapter", "private", "optimiser")
@@ -147,7 +147,7 @@ def train_locally(
         state,
         adapter.private_state(),
         outcome.optimiser_state,
-        Scores(before=before, after=after, examples=len(silo.data.test)),
+        Scores(served=before, trained=after, kept="trained"),
         origin,
     )
 
@@ -167,8 +167,8 @@ def zeros_like(adapter: Adapter) -> Mapping[str, NDArray[np.float32]]:
     return {name: np.zeros(shape, np.float32) for name, shape in adapter.layout.items()}
 
 
-def _score(silo: Silo, plan: TrainingPlan) -> Metrics:
-    return evaluate(silo.base, silo.data.test, max_length=plan.max_length)
+def _score(silo: Silo, plan: TrainingPlan) -> dict[str, Score]:
+    return evaluate(silo.base, silo.data.test, max_length=plan.max_length).scores()
 
 
 def _metadata(content: bytes) -> dict[str, str]:

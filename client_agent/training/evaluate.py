@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import exp, isfinite
 
 import torch
@@ -12,15 +13,28 @@ from client_agent.errors import LossNotFinite
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET, answer_logits, collate, pad_id
-from schemas.messages.rounds import Metrics
+from schemas.messages.scores import LOSS, PERPLEXITY, Score
 
 _LARGEST_EXPONENT = 700.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Mean loss in nats per answer token, and the share of answers that greedy decoding would reproduce."""
+
+    loss: float
+    exact_match: float
+    examples: int
+
+    def scores(self) -> dict[str, Score]:
+        values = {LOSS: self.loss, PERPLEXITY: exp(min(self.loss, _LARGEST_EXPONENT))}
+        return {name: Score(value=value, count=self.examples) for name, value in values.items()}
 
 
 @torch.inference_mode()
 def evaluate(
     base: BaseModel, examples: Sequence[Example], *, max_length: int, batch_size: int = 32
-) -> Metrics:
+) -> Evaluation:
     """Compute loss (nats per answer token, end-of-sequence included), perplexity and exact match.
 
     An example matches if the argmax equals the answer at every answer token under teacher forcing. That is
@@ -44,4 +58,4 @@ def evaluate(
     mean = loss / answers
     if not isfinite(mean):
         raise LossNotFinite(f"the loss on the test set is {mean}; load the base model in float32 or bfloat16")
-    return Metrics(loss=mean, perplexity=exp(min(mean, _LARGEST_EXPONENT)), exact_match=matches / len(texts))
+    return Evaluation(mean, matches / len(texts), len(texts))

@@ -79,8 +79,9 @@ def train(
     texts = encode_for(base, examples, plan.max_length)
     batches = iterate_batches(texts, plan.batch_size, seed=seed, round_number=round_number)
     parameters = adapter.named_parameters()
+    learning_rate = 0.01 if plan.learning_rate == "auto" else plan.learning_rate
     optimiser = torch.optim.AdamW(
-        adapter.parameter_groups(plan.learning_rate), lr=plan.learning_rate, weight_decay=plan.weight_decay
+        adapter.parameter_groups(learning_rate), lr=learning_rate, weight_decay=plan.weight_decay
     )
     if optimiser_state is not None:
         _restore(optimiser, parameters, optimiser_state)

@@ -216,6 +216,7 @@ def _brief(
     return RoundBrief.model_validate(
         {
             "round": status.round_number,
+            "total_rounds": plan.rounds.total,
             "state": status.state,
             "deadline": status.deadline,
             "strategy": plan.strategy,
@@ -224,6 +225,7 @@ def _brief(
             "signature": plan.signature,
             "alignment": plan.alignment,
             "wire": plan.wire,
+            "scores": plan.scores,
             "weights": base,
             "server_time": now,
         }

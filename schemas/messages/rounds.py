@@ -8,8 +8,16 @@ from pydantic import Field, JsonValue
 
 from schemas.messages.base import Digest, Lenient, Strict, UtcTime
 from schemas.messages.enrolment import Traffic
-from schemas.messages.federations import AdapterPlan, AlignmentPlan, SignaturePlan, StrategyPlan, TrainingPlan
+from schemas.messages.federations import (
+    AdapterPlan,
+    AlignmentPlan,
+    ScoresPlan,
+    SignaturePlan,
+    StrategyPlan,
+    TrainingPlan,
+)
 from schemas.messages.recipes import WirePlan
+from schemas.messages.scores import Scores, ScoreSummary
 
 RoundState = Literal["open", "collecting", "closing", "aggregating", "published", "abandoned"]
 ParticipationState = Literal["joined", "arrived", "late", "rejected", "revoked"]
@@ -23,9 +31,13 @@ class WeightsReference(Strict):
 
 
 class RoundBrief(Strict):
-    """A client's instructions for the current round; `weights.digest` is its base for the round."""
+    """A client's instructions for the current round; `weights.digest` is its base for the round.
+
+    `total_rounds` is the plan's number of rounds, over which the learning-rate schedule runs.
+    """
 
     round: int
+    total_rounds: int
     state: Literal["open", "collecting"]
     deadline: UtcTime | None
     strategy: StrategyPlan
@@ -34,6 +46,7 @@ class RoundBrief(Strict):
     signature: SignaturePlan
     alignment: AlignmentPlan | None
     wire: WirePlan
+    scores: ScoresPlan
     weights: WeightsReference
     server_time: UtcTime
 
@@ -101,32 +114,6 @@ class Joined(Strict):
 
     weights: WeightsReference
     manifest: SignedDocument
-
-
-class Metrics(Strict):
-    """Quality of a model on a client's held-out examples; `loss` in nats per answer token."""
-
-    loss: Annotated[float, Field(ge=0)]
-    perplexity: Annotated[float, Field(ge=0)]
-    exact_match: Annotated[float, Field(ge=0, le=1)]
-
-
-class Scores(Strict):
-    """Metrics before and after the local steps of a round; `examples` is the number of held-out examples."""
-
-    before: Metrics
-    after: Metrics
-    examples: Annotated[int, Field(ge=1, lt=2**31)]
-
-
-class ScoreSummary(Strict):
-    """Mean and worst of the clients' `after`; worst is the highest loss and the lowest exact match.
-
-    `worst` is null for clients: it is the value of a single client.
-    """
-
-    mean: Metrics
-    worst: Metrics | None
 
 
 class RoundCounts(Strict):

@@ -1,0 +1,76 @@
+"""Scores of a model on a client's held-out examples: named numbers, each with its count."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from schemas.messages.base import Strict, field_error
+
+LOSS = "loss"
+PERPLEXITY = "perplexity"
+
+LOWER_IS_BETTER = frozenset({LOSS, PERPLEXITY})
+"""The names whose lower value is better; every other score is in [0, 1] and better if higher."""
+
+ScoreName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+
+
+class Score(Strict):
+    """One number, and the number of held-out examples that it was computed on.
+
+    `loss` is in nats per answer token, `perplexity` its exponential; other scores are in [0, 1].
+    """
+
+    value: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    count: Annotated[int, Field(ge=1, lt=2**31)]
+
+
+ScoreSet = Annotated[dict[ScoreName, Score], Field(min_length=1, max_length=16)]
+"""Scores of one model by name; `loss` is always present."""
+
+
+class Scores(Strict):
+    """A client's scores of a round, on its test examples.
+
+    Attributes:
+        served: the weights that the round began with.
+        trained: the adapter after the local steps.
+        kept: which of both the client keeps as its personal model.
+        final: the federation's final weights; sent once, with the last round.
+    """
+
+    served: ScoreSet
+    trained: ScoreSet
+    kept: Literal["served", "trained"]
+    final: ScoreSet | None = None
+
+    @model_validator(mode="after")
+    def _sets_are_complete(self) -> Self:
+        for field in ("served", "trained", "final"):
+            scores: dict[str, Score] | None = getattr(self, field)
+            if scores is None:
+                continue
+            if LOSS not in scores:
+                raise field_error("must have a loss", field)
+            for name, score in scores.items():
+                if name not in LOWER_IS_BETTER and score.value > 1:
+                    raise field_error(f"{name} must be at most 1", field)
+        return self
+
+    @property
+    def personal(self) -> dict[str, Score]:
+        """Return the scores of the model that the client has: the final one, else the kept one."""
+        return self.final if self.final is not None else getattr(self, self.kept)
+
+
+class ScoreSummary(Strict):
+    """Mean and worst over clients of the scores of their personal models, by name.
+
+    `count` is the number of clients with a score of that name. `worst` is the highest loss and perplexity, and
+    the lowest of any other score; it is null for clients, since it is the value of a single client.
+    """
+
+    mean: ScoreSet
+    worst: dict[ScoreName, Score] | None
