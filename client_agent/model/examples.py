@@ -6,13 +6,16 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 from transformers import PreTrainedTokenizerFast
 
 from client_agent.errors import TextTooLong, TokenizerUnfit
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Encoded, encode
+
+MetricName = Literal["option_accuracy", "exact_match", "f1", "rouge_l", "number"]
+"""What an answer can be scored by, beside its loss; the names of `client_agent.training.evaluate`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +28,20 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt, or the `turns` of a chat so far, and the answer to predict."""
+    """A prompt, or the `turns` of a chat so far, and the answer to predict.
+
+    Attributes:
+        options: candidates for `completion`, which is among them.
+        references: every text that is right as a generated answer; empty = `completion` alone.
+        metrics: what the answer is scored by, beside its loss.
+    """
 
     prompt: str
     completion: str
     turns: tuple[Turn, ...] = ()
+    options: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+    metrics: tuple[MetricName, ...] = ()
 
     @property
     def key(self) -> str:
