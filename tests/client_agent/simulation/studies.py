@@ -60,7 +60,8 @@ def write_study(folder: Path, *silos: str, more: str = "") -> Path:
         for key, value in values.items()
     )
     file.write_text(
-        f'pivot_model = "{MODELS["S"]}"\nanchors = "{EXAMPLES / "anchors.json"}"\ntests = 8\nseeds = [0, 1]\n'
+        f'pivot_model = "{MODELS["S"]}"\nanchors = "{EXAMPLES / "anchors.json"}"\ntests = 8\n'
+        + "validation = 2\nseeds = [0, 1]\n"
         + plan
         + more
         + "\n"
