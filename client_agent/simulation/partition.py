@@ -28,7 +28,7 @@ def draw_examples(study: Study, seed: int) -> dict[str, SiloData]:
         DataInvalid: a file has no examples.
     """
     pools = {silo.name: _pool(silo) for silo in study.silo}
-    data = {pool: load_data(*pool) for pool in dict.fromkeys(pools.values())}
+    data = {pool: load_data(*pool, validation_share=0) for pool in dict.fromkeys(pools.values())}
     tests = {name: _tests(data[pool].test, study.tests, seed, name) for name, pool in pools.items()}
     excluded = {item.key for items in tests.values() for item in items}
     sharing: dict[Path, list[StudySilo]] = {}
@@ -38,7 +38,7 @@ def draw_examples(study: Study, seed: int) -> dict[str, SiloData]:
     for file, silos in sharing.items():
         sides = [side.train for (train, _), side in data.items() if train == file]
         dealt |= _deal(_available(sides, excluded), silos, seed, _describe_source(file, pools, tests, sides))
-    return {silo.name: SiloData(tuple(dealt[silo.name]), tests[silo.name]) for silo in study.silo}
+    return {silo.name: SiloData(tuple(dealt[silo.name]), (), tests[silo.name]) for silo in study.silo}
 
 
 def digest_of_examples(examples: Sequence[Example]) -> str:

@@ -12,7 +12,7 @@ from torch.nn import functional as nnf
 from client_agent.errors import LossNotFinite
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import NO_TARGET, answer_logits, collate, pad_id
+from client_agent.model.tokens import NO_TARGET, Encoded, answer_logits, collate, pad_id
 from schemas.messages.scores import LOSS, PERPLEXITY, Score
 
 _LARGEST_EXPONENT = 700.0
@@ -29,6 +29,24 @@ class Evaluation:
     def scores(self) -> dict[str, Score]:
         values = {LOSS: self.loss, PERPLEXITY: exp(min(self.loss, _LARGEST_EXPONENT))}
         return {name: Score(value=value, count=self.examples) for name, value in values.items()}
+
+
+@torch.inference_mode()
+def mean_loss(base: BaseModel, texts: Sequence[Encoded], *, batch_size: int = 32) -> float:
+    """Compute the mean loss in nats per answer token of encoded texts.
+
+    Raises:
+        LossNotFinite: the model's output is NaN or infinite.
+    """
+    loss, answers = 0.0, 0
+    for start in range(0, len(texts), batch_size):
+        batch = collate(texts[start : start + batch_size], pad=pad_id(base.tokenizer)).to(base.device)
+        logits, targets = answer_logits(base.model, base.parts, batch)
+        loss += float(nnf.cross_entropy(logits, targets, reduction="sum"))
+        answers += batch.answers
+    if not isfinite(loss):
+        raise LossNotFinite(f"the loss is {loss}; load the base model in float32 or bfloat16")
+    return loss / answers
 
 
 @torch.inference_mode()
