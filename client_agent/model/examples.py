@@ -6,13 +6,16 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 from transformers import PreTrainedTokenizerFast
 
 from client_agent.errors import TextTooLong, TokenizerUnfit
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Encoded, encode
+
+MetricName = Literal["option_accuracy", "exact_match", "f1", "rouge_l", "number"]
+"""What an answer can be scored by, beside its loss; the names of `client_agent.training.evaluate`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +28,20 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt, or the `turns` of a chat so far, and the answer to predict."""
+    """A prompt, or the `turns` of a chat so far, and the answer to predict.
+
+    Attributes:
+        options: candidates for `completion`, which is among them.
+        references: every text that is right as a generated answer; empty = `completion` alone.
+        metrics: what the answer is scored by, beside its loss.
+    """
 
     prompt: str
     completion: str
     turns: tuple[Turn, ...] = ()
+    options: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+    metrics: tuple[MetricName, ...] = ()
 
     @property
     def key(self) -> str:
@@ -61,7 +73,25 @@ def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerFast, *, chat: bool
         TokenizerUnfit: `chat` is set and the tokenizer has no chat template, or there is no token.
     """
     text = _render_turns((Turn("user", prompt),), tokenizer) if chat else prompt
-    coded = tokenizer(text, add_special_tokens=not chat, return_offsets_mapping=True)
+    return _prompt_tokens(text, tokenizer, special=not chat)
+
+
+def encode_question(example: Example, tokenizer: PreTrainedTokenizerFast, max_length: int) -> list[int]:
+    """Tokenise what the model reads before an example's answer, truncated at its start, after bos.
+
+    Raises:
+        TokenizerUnfit: see `encode_prompt`.
+    """
+    prompt, _ = rendered(example, tokenizer)
+    ids = _prompt_tokens(prompt, tokenizer, special=not example.turns)
+    if len(ids) <= max_length:
+        return ids
+    head = ids[:1] if ids[0] == tokenizer.bos_token_id and max_length > 1 else []
+    return [*head, *ids[len(ids) - max_length + len(head) :]]
+
+
+def _prompt_tokens(text: str, tokenizer: PreTrainedTokenizerFast, *, special: bool) -> list[int]:
+    coded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
     ids = [int(i) for i in cast(list[int], coded["input_ids"])]
     spans = cast(list[tuple[int, int]], coded["offset_mapping"])
     while len(ids) > 1 and spans[len(ids) - 1][0] == spans[len(ids) - 1][1]:
