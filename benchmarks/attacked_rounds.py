@@ -26,7 +26,8 @@ from client_agent.simulation.federated_run import Federation, create_federation,
 from client_agent.simulation.methods import Method, plan_of
 from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.results import Cell
-from client_agent.simulation.study import Study, StudySilo
+from client_agent.simulation.study import Study
+from client_agent.simulation.study_fields import StudySilo
 from client_agent.storage.round_folder import SIGNATURE, TRAINED, RoundFolder
 from schemas.maths.adapter import in_order, size
 from schemas.maths.start import start_values
@@ -137,8 +138,8 @@ def _study(attackers: int, rounds: int) -> Study:
         return StudySilo(
             name=name,
             model=_MODEL,
-            train=pool / "train.jsonl",
-            test=pool / "test.jsonl",
+            train=str(pool / "train.jsonl"),
+            test=str(pool / "test.jsonl"),
             examples=EXAMPLES,
             group=task,
         )

@@ -19,7 +19,8 @@ from client_agent.rounds.steps import take_part
 from client_agent.simulation.admin_client import Operator
 from client_agent.simulation.pack_cache import body_for_federation
 from client_agent.simulation.results import Cell, ClientResult, ClientRound
-from client_agent.simulation.study import Study, StudySilo
+from client_agent.simulation.study import Study
+from client_agent.simulation.study_fields import StudySilo
 from client_agent.storage.rate_store import RateStore
 from client_agent.storage.round_folder import MEASURES, RoundFolders
 from client_agent.training.silo import Silo

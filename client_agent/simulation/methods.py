@@ -13,7 +13,8 @@ from typing import Final
 from pydantic import JsonValue, ValidationError
 
 from client_agent.errors import StudyUnusable
-from client_agent.simulation.study import Study, StudyMethod, Table, faults
+from client_agent.simulation.study import Study
+from client_agent.simulation.study_fields import StudyMethod, Table, faults
 from schemas.messages.federations import FederationPlan
 from schemas.messages.recommended import CA_PFL, LORA, LORA_STRATEGIES, SAME_ARCHITECTURE_RANK
 
