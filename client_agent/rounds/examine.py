@@ -12,9 +12,8 @@ from client_agent.model.quantization import precision_of
 from client_agent.training.evaluate import evaluate, mean_loss
 from client_agent.training.rate_search import MIN_VALIDATION
 from client_agent.training.silo import Silo
+from schemas.messages.federations import ScoresPlan
 from schemas.messages.scores import Score
-
-_MOST_VALIDATION = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +33,14 @@ class Exam:
 class Examiner:
     """Scores the adapter in place on the examples of one silo."""
 
-    def __init__(self, silo: Silo, max_length: int, surroundings: str = "") -> None:
+    def __init__(self, silo: Silo, plan: ScoresPlan, max_length: int, surroundings: str = "") -> None:
         self._silo = silo
+        self._plan = plan
         self._max_length = max_length
-        self._validation = probe_set(silo.data.validation, _MOST_VALIDATION)
-        facts = [silo.base.slug, precision_of(silo.base.model), str(max_length), surroundings]
-        facts += [example.key for examples in (silo.data.test, self._validation) for example in examples]
+        self._test = probe_set(silo.data.test, plan.examples)
+        self._validation = probe_set(silo.data.validation, plan.examples)
+        facts = [silo.base.slug, precision_of(silo.base.model), plan.model_dump_json(), str(max_length)]
+        facts += [surroundings, *(e.key for examples in (self._test, self._validation) for e in examples)]
         self._facts = "\n".join(facts).encode()
 
     def examine(self, adapter: Adapter, earlier: Iterable[Exam] = ()) -> Exam:
@@ -48,9 +49,10 @@ class Examiner:
         for exam in earlier:
             if exam.fingerprint == fingerprint:
                 return exam
-        silo = self._silo
-        scores = evaluate(silo.base, silo.data.test, max_length=self._max_length).scores()
-        return Exam(fingerprint, scores, self.validation_loss())
+        silo, length = self._silo, self._max_length
+        texts = silo.encoded(self._test, length)
+        evaluation = evaluate(silo.base, self._test, self._plan, max_length=length, texts=texts)
+        return Exam(fingerprint, evaluation.scores(), self.validation_loss())
 
     def validation_loss(self) -> float | None:
         """Return the loss on the validation examples; None if they are too few to decide anything."""

@@ -79,9 +79,9 @@ def _final_scores(participant: Participant, newest: RoundFolder) -> FinalScores:
     home, silo = participant.workspace.home, participant.trainer.silo
     if (stored := read_final_scores(home)) is not None:
         return stored
-    training = OpenedBrief.read(newest).brief.training
+    brief = OpenedBrief.read(newest).brief
     with adapter_of_round(silo, home, None, "kept") as placed:
-        exam = Examiner(silo, training.max_length).examine(placed.adapter)
+        exam = Examiner(silo, brief.scores, brief.training.max_length).examine(placed.adapter)
     scores = FinalScores(scores=exam.scores, validation_loss=exam.validation)
     write_durably(home / FINAL_SCORES, scores.model_dump_json().encode())
     return scores

@@ -46,6 +46,7 @@ def train_alone(
                 start=earlier.adapter if earlier is not None else zeros_like(adapter),
                 earlier=earlier,
                 federated=False,
+                scores=plan.scores,
                 stop=stop,
                 title=f"round {round_number}",
             )

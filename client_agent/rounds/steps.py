@@ -188,6 +188,7 @@ def _train(work: Work) -> bytes:
             start=opened.strategy.start(work.earlier, served, newcomer=earlier is None),
             earlier=earlier,
             federated=True,
+            scores=brief.scores,
             surroundings=_surroundings(work),
             traits=traits,
             stop=trainer.stop,

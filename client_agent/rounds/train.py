@@ -25,7 +25,7 @@ from client_agent.training.loop import train
 from client_agent.training.progress import TrainingProgress
 from client_agent.training.rate_search import RateStore, search_key, search_rate
 from client_agent.training.silo import Silo
-from schemas.messages.federations import TrainingPlan
+from schemas.messages.federations import ScoresPlan, TrainingPlan
 from schemas.messages.scores import Scores
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -142,6 +142,7 @@ def train_locally(
     start: State,
     earlier: Trained | None,
     federated: bool,
+    scores: ScoresPlan,
     surroundings: str = "",
     traits: Traits = _PLAIN,
     stop: Callable[[], bool],
@@ -162,7 +163,7 @@ def train_locally(
         adapter.load_private(earlier.private)
     pruner = Pruner(adapter, traits.pruning) if traits.pruning is not None else None
     own_penalty = adapter.penalty(silo.data.train, plan.max_length, round_number)
-    examiner = Examiner(silo, plan.max_length, surroundings)
+    examiner = Examiner(silo, scores, plan.max_length, surroundings)
     served = examiner.examine(adapter, [] if earlier is None else _examined(earlier))
     fallback: Kept = "served" if federated and acts(adapter) else "trained"
     started_from, start_private = adapter.state(), adapter.private_state()
