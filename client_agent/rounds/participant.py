@@ -18,6 +18,7 @@ from client_agent.identity.manifests import Manifests
 from client_agent.identity.roster import Roster
 from client_agent.privacy.budget import require_private, require_voices
 from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.storage.rate_store import RATES, RateStore
 from client_agent.storage.round_folder import RoundFolders
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
@@ -93,11 +94,15 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """The agent's files: `folder` holds the key and the privacy ledger, `home` one federation."""
+    """The agent's files: `folder` holds the key and the privacy ledger, `home` one federation.
+
+    `shared_rates` is a store of searched learning rates that several clients use, in place of their own.
+    """
 
     folder: Path
     federation_id: str
     keep_rounds: int
+    shared_rates: RateStore | None = None
 
     @property
     def home(self) -> Path:
@@ -106,6 +111,10 @@ class Workspace:
     @property
     def rounds(self) -> RoundFolders:
         return RoundFolders(self.home / "rounds")
+
+    @property
+    def rates(self) -> RateStore:
+        return self.shared_rates or RateStore(self.home / RATES)
 
 
 @dataclass(slots=True)
@@ -207,8 +216,9 @@ class Participant:
         max_epsilon: float | None = None,
         min_voices: int = 1,
         lora_rank: int | None = None,
+        rates: RateStore | None = None,
     ) -> Participant:
-        workspace = Workspace(folder, member.federation_id, keep_rounds)
+        workspace = Workspace(folder, member.federation_id, keep_rounds, rates)
         session = Session(
             api=api,
             federation_id=member.federation_id,

@@ -13,13 +13,15 @@ from client_agent.adapters.variational.measures import MeasuresFile
 from client_agent.alignment.pack import Pack
 from client_agent.errors import RoundMissed
 from client_agent.identity.membership import enrol, read_key
+from client_agent.rounds.final_weights import finish
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.steps import finish, take_part
+from client_agent.rounds.steps import take_part
 from client_agent.simulation.admin_client import Operator
 from client_agent.simulation.pack_cache import body_for_federation
 from client_agent.simulation.results import Cell, ClientResult, ClientRound
 from client_agent.simulation.study import Study
 from client_agent.simulation.study_fields import StudySilo
+from client_agent.storage.rate_store import RateStore
 from client_agent.storage.round_folder import MEASURES, RoundFolders
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
@@ -44,6 +46,7 @@ class Federation:
     id: str
     folder: Path
     opened: ExitStack
+    rates: RateStore
     members: dict[str, Participant] = field(default_factory=dict)
 
     @property
@@ -67,7 +70,7 @@ class Federation:
             )
         )
         self.members[silo.name] = Participant.of(
-            self.silos[silo.name], api, membership, folder, keep_rounds=1
+            self.silos[silo.name], api, membership, folder, keep_rounds=1, rates=self.rates
         )
 
 
@@ -79,11 +82,12 @@ def create_federation(
     operator: Operator,
     folder: Path,
     anchors: Anchors | None,
+    rates: RateStore,
 ) -> Iterator[Federation]:
     """Create a federation with its anchors; close its members' connections at the end."""
     federation = str(operator.post("/v1/federations", cell.plan.model_dump(mode="json"))["id"])
     with ExitStack() as opened:
-        created = Federation(study, silos, operator, federation, folder, opened)
+        created = Federation(study, silos, operator, federation, folder, opened, rates)
         if cell.plan.alignment is not None and anchors is not None:
             operator.put(f"{created.path}/anchors", anchors.model_dump(mode="json"))
         yield created

@@ -140,10 +140,16 @@ def sizes_of(study: Study) -> dict[str, int]:
 
 
 def dirichlet(alpha: float, classes: Sequence[str], seed: int, silo: str) -> dict[str, float]:
-    """Draw a silo's weights from a symmetric Dirichlet distribution, by gamma variables of the seed."""
+    """Draw a silo's weights from a symmetric Dirichlet distribution, by gamma variables of the seed.
+
+    Gamma(alpha) is Gamma(alpha + 1) * U ** (1 / alpha), here in logarithms: it underflows for a small alpha.
+    """
     random = np.random.Generator(stream("study dirichlet", seed, silo))
-    gammas = random.standard_gamma(alpha, size=len(classes)) + _SMALLEST_WEIGHT
-    return {name: float(value) for name, value in zip(classes, gammas / gammas.sum(), strict=True)}
+    logs = np.log(random.standard_gamma(alpha + 1, size=len(classes)))
+    logs += np.log1p(-random.random(len(classes))) / alpha
+    weights = np.exp(logs - logs.max())
+    weights = weights / weights.sum() + _SMALLEST_WEIGHT
+    return {name: float(value) for name, value in zip(classes, weights / weights.sum(), strict=True)}
 
 
 class _Queues:

@@ -19,6 +19,7 @@ from client_agent.simulation.pack_cache import PackCache, read_anchors
 from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.results import Cell, CellResult, ClientResult, ClientRound
 from client_agent.simulation.study import Study
+from client_agent.storage.rate_store import RATES, RateStore
 from client_agent.training.silo import Silo
 
 
@@ -85,10 +86,13 @@ def _alone(
     report_progress: ReportProgress,
 ) -> list[ClientResult]:
     total, results = cell.plan.rounds.total, []
+    rates = RateStore(context.out / RATES)
     for index, entry in enumerate(context.study.silo):
         silo, rounds = silos[entry.name], []
         pack = packs[silo.base.slug].to_body() if packs else None
-        for round_number, trained in enumerate(train_alone(silo, cell.plan, pack, lambda: False), start=1):
+        for round_number, trained in enumerate(
+            train_alone(silo, cell.plan, pack, lambda: False, rates), start=1
+        ):
             rounds.append(ClientRound(round=round_number, scores=trained.scores))
             report_progress((index * total + round_number) // len(silos), entry.name)
         results.append(
@@ -113,7 +117,10 @@ def _federated(
     folder = cell.folder(context.out) / "clients"
     shutil.rmtree(folder, ignore_errors=True)
     anchors = read_anchors(context.study.anchors) if context.study.anchors is not None else None
-    with create_federation(cell, context.study, silos, context.operator, folder, anchors) as federation:
+    rates = RateStore(context.out / RATES)
+    with create_federation(
+        cell, context.study, silos, context.operator, folder, anchors, rates
+    ) as federation:
         results = run_federated(federation, cell, packs, report_progress)
     shutil.rmtree(folder)
     return results

@@ -192,7 +192,7 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def _folder(named: object, passed: Path | None, home: Path, field: str) -> Path:
-    """Return the folder of relative paths: the one passed, else the one of the study's field, else its own."""
+    """Return the folder of relative paths: the one passed, else the study's, else that of its file."""
     if passed is None and named is None:
         return home
     if passed is None and not isinstance(named, str):

@@ -18,7 +18,6 @@ from torch.nn import functional as nnf
 
 from client_agent.adapters.base import Adapter
 from client_agent.errors import LayoutMismatch, LossNotFinite, MissingGradient
-from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, Encoded, answer_logits, collate, pad_id
 from client_agent.training.data import iterate_batches
@@ -53,11 +52,13 @@ class TrainingOutcome:
 def train(
     base: BaseModel,
     adapter: Adapter,
-    examples: Sequence[Example],
+    texts: Sequence[Encoded],
     plan: TrainingPlan,
     *,
+    learning_rate: float,
     seed: int,
     round_number: int,
+    total_rounds: int,
     optimiser_state: Mapping[str, NDArray[np.float32]] | None = None,
     on_step: Callable[[Step], None] | None = None,
     stop: Callable[[], bool] | None = None,
@@ -73,13 +74,10 @@ def train(
         MissingGradient: a trainable parameter has no gradient after the first backward pass, or an operation
             has no backward pass.
         LossNotFinite: the loss or the gradient is NaN or infinite.
-        TextTooLong: an example exceeds the base model's context.
         LayoutMismatch: `optimiser_state` belongs to another adapter.
     """
-    texts = encode_for(base, examples, plan.max_length)
     batches = iterate_batches(texts, plan.batch_size, seed=seed, round_number=round_number)
     parameters = adapter.named_parameters()
-    learning_rate = 0.01 if plan.learning_rate == "auto" else plan.learning_rate
     optimiser = torch.optim.AdamW(
         adapter.parameter_groups(learning_rate), lr=learning_rate, weight_decay=plan.weight_decay
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from client_agent.simulation.results import CellResult, ClientResult, ClientRound
 from client_agent.simulation.study import Study, read_study
 from schemas.messages.federations import FederationPlan
-from schemas.messages.rounds import Metrics, Scores
+from schemas.messages.scores import Score, Scores
 from tests.scenarios.agents import EXAMPLES, MODELS
 
 TINY = {
@@ -87,7 +87,7 @@ def result(
             rounds=[
                 ClientRound(
                     round=joins_after.get(name, 0) + i + 1,
-                    scores=Scores(before=_metrics(before), after=_metrics(after), examples=8),
+                    scores=Scores(served=_scores(before), trained=_scores(after), kept="trained"),
                     bytes_up=1000,
                     bytes_down=2000,
                 )
@@ -117,5 +117,6 @@ def result(
     )
 
 
-def _metrics(accuracy: float) -> Metrics:
-    return Metrics(loss=1 - accuracy, perplexity=1.0, exact_match=accuracy)
+def _scores(accuracy: float) -> dict[str, Score]:
+    values = {"loss": 1 - accuracy, "perplexity": 1.0, "exact_match": accuracy}
+    return {name: Score(value=value, count=8) for name, value in values.items()}
