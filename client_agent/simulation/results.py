@@ -14,7 +14,7 @@ from client_agent.adapters.variational.measures import MeasuresFile
 from client_agent.model.examples import Example
 from client_agent.model.loading import base_model_slug
 from client_agent.simulation.code_fingerprint import code_of_runs
-from client_agent.simulation.methods import Method, plan_of, require_equal_training
+from client_agent.simulation.methods import Method, control_of, plan_of, require_equal_training
 from client_agent.simulation.partition import digest_of_examples, draw_examples
 from client_agent.simulation.study import Study
 from client_agent.storage.files import write_durably
@@ -119,6 +119,7 @@ def cells_of(study: Study, methods: list[Method], seeds: list[int]) -> Iterator[
         require_equal_training(plans)
         for method in methods:
             plan = plans[method.name]
+            control_of(study, method.name, plan)  # raises before any run
             facts = [method.alone, plan.model_dump(mode="json"), silos, anchors, code_of_runs()]
             digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
             yield Cell(method.name, seed, method.alone, plan, digest)
