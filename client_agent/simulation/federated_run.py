@@ -236,7 +236,9 @@ def _final_scores(participant: Participant) -> FinalScores:
     scores = read_final_scores(participant.workspace.home)
     if scores is None:
         name = participant.workspace.folder.name
-        raise RoundMissed(f"{name}'s final weights were not scored; see the log, and run the comparison again")
+        raise RoundMissed(
+            f"{name}'s final weights were not scored; see the log, and run the comparison again"
+        )
     return scores
 
 

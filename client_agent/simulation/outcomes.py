@@ -38,9 +38,7 @@ def states(client: ClientResult) -> list[HeldState]:
     ]
     if client.final is not None:
         held.append(
-            HeldState(
-                client.rounds[-1].round + 1, "final", client.final.scores, client.final.validation_loss
-            )
+            HeldState(client.rounds[-1].round + 1, "final", client.final.scores, client.final.validation_loss)
         )
     return held
 

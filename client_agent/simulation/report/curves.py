@@ -57,7 +57,5 @@ def _curve(curves: Sequence[Sequence[Sequence[float]]], steps: int) -> LossCurve
     length = min(len(curve) for of_seed in curves for curve in of_seed)
     return LossCurve(
         steps=[steps * i for i in range(length)],
-        loss=[
-            estimate([mean([curve[i] for curve in of_seed]) for of_seed in curves]) for i in range(length)
-        ],
+        loss=[estimate([mean([curve[i] for curve in of_seed]) for of_seed in curves]) for i in range(length)],
     )

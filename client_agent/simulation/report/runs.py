@@ -101,9 +101,7 @@ def compare(
     """Compare some clients' scores with theirs under each baseline but the method itself."""
     values = runs.of_paired(score, rule, names)
     pairings = {
-        key: pairing(
-            values, baseline.of_paired(score, rule, names), lower_is_better=score in LOWER_IS_BETTER
-        )
+        key: pairing(values, baseline.of_paired(score, rule, names), lower_is_better=score in LOWER_IS_BETTER)
         for key, baseline in baselines.items()
         if key != method
     }

@@ -163,8 +163,7 @@ def _summary(method: str, all_runs: dict[str, Runs], rules: list[Rule]) -> Metho
         batch_size=plan.training.batch_size * plan.training.accumulation,
         scores={
             by: {
-                score: figures(score, by, method, runs, baselines)
-                for score in runs.score_names(by, founders)
+                score: figures(score, by, method, runs, baselines) for score in runs.score_names(by, founders)
             }
             for by in rules
         },
