@@ -1,7 +1,7 @@
 """What a method's result is for a client: the state that it ends with, or its best one. Pure.
 
-The rule is the same for federated clients and for clients that trained alone. Validation losses choose the best
-state, test scores are reported.
+The rule is the same for federated clients and for clients that trained alone. Validation losses choose the
+best state, test scores are reported.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def end_state(client: ClientResult) -> HeldState:
 
 
 def best_state(client: ClientResult) -> HeldState | None:
-    """Return the state with the least validation loss, the earliest of equals; None if a state has no loss."""
+    """Return the earliest state with the least validation loss; None if a state has none."""
     held = states(client)
     losses = [state.validation for state in held]
     known = [loss for loss in losses if loss is not None]

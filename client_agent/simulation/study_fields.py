@@ -103,8 +103,8 @@ Partition = Annotated[DirichletPartition | TaskPartition | SizePartition, Field(
 class StudyMethod(Strict):
     """The changes of a method to the one it is `like`; `plan` overrides that method's plan.
 
-    An `alone` method trains every silo without a federation. `control` is the alone method that a federated one
-    is compared with; by default the built-in one with its adapter.
+    An `alone` method trains every silo without a federation. `control` is the alone method that a federated
+    one is compared with; by default the built-in one with its adapter.
     """
 
     like: MethodName | None = None

@@ -27,8 +27,8 @@ class Pairing(Strict):
     """A comparison of two methods on the same clients and seeds.
 
     `seeds` estimates the difference of the mean over clients, with seeds as independent draws. `clients` has
-    every (client, seed) as a pair: its error is too small if the clients of a seed are correlated. `better` and
-    `worse` count these pairs.
+    every (client, seed) as a pair: its error is too small if the clients of a seed are correlated. `better`
+    and `worse` count these pairs.
     """
 
     seeds: Estimate

@@ -18,8 +18,8 @@ BySeed = dict[int, dict[str, float]]
 class ScoreFigures(Strict):
     """One score of one method by one rule; means and worst clients are over the founders that have it.
 
-    `count` is the number of test items of all these clients in one seed. `against` compares with the methods that
-    train alone, on the seeds that all methods have.
+    `count` is the number of test items of all these clients in one seed. `against` compares with the methods
+    that train alone, on the seeds that all methods have.
     """
 
     mean: Estimate

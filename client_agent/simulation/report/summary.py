@@ -1,7 +1,7 @@
 """Statistics of all runs of a comparison. Pure.
 
-Means and worst clients are over the founders. All scores are of test items. `scores` has every score by every rule
-that applies; the other figures are losses by the first rule.
+Means and worst clients are over the founders. All scores are of test items. `scores` has every score by every
+rule that applies; the other figures are losses by the first rule.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Lone(Strict):
 class MethodSummary(Strict):
     """One method over the seeds with results. Bytes are encoded, of one client in one round.
 
-    `curves` are of the states served and trained; `bytes_by_round` is the cumulative traffic of a founder, up and
-    down. `forgetting` is a mean over founders, None without anchor texts. `rates` are the learning rates of each
-    client, by seed. `importance` is None if the method learns none.
+    `served` and `trained` are losses before and after local steps; `bytes_by_round` is the cumulative traffic
+    of a founder, up and down. `forgetting` is a mean over founders, None without anchor texts. `rates` are the
+    learning rates of each client, by seed. `importance` is None if the method learns none.
     """
 
     method: str
@@ -81,10 +81,6 @@ class MethodSummary(Strict):
     cpu_seconds: float
     importance: ImportanceSummary | None = None
 
-    def figures(self, score: str = LOSS, rule: Rule | None = None) -> ScoreFigures | None:
-        """Return a score by a rule, by default the first one; None if no founder has it."""
-        return (self.scores[rule] if rule is not None else next(iter(self.scores.values()))).get(score)
-
     @property
     def loss(self) -> ScoreFigures:
         return next(iter(self.scores.values()))[LOSS]
@@ -97,9 +93,9 @@ class MethodSummary(Strict):
 class Report(Strict):
     """A comparison: its methods in run order, and the missing runs.
 
-    `seeds` are the requested ones, `paired_seeds` those with results of all methods. `rules` are those that apply,
-    the one of the tables first. `tests` is the largest number of test items of a silo; `models` is each silo's
-    base model.
+    `seeds` are the requested ones, `paired_seeds` those with results of all methods. `rules` are those that
+    apply, the one of the tables first. `tests` is the largest number of test items of a silo; `models` is each
+    silo's base model.
     """
 
     study: str

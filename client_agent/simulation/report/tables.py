@@ -29,7 +29,7 @@ def show(report: Report, console: Console) -> None:
     for title, table in (
         ("metrics on test items: mean / worst client", _metrics(report)),
         (
-            "federated minus alone, in loss: same data, steps, rate search and adapter; below 0 = federating helps",
+            "federated minus alone, in loss, with the same data, steps, rate search and adapter; below 0 = better",
             _transfer(report),
         ),
         ("forgetting, learning rates, bytes per client and round, CPU seconds", _costs(report)),
