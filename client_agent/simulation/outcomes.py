@@ -31,11 +31,11 @@ def states(client: ClientResult) -> list[HeldState]:
 
     Alone, a round begins with the trained state of the round before, so `served` adds only the bare model.
     """
-    held = [
-        HeldState(entry.round, stage, scores, entry.validation.get(stage))
-        for entry in client.rounds
-        for stage, scores in (("served", entry.scores.served), ("trained", entry.scores.trained))
-    ]
+    held: list[HeldState] = []
+    for entry in client.rounds:
+        scores, losses = entry.scores, entry.validation
+        held.append(HeldState(entry.round, "served", scores.served, losses.get("served")))
+        held.append(HeldState(entry.round, "trained", scores.trained, losses.get("trained")))
     if client.final is not None:
         held.append(
             HeldState(client.rounds[-1].round + 1, "final", client.final.scores, client.final.validation_loss)

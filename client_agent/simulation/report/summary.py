@@ -56,8 +56,8 @@ class MethodSummary(Strict):
     """One method over the seeds with results. Bytes are encoded, of one client in one round.
 
     `served` and `trained` are losses before and after local steps; `bytes_by_round` is the cumulative traffic
-    of a founder, up and down. `forgetting` is a mean over founders, None without anchor texts. `rates` are the
-    learning rates of each client, by seed. `importance` is None if the method learns none.
+    of a founder, up and down. `forgetting` is a mean over founders, None without anchor texts. `rates` are
+    the learning rates of each client, by seed. `importance` is None if the method learns none.
     """
 
     method: str
@@ -94,8 +94,8 @@ class Report(Strict):
     """A comparison: its methods in run order, and the missing runs.
 
     `seeds` are the requested ones, `paired_seeds` those with results of all methods. `rules` are those that
-    apply, the one of the tables first. `tests` is the largest number of test items of a silo; `models` is each
-    silo's base model.
+    apply, the one of the tables first. `tests` is the largest number of test items of a silo; `models` is
+    each silo's base model.
     """
 
     study: str

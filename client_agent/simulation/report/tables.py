@@ -16,7 +16,7 @@ from schemas.messages.scores import LOSS
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the tables of losses, metrics, transfer and costs, and those of other findings if there are any."""
+    """Print the tables of losses, metrics, transfer and costs, and of other findings if any."""
     if report.missing:
         console.print(
             f"incomplete results, runs missing: {len(report.missing)}; repeat the command to run them",
@@ -29,7 +29,7 @@ def show(report: Report, console: Console) -> None:
     for title, table in (
         ("metrics on test items: mean / worst client", _metrics(report)),
         (
-            "federated minus alone, in loss, with the same data, steps, rate search and adapter; below 0 = better",
+            "federated minus alone, in loss: same data, steps, rate search and adapter; below 0 is better",
             _transfer(report),
         ),
         ("forgetting, learning rates, bytes per client and round, CPU seconds", _costs(report)),
