@@ -31,6 +31,7 @@ from client_agent.storage.round_folder import SIGNATURE, TRAINED, RoundFolder
 from schemas.maths.adapter import in_order, size
 from schemas.maths.start import start_values
 from schemas.messages.rounds import RoundBrief
+from schemas.messages.scores import LOSS
 
 _ROOT = Path(__file__).resolve().parents[1]
 _DATA = _ROOT / "examples" / "studies" / "data"
