@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from tests.coordinator.alignment.test_alignment import OTHER
 from tests.coordinator.alignment.test_transfer_test import figures, with_packs
 from tests.served import ADMIN_TOKEN, Served
-from tests.taking_part import deliver, one_round, plan, running, url, values
+from tests.taking_part import deliver, one_round, plan, running, scored, url, values
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
@@ -44,9 +44,8 @@ def test_it_asks_for_a_token_and_shows_what_an_auditor_may_see(page: Page, serve
     )
     one_round(served, federation_id, silos, 1, [1.0, 3.0])
     for silo, exact in zip(silos, (0.25, 0.75), strict=True):
-        metrics = {"loss": 1.0, "perplexity": 2.7, "exact_match": exact}
-        scores = {"before": metrics, "after": metrics, "examples": 96}
-        assert silo.http.put(url(silo, 1, "/scores"), json=scores).status_code == 204
+        sent = scored({"loss": 1 - exact, "perplexity": 2.7, "exact_match": exact})
+        assert silo.http.put(url(silo, 1, "/scores"), json=sent).status_code == 204
     deliver(silos[0], 2, values(1.0))
     _enter(page, served, _auditor(served)[1])
     expect(page.locator("#headline")).to_contain_text("round 2 of 3, open")
