@@ -36,7 +36,7 @@ def run(fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_
         federation_id = served.federation(
             strategy={"name": strategy, "options": options},
             rounds={"total": 3, "min_clients": 2, "collect_seconds": 300},
-            training={"steps": 3, "max_length": 64, "seed": 5},
+            training={"steps": 3, "max_length": 64, "learning_rate": 0.01, "seed": 5},
             signature={"probe_examples": 4},
             adapter={"kind": "lora", "rank": 4, "scale": SCALE, "roles": ["v", "down"]},
             wire={"recipe": "dense"},  # what was sent is what was learnt, to the bit

@@ -16,7 +16,7 @@ from tests.scenarios.agents import EXAMPLES, MODELS
 TINY = {
     "rounds": {"total": 2},
     "adapter": {"rank": 4, "roles": ["v"]},
-    "training": {"steps": 2, "max_length": 64},
+    "training": {"steps": 2, "max_length": 64, "learning_rate": 0.01},
     "alignment": {"anchors": 64},
 }
 
