@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from transformers import PreTrainedTokenizerFast
@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from client_agent.errors import TextTooLong, TokenizerUnfit
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Encoded, encode
+
+_STORED_SETS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +81,21 @@ def encode_all(
     return [encode_example(example, tokenizer, max_length) for example in examples]
 
 
-def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) -> list[Encoded]:
+def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) -> tuple[Encoded, ...]:
     """Tokenise examples for a model, and check that each fits its context.
+
+    The result is stored with the model, and returned for the same examples again. Character spans are left
+    out: they need most of the memory, and only alignment reads them.
 
     Raises:
         TextTooLong: an example exceeds the model's context: learned positions end there, and rotary positions
             beyond it are untrained.
     """
-    texts = encode_all(examples, base.tokenizer, max_length)
+    stored, key = base.encoded_texts, (max_length, tuple(examples))
+    if key in stored:
+        stored.move_to_end(key)
+        return stored[key]
+    texts = tuple(replace(text, spans=()) for text in encode_all(examples, base.tokenizer, max_length))
     longest = max((len(text.ids) for text in texts), default=0)
     if longest > base.positions:
         raise TextTooLong(
@@ -94,6 +103,9 @@ def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) ->
             f"operator to set training.max_length to {base.positions} or less, or use a model "
             "with a longer context"
         )
+    stored[key] = texts
+    if len(stored) > _STORED_SETS:
+        stored.popitem(last=False)
     return texts
 
 

@@ -35,6 +35,7 @@ def train_alone(
                 plan.training,
                 origin=origin,
                 round_number=round_number,
+                total_rounds=plan.rounds.total,
                 start=earlier.adapter if earlier is not None else zeros_like(adapter),
                 earlier=earlier,
                 stop=stop,

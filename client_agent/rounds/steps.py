@@ -32,6 +32,7 @@ from client_agent.storage.round_folder import (
     BRIEF,
     CLOSED,
     FINAL_WEIGHTS,
+    PARTIAL,
     RECEIPT,
     SCORES_SENT,
     SIGNATURE,
@@ -203,11 +204,13 @@ def _train(work: Work) -> bytes:
             work.brief.training,
             origin=trainer.origin(opened),
             round_number=work.brief.round,
+            total_rounds=work.brief.total_rounds,
             start=opened.strategy.start(work.earlier, served, newcomer=earlier is None),
             earlier=earlier,
             traits=opened.traits,
             stop=trainer.stop,
             title=f"round {work.brief.round}",
+            checkpoint=work.checkpoint,
         ).to_bytes()
 
 
@@ -227,6 +230,7 @@ def _load_served(work: Work, adapter: Adapter) -> State:
 
 
 def _sign(work: Work) -> bytes:
+    work.folder.forget(PARTIAL)
     return _sketch(work, work.trained.of(work.folder).adapter).to_bytes()
 
 

@@ -18,6 +18,7 @@ from client_agent.adapters.rank_pruning import Pruner
 from client_agent.errors import AdapterUnreadable, Stopped
 from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
 from client_agent.strategies.base import Traits
+from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import train
 from client_agent.training.progress import TrainingProgress
@@ -108,16 +109,18 @@ def train_locally(
     *,
     origin: Origin,
     round_number: int,
+    total_rounds: int,
     start: State,
     earlier: Trained | None,
     traits: Traits = _PLAIN,
     stop: Callable[[], bool],
     title: str,
+    checkpoint: TrainingCheckpoint | None = None,
 ) -> Trained:
     """Train the injected adapter from `start` with the private tensors and the optimiser state of `earlier`.
 
     Raises:
-        Stopped: `stop` returned true; nothing of the training is stored.
+        Stopped: `stop` returned true; `checkpoint` has the position.
     """
     adapter.load(start)
     if earlier is not None:
@@ -129,14 +132,17 @@ def train_locally(
         outcome = train(
             silo.base,
             adapter,
-            silo.data.train,
+            silo.encoded(silo.data.train, plan.max_length),
             plan,
+            learning_rate=0.01 if plan.learning_rate == "auto" else plan.learning_rate,
             seed=plan.seed,
             round_number=round_number,
+            total_rounds=total_rounds,
             optimiser_state=_optimiser_state(earlier, adapter, traits),
             on_step=progress,
             stop=stop,
             penalty=pruner.penalty if pruner is not None else own_penalty,
+            checkpoint=checkpoint,
         )
     if len(outcome.losses) < plan.steps:
         raise Stopped

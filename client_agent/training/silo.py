@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +12,10 @@ import torch
 from client_agent import __version__
 from client_agent.data.load import RowOptions
 from client_agent.errors import ModelTooLarge, PivotMissing, SettingsUnusable
-from client_agent.model.examples import rendered
+from client_agent.model.examples import Example, encode_for, rendered
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
+from client_agent.model.tokens import Encoded
 from client_agent.settings import AgentSettings
 from client_agent.training.data import SiloData, load_data
 from schemas import PROTOCOL_VERSION
@@ -38,6 +40,14 @@ class Silo:
     pivot_source: str | None
     _pivot: BaseModel | None = None
     few_bits_of: str | None = None
+
+    def encoded(self, examples: Sequence[Example], max_length: int) -> tuple[Encoded, ...]:
+        """Tokenise examples for the base model, once for the life of the agent.
+
+        Raises:
+            TextTooLong: see `encode_for`.
+        """
+        return encode_for(self.base, examples, max_length)
 
     def model_named(self, slug: str) -> BaseModel:
         """Return the dense base model of a slug: this silo's, or the model of `pivot_model`.

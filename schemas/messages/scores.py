@@ -68,8 +68,8 @@ class Scores(Strict):
 class ScoreSummary(Strict):
     """Mean and worst over clients of the scores of their personal models, by name.
 
-    `count` is the number of clients with a score of that name. `worst` is the highest loss and perplexity, and
-    the lowest of any other score; it is null for clients, since it is the value of a single client.
+    `count` is the number of clients with a score of that name. `worst` is the highest loss and perplexity,
+    and the lowest of any other score; it is null for clients, since it is the value of a single client.
     """
 
     mean: ScoreSet
