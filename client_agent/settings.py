@@ -69,6 +69,8 @@ class AgentSettings(BaseSettings):
     """The fewest peers in a served mixture; plans with fewer are refused."""
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     """The first rank of this silo under a strategy with mixed ranks; by default the plan's."""
+    checkpoint_seconds: Annotated[float, Field(ge=1)] = 180.0
+    """How often the position inside a round's training is stored; a killed agent loses no more."""
     keep_rounds: Annotated[int, Field(ge=1)] = 2
     """The number of finished rounds that stay on disk."""
 

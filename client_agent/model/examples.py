@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from transformers import PreTrainedTokenizerFast
@@ -16,6 +16,7 @@ from client_agent.model.tokens import Encoded, encode
 
 MetricName = Literal["option_accuracy", "exact_match", "f1", "rouge_l", "number"]
 """What an answer can be scored by, beside its loss; the names of `client_agent.training.evaluate`."""
+_STORED_SETS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +110,21 @@ def encode_all(
     return [encode_example(example, tokenizer, max_length) for example in examples]
 
 
-def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) -> list[Encoded]:
+def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) -> tuple[Encoded, ...]:
     """Tokenise examples for a model, and check that each fits its context.
+
+    The result is stored with the model, and returned for the same examples again. Character spans are left
+    out: they need most of the memory, and only alignment reads them.
 
     Raises:
         TextTooLong: an example exceeds the model's context: learned positions end there, and rotary positions
             beyond it are untrained.
     """
-    texts = encode_all(examples, base.tokenizer, max_length)
+    stored, key = base.encoded_texts, (max_length, tuple(examples))
+    if key in stored:
+        stored.move_to_end(key)
+        return stored[key]
+    texts = tuple(replace(text, spans=()) for text in encode_all(examples, base.tokenizer, max_length))
     longest = max((len(text.ids) for text in texts), default=0)
     if longest > base.positions:
         raise TextTooLong(
@@ -124,6 +132,9 @@ def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) ->
             f"operator to set training.max_length to {base.positions} or less, or use a model "
             "with a longer context"
         )
+    stored[key] = texts
+    if len(stored) > _STORED_SETS:
+        stored.popitem(last=False)
     return texts
 
 

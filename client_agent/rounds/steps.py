@@ -31,6 +31,7 @@ from client_agent.storage.round_folder import (
     BRIEF,
     CLOSED,
     FOLD,
+    PARTIAL,
     RECEIPT,
     SCORES_SENT,
     SIGNATURE,
@@ -193,6 +194,7 @@ def _train(work: Work) -> bytes:
             traits=traits,
             stop=trainer.stop,
             title=f"round {brief.round}",
+            checkpoint=work.checkpoint,
         ).to_bytes()
 
 
@@ -219,6 +221,7 @@ def _load_served(work: Work, adapter: Adapter) -> State:
 
 
 def _sign(work: Work) -> bytes:
+    work.folder.forget(PARTIAL)
     return _sketch(work, work.trained.of(work.folder).adapter).to_bytes()
 
 

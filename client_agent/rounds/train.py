@@ -21,6 +21,7 @@ from client_agent.rounds.examine import Exam, Examiner
 from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
 from client_agent.storage.tensor_metadata import metadata_of
 from client_agent.strategies.base import Traits
+from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.loop import train
 from client_agent.training.progress import TrainingProgress
 from client_agent.training.rate_search import RateStore, search_key, search_rate
@@ -147,6 +148,7 @@ def train_locally(
     traits: Traits = _PLAIN,
     stop: Callable[[], bool],
     title: str,
+    checkpoint: TrainingCheckpoint | None = None,
 ) -> Trained:
     """Train the injected adapter from `start` with the private tensors and the optimiser state of `earlier`.
 
@@ -156,7 +158,7 @@ def train_locally(
         surroundings: the digest of everything else that acts in the model: base delta, global branch.
 
     Raises:
-        Stopped: `stop` returned true; nothing of the training is stored.
+        Stopped: `stop` returned true; `checkpoint` has the position.
     """
     adapter.load(start)
     if earlier is not None:
@@ -181,6 +183,7 @@ def train_locally(
             on_step=progress,
             stop=stop,
             penalty=pruner.penalty if pruner is not None else own_penalty,
+            checkpoint=checkpoint,
         )
     if len(outcome.losses) < plan.steps:
         raise Stopped

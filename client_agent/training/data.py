@@ -1,19 +1,16 @@
-"""Split a silo's examples into training, validation and test set, and iterate over batches.
+"""Split a silo's examples into training, validation and test set.
 
 The split depends on the examples' text only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from client_agent.data.load import BY_COLUMNS, RowOptions, load_examples
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example
-from client_agent.model.tokens import Encoded
-from schemas.maths.seeded_random import permutation
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
@@ -96,21 +93,3 @@ def _split(examples: _Examples, share: float, *, digits: slice) -> tuple[_Exampl
 
 def _file(path: Path) -> Path | None:
     return path if path.is_file() else None
-
-
-def iterate_batches(
-    texts: Sequence[Encoded], batch_size: int, *, seed: int, round_number: int
-) -> Iterator[list[Encoded]]:
-    """Yield batches without end, in shuffled passes; no text occurs twice in a pass.
-
-    With fewer texts than `batch_size` a batch is one pass.
-    """
-    size = min(batch_size, len(texts))
-    pending: list[int] = []
-    epoch = 0
-    while True:
-        while len(pending) < size:
-            pending += permutation(len(texts), "deal", seed, round_number, epoch)
-            epoch += 1
-        yield [texts[i] for i in pending[:size]]
-        pending = pending[size:]

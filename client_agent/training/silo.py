@@ -41,6 +41,14 @@ class Silo:
     _pivot: BaseModel | None = None
     few_bits_of: str | None = None
 
+    def encoded(self, examples: Sequence[Example], max_length: int) -> tuple[Encoded, ...]:
+        """Tokenise examples for the base model, once for the life of the agent.
+
+        Raises:
+            TextTooLong: see `encode_for`.
+        """
+        return encode_for(self.base, examples, max_length)
+
     def model_named(self, slug: str) -> BaseModel:
         """Return the dense base model of a slug: this silo's, or the model of `pivot_model`.
 

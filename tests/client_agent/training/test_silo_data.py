@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import combinations, islice
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,7 @@ import pytest
 from client_agent.data.load import load_examples
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example, Turn
-from client_agent.model.tokens import Encoded
-from client_agent.training.data import iterate_batches, load_data, with_validation
+from client_agent.training.data import load_data, with_validation
 
 
 def written(path: Path, *records: object) -> Path:
@@ -114,34 +113,3 @@ def test_a_test_file_or_a_folder_with_one_is_taken_as_it_is(tmp_path: Path) -> N
 def test_too_few_examples_to_hold_one_out_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataInvalid, match="too few"):
         load_data(written(tmp_path / "one.jsonl", *rows(1)))
-
-
-def texts(count: int) -> list[Encoded]:
-    return [Encoded((i, i), (False, True), ((0, 1), (1, 2))) for i in range(count)]
-
-
-def test_batches_are_dealt_in_whole_shuffled_passes() -> None:
-    dealt = [
-        text.ids[0]
-        for batch in islice(iterate_batches(texts(10), 4, seed=0, round_number=1), 5)
-        for text in batch
-    ]
-    assert sorted(dealt[:10]) == sorted(dealt[10:]) == list(range(10))
-    assert dealt[:10] != dealt[10:]
-
-
-def test_the_order_follows_from_seed_and_round() -> None:
-    def order(seed: int, number: int) -> list[int]:
-        batches = islice(iterate_batches(texts(10), 4, seed=seed, round_number=number), 4)
-        return [text.ids[0] for batch in batches for text in batch]
-
-    assert order(0, 1) == order(0, 1)
-    assert order(0, 1) != order(0, 2) != order(1, 2)
-
-
-def test_with_few_examples_a_batch_is_one_pass() -> None:
-    assert [len(batch) for batch in islice(iterate_batches(texts(3), 8, seed=0, round_number=1), 3)] == [
-        3,
-        3,
-        3,
-    ]
