@@ -137,6 +137,7 @@ def train_locally(
             on_step=progress,
             stop=stop,
             penalty=pruner.penalty if pruner is not None else own_penalty,
+            options=silo.options,
         )
     if len(outcome.losses) < plan.steps:
         raise Stopped

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from client_agent.adapters.base import Adapter
-from client_agent.errors import LayoutMismatch, LossNotFinite, MissingGradient
+from client_agent.errors import LossNotFinite, MissingGradient
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, Encoded, answer_logits, collate, pad_id
 from client_agent.training.data import iterate_batches
+from client_agent.training.optimiser import OptimiserState, build_optimiser, restore_state, saved_state
+from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
+from client_agent.training.packing import packed
 from schemas.maths.seeded_random import words
 from schemas.messages.federations import TrainingPlan
-
-OptimiserState = dict[str, NDArray[np.float32]]
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ def train(
     on_step: Callable[[Step], None] | None = None,
     stop: Callable[[], bool] | None = None,
     penalty: Callable[[Mapping[str, nn.Parameter]], Tensor] | None = None,
+    options: TrainingOptions = DEFAULT_OPTIONS,
 ) -> TrainingOutcome:
     """Train the adapter in place for `plan.steps` steps of AdamW on the answer tokens.
 
@@ -80,18 +81,18 @@ def train(
     batches = iterate_batches(texts, plan.batch_size, seed=seed, round_number=round_number)
     parameters = adapter.named_parameters()
     learning_rate = 0.01 if plan.learning_rate == "auto" else plan.learning_rate
-    optimiser = torch.optim.AdamW(
-        adapter.parameter_groups(learning_rate), lr=learning_rate, weight_decay=plan.weight_decay
+    optimiser = build_optimiser(
+        options.optimizer, adapter, learning_rate=learning_rate, weight_decay=plan.weight_decay
     )
     if optimiser_state is not None:
-        _restore(optimiser, parameters, optimiser_state)
+        restore_state(optimiser, parameters, optimiser_state)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: learning_rate_factor(step, plan))
     losses: list[float] = []
     tokens = 0
     started = time.monotonic()
     with _training(base, plan, seed, round_number):
         while len(losses) < plan.steps and not (stop is not None and stop()):
-            step = [_on_device(base, next(batches)) for _ in range(plan.accumulation)]
+            step = [_on_device(base, next(batches), options) for _ in range(plan.accumulation)]
             with _require_backward():
                 loss = _backward(base, step)
             if penalty is not None:
@@ -109,7 +110,7 @@ def train(
             tokens += sum(batch.tokens for batch in step)
             if on_step is not None:
                 on_step(Step(len(losses), plan.steps, loss, tokens, time.monotonic() - started))
-    return TrainingOutcome(losses, tokens, time.monotonic() - started, _moments(optimiser, parameters))
+    return TrainingOutcome(losses, tokens, time.monotonic() - started, saved_state(optimiser, parameters))
 
 
 def learning_rate_factor(step: int, plan: TrainingPlan) -> float:
@@ -176,8 +177,9 @@ def _check_gradients(parameters: Mapping[str, nn.Parameter], loss: float, *, fir
         )
 
 
-def _on_device(base: BaseModel, texts: Sequence[Encoded]) -> Batch:
-    return collate(texts, pad=pad_id(base.tokenizer)).to(base.device)
+def _on_device(base: BaseModel, texts: Sequence[Encoded], options: TrainingOptions) -> Batch:
+    batch = packed if options.packing else collate
+    return batch(texts, pad=pad_id(base.tokenizer)).to(base.device)
 
 
 @contextmanager
@@ -199,32 +201,3 @@ def _training(base: BaseModel, plan: TrainingPlan, seed: int, round_number: int)
             if plan.gradient_checkpointing:
                 model.activation_checkpointing_disable()
             model.eval()
-
-
-def _moments(optimiser: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> OptimiserState:
-    return {
-        f"{name}.{moment}": np.array(optimiser.state[parameter][moment].cpu().numpy(), dtype=np.float32)
-        for name, parameter in parameters.items()
-        if parameter in optimiser.state
-        for moment in _MOMENTS
-    }
-
-
-def _restore(
-    optimiser: torch.optim.Optimizer,
-    parameters: Mapping[str, nn.Parameter],
-    state: Mapping[str, NDArray[np.float32]],
-) -> None:
-    expected = {f"{name}.{moment}" for name in parameters for moment in _MOMENTS}
-    if state and expected != state.keys():
-        raise LayoutMismatch("the optimiser's state belongs to another adapter; delete it to start anew")
-    for name, parameter in parameters.items() if state else ():
-        tensors = {moment: torch.from_numpy(np.array(state[f"{name}.{moment}"])) for moment in _MOMENTS}
-        if tensors["exp_avg"].shape != parameter.shape:
-            raise LayoutMismatch(
-                f"the optimiser's state of {name} has another shape; delete it to start anew"
-            )
-        optimiser.state[parameter] = {
-            "step": tensors["step"],
-            **{moment: tensors[moment].to(parameter.device) for moment in _MOMENTS[1:]},
-        }
