@@ -13,7 +13,7 @@ from client_agent.errors import AgentError, CoordinatorRefused, NotEnrolled
 from client_agent.identity.membership import connect_once, pending_key_file, read_membership
 from client_agent.model.examples import encode_all, encode_for
 from client_agent.model.gguf import model_folder
-from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
+from client_agent.model.loading import BaseModel, base_model_slug
 from client_agent.model.tokens import collate, pad_id
 from client_agent.privacy.budget import require_private, require_voices
 from client_agent.privacy.ledger import Ledger
@@ -23,7 +23,7 @@ from client_agent.settings import AgentSettings, read_settings
 from client_agent.training.data import SiloData
 from client_agent.training.evaluate import evaluate
 from client_agent.training.memory import held_bytes, step_memory
-from client_agent.training.silo import device_named, dtype_of, load_silo_data
+from client_agent.training.silo import device_named, dtype_of, load_own_model, load_silo_data, options_of
 from schemas import PROTOCOL_VERSION
 from schemas.identity.keys import thumbprint
 from schemas.messages.federations import TrainingPlan
@@ -92,6 +92,7 @@ def _device(settings: AgentSettings) -> str:
 
 def _model(settings: AgentSettings) -> str:
     base = _loaded(settings)
+    options_of(settings, base)
     return f"{base.slug}: {base.architecture}, {base.layers} layers, {base.hidden_size} wide"
 
 
@@ -189,12 +190,8 @@ def _identity(settings: AgentSettings) -> str:
 
 @cache
 def _loaded(settings: AgentSettings) -> BaseModel:
-    device = device_named(settings.device)
-    return load_base_model(
-        model_folder(settings.model, settings.folder),
-        device=device,
-        dtype=dtype_of(settings, device),
-        quantization=settings.quantization,
+    return load_own_model(
+        settings, model_folder(settings.model, settings.folder), device_named(settings.device)
     )
 
 

@@ -16,6 +16,7 @@ from schemas.identity.plain_http import is_exposed
 _PREFIX = "TESSERA_AGENT_"
 _FOLDER = "tessera-agent"
 Quantization = Literal["none", "nf4", "int8"]
+OptimizerName = Literal["adamw", "adamw8bit"]
 
 
 class AgentSettings(BaseSettings):
@@ -59,6 +60,12 @@ class AgentSettings(BaseSettings):
     """The base model's type: auto is bfloat16 on a GPU or when quantised, else float32. Adapters: float32."""
     quantization: Quantization = "none"
     """The format of the base model's linear layers in memory: `dtype`, 4 bits or 8 bits."""
+    chat_template: str | None = None
+    """plain, or a .jinja file, instead of the model's chat template; a base model may have none."""
+    optimizer: OptimizerName = "adamw"
+    """adamw8bit keeps the moments of large adapters in 8 bits."""
+    packing: bool = False
+    """Whether several short texts share a row in training, each with its own attention: less padding."""
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads; set it to 1 when several agents share a machine."""
     request_deadline_seconds: Annotated[float, Field(gt=0)] = 900.0
@@ -151,4 +158,7 @@ def _from_file(file: Path) -> dict[str, Any]:
         if isinstance(value, str):
             place = file.parent / Path(value).expanduser()
             options[option] = str(place) if place.exists() else value
+    template = options.get("chat_template")
+    if isinstance(template, str) and template != "plain":
+        options["chat_template"] = str(file.parent / Path(template).expanduser())
     return options

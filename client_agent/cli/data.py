@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,12 +53,14 @@ def show_data(
     commonsense_qa, squad, gsm8k, openbookqa, boolq, winogrande, arc_easy, arc_challenge).
     """
     with clear_errors(), opened_settings(config) as settings:
+        from client_agent.model.chat import set_template
         from client_agent.model.gguf import model_folder
         from client_agent.model.loading import load_tokenizer
         from client_agent.training.silo import load_silo_data
 
         silo_data = load_silo_data(settings)
         tokenizer = load_tokenizer(model_folder(settings.model, settings.folder))
+        set_template(tokenizer, settings.chat_template)
         summary = _summary(silo_data, tokenizer, max_length)
         if as_json:
             print(json.dumps(summary, indent=1))
@@ -71,11 +74,18 @@ def show_data(
 
 
 def _marked(example: Example, tokenizer: PreTrainedTokenizerFast) -> Text:
-    """Return the text of an example with its learnt part marked."""
-    from client_agent.model.examples import rendered
+    """Return the text of an example with its learnt parts marked."""
+    from client_agent.model.examples import learnt_parts
 
-    prompt, answer = rendered(example, tokenizer)
-    return Text.assemble((prompt, "dim"), "»", (answer, "bold green"), "«")
+    parts = learnt_parts(example, tokenizer)
+    marked, position = Text(), 0
+    for start, end in parts.spans:
+        marked.append(parts.text[position:start], "dim")
+        marked.append("»")
+        marked.append(parts.text[start:end], "bold green")
+        marked.append("«")
+        position = end
+    return marked
 
 
 def _summary(
@@ -94,17 +104,26 @@ def _summary(
 def _counts(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, max_length: int
 ) -> dict[str, object]:
-    from client_agent.model.examples import encode_example
+    from client_agent.model.examples import encode_example, encode_whole
 
-    texts = [encode_example(example, tokenizer, 2**20) for example in examples]
-    lengths = [len(text.ids) for text in texts]
+    whole = [encode_example(example, tokenizer, sys.maxsize) for example in examples]
+    lengths = [len(text.ids) for text in whole]
+    is_cut = [
+        length > max_length and not example.is_raw_text
+        for example, length in zip(examples, lengths, strict=True)
+    ]
+    kept = [text for example in examples for text in encode_whole(example, tokenizer, max_length)]
+    learnt = sum(sum(text.answer) for text in whole)
     return {
         "examples": len(examples),
         "duplicates": len(examples) - len({example.key for example in examples}),
         "median tokens": int(statistics.median(lengths or [0])),
         "longest": max(lengths, default=0),
-        "learnt tokens": sum(sum(text.answer) for text in texts),
-        f"cut at {max_length}": sum(length > max_length for length in lengths),
+        "learnt tokens": learnt,
+        f"cut at {max_length}": sum(is_cut),
+        "tokens cut": sum(length - max_length for length, cut in zip(lengths, is_cut, strict=True) if cut),
+        "learnt tokens cut": learnt - sum(sum(text.answer) for text in kept),
+        "pieces": len(kept),
     }
 
 
@@ -191,6 +210,12 @@ train = {local(train)}
 {format_line}
 # columns = {{ prompt = "question", completion = "answer" }}
 # skip_bad_rows = true
+
+# A chat template for a base model without one: plain, or the path of a .jinja file.
+# chat_template = "plain"
+# Several short texts in one row, and the moments of large adapters in 8 bits.
+# packing = true
+# optimizer = "adamw8bit"
 
 # Limits of this silo, whatever a plan allows.
 # max_epsilon = 8.0

@@ -9,6 +9,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -154,6 +155,20 @@ def base_model_slug(source: str) -> str:
     width = config.get("hidden_size", config.get("n_embd", 0))  # GPT-2 has different keys
     size = f"{width}x{config.get('num_hidden_layers', config.get('n_layer', 0))}"
     return f"{kind}-{size}-{digest.hexdigest()[:12]}"
+
+
+def parameter_count(source: str) -> int:
+    """Return the number of stored parameters of a model, from the headers of its files.
+
+    Raises:
+        ModelNotFound: the weights are missing or damaged.
+    """
+    count = 0
+    for file in _weight_files(_folder_of(source)):
+        with file.open("rb") as stream:
+            _, header = _header(stream, file)
+        count += sum(prod(entry["shape"]) for entry in header.values())
+    return count
 
 
 def _folder_of(source: str) -> Path:

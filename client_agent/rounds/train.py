@@ -184,6 +184,7 @@ def train_locally(
             stop=stop,
             penalty=pruner.penalty if pruner is not None else own_penalty,
             checkpoint=checkpoint,
+            options=silo.options,
         )
     if len(outcome.losses) < plan.steps:
         raise Stopped

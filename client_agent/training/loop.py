@@ -24,7 +24,9 @@ from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, Encoded, answer_logits, collate, pad_id
 from client_agent.training.batches import iterate_batches
 from client_agent.training.checkpoint import Position, TrainingCheckpoint, owner_of
-from client_agent.training.optimiser_state import OptimiserState, read_moments, restore_moments
+from client_agent.training.optimiser import OptimiserState, build_optimiser, restore_state, saved_state
+from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
+from client_agent.training.packing import packed
 from client_agent.training.schedule import learning_rate_factor
 from schemas.maths.seeded_random import words
 from schemas.messages.federations import TrainingPlan
@@ -68,12 +70,13 @@ def train(
     stop: Callable[[], bool] | None = None,
     penalty: Penalty | None = None,
     checkpoint: TrainingCheckpoint | None = None,
+    options: TrainingOptions = DEFAULT_OPTIONS,
 ) -> TrainingOutcome:
     """Train the adapter in place for `plan.steps` steps of AdamW on the answer tokens.
 
     The order of texts depends on `seed` and `round_number` only; the learning rate follows the plan's
-    schedule over all `total_rounds`. `optimiser_state` of an earlier outcome resumes its optimiser. `stop` is called
-    before each step. `penalty` is added to the loss of each step, and is not part of the reported losses.
+    schedule over all `total_rounds`. `optimiser_state` of an earlier outcome resumes its optimiser. `stop` is
+    called before each step. `penalty` is added to the loss of each step, and not to the reported losses.
     `checkpoint` resumes this training where an earlier process left it, with the same result to the bit.
 
     Raises:
@@ -83,11 +86,11 @@ def train(
         LayoutMismatch: `optimiser_state` belongs to another adapter.
     """
     parameters = adapter.named_parameters()
-    optimiser = torch.optim.AdamW(
-        adapter.parameter_groups(learning_rate), lr=learning_rate, weight_decay=plan.weight_decay
+    optimiser = build_optimiser(
+        options.optimizer, adapter, learning_rate=learning_rate, weight_decay=plan.weight_decay
     )
     if optimiser_state is not None:
-        restore_moments(optimiser, parameters, optimiser_state)
+        restore_state(optimiser, parameters, optimiser_state)
     run = _Run(base, parameters, optimiser, plan, [float(group["lr"]) for group in optimiser.param_groups])
     with _training(base, plan, seed, round_number):
         if checkpoint is not None:
@@ -99,12 +102,14 @@ def train(
         while len(run.losses) < plan.steps and not (stop is not None and stop()):
             step = (round_number - 1) * plan.steps + len(run.losses)
             factor = learning_rate_factor(step, plan, total_rounds * plan.steps)
-            run.step([_on_device(base, next(batches)) for _ in range(plan.accumulation)], factor, penalty)
+            run.step(
+                [_on_device(base, next(batches), options) for _ in range(plan.accumulation)], factor, penalty
+            )
             if on_step is not None:
                 on_step(Step(len(run.losses), plan.steps, run.losses[-1], run.tokens, run.seconds))
             run.store(checkpoint)
         run.store(checkpoint, at_end=True)
-    return TrainingOutcome(run.losses, run.tokens, run.seconds, read_moments(optimiser, parameters))
+    return TrainingOutcome(run.losses, run.tokens, run.seconds, saved_state(optimiser, parameters))
 
 
 class _Run:
@@ -162,7 +167,7 @@ class _Run:
         if position is None:
             return
         copy_in(self._parameters, position.parameters)
-        restore_moments(self._optimiser, self._parameters, position.optimiser)
+        restore_state(self._optimiser, self._parameters, position.optimiser)
         for device, state in position.generators.items():
             _set_generator(device, torch.from_numpy(np.array(state)))
         self.losses = list(position.losses)
@@ -181,7 +186,7 @@ class _Run:
                 generators[device] = torch.cuda.get_rng_state(self._base.device).numpy()
             position = Position(
                 parameters=copy_out(self._parameters),
-                optimiser=read_moments(self._optimiser, self._parameters),
+                optimiser=saved_state(self._optimiser, self._parameters),
                 generators=generators,
                 losses=self.losses,
                 tokens=self.tokens,
@@ -241,8 +246,9 @@ def _check_gradients(parameters: Mapping[str, nn.Parameter], loss: float, *, fir
         )
 
 
-def _on_device(base: BaseModel, texts: Sequence[Encoded]) -> Batch:
-    return collate(texts, pad=pad_id(base.tokenizer)).to(base.device)
+def _on_device(base: BaseModel, texts: Sequence[Encoded], options: TrainingOptions) -> Batch:
+    batch = packed if options.packing else collate
+    return batch(texts, pad=pad_id(base.tokenizer)).to(base.device)
 
 
 @contextmanager
