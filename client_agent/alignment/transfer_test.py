@@ -19,9 +19,9 @@ from client_agent.alignment.module_selection import FITTING_TASKS, HELD_OUT_TASK
 from client_agent.alignment.pack import Pack
 from client_agent.alignment.token_matching import Progress
 from client_agent.errors import AlignmentImpossible, Stopped
-from client_agent.model.examples import Example
+from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
-from client_agent.training.evaluate import Evaluation, evaluate
+from client_agent.training.evaluate import Evaluation, teacher_forced
 from client_agent.training.loop import Step, train
 from schemas.messages.alignment import Acceptance, Anchor, Direction, Ending, Start, verdict_on
 from schemas.messages.federations import AdapterPlan, AlignmentPlan, TrainingPlan
@@ -214,12 +214,15 @@ class _Learner:
             if start is not None:
                 adapter.load(start)
             self._train(base, adapter, task.target, self._target_plan)
-            return evaluate(base, task.held_out, max_length=self._target_plan.max_length)
+            return self._scored(base, task)
 
     def score(self, base: BaseModel, frames: Frames, state: State, task: _Task) -> Evaluation:
         with inject_pq(base, self._adapter, frames, gated=False) as adapter:
             adapter.load(state)
-            return evaluate(base, task.held_out, max_length=self._target_plan.max_length)
+            return self._scored(base, task)
+
+    def _scored(self, base: BaseModel, task: _Task) -> Evaluation:
+        return teacher_forced(base, encode_for(base, task.held_out, self._target_plan.max_length))
 
     def _train(
         self, base: BaseModel, adapter: Adapter, examples: Sequence[Example], plan: TrainingPlan
@@ -263,7 +266,7 @@ def _direction(learner: _Learner, source: Side, target: Side, tasks: Sequence[_T
 
 
 def _ending(scores: Sequence[Evaluation]) -> Ending:
-    return Ending(loss=[s.loss for s in scores], exact_match=[s.exact_match for s in scores])
+    return Ending(loss=[s.loss for s in scores], exact_match=[s.teacher_forced_match for s in scores])
 
 
 def _task(trial: Trial, number: int) -> _Task:

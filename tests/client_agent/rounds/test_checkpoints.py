@@ -22,12 +22,11 @@ from client_agent.identity.membership import enrol, read_key
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.train import Trained
 from client_agent.settings import read_settings
-from client_agent.training.evaluate import evaluate
+from client_agent.training.evaluate import Evaluation, evaluate
 from client_agent.training.silo import Silo, open_silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.maths.adapter import SIGNATURE
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
-from schemas.messages.rounds import Metrics
 from schemas.wire.envelope import unpack
 from schemas.wire.header import DENSE, Slot
 from tests.client_agent.conftest import save_model
@@ -104,14 +103,14 @@ def taken_part(
     return make
 
 
-def score(silo: Silo, checkpoint: Path) -> Metrics:
+def score(silo: Silo, checkpoint: Path) -> Evaluation:
     with checkpoint_in_place(silo.base, checkpoint):
         return evaluate(silo.base, silo.data.test, max_length=64)
 
 
-def assert_like(found: Metrics, expected: Metrics) -> None:
+def assert_like(found: Evaluation, expected: Evaluation) -> None:
     assert found.loss == pytest.approx(expected.loss, abs=1e-5)
-    assert found.exact_match == expected.exact_match
+    assert found.teacher_forced_match == expected.teacher_forced_match
 
 
 @pytest.mark.parametrize(
@@ -195,7 +194,7 @@ def test_a_model_trained_alone_is_exported_and_writes_what_scoring_said(
         ]
     assert answers["file"] == answers["checkpoint"]
     with checkpoint_in_place(silo.base, out):
-        matching = [evaluate(silo.base, [one], max_length=64).exact_match == 1 for one in asked]
+        matching = [evaluate(silo.base, [one], max_length=64).teacher_forced_match == 1 for one in asked]
     assert any(matching)
     assert not all(matching)
     assert matching == [
