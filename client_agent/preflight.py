@@ -21,7 +21,7 @@ from client_agent.rounds.plan import SiloPlan, federation_plan, training_plan
 from client_agent.rounds.sketch import mechanism_for
 from client_agent.settings import AgentSettings, read_settings
 from client_agent.training.data import SiloData
-from client_agent.training.evaluate import evaluate
+from client_agent.training.evaluate import mean_loss
 from client_agent.training.memory import held_bytes, step_memory
 from client_agent.training.silo import device_named, dtype_of, load_own_model, load_silo_data, options_of
 from schemas import PROTOCOL_VERSION
@@ -127,11 +127,11 @@ def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
     base, data = _loaded(settings), _examples(settings)
     encode_for(base, [*data.train, *data.validation, *data.test], plan.max_length)
     probe = data.test[:_PROBE_EXAMPLES]
-    metrics = evaluate(base, probe, max_length=min(_PROBE_LENGTH, base.positions))
+    loss = mean_loss(base, encode_for(base, probe, min(_PROBE_LENGTH, base.positions)))
     skipped = f", {len(data.skipped)} rows skipped" if data.skipped else ""
     return (
         f"{len(data.train)} to train on, {len(data.validation)} for validation, {len(data.test)} held out"
-        f"{skipped}, loss now {metrics.loss:.2f}"
+        f"{skipped}, loss now {loss:.2f}"
     )
 
 

@@ -21,7 +21,7 @@ from client_agent.alignment.token_matching import Progress
 from client_agent.errors import AlignmentImpossible, Stopped
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
-from client_agent.training.evaluate import Evaluation, evaluate
+from client_agent.training.evaluate import Evaluation, teacher_forced
 from client_agent.training.loop import Step, train
 from schemas.messages.alignment import Acceptance, Anchor, Direction, Ending, Start, verdict_on
 from schemas.messages.federations import AdapterPlan, AlignmentPlan, TrainingPlan
@@ -212,19 +212,17 @@ class _Learner:
         with inject_pq(base, self._adapter, frames, gated=False) as adapter:
             if start is not None:
                 adapter.load(start)
-            self._train(
-                base,
-                adapter,
-                task.target,
-                self._trial.plan(self._trial.steps, _TARGET_BATCH),
-                self._trial.target_rate,
-            )
-            return evaluate(base, task.held_out, max_length=self._trial.training.max_length)
+            plan = self._trial.plan(self._trial.steps, _TARGET_BATCH)
+            self._train(base, adapter, task.target, plan, self._trial.target_rate)
+            return self._scored(base, task)
 
     def score(self, base: BaseModel, frames: Frames, state: State, task: _Task) -> Evaluation:
         with inject_pq(base, self._adapter, frames, gated=False) as adapter:
             adapter.load(state)
-            return evaluate(base, task.held_out, max_length=self._trial.training.max_length)
+            return self._scored(base, task)
+
+    def _scored(self, base: BaseModel, task: _Task) -> Evaluation:
+        return teacher_forced(base, encode_for(base, task.held_out, self._trial.training.max_length))
 
     def _train(
         self,
@@ -282,7 +280,7 @@ def _direction(learner: _Learner, source: Side, target: Side, tasks: Sequence[_T
 
 
 def _ending(scores: Sequence[Evaluation]) -> Ending:
-    return Ending(loss=[s.loss for s in scores], exact_match=[s.exact_match for s in scores])
+    return Ending(loss=[s.loss for s in scores], exact_match=[s.teacher_forced_match for s in scores])
 
 
 def _task(trial: Trial, number: int) -> _Task:

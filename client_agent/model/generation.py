@@ -68,7 +68,7 @@ def _greedy_batch(base: BaseModel, prompts: Sequence[Sequence[int]], count: int)
     width, pad, ends = max(map(len, prompts)), pad_id(base.tokenizer), _ends(base.tokenizer)
     ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])  # (n, t)
     read = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    config = GenerationConfig(
+    config = _settings(
         max_new_tokens=count, do_sample=False, eos_token_id=sorted(ends) or None, pad_token_id=pad
     )
     generate = cast(Callable[..., Tensor], cast(Any, base.model).generate)
@@ -85,14 +85,18 @@ def _greedy_batch(base: BaseModel, prompts: Sequence[Sequence[int]], count: int)
 
 @contextmanager
 def _no_settings_of_its_own(base: BaseModel) -> Iterator[None]:
-    """Leave out a model's generation_config.json: its penalties and bans would apply to greedy decoding too."""
+    """Ignore a model's generation_config.json, whose penalties and bans would apply here too."""
     model = cast(Any, base.model)
     own = model.generation_config
-    model.generation_config = GenerationConfig()
+    model.generation_config = _settings()
     try:
         yield
     finally:
         model.generation_config = own
+
+
+def _settings(**options: object) -> GenerationConfig:
+    return cast(Callable[..., GenerationConfig], GenerationConfig)(**options)
 
 
 def _require_room(base: BaseModel, prompt: int, new: int = 1) -> None:

@@ -34,9 +34,9 @@ class Evaluation:
 
     Attributes:
         loss: mean loss in nats per answer token, end-of-sequence included.
-        teacher_forced_match: the share of texts whose every answer token is the likeliest after the right ones
-            before it. That is what greedy decoding would reproduce: both read the same text up to the first
-            mistake, and match neither after it.
+        teacher_forced_match: the share of texts whose every answer token is the likeliest after the right
+            ones before it. That is what greedy decoding would reproduce: both read the same text up to the
+            first mistake, and match neither after it.
         examples: the number of examples that the loss is of.
         metrics: scores of the metrics that the examples name.
     """
@@ -119,7 +119,7 @@ def _answers(base: BaseModel, texts: Sequence[Encoded]) -> list[_Answer]:
         is_answer = batch.targets != NO_TARGET  # (n, t)
         hidden, targets = hidden_states(base.model, base.parts, batch)[is_answer], batch.targets[is_answer]
         losses, right = [], []
-        for part, expected in zip(hidden.split(rows), targets.split(rows), strict=True):
+        for part, expected in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
             logits = base.parts.logits(base.model, part).float()  # (rows, V)
             losses.append(nnf.cross_entropy(logits, expected, reduction="none"))
             right.append(logits.argmax(-1) == expected)

@@ -55,7 +55,7 @@ def list_rounds(
             for r, mean in zip(rounds, means, strict=True)
         ],
         optional=("bytes", "opened", "rejected", *reversed(others), "perplexity", "worst", "updates"),
-        title="Scores: mean over clients of their personal models; worst = the highest loss of a client.",
+        title="Scores are means over the clients' personal models; worst: the highest loss.",
     )
     Console().print(shown)
 

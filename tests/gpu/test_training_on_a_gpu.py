@@ -54,9 +54,9 @@ def scored_trained_scored(base: BaseModel, size: Size) -> None:
     """Score, train and score the bare model's adapter; each must see what the one before left."""
     examples = full_batch(size)
     with injected(base) as adapter:
-        before = evaluate(base, examples, max_length=size.length, batch_size=size.batch).loss
+        before = evaluate(base, examples, max_length=size.length).loss
         losses = trained(base, adapter, size, steps=20).losses
-        after = evaluate(base, examples, max_length=size.length, batch_size=size.batch).loss
+        after = evaluate(base, examples, max_length=size.length).loss
         assert losses[0] == pytest.approx(before, rel=0.02)
         assert losses[-1] < losses[0] - 0.3
         assert after < before - 0.3
