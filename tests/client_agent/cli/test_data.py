@@ -61,7 +61,7 @@ def test_data_shows_what_is_learnt_and_counts(table: Path, tmp_path: Path) -> No
     assert "route 0" in done.output
     assert "»desk 0«" in done.output
     counts = json.loads(tessera("data", "--config", out, "--json").output)
-    assert counts["train"]["examples"] == counts["test"]["examples"] == counts["in both"] == 40
+    assert counts["train"]["examples"] == counts["test"]["examples"] == counts["in two sets"] == 40
     assert counts["skipped rows"] == 0
     assert counts["train"]["learnt tokens"] > 40
 

@@ -60,7 +60,7 @@ class Pair:
         halves = {"aster": silo.data.train[:6], "birch": silo.data.train[6:10]}
         self.members = {
             name: self._enrolled(
-                Silo(silo.base, SiloData(train, silo.data.test[:4]), None), folder / name, name, stack
+                Silo(silo.base, SiloData(train, (), silo.data.test[:4]), None), folder / name, name, stack
             )
             for name, train in halves.items()
         }
