@@ -32,6 +32,7 @@ from client_agent.storage.round_folder import SIGNATURE, TRAINED, RoundFolder
 from schemas.maths.adapter import in_order, size
 from schemas.maths.start import start_values
 from schemas.messages.rounds import RoundBrief
+from schemas.messages.scores import LOSS
 
 _ROOT = Path(__file__).resolve().parents[1]
 _DATA = _ROOT / "examples" / "studies" / "data"
@@ -78,7 +79,7 @@ ATTACKS: Mapping[str, Attack] = {
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Exact match of the honest clients on held-out examples: as a round begins and after it, by client."""
+    """Loss of the honest clients on held-out examples: as a round begins and after it, by client."""
 
     before: list[list[float]]
     after: list[list[float]]
@@ -165,8 +166,8 @@ def _round(federation: Federation, number: int, craft: Craft, result: Scored) ->
         folder.write(SIGNATURE, _folder(victims[0], number).read(SIGNATURE))
         take_part(client, brief)
     wait_until_published(federation, number)
-    result.before.append([item.scores.before.exact_match for item in trained])
-    result.after.append([item.scores.after.exact_match for item in trained])
+    result.before.append([item.scores.served[LOSS].value for item in trained])
+    result.after.append([item.scores.trained[LOSS].value for item in trained])
 
 
 def _folder(client: Participant, number: int) -> RoundFolder:

@@ -124,11 +124,14 @@ def _size(count: int) -> str:
 
 def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
     base, data = _loaded(settings), _examples(settings)
-    encode_for(base, [*data.train, *data.test], plan.max_length)
+    encode_for(base, [*data.train, *data.validation, *data.test], plan.max_length)
     probe = data.test[:_PROBE_EXAMPLES]
     metrics = evaluate(base, probe, max_length=min(_PROBE_LENGTH, base.positions))
     skipped = f", {len(data.skipped)} rows skipped" if data.skipped else ""
-    return f"{len(data.train)} to train on, {len(data.test)} held out{skipped}, loss now {metrics.loss:.2f}"
+    return (
+        f"{len(data.train)} to train on, {len(data.validation)} for validation, {len(data.test)} held out"
+        f"{skipped}, loss now {metrics.loss:.2f}"
+    )
 
 
 def _privacy(settings: AgentSettings, planned: SiloPlan) -> str:

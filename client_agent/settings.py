@@ -39,6 +39,8 @@ class AgentSettings(BaseSettings):
     """A JSON file of the members' names and public keys, for plans with a pinned roster_policy."""
     train: str
     """Training examples: a .jsonl, .json, .csv or .parquet file, a saved data set, or hub:<id>:<split>."""
+    validation: str | None = None
+    """Examples that choose the rate and the personal model; by default a share of `train`, by stable hash."""
     test: str | None = None
     """Held-out examples for scores; by default a share of `train`, chosen by a stable hash."""
     format: str | None = None
@@ -49,6 +51,8 @@ class AgentSettings(BaseSettings):
     """Whether rows that are no examples are counted and skipped instead of refused."""
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The held-out share of `train` without `test`."""
+    validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """The share of the other examples of `train` for validation without `validation`; 0 = none."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:<n>."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -65,6 +69,8 @@ class AgentSettings(BaseSettings):
     """The fewest peers in a served mixture; plans with fewer are refused."""
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     """The first rank of this silo under a strategy with mixed ranks; by default the plan's."""
+    checkpoint_seconds: Annotated[float, Field(ge=1)] = 180.0
+    """How often the position inside a round's training is stored; a killed agent loses no more."""
     keep_rounds: Annotated[int, Field(ge=1)] = 2
     """The number of finished rounds that stay on disk."""
 
@@ -136,7 +142,7 @@ def _from_file(file: Path) -> dict[str, Any]:
     for option in ("folder", "roster"):
         if isinstance(options.get(option), str):
             options[option] = file.parent / Path(options[option]).expanduser()
-    for option in ("train", "test"):
+    for option in ("train", "validation", "test"):
         value = options.get(option)
         if isinstance(value, str) and not value.startswith("hub:"):
             options[option] = str(file.parent / Path(value).expanduser())

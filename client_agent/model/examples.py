@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from transformers import PreTrainedTokenizerFast
@@ -16,6 +16,7 @@ from client_agent.model.tokens import Encoded, encode
 
 MetricName = Literal["option_accuracy", "exact_match", "f1", "rouge_l", "number"]
 """What an answer can be scored by, beside its loss; the names of `client_agent.training.evaluate`."""
+_STORED_SETS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,25 @@ def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerFast, *, chat: bool
         TokenizerUnfit: `chat` is set and the tokenizer has no chat template, or there is no token.
     """
     text = _render_turns((Turn("user", prompt),), tokenizer) if chat else prompt
-    coded = tokenizer(text, add_special_tokens=not chat, return_offsets_mapping=True)
+    return _prompt_tokens(text, tokenizer, special=not chat)
+
+
+def encode_question(example: Example, tokenizer: PreTrainedTokenizerFast, max_length: int) -> list[int]:
+    """Tokenise what the model reads before an example's answer, truncated at its start, after bos.
+
+    Raises:
+        TokenizerUnfit: see `encode_prompt`.
+    """
+    prompt, _ = rendered(example, tokenizer)
+    ids = _prompt_tokens(prompt, tokenizer, special=not example.turns)
+    if len(ids) <= max_length:
+        return ids
+    head = ids[:1] if ids[0] == tokenizer.bos_token_id and max_length > 1 else []
+    return [*head, *ids[len(ids) - max_length + len(head) :]]
+
+
+def _prompt_tokens(text: str, tokenizer: PreTrainedTokenizerFast, *, special: bool) -> list[int]:
+    coded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
     ids = [int(i) for i in cast(list[int], coded["input_ids"])]
     spans = cast(list[tuple[int, int]], coded["offset_mapping"])
     while len(ids) > 1 and spans[len(ids) - 1][0] == spans[len(ids) - 1][1]:
@@ -91,14 +110,21 @@ def encode_all(
     return [encode_example(example, tokenizer, max_length) for example in examples]
 
 
-def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) -> list[Encoded]:
+def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) -> tuple[Encoded, ...]:
     """Tokenise examples for a model, and check that each fits its context.
+
+    The result is stored with the model, and returned for the same examples again. Character spans are left
+    out: they need most of the memory, and only alignment reads them.
 
     Raises:
         TextTooLong: an example exceeds the model's context: learned positions end there, and rotary positions
             beyond it are untrained.
     """
-    texts = encode_all(examples, base.tokenizer, max_length)
+    stored, key = base.encoded_texts, (max_length, tuple(examples))
+    if key in stored:
+        stored.move_to_end(key)
+        return stored[key]
+    texts = tuple(replace(text, spans=()) for text in encode_all(examples, base.tokenizer, max_length))
     longest = max((len(text.ids) for text in texts), default=0)
     if longest > base.positions:
         raise TextTooLong(
@@ -106,6 +132,9 @@ def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) ->
             f"operator to set training.max_length to {base.positions} or less, or use a model "
             "with a longer context"
         )
+    stored[key] = texts
+    if len(stored) > _STORED_SETS:
+        stored.popitem(last=False)
     return texts
 
 

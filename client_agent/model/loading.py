@@ -6,10 +6,11 @@ import hashlib
 import json
 import re
 import struct
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
@@ -22,6 +23,10 @@ from client_agent.model.quantization import bits_and_bytes, keep_differentiable
 from client_agent.settings import Quantization
 from schemas.messages.federations import Role
 
+if TYPE_CHECKING:
+    from client_agent.model.examples import Example
+    from client_agent.model.tokens import Encoded
+
 _CHUNK = 1 << 20
 _HEADER_LIMIT = 100 * 2**20  # the limit of the safetensors library
 _IGNORED_CONFIG_KEYS = frozenset(
@@ -32,7 +37,12 @@ _FILES = ["*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """A frozen base model. `shapes` is (d_out, d_in) of every role."""
+    """A frozen base model.
+
+    Attributes:
+        shapes: (d_out, d_in) of every role.
+        encoded_texts: the sets of examples that `encode_for` tokenised last.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
@@ -42,6 +52,9 @@ class BaseModel:
     layers: int
     shapes: Mapping[Role, tuple[int, int]]
     device: torch.device
+    encoded_texts: OrderedDict[tuple[int, tuple[Example, ...]], tuple[Encoded, ...]] = field(
+        default_factory=OrderedDict, repr=False, compare=False
+    )
 
     @property
     def parts(self) -> Architecture:

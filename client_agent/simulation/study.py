@@ -25,7 +25,7 @@ from schemas.messages.base import Strict, field_error
 from schemas.messages.federations import Count
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-_OF_METHODS = frozenset({"like", "alone"})
+_OF_METHODS = frozenset({"like", "alone", "control"})
 _SOURCES = ("train", "validation", "test")
 
 

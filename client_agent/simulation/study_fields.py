@@ -103,11 +103,13 @@ Partition = Annotated[DirichletPartition | TaskPartition | SizePartition, Field(
 class StudyMethod(Strict):
     """The changes of a method to the one it is `like`; `plan` overrides that method's plan.
 
-    An `alone` method trains every silo without a federation.
+    An `alone` method trains every silo without a federation. `control` is the alone method that a federated
+    one is compared with; by default the built-in one with its adapter.
     """
 
     like: MethodName | None = None
     alone: bool | None = None
+    control: MethodName | None = None
     plan: Table = Field(default_factory=dict)
 
 

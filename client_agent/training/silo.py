@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +12,10 @@ import torch
 from client_agent import __version__
 from client_agent.data.load import RowOptions
 from client_agent.errors import ModelTooLarge, PivotMissing, SettingsUnusable
-from client_agent.model.examples import rendered
+from client_agent.model.examples import Example, encode_for, rendered
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
+from client_agent.model.tokens import Encoded
 from client_agent.settings import AgentSettings
 from client_agent.training.data import SiloData, load_data
 from schemas import PROTOCOL_VERSION
@@ -39,6 +41,14 @@ class Silo:
     _pivot: BaseModel | None = None
     few_bits_of: str | None = None
 
+    def encoded(self, examples: Sequence[Example], max_length: int) -> tuple[Encoded, ...]:
+        """Tokenise examples for the base model, once for the life of the agent.
+
+        Raises:
+            TextTooLong: see `encode_for`.
+        """
+        return encode_for(self.base, examples, max_length)
+
     def model_named(self, slug: str) -> BaseModel:
         """Return the dense base model of a slug: this silo's, or the model of `pivot_model`.
 
@@ -63,6 +73,14 @@ class Silo:
             self._pivot = None  # free the previous shared model first
             self._pivot = _load_shared(source, self.base.device)
         return self._pivot
+
+    def encoded(self, examples: Sequence[Example], max_length: int) -> Sequence[Encoded]:
+        """Tokenise examples for the base model.
+
+        Raises:
+            TextTooLong: an example exceeds the base model's context.
+        """
+        return encode_for(self.base, examples, max_length)
 
     @property
     def profile(self) -> Profile:
@@ -111,7 +129,8 @@ def open_silo(settings: AgentSettings) -> Silo:
     )
     _require_renderable(data, base)
     log.info(
-        "silo: %s on %s, %d training and %d test examples", base.slug, device, len(data.train), len(data.test)
+        "silo: %s on %s, %d training, %d validation and %d test examples",
+        *(base.slug, device, len(data.train), len(data.validation), len(data.test)),
     )
     pivot = settings.pivot_model
     return Silo(
@@ -128,8 +147,9 @@ def _require_renderable(data: SiloData, base: BaseModel) -> None:
     Raises:
         TokenizerUnfit: see `rendered`.
     """
-    for example in (*data.train[:_PROBED_EXAMPLES], *data.test[:_PROBED_EXAMPLES]):
-        rendered(example, base.tokenizer)
+    for examples in (data.train, data.validation, data.test):
+        for example in examples[:_PROBED_EXAMPLES]:
+            rendered(example, base.tokenizer)
 
 
 def load_silo_data(settings: AgentSettings) -> SiloData:
@@ -139,7 +159,14 @@ def load_silo_data(settings: AgentSettings) -> SiloData:
         DataInvalid: see `load_data`.
     """
     rows = RowOptions(settings.format, settings.columns, settings.skip_bad_rows)
-    data = load_data(settings.train, settings.test, test_share=settings.test_share, rows=rows)
+    data = load_data(
+        settings.train,
+        settings.test,
+        validation=settings.validation,
+        test_share=settings.test_share,
+        validation_share=settings.validation_share,
+        rows=rows,
+    )
     if data.skipped:
         log.warning("data: %d rows skipped; the first: %s", len(data.skipped), data.skipped[0])
     return data

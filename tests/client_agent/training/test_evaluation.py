@@ -15,8 +15,8 @@ from client_agent.errors import LossNotFinite
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.training.evaluate import evaluate
-from client_agent.training.loop import train
 from schemas.messages.federations import AdapterPlan, TrainingPlan
+from tests.local_training import train_examples
 
 ADAPTER = AdapterPlan(rank=8, blocks=2)
 
@@ -37,7 +37,7 @@ def test_exact_match_is_that_of_greedy_decoding(
     letters = [Example(f"x {letter}=", letter * 2) for letter in "abcdefgh"]
     with inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=False) as adapter:
         plan = TrainingPlan(steps=25, max_length=64, learning_rate=0.03)
-        train(base, adapter, letters, plan, seed=0, round_number=1)
+        train_examples(base, adapter, letters, plan, seed=0, round_number=1)
         metrics = evaluate(base, [*letters, *examples[:4]], max_length=64)
         decoded = [written_by_greedy_decoding(base, example) for example in [*letters, *examples[:4]]]
     assert 0 < metrics.exact_match < 1
