@@ -72,6 +72,6 @@ def test_the_anchors_are_those_that_the_program_writes() -> None:
     assert len(texts) > 0.9 * len(anchors().anchors)
 
 
-def _cells(name: str, folders: tuple[Path, Path]) -> list[Cell]
+def _cells(name: str, folders: tuple[Path, Path]) -> list[Cell]:
     read = opened(name, folders)
     return list(cells_of(read, methods_of(read), [0]))
