@@ -138,5 +138,6 @@ def next_round(participant: Participant, sleep: Callable[[float], None] | None =
 
 
 def _wait_out(trouble: AgentError, sleep: Callable[[float], None]) -> None:
-    log.warning("%s; the agent tries again", trouble)
+    if not isinstance(trouble, PivotPackAwaited):  # its wait has log lines of its own
+        log.warning("%s; the agent tries again", trouble)
     sleep(_PAUSE_SECONDS * random.uniform(0.5, 1.5))

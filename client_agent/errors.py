@@ -248,6 +248,7 @@ class PivotPackAwaited(AgentError):
     """The pivot's alignment pack is not stored, and another client makes it; the daemon tries again."""
 
     def __init__(self, federation_id: str, pivot: str) -> None:
+        self.pivot = pivot
         super().__init__(
             f"the alignment pack of the pivot {pivot} is not stored yet; a client of that base model makes "
             "it when it runs. If the federation has no such client, an operator makes it with "

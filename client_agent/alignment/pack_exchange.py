@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from client_agent.adapters.frames import Frames, random_frames
 from client_agent.alignment.fit_packs import aligned_pack, pivot_pack, random_pack
 from client_agent.alignment.pack import Pack
+from client_agent.alignment.pivot_wait import PivotWait
 from client_agent.errors import (
+    AgentError,
     AlignmentImpossible,
     CoordinatorRefused,
     PackRefused,
@@ -34,6 +37,8 @@ _CONFLICT = 409
 _UNFIT = 422
 _PIVOT_PACK_MISSING = "pivot-pack-missing"
 _PACK = "pack.safetensors"
+_LOOK_SECONDS = 15.0
+"""How often an agent that builds a pack asks whether another agent's is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,11 @@ def frames_for(
     federation_id: str,
     folder: Path,
     stop: Callable[[], bool],
+    wait: PivotWait,
 ) -> FramesInUse:
     """Return the federation's frames, and make sure that the coordinator has this base model's pack.
+
+    Clients of the pivot's base model build the pivot's pack; the first one that is stored is everybody's.
 
     Raises:
         PivotPackAwaited: the pivot's pack does not exist yet, and another client builds it.
@@ -61,7 +69,7 @@ def frames_for(
         Stopped: `stop` returned true; a finished pack is not built again.
     """
     if brief.alignment is not None and not (folder / _PACK).exists():
-        builder = _PackBuilder(silo, api, federation_id, folder, brief.adapter, brief.alignment, stop)
+        builder = _PackBuilder(silo, api, federation_id, folder, brief.adapter, brief.alignment, stop, wait)
         write_durably(folder / _PACK, builder.fetch_or_build())
     return stored_frames(brief, silo.base, folder)
 
@@ -132,6 +140,7 @@ class _PackBuilder:
     adapter: AdapterPlan
     alignment: AlignmentPlan
     stop: Callable[[], bool]
+    wait: PivotWait
 
     def fetch_or_build(self) -> bytes:
         slug = self.silo.base.slug
@@ -144,10 +153,7 @@ class _PackBuilder:
             )
         if slug == self.alignment.pivot:
             return self._pivot_pack()
-        stored = self.api.pack(self.federation, self.alignment.pivot)
-        if stored is None:
-            raise PivotPackAwaited(self.federation, self.alignment.pivot)
-        of_pivot = stored.body
+        of_pivot = self._awaited_pivot_pack()
         self._delete_outdated(slug, Pack.from_body(of_pivot).manifest.alignment_set)
         base = self.silo.model_named(slug)  # dense, since all clients with these weights use the pack
         pivot = self.silo.model_named(self.alignment.pivot)
@@ -165,6 +171,22 @@ class _PackBuilder:
                 progress=self._progress(slug),
             ),
         )
+
+    def _awaited_pivot_pack(self) -> bytes:
+        """Return the pivot's pack, built here only if the plan allows that and the wait is over.
+
+        Raises:
+            PivotPackAwaited: it is not stored, and another client or an operator makes it.
+        """
+        pivot = self.alignment.pivot
+        stored = self.api.pack(self.federation, pivot)
+        if stored is None and not (self.alignment.pivot_pack_by_any_client and self.wait.is_over):
+            raise PivotPackAwaited(self.federation, pivot)
+        if stored is None:
+            log.warning("alignment pack: no client made the pivot's in time; this agent makes it")
+        body = stored.body if stored is not None else self._pivot_pack()
+        self.wait.ended()
+        return body
 
     def _anchors(self) -> Sequence[Anchor]:
         return self.api.anchors(self.federation).anchors[: self.alignment.anchors]
@@ -194,7 +216,11 @@ class _PackBuilder:
         file = self._built_file(base_model)
         if not file.exists():
             log.info("alignment pack: building (%s)", base_model)
-            write_durably(file, make().to_body())
+            try:
+                write_durably(file, make().to_body())
+            except _OtherIsStored as other:
+                log.info("alignment pack: another client's is stored and used instead (%s)", base_model)
+                return other.body
         body = file.read_bytes()
         try:
             self.api.put_pack(self.federation, base_model, body)
@@ -221,10 +247,48 @@ class _PackBuilder:
         return Pack.from_body(stored.body).manifest.alignment_set != fitted_to
 
     def _progress(self, base_model: str) -> Callable[[str, int, int], None]:
+        """Return a callback that logs progress, and ends the work on a stop or when it is not needed."""
+        look = _Look(self.api, self.federation, base_model)
+
         def show(stage: str, done: int, total: int) -> None:
             if self.stop():
                 raise Stopped
+            look.raise_if_stored()
             if done == total or done % max(1, total // 3) == 0:
                 log.info("alignment pack of %s: %s (%d of %d)", base_model, stage, done, total)
 
         return show
+
+
+class _OtherIsStored(Exception):
+    """Another agent's pack was stored while this one was built."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__()
+        self.body = body
+
+
+@dataclass(slots=True)
+class _Look:
+    """Looks every `_LOOK_SECONDS` for another agent's pack, until the coordinator cannot be asked."""
+
+    api: CoordinatorApi
+    federation: str
+    base_model: str
+    _next: float | None = field(default_factory=lambda: time.monotonic() + _LOOK_SECONDS)
+
+    def raise_if_stored(self) -> None:
+        """Raise _OtherIsStored if it is time to look, and a pack is stored."""
+        if self._next is None or time.monotonic() < self._next:
+            return
+        try:
+            stored = self.api.pack(self.federation, self.base_model)
+        except Stopped:
+            raise
+        except AgentError as trouble:  # building does not need the coordinator; delivering reports the error
+            log.warning("alignment pack: building goes on without the coordinator: %s", trouble)
+            self._next = None
+            return
+        self._next = time.monotonic() + _LOOK_SECONDS
+        if stored is not None:
+            raise _OtherIsStored(stored.body)

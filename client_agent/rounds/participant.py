@@ -14,6 +14,8 @@ from client_agent.adapters.provenance import Origin, origin_of
 from client_agent.adapters.rank_pruning import rank_of
 from client_agent.adapters.variational.adapter import with_importance
 from client_agent.alignment.pack_exchange import FramesInUse, archive_voided_pack, frames_for, redeliver_pack
+from client_agent.alignment.pivot_wait import PivotWait
+from client_agent.errors import PivotPackAwaited
 from client_agent.identity.manifests import Manifests
 from client_agent.identity.roster import Roster
 from client_agent.privacy.budget import require_private, require_voices
@@ -126,6 +128,7 @@ class Trainer:
         stop: whether training must stop.
         lora_rank: the silo's first rank under a strategy with mixed ranks; None = the plan's.
         checkpoint_seconds: how often the position inside a round's training is stored.
+        pivot_wait: since when this agent waits for the pivot's pack.
     """
 
     silo: Silo
@@ -133,15 +136,26 @@ class Trainer:
     stop: Callable[[], bool]
     lora_rank: int | None = None
     checkpoint_seconds: float = CHECKPOINT_SECONDS
+    pivot_wait: PivotWait = field(default_factory=PivotWait)
     _frames: FramesInUse | None = None
 
     def frames(self, brief: RoundBrief) -> FramesInUse:
         """Return the federation's frames, made or downloaded once; the coordinator then has our pack."""
         if self._frames is None:
             session = self.session
-            self._frames = frames_for(
-                brief, self.silo, session.api, session.federation_id, session.home, self.stop
-            )
+            try:
+                self._frames = frames_for(
+                    brief,
+                    self.silo,
+                    session.api,
+                    session.federation_id,
+                    session.home,
+                    self.stop,
+                    self.pivot_wait,
+                )
+            except PivotPackAwaited as awaited:
+                self.pivot_wait.goes_on(awaited)
+                raise
         return self._frames
 
     def drop_ended_pack(self) -> bool:
@@ -156,7 +170,12 @@ class Trainer:
         """Upload the base model's pack again, to a coordinator restored from an older backup."""
         pivot = brief.alignment.pivot if brief.alignment is not None else ""
         session = self.session
-        redeliver_pack(self.silo.base.slug, pivot, session.api, session.federation_id, session.home)
+        try:
+            redeliver_pack(self.silo.base.slug, pivot, session.api, session.federation_id, session.home)
+        except PivotPackAwaited as awaited:
+            self.pivot_wait.goes_on(awaited)
+            raise
+        self.pivot_wait.ended()
 
     def injected(self, opened: OpenedBrief, state: State | None) -> Adapter:
         """Wrap the base model in the plan's adapter; with mixed ranks of the rank of `state`."""

@@ -74,14 +74,6 @@ class Silo:
             self._pivot = _load_shared(source, self.base.device)
         return self._pivot
 
-    def encoded(self, examples: Sequence[Example], max_length: int) -> Sequence[Encoded]:
-        """Tokenise examples for the base model.
-
-        Raises:
-            TextTooLong: an example exceeds the base model's context.
-        """
-        return encode_for(self.base, examples, max_length)
-
     @property
     def profile(self) -> Profile:
         return Profile(

@@ -34,7 +34,7 @@ from coordinator.errors import (
     StorageFull,
     UploadConflict,
 )
-from coordinator.federations.store import federation
+from coordinator.federations.store import federation, plan_of
 from coordinator.http.dependencies import TheDatabase, TheMetrics
 from coordinator.http.downloads import Stored, reply, requested_range
 from coordinator.http.limits.concurrency import HasSpace, TheLocks, codec_slot
@@ -80,7 +80,8 @@ def _authorize_upload(
     """Check that the caller may store the pack, before its large body is read.
 
     Raises:
-        Forbidden: the caller is neither an operator nor a client of the base model.
+        Forbidden: the caller is neither an operator nor a client of the base model, nor is the pack the
+            pivot's in a plan that accepts it from any client.
         PivotPackMissing: the pivot's pack is not stored yet.
         UploadConflict: the caller is a client and another pack is stored.
     """
@@ -89,7 +90,7 @@ def _authorize_upload(
         if isinstance(caller, Person):
             if not caller.at_least("operator"):
                 raise Forbidden(needs="operator")
-        elif caller.base_model != base_model:
+        elif caller.base_model != base_model and not _is_open_to_clients(row, base_model):
             raise Forbidden("a client stores packs of its own base model only; send the pack of yours")
         stored = store.pack(session, federation_id, base_model)
         _, alignment = store.require_alignment(row)
@@ -97,6 +98,11 @@ def _authorize_upload(
     announced = from_field(",".join(request.headers.getlist("content-digest")))
     if stored is not None and announced not in (stored.digest, None):
         intake.require_replaceable(stored.digest, by_client=isinstance(caller, Member))
+
+
+def _is_open_to_clients(row: FederationRow, base_model: str) -> bool:
+    alignment = plan_of(row).alignment
+    return alignment is not None and alignment.pivot_pack_by_any_client and base_model == alignment.pivot
 
 
 async def _body(

@@ -58,10 +58,15 @@ def create(
 ) -> None:
     """Create a federation.
 
-    Without --plan, adapter, learning rate, recipe and limits are the recommended ones of the strategy.
-    Everything else gets its default.
+    Without --plan, adapter, recipe and limits are the recommended ones of the strategy. For one base model,
+    the strategies fedmosaic and fedavg have an ordinary LoRA of rank 16 in all roles. With --pivot,
+    --same-architecture-rank or --target-modules they have P and Q of rank 32 in v, o, gate, up and down, and
+    beside them a LoRA of rank 8 among clients of the same base model.
+
+    Everything else gets its default; each client searches for its own learning rate.
     """
-    plan_fields = _read(plan) if plan is not None else recommended(strategy or "")
+    shares_pq = any(option is not None for option in (pivot, same_architecture_rank, target_modules))
+    plan_fields = _read(plan) if plan is not None else recommended(strategy or "", aligned=shares_pq)
     changes = {
         "name": name,
         "strategy.name": strategy,

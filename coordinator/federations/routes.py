@@ -101,8 +101,8 @@ def _check_traits(opened: OpenedPlan) -> None:
     if plan.adapter.travelling_lora_rank and traits.gated:
         field = "adapter.kind" if plan.adapter.kind == "lora" else "adapter.same_architecture_rank"
         raise Invalid(
-            f"{field}: a gate needs adapters in common frames, which ordinary LoRA does not have; "
-            "remove it, or choose a strategy option without a gate",
+            f"{field}: a gate needs adapters in common frames, which ordinary LoRA does not have; choose a "
+            "strategy option without a gate, or adapter.kind pq with same_architecture_rank 0",
             field=field,
         )
     if traits.lora_only and plan.adapter.kind != "lora":

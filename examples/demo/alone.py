@@ -13,6 +13,10 @@ from client_agent.simulation.methods import merge_tables
 from examples.demo.silos import SILOS, DemoFailed, SiloSetup, start_agent, write_config
 from schemas.messages.recommended import FEDMOSAIC, LORA
 
+PQ_RATE = 0.01
+LORA_RATE = 0.003
+"""The rates that suit the tiny models, so that no silo of the demo has to search for one."""
+
 _AT_ONCE = 2
 
 
@@ -30,14 +34,15 @@ def local_plan(rounds: int) -> Answer:
         "strategy": {"name": "fedavg"},
         "rounds": {"total": rounds},
         **FEDMOSAIC,
-        "training": {"max_length": 64},
+        "training": {"max_length": 64, "learning_rate": PQ_RATE},
     }
 
 
 def local_lora_plan(rounds: int) -> Answer:
     """Train an ordinary LoRA alone."""
     named: Answer = {"name": "local_lora", "strategy": {"name": "fedavg"}, "rounds": {"total": rounds}}
-    return merge_tables(LORA, {**named, "training.max_length": 64})
+    training: Answer = {"training.max_length": 64, "training.learning_rate": LORA_RATE}
+    return merge_tables(LORA, {**named, **training})
 
 
 def run_alone(

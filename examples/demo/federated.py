@@ -12,6 +12,7 @@ from pathlib import Path
 
 from client_agent.model.loading import base_model_slug
 from client_agent.simulation.admin_client import Answer, Operator
+from examples.demo.alone import PQ_RATE
 from examples.demo.silos import (
     EXAMPLES,
     FOUNDERS,
@@ -50,7 +51,7 @@ def plan_of(name: str, strategy: str, frames: str, rounds: int) -> Answer:
         "strategy": {"name": strategy},
         "rounds": {"total": rounds, "min_clients": len(FOUNDERS), "collect_seconds": 600},
         **FEDMOSAIC,
-        "training": {"max_length": 64},
+        "training": {"max_length": 64, "learning_rate": PQ_RATE},
         "signature": {"probe_examples": 12},
         "alignment": {"pivot": base_model_slug(str(PIVOT)), "frames": frames},
     }

@@ -204,12 +204,17 @@ class SignaturePlan(Strict):
 
 
 class AlignmentPlan(Strict):
-    """Alignment of P and Q across architectures; `pivot` is the base model that every agent loads."""
+    """Alignment of P and Q across architectures; `pivot` is the base model that every agent loads.
+
+    The pivot's pack comes from an operator or a client of the pivot's base model;
+    `pivot_pack_by_any_client`: from any client that has waited for it in vain.
+    """
 
     pivot: SharedModelSlug
     anchors: Annotated[int, Field(ge=1, le=100_000)] = 1024
     frames: Literal["pca-tok", "random"] = "pca-tok"
     max_error: Positive = 0.85
+    pivot_pack_by_any_client: bool = False
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 

@@ -23,14 +23,12 @@ SAME_ARCHITECTURE_RANK: Final = 8
 
 LORA: Final[Table] = {
     "adapter": {"kind": "lora", "rank": 16, "roles": list(ALL_ROLES)},
-    "training": {"learning_rate": 0.003},
 }
-"""Ordinary LoRA on every layer and all roles."""
+"""Ordinary LoRA on every layer and all roles: for federations of one base model."""
 
 CA_PFL: Final[Table] = {
     "strategy": {"name": "ca_pfl"},
     "adapter": {"kind": "lora", "rank": 8, "scale": 16.0, "roles": ["q", "v"]},
-    "training": {"learning_rate": 0.001},
     "wire": {"recipe": {"reference": "served", "density": 0.9, "values": "int8"}},
 }
 """The published adapter; the density is the maximum of a warm-up round."""
@@ -42,16 +40,23 @@ _LIMITS: Final[Table] = {"max_update_bytes": 256 * 2**20}
 FEDMOSAIC: Final[Table] = {
     "adapter": {"roles": ["v", "o", "gate", "up", "down"], "same_architecture_rank": SAME_ARCHITECTURE_RANK}
 }
-"""P and Q for all clients, and a LoRA for clients of the identical base model."""
+"""P and Q for all clients, and a LoRA for clients of the identical base model: for several base models."""
 
-_BY_STRATEGY: Final[Mapping[str, Table]] = {
-    "fedmosaic": {**FEDMOSAIC, "limits": _LIMITS},
-    "fedavg": {**FEDMOSAIC, "limits": _LIMITS},
+_OF_ONE_BASE_MODEL: Final[Mapping[str, Table]] = {
     "ca_pfl": CA_PFL,
-    **{name: {**LORA, "limits": _LIMITS} for name in LORA_STRATEGIES},
+    **{name: {**LORA, "limits": _LIMITS} for name in ("fedmosaic", "fedavg", *LORA_STRATEGIES)},
+}
+_ALIGNED: Final[Mapping[str, Table]] = {
+    name: {**FEDMOSAIC, "limits": _LIMITS} for name in ("fedmosaic", "fedavg")
 }
 
 
-def recommended(strategy: str) -> Table:
-    """Return the recommended parts of a plan for a strategy; empty for an unknown one."""
-    return copy.deepcopy(_BY_STRATEGY.get(strategy, {}))
+def recommended(strategy: str, *, aligned: bool) -> Table:
+    """Return the recommended parts of a plan for a strategy; empty for an unknown one.
+
+    Args:
+        aligned: whether P and Q are shared, as federations of several base models do; where a strategy has
+            no such recommendation, that of one base model is returned.
+    """
+    of_one = _OF_ONE_BASE_MODEL.get(strategy, {})
+    return copy.deepcopy(_ALIGNED.get(strategy, of_one) if aligned else of_one)

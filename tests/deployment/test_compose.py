@@ -188,7 +188,11 @@ def test_the_proxy_stops_no_body_that_the_coordinator_would_take() -> None:
     caddyfile = (ROOT / "deploy" / "Caddyfile").read_text("utf-8")
     found = re.search(r"max_size \{\$TESSERA_MAX_BODY:(\d+)MiB\}", caddyfile)
     assert found is not None
-    recommended_plans = (recommended(strategy).get("limits", {}) for strategy in ("fedmosaic", "fedavg"))
+    recommended_plans = (
+        recommended(strategy, aligned=aligned).get("limits", {})
+        for strategy in ("fedmosaic", "fedavg")
+        for aligned in (False, True)
+    )
     largest = max(LimitsPlan.model_validate(limits).max_update_bytes for limits in recommended_plans)
     assert int(found[1]) * 2**20 >= max(PACK_BYTES, largest)
 
@@ -197,7 +201,7 @@ def test_two_of_the_largest_updates_have_room_on_their_way_in() -> None:
     coordinator = SERVICES["coordinator"]
     (spool,) = (re.fullmatch(r"/tmp:size=\$\{TESSERA_SPOOL:-(\d+)m\}", path) for path in coordinator["tmpfs"])
     assert spool is not None
-    limits = LimitsPlan.model_validate(recommended("fedmosaic")["limits"])
+    limits = LimitsPlan.model_validate(recommended("fedmosaic", aligned=False)["limits"])
     assert int(spool[1]) * 2**20 >= 2 * limits.max_update_bytes
 
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from coordinator.cli import commands
 from coordinator.strategies.opening import names
+from schemas.messages.federations import ALL_ROLES
 from tests.served import ADMIN_TOKEN, Served
 from tests.taking_part import PLAN, deliver, running, values, wait_for
 
@@ -56,7 +57,7 @@ def test_an_operator_runs_a_federation_from_the_command_line(tessera: Operator) 
     )
     federation_id = made["id"]
     assert made["plan"]["rounds"]["total"] == 3
-    assert made["plan"]["adapter"]["same_architecture_rank"] == 8, "what is recommended for it"
+    assert (made["plan"]["adapter"]["kind"], made["plan"]["adapter"]["rank"]) == ("lora", 4)
     assert made["plan"]["strategy"]["options"]["temperature"] == 0.4
     token = tessera.json("enrolment", "create", federation_id, "hospital-a", "--organisation", "A")["token"]
     assert token.startswith("tsr1_")
@@ -107,6 +108,26 @@ def test_a_pivot_makes_a_federation_of_several_base_models(tessera: Operator) ->
     pivot = "llama-96x4-4e79db21c87f"
     made = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic", "--pivot", pivot)
     assert made["plan"]["alignment"]["pivot"] == pivot
+    adapter = made["plan"]["adapter"]
+    assert (adapter["kind"], adapter["rank"], adapter["same_architecture_rank"]) == ("pq", 32, 8)
+    assert adapter["roles"] == ["v", "o", "gate", "up", "down"]
+
+
+@pytest.mark.parametrize("strategy", ["fedmosaic", "fedavg"])
+def test_a_federation_of_one_base_model_shares_a_lora_of_all_roles(tessera: Operator, strategy: str) -> None:
+    made = tessera.json("federation", "create", "--name", "x", "--strategy", strategy)["plan"]
+    assert made["adapter"]["kind"] == "lora"
+    assert (made["adapter"]["rank"], made["adapter"]["roles"]) == (16, list(ALL_ROLES))
+    assert made["alignment"] is None
+    assert made["training"]["learning_rate"] == "auto"
+
+
+def test_a_gate_is_refused_where_only_an_ordinary_lora_is_shared(tessera: Operator) -> None:
+    create = ("federation", "create", "--name", "x", "--strategy", "fedmosaic", "--option")
+    assert "a gate needs adapters in common frames" in tessera(*create, "mix=gate", fails=True)
+    for mix in ("average", "init"):
+        made = tessera.json(*create, f"mix={mix}")["plan"]
+        assert (made["adapter"]["kind"], made["strategy"]["options"]["mix"]) == ("lora", mix)
 
 
 def test_a_plan_file_is_read_and_options_change_it(tessera: Operator, tmp_path: Path) -> None:

@@ -1,0 +1,201 @@
+"""Who makes the pivot's pack: a client of the pivot's base model; the others wait for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from client_agent.alignment import module_selection, pack_exchange
+from client_agent.alignment.pivot_wait import PivotWait
+from client_agent.daemon import prepare
+from client_agent.errors import PivotPackAwaited, Stopped
+from client_agent.identity.membership import enrol, read_key
+from client_agent.model.loading import base_model_slug
+from client_agent.rounds.participant import Participant
+from client_agent.settings import read_settings
+from client_agent.training.silo import open_silo
+from client_agent.transport.client import CoordinatorApi
+from tests.client_agent.alignment.test_fit_packs import anchors_for
+from tests.client_agent.conftest import config
+from tests.served import Served
+
+ANCHORS = {"anchors": [anchor.model_dump() for anchor in anchors_for()]}
+
+
+@dataclass
+class Federation:
+    """A running federation of two base models, and its agents' folder."""
+
+    served: Served
+    id: str
+    pivot: str
+    other: str
+    folder: Path
+    stack: ExitStack
+
+    def join(self, name: str, model: str) -> Participant:
+        folder = self.folder / name
+        folder.mkdir()
+        silo = open_silo(read_settings(config(folder, model=model, pivot_model=self.pivot)))
+        token = self.served.enrolment_token(self.id, name)
+
+        def api(**options: object) -> CoordinatorApi:
+            connection = CoordinatorApi(self.served.url, deadline_seconds=20, sleep=lambda _: None, **options)  # type: ignore[arg-type]
+            return self.stack.enter_context(connection)
+
+        member = enrol(api(key=None), folder, token=token, name=name, profile=silo.profile)
+        connection = api(key=read_key(folder), server_key=member.server_key)
+        return Participant.of(silo, connection, member, folder, keep_rounds=2)
+
+    @property
+    def packs(self) -> dict[str, str]:
+        """The digests of the stored packs, by base model."""
+        listed = self.served.admin.get(f"/v1/federations/{self.id}/alignments").json()["items"]
+        return {pack["base_model"]: pack["digest"] for pack in listed}
+
+
+@pytest.fixture
+def federation(
+    served: Served, saved_model: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Federation]]:
+    monkeypatch.setattr(module_selection, "FITTING_TASKS", 8)
+    monkeypatch.setattr(module_selection, "HELD_OUT_TASKS", 3)
+    pivot, other = saved_model(name="pivot"), saved_model(name="other", hidden_size=48, seed=1)
+
+    with ExitStack() as stack:
+
+        def start(**alignment: object) -> Federation:
+            federation_id = served.federation(
+                strategy={"name": "fedmosaic"},
+                adapter={"rank": 4, "blocks": 2, "roles": ["v", "down"]},
+                rounds={"total": 1, "min_clients": 2},
+                alignment={"pivot": base_model_slug(pivot), "anchors": 96} | alignment,
+            )
+            path = f"/v1/federations/{federation_id}"
+            assert served.admin.put(f"{path}/anchors", json=ANCHORS).is_success
+            assert served.admin.post(f"{path}/start").is_success
+            return Federation(served, federation_id, pivot, other, tmp_path, stack)
+
+        yield start
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the agents said about packs."""
+    return [r.getMessage() for r in caplog.records if r.name.startswith("client_agent.alignment")]
+
+
+def built(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The base models whose packs were built, in order."""
+    before = "alignment pack: building ("
+    return [line[len(before) : -1] for line in lines(caplog) if line.startswith(before)]
+
+
+def test_another_base_model_waits_for_the_pivots_pack_and_builds_its_own_only(
+    federation: Callable[..., Federation], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    running = federation()
+    other, pivotal = running.join("other", running.other), running.join("pivotal", running.pivot)
+    looks: list[float] = []
+
+    def meanwhile(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            assert running.packs == {}
+            assert built(caplog) == []
+            prepare(pivotal)
+
+    digest = prepare(other, meanwhile)
+    slugs = [base_model_slug(running.pivot), base_model_slug(running.other)]
+    assert built(caplog) == slugs
+    assert [*running.packs] == sorted(slugs)
+    assert running.packs[slugs[1]] == digest
+    assert len(looks) == 3
+    assert f"the alignment pack of the pivot {slugs[0]} is not stored yet" in caplog.text
+    assert any(line.startswith("the pivot's pack is stored, after ") for line in lines(caplog))
+
+
+def test_a_waiting_agent_can_be_stopped(federation: Callable[..., Federation]) -> None:
+    running = federation()
+    other = running.join("other", running.other)
+
+    def stop(_: float) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        prepare(other, stop)
+    assert running.packs == {}
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_without_a_client_of_the_pivot_another_makes_its_pack_if_the_plan_allows_it(
+    allowed: bool, federation: Callable[..., Federation], caplog: pytest.LogCaptureFixture
+) -> None:
+    running = federation(pivot_pack_by_any_client=allowed)
+    other, looks, now = running.join("other", running.other), [], [0.0]
+    other = replace(
+        other, trainer=replace(other.trainer, pivot_wait=PivotWait(patience_seconds=60, clock=lambda: now[0]))
+    )
+
+    def meanwhile(_: float) -> None:
+        looks.append([*running.packs])
+        now[0] += 25.0
+        if len(looks) > 5:
+            raise Stopped
+
+    if allowed:
+        prepare(other, meanwhile)
+        assert looks == [[]] * 3  # at 0, 25 and 50 s
+        assert running.packs.keys() == {base_model_slug(running.pivot), base_model_slug(running.other)}
+        return
+    with pytest.raises(Stopped):
+        prepare(other, meanwhile)
+    assert running.packs == {}
+    assert "tessera agent make-pivot-pack" in lines(caplog)[-1]
+    assert "since 75 s" in lines(caplog)[-2]
+
+
+def test_a_pack_that_arrives_while_another_is_built_is_used_instead(
+    federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    running = federation()
+    slow, fast = running.join("slow", running.pivot), running.join("fast", running.pivot)
+    monkeypatch.setattr(pack_exchange, "_LOOK_SECONDS", 0.0)
+    digests: list[str | None] = []
+
+    def stop() -> bool:  # asked at the first progress of the slow one
+        if not digests:
+            digests.append("")
+            digests[0] = prepare(fast)
+        return False
+
+    slow.trainer.stop = stop
+    assert prepare(slow) == digests[0]
+    assert [*running.packs.values()] == digests
+    assert "another client's is stored and used instead" in caplog.text
+    assert not [*slow.workspace.home.glob("made-*")]
+
+
+def test_reminders_become_rarer_and_name_the_operators_command_in_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    now, awaited = [0.0], PivotPackAwaited("fed_1", "pivot-1")
+    wait = PivotWait(patience_seconds=1800, clock=lambda: now[0])
+    lines = []
+    for second in range(0, 3600, 5):
+        now[0] = float(second)
+        before = len(caplog.records)
+        wait.goes_on(awaited)
+        lines += [second] * (len(caplog.records) > before)
+    assert lines == [0, 60, 120, 240, 480, 960, 1560, 2160, 2760, 3360]
+    assert caplog.records[0].levelno == caplog.records[3].levelno == logging.INFO
+    assert "since 4 min" in caplog.text
+    assert (caplog.records[-1].levelno, wait.is_over) == (logging.WARNING, True)
+    assert "make-pivot-pack fed_1" in caplog.records[-1].getMessage()

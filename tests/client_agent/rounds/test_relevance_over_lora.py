@@ -1,0 +1,82 @@
+"""A federation of one base model: ordinary LoRA, shared by relevance, end to end."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client_agent.daemon import run
+from client_agent.identity.membership import enrol, read_key
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.served_weights import read_weights
+from client_agent.rounds.train import Trained
+from client_agent.settings import read_settings
+from client_agent.storage.round_folder import TRAINED, WEIGHTS
+from client_agent.training.silo import open_silo
+from client_agent.transport.client import CoordinatorApi
+from schemas.messages.recommended import recommended
+from tests.client_agent.conftest import config
+from tests.served import Served
+
+NAMES = ("aster", "birch")
+
+
+def take_part(served: Served, federation_id: str, folder: Path) -> dict[str, Participant]:
+    """Let two agents of one base model take part to the end, each in a thread of its own."""
+    with ExitStack() as stack:
+        agents: dict[str, Participant] = {}
+        for name in NAMES:
+            (folder / name).mkdir()
+            silo = open_silo(read_settings(config(folder / name)))
+
+            def api(**options: object) -> CoordinatorApi:
+                opened = CoordinatorApi(served.url, deadline_seconds=20, **options)  # type: ignore[arg-type]
+                return stack.enter_context(opened)
+
+            token = served.enrolment_token(federation_id, name)
+            member = enrol(api(key=None), folder / name, token=token, name=name, profile=silo.profile)
+            connection = api(key=read_key(folder / name), server_key=member.server_key)
+            agents[name] = Participant.of(silo, connection, member, folder / name, keep_rounds=2)
+        threads = [threading.Thread(target=run, args=(agent,), daemon=True) for agent in agents.values()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        return agents
+
+
+@pytest.mark.parametrize("mix", ["average", pytest.param("init", marks=pytest.mark.slow)])
+def test_agents_of_one_base_model_are_served_each_others_lora(
+    mix: str, served: Served, tmp_path: Path
+) -> None:
+    adapter = recommended("fedmosaic", aligned=False)["adapter"]
+    federation_id = served.federation(
+        strategy={"name": "fedmosaic", "options": {"mix": mix, "min_relevance": None, "guard": "off"}},
+        adapter=adapter,
+        rounds={"total": 2, "min_clients": 2, "collect_seconds": 60},
+        training={"steps": 2, "max_length": 64, "learning_rate": 0.003},
+        signature={"probe_examples": 4},
+        scores={"examples": 8},
+        wire={"recipe": "dense", "weights_recipe": "dense"},
+    )
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    agents = take_part(served, federation_id, tmp_path)
+    path = f"/v1/federations/{federation_id}/rounds/1"
+    assert served.admin.get(f"{path}/relevance").json()["relevance"] == [[0.0, 1.0], [1.0, 0.0]]
+
+    def of(name: str, number: int, file: str) -> bytes:
+        return agents[name].workspace.rounds.open(number).read(file)
+
+    for name, peer in (NAMES, NAMES[::-1]):
+        trained = Trained.from_bytes(of(name, 1, TRAINED))
+        assert len({tensor.split(".")[1] for tensor in trained.adapter}) == len(adapter["roles"])
+        layout = {tensor: values.shape for tensor, values in trained.adapter.items()}
+        weights = read_weights(of(name, 2, WEIGHTS), layout)
+        for tensor, values in Trained.from_bytes(of(peer, 1, TRAINED)).adapter.items():
+            np.testing.assert_allclose(weights[tensor], values, rtol=1e-6, atol=1e-8)
+        assert (agents[name].workspace.home / "final_weights.safetensors").is_file()
