@@ -21,6 +21,7 @@ from client_agent.simulation.study import read_study
 from coordinator.strategies.opening import make
 from schemas.messages.federations import ALL_ROLES, FederationPlan
 from schemas.messages.recommended import LORA_STRATEGIES
+from tests.client_agent.simulation.real_rows import REAL
 from tests.client_agent.simulation.studies import silo_table, study, write_study
 from tests.scenarios.agents import EXAMPLES, MODELS
 
@@ -40,7 +41,7 @@ def test_paths_are_relative_to_the_file_and_a_model_may_be_a_hub_id(tmp_path: Pa
     read = read_study(file)
     assert read.pivot_model == str(tmp_path / "model")
     assert read.silo[0].model == "org/model"
-    assert read.silo[0].train == tmp_path / "copy" / "train.jsonl"
+    assert read.silo[0].train == str(tmp_path / "copy" / "train.jsonl")
     assert read.anchors == EXAMPLES / "anchors.json"
 
 
@@ -73,7 +74,7 @@ def test_a_file_that_is_missing_or_no_toml_is_said(tmp_path: Path) -> None:
 
 
 def test_the_studies_of_the_examples_can_be_run() -> None:
-    files = sorted((EXAMPLES / "studies").glob("*.toml"))
+    files = [file for file in sorted((EXAMPLES / "studies").glob("*.toml")) if file.stem not in REAL]
     assert len(files) >= 7
     for file in files:
         read = read_study(file)
