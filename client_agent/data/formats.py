@@ -71,7 +71,7 @@ def text(row: Row) -> Example:
 def _chat(row: Row, turns: list[Turn], column: str) -> Example:
     if len(turns) < 2 or turns[-1].role != "assistant":
         raise row.invalid(column, "does not end with an assistant's answer to a message before it")
-    return Example("", turns[-1].content, tuple(turns[:-1]), row.place)
+    return Example("", turns[-1].content, tuple(turns[:-1]), place=row.place)
 
 
 ROW_FORMATS: dict[str, Callable[[Row], Example]] = {

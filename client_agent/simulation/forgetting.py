@@ -20,7 +20,7 @@ class Forgetting:
         texts = [Example("", anchor.prompt + anchor.answer) for anchor in anchors]
         self._texts = probe_set(texts, _MOST_TEXTS)
         self._max_length = max_length
-        self._encoded: dict[str, list[Encoded]] = {}
+        self._encoded: dict[str, Sequence[Encoded]] = {}
         self._bare: dict[str, float] = {}
 
     def measure_bare(self, base: BaseModel) -> None:
