@@ -59,7 +59,8 @@ def create(
     """Create a federation.
 
     Without --plan, adapter, learning rate, recipe and limits are the recommended ones of the strategy.
-    Everything else gets its default.
+    Everything else gets its default. `training.learning_rate` of a plan is a number, or `auto`: each client
+    searches for its rate before its first round.
     """
     plan_fields = _read(plan) if plan is not None else recommended(strategy or "")
     changes = {
