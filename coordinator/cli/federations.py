@@ -63,7 +63,8 @@ def create(
     --same-architecture-rank or --target-modules they have P and Q of rank 32 in v, o, gate, up and down, and
     beside them a LoRA of rank 8 among clients of the same base model.
 
-    Everything else gets its default; each client searches for its own learning rate.
+    Everything else gets its default. `training.learning_rate` of a plan is a number, or `auto`: each client
+    searches for its rate before its first round.
     """
     shares_pq = any(option is not None for option in (pivot, same_architecture_rank, target_modules))
     plan_fields = _read(plan) if plan is not None else recommended(strategy or "", aligned=shares_pq)
