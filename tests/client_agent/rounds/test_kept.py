@@ -20,7 +20,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.rounds.examine import Exam, Examiner
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.standalone import train_alone
-from client_agent.rounds.train import Trained, kept_of, train_locally, zeros_like
+from client_agent.rounds.train import Trained, better_of, train_locally, zeros_like
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.rate_store import RateStore
 from client_agent.storage.round_folder import FINAL_SCORES, FINAL_SCORES_SENT, TRAINED
@@ -78,7 +78,7 @@ def test_with_enough_validation_examples_the_better_is_kept(tiny: Callable[..., 
     learnt = train_round(silo, 0.01, federated=True, trained_before=False)
     assert learnt.validation["trained"] < learnt.validation["served"]
     assert learnt.scores.kept == "trained"
-    worse = train_round(silo, 1.0, federated=False, trained_before=False)
+    worse = train_round(silo, 30.0, federated=False, trained_before=False)
     assert worse.validation["trained"] > worse.validation["served"]
     assert worse.scores.kept == "served"
 
@@ -96,7 +96,7 @@ def test_with_few_a_federation_keeps_what_it_served_and_a_silo_alone_what_it_tra
 
 def test_equal_losses_keep_what_was_served() -> None:
     served, trained = Exam("a", {}, 1.0), Exam("b", {}, 1.0)
-    assert kept_of(served, trained, fallback="trained") == "served"
+    assert better_of(served, trained, fallback="trained") == "served"
 
 
 def test_what_has_not_changed_is_not_scored_again(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
