@@ -123,9 +123,8 @@ def run(where: Place, attack: str, guard: str, *, seed: int, rounds: int, tell: 
     silos = build_silos(study, draw_examples(study, seed), where.models)
     folder = where.folder / f"{attack}-{guard}-{seed}"
     result = Scored([], [])
-    with create_federation(
-        cell, study, silos, where.operator, folder, None, RateStore(where.folder / RATES)
-    ) as federation:
+    rates = RateStore(where.folder / RATES)
+    with create_federation(cell, study, silos, where.operator, folder, None, rates) as federation:
         where.operator.post(f"{federation.path}/start")
         for silo in study.silo:
             federation.enrol(silo)

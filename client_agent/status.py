@@ -42,7 +42,7 @@ class RoundStatus:
     Attributes:
         served: the loss on the test examples before the local steps.
         trained: the loss on the test examples after the local steps.
-        kept: which of both is the personal model.
+        personal: which of both is the client's model.
         learning_rate: the rate of the local steps.
     """
 
@@ -50,7 +50,7 @@ class RoundStatus:
     state: str
     served: float | None
     trained: float | None
-    kept: str | None
+    personal: str | None
     learning_rate: float | None
     bytes_sent: int | None
 
@@ -136,7 +136,7 @@ def _round(folder: RoundFolder) -> RoundStatus:
         state=state,
         served=scores.served[LOSS].value if scores is not None else None,
         trained=scores.trained[LOSS].value if scores is not None else None,
-        kept=scores.kept if scores is not None else None,
+        personal=scores.kept if scores is not None else None,
         learning_rate=_learning_rate(folder),
         bytes_sent=receipt.bytes if receipt is not None else None,
     )

@@ -256,7 +256,7 @@ def _show(agent_status: AgentStatus) -> None:
         loss = "-" if row.served is None else f"{row.served:.3f} -> {row.trained:.3f}"
         rate = "-" if row.learning_rate is None else f"{row.learning_rate:g}"
         size = "-" if row.bytes_sent is None else f"{row.bytes_sent:,}"
-        rounds.add_row(str(row.round), loss, row.kept or "-", rate, size, Text(row.state))
+        rounds.add_row(str(row.round), loss, row.personal or "-", rate, size, Text(row.state))
     Console().print(facts)
     if agent_status.rounds:
         Console().print(rounds)

@@ -17,7 +17,7 @@ from client_agent.errors import AdapterUnreadable, NothingTrained
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.served_weights import load_served, read_weights
 from client_agent.rounds.standalone import frames_of
-from client_agent.rounds.train import Kept, Trained
+from client_agent.rounds.train import Side, Trained
 from client_agent.storage.base_delta import apply_weights, newest_base_delta, read_served
 from client_agent.storage.round_folder import (
     FINAL_WEIGHTS,
@@ -92,7 +92,7 @@ def is_finished(home: Path, round_number: int | None, variant: Variant) -> bool:
     return variant == "kept" and round_number is None and (home / FINAL_WEIGHTS).is_file()
 
 
-def kept_side(trained: Trained, variant: Variant) -> Kept:
+def kept_side(trained: Trained, variant: Variant) -> Side:
     """Return which adapter of a round a variant is."""
     return trained.scores.kept if variant == "kept" else variant
 

@@ -38,7 +38,7 @@ class Examiner:
         self._plan = plan
         self._max_length = max_length
         self._test = probe_set(silo.data.test, plan.examples)
-        self._validation = probe_set(silo.data.validation, plan.examples)
+        self._validation = probe_set(silo.data.validation, max(plan.examples, MIN_VALIDATION))
         facts = [silo.base.slug, precision_of(silo.base.model), plan.model_dump_json(), str(max_length)]
         facts += [surroundings, *(e.key for examples in (self._test, self._validation) for e in examples)]
         self._facts = "\n".join(facts).encode()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import safetensors.numpy
@@ -30,7 +30,7 @@ from schemas.messages.federations import ScoresPlan, TrainingPlan
 from schemas.messages.scores import Scores
 
 Arrays = dict[str, NDArray[np.float32]]
-Kept = Literal["served", "trained"]
+Side = Literal["served", "trained"]
 _PARTS = ("adapter", "private", "optimiser", "start", "start_private")
 _PLAIN = Traits()
 
@@ -91,9 +91,9 @@ class Trained:
             fingerprints=json.loads(metadata["fingerprints"]),
         )
 
-    def of(self, kept: Kept) -> tuple[Arrays, Arrays]:
+    def of(self, side: Side) -> tuple[Arrays, Arrays]:
         """Return adapter and private tensors before or after the local steps."""
-        return (self.adapter, self.private) if kept == "trained" else (self.start, self.start_private)
+        return (self.adapter, self.private) if side == "trained" else (self.start, self.start_private)
 
     @classmethod
     def read(cls, file: Path) -> Trained:
@@ -167,7 +167,7 @@ def train_locally(
     own_penalty = adapter.penalty(silo.data.train, plan.max_length, round_number)
     examiner = Examiner(silo, scores, plan.max_length, surroundings)
     served = examiner.examine(adapter, [] if earlier is None else _examined(earlier))
-    fallback: Kept = "served" if federated and acts(adapter) else "trained"
+    fallback: Side = "served" if federated and acts(adapter) else "trained"
     started_from, start_private = adapter.state(), adapter.private_state()
     with TrainingProgress(title) as progress:
         outcome = train(
@@ -190,25 +190,35 @@ def train_locally(
         raise Stopped
     adapter.end_round()
     state = pruner.pruned() if pruner is not None else adapter.state()
-    trained = examiner.examine(adapter)
+    exams: dict[Side, Exam] = {"served": served, "trained": examiner.examine(adapter)}
     return Trained(
         adapter=state,
         private=adapter.private_state(),
         optimiser=outcome.optimiser_state,
         start=started_from,
         start_private=start_private,
-        scores=Scores(
-            served=served.scores, trained=trained.scores, kept=kept_of(served, trained, fallback=fallback)
-        ),
         origin=origin,
         learning_rate=learning_rate,
-        validation={
-            name: exam.validation
-            for name, exam in (("served", served), ("trained", trained))
-            if exam.validation is not None
-        },
-        fingerprints={"served": served.fingerprint, "trained": trained.fingerprint},
+        **_results(exams, fallback),
     )
+
+
+class _Results(TypedDict):
+    scores: Scores
+    validation: dict[str, float]
+    fingerprints: dict[str, str]
+
+
+def _results(exams: Mapping[Side, Exam], fallback: Side) -> _Results:
+    """Return scores, validation losses and fingerprints of a round."""
+    served, trained = exams["served"], exams["trained"]
+    better = better_of(served, trained, fallback=fallback)
+    losses = {side: exam.validation for side, exam in exams.items()}
+    return {
+        "scores": Scores(served=served.scores, trained=trained.scores, kept=better),
+        "validation": {side: loss for side, loss in losses.items() if loss is not None},
+        "fingerprints": {side: exam.fingerprint for side, exam in exams.items()},
+    }
 
 
 def learning_rate(
@@ -237,7 +247,7 @@ def learning_rate(
     return search_rate(silo, adapter, plan, rates, key, stop=stop)
 
 
-def kept_of(served: Exam, trained: Exam, *, fallback: Kept) -> Kept:
+def better_of(served: Exam, trained: Exam, *, fallback: Side) -> Side:
     """Return the better of both by validation loss, `served` if they are equal; `fallback` without losses."""
     if served.validation is None or trained.validation is None:
         return fallback

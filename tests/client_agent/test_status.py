@@ -63,7 +63,7 @@ def test_an_agents_standing_follows_it_from_enrolment_to_the_end(
         "state": "update and scores delivered",
         "served": view["scores"]["served"]["loss"]["value"],
         "trained": view["scores"]["trained"]["loss"]["value"],
-        "kept": view["scores"]["kept"],
+        "personal": view["scores"]["kept"],
         "learning_rate": 0.01,
         "bytes_sent": len(who.workspace.rounds.open(2).read(UPDATE)),
     }
