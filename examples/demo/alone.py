@@ -30,14 +30,14 @@ def local_plan(rounds: int) -> Answer:
         "strategy": {"name": "fedavg"},
         "rounds": {"total": rounds},
         **FEDMOSAIC,
-        "training": {"max_length": 64},
+        "training": {"max_length": 64, "learning_rate": 0.01},
     }
 
 
 def local_lora_plan(rounds: int) -> Answer:
     """Train an ordinary LoRA alone."""
     named: Answer = {"name": "local_lora", "strategy": {"name": "fedavg"}, "rounds": {"total": rounds}}
-    return merge_tables(LORA, {**named, "training.max_length": 64})
+    return merge_tables(LORA, {**named, "training": {"max_length": 64, "learning_rate": 0.003}})
 
 
 def run_alone(

@@ -50,7 +50,7 @@ def plan_of(name: str, strategy: str, frames: str, rounds: int) -> Answer:
         "strategy": {"name": strategy},
         "rounds": {"total": rounds, "min_clients": len(FOUNDERS), "collect_seconds": 600},
         **FEDMOSAIC,
-        "training": {"max_length": 64},
+        "training": {"max_length": 64, "learning_rate": 0.01},
         "signature": {"probe_examples": 12},
         "alignment": {"pivot": base_model_slug(str(PIVOT)), "frames": frames},
     }
@@ -174,9 +174,9 @@ def _follow(
         newest = rounds[0] if rounds else {}
         if newest:
             counts, scores = newest["counts"], newest["scores"]
-            accuracy = f", exact match {scores['mean']['exact_match']:.2f}" if scores else ""
+            loss = f", loss {scores['mean']['loss']['value']:.2f}" if scores else ""
             delivered = f"{counts['arrived']} of {counts['joined']} delivered"
-            report(f"round {newest['round']} {newest['state']}, {delivered}{accuracy}")
+            report(f"round {newest['round']} {newest['state']}, {delivered}{loss}")
         return until(newest)
 
     _wait(agents, look)
