@@ -13,6 +13,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from client_agent.errors import SettingsUnusable
 from schemas.identity.plain_http import is_exposed
 
+Metric = Literal["option_accuracy", "exact_match", "f1", "rouge_l", "number"]
+"""The same names as in `client_agent.model.examples`, which needs transformers."""
+
 _PREFIX = "TESSERA_AGENT_"
 _FOLDER = "tessera-agent"
 Quantization = Literal["none", "nf4", "int8"]
@@ -48,6 +51,8 @@ class AgentSettings(BaseSettings):
     """The format of rows, or a task template (`tessera agent data --help`); by default found by columns."""
     columns: tuple[tuple[str, str], ...] = ()
     """Names of columns, as {prompt = "question"}, where the data's are not those of the format."""
+    metrics: tuple[Metric, ...] | None = None
+    """What answers are scored by beside the loss; by default what the task template names."""
     skip_bad_rows: bool = False
     """Whether rows that are no examples are counted and skipped instead of refused."""
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -223,6 +223,8 @@ def load_silo_data(settings: AgentSettings) -> SiloData:
         validation_share=settings.validation_share,
         rows=rows,
     )
+    if settings.metrics is not None:
+        data = replace(data, test=tuple(replace(e, metrics=settings.metrics) for e in data.test))
     if data.skipped:
         log.warning("data: %d rows skipped; the first: %s", len(data.skipped), data.skipped[0])
     return data
