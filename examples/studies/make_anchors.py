@@ -85,10 +85,8 @@ def _opposite(one: Draw, number: int) -> tuple[str, str]:
     others = [pair[1] for pair in OPPOSITES if pair[0] != first]
     options = [others[number % 4], second] if number % 2 else [second, others[number % 4]]
     listed = "\n".join(f"{letter}. {option}" for letter, option in zip("AB", options, strict=True))
-    return (
-        f"Question: What is the opposite of {first}, said of {one(THINGS)}?\n{listed}\nAnswer:",
-        f" {second}",
-    )
+    question = f"Question: What is the opposite of {first}, said of {one(THINGS)}?"
+    return f"{question}\n{listed}\nAnswer:", f" {second}"
 
 
 def _order(one: Draw, number: int) -> tuple[str, str]:

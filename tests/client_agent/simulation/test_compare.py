@@ -21,6 +21,7 @@ from client_agent.errors import FolderInUse
 from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.compare import Comparison
 from client_agent.simulation.methods import methods_of
+from client_agent.simulation.partition_record import describe_partition
 from client_agent.simulation.results import CellResult, cells_of, store_result, stored_result
 from client_agent.simulation.run_cell import WorkerContext, run_cell
 from client_agent.simulation.study import read_study
@@ -99,6 +100,8 @@ def test_a_partial_report_names_the_missing_runs(tmp_path: Path) -> None:
     assert [m.method for m in report.methods] == ["fedavg"]
     assert len(report.missing) == 3
     assert json.loads((comparison.out / "report.json").read_text())["study"] == "study"
+    records = json.loads((comparison.out / "partition.json").read_text())
+    assert records == [describe_partition(comparison.study, seed).model_dump(mode="json") for seed in (0, 1)]
 
 
 Start = Callable[..., subprocess.Popen[str]]

@@ -1,4 +1,4 @@
-"""The studies of real models, on rows of our own and tiny models: they parse, and all their runs can begin."""
+"""The studies of real models, on rows of our own and tiny models: all their runs can begin."""
 
 from __future__ import annotations
 
