@@ -1,7 +1,7 @@
 """The optimiser of local training, AdamW with moments in 32 or 8 bits, and its state between rounds.
 
 The stored state is the same for both: moments in float32. So a silo may change the setting between rounds.
-8-bit moments survive storing to the bit, since quantising a block again finds its scale and codes again.
+8-bit moments are quantised again when they are restored; they change by at most 1% of the largest in a block.
 """
 
 from __future__ import annotations
