@@ -124,7 +124,8 @@ def _size(count: int) -> str:
 
 def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
     base, data = _loaded(settings), _examples(settings)
-    encode_for(base, [*data.train, *data.test], plan.max_length)
+    for examples in (data.train, data.test):  # as training and scoring tokenise them, so only once
+        encode_for(base, examples, plan.max_length)
     probe = data.test[:_PROBE_EXAMPLES]
     metrics = evaluate(base, probe, max_length=min(_PROBE_LENGTH, base.positions))
     skipped = f", {len(data.skipped)} rows skipped" if data.skipped else ""

@@ -72,8 +72,9 @@ def train(
     """Train the adapter in place for `plan.steps` steps of AdamW on the answer tokens.
 
     The order of texts depends on `seed` and `round_number` only; the learning rate follows the plan's
-    schedule over all `total_rounds`. `optimiser_state` of an earlier outcome resumes its optimiser. `stop` is called
-    before each step. `penalty` is added to the loss of each step, and is not part of the reported losses.
+    schedule over all `total_rounds`. `optimiser_state` of an earlier outcome resumes its optimiser. `stop` is
+    called before each step. `penalty` is added to the loss of each step, and is not part of the reported
+    losses.
     `checkpoint` resumes this training where an earlier process left it, with the same result to the bit.
 
     Raises:
@@ -91,8 +92,9 @@ def train(
     run = _Run(base, parameters, optimiser, plan, [float(group["lr"]) for group in optimiser.param_groups])
     with _training(base, plan, seed, round_number):
         if checkpoint is not None:
-            facts = [plan.model_dump(mode="json"), learning_rate, seed, round_number, total_rounds, base.slug]
-            start = [copy_out(parameters), optimiser_state or {}]
+            place = [base.slug, str(base.device), str(base.model.dtype), checkpoint.belongs_to]
+            facts = [plan.model_dump(mode="json"), learning_rate, seed, round_number, total_rounds, *place]
+            start = [copy_out(parameters), adapter.state(), optimiser_state or {}]
             run.resume(checkpoint, owner_of(facts, start, texts))
         batches = iterate_batches(texts, plan.batch_size, seed=seed, round_number=round_number)
         batches = islice(batches, len(run.losses) * plan.accumulation, None)

@@ -57,7 +57,8 @@ def test_texts_of_a_batch_are_about_equally_long_and_every_pass_is_whole() -> No
     texts = lengths(1003)
     batches = list(islice(iterate_batches(texts, 8, seed=0, round_number=1), 251))  # two passes
     counts = Counter(text.ids[0] for batch in batches for text in batch)
-    assert set(counts.values()) == {2, 3} and len(counts) == 1003
+    assert set(counts.values()) == {2, 3}
+    assert len(counts) == 1003
     shuffled = [
         [texts[i] for i in permutation(1003, "any")[start : start + 8]] for start in range(0, 1000, 8)
     ]
@@ -77,4 +78,5 @@ def test_long_and_short_batches_alternate_at_random() -> None:
     batches = list(islice(iterate_batches(lengths(1000), 10, seed=0, round_number=1), 100))
     sizes = [max(len(text.ids) for text in batch) for batch in batches]
     assert sizes != sorted(sizes)
-    assert max(sizes[:50]) > 100 and max(sizes[50:]) > 100
+    assert max(sizes[:50]) > 100
+    assert max(sizes[50:]) > 100

@@ -93,7 +93,8 @@ def test_a_stopped_training_continues_with_the_same_bytes(
     whole, expected = trained(base, make, examples, None)
     file = tmp_path / "partial"
     stopped, _ = trained(base, make, examples, file, stop_at=6)
-    assert len(stopped.losses) == 6 and file.is_file()
+    assert len(stopped.losses) == 6
+    assert file.is_file()
     resumed, tensors = trained(base, make, examples, file)
     assert resumed.losses == whole.losses
     assert resumed.tokens == whole.tokens
