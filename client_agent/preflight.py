@@ -125,7 +125,8 @@ def _size(count: int) -> str:
 
 def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
     base, data = _loaded(settings), _examples(settings)
-    encode_for(base, [*data.train, *data.validation, *data.test], plan.max_length)
+    for examples in (data.train, data.validation, data.test):  # as training and scoring tokenise them: once
+        encode_for(base, examples, plan.max_length)
     probe = data.test[:_PROBE_EXAMPLES]
     loss = mean_loss(base, encode_for(base, probe, min(_PROBE_LENGTH, base.positions)))
     skipped = f", {len(data.skipped)} rows skipped" if data.skipped else ""

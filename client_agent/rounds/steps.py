@@ -221,7 +221,6 @@ def _load_served(work: Work, adapter: Adapter) -> State:
 
 
 def _sign(work: Work) -> bytes:
-    work.folder.forget(PARTIAL)
     return _sketch(work, work.trained.of(work.folder).adapter).to_bytes()
 
 
@@ -233,6 +232,7 @@ def _sketch(work: Work, trained: State | None) -> Sketch:
 
 
 def _pack(work: Work) -> bytes:
+    work.folder.forget(PARTIAL)  # a private sketch exists before the training, so not in `_sign`
     return pack_update(work.update_inputs)
 
 

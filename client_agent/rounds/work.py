@@ -50,7 +50,12 @@ class Work:
 
     @property
     def checkpoint(self) -> TrainingCheckpoint:
-        return TrainingCheckpoint(self.folder.path / PARTIAL, self.trainer.checkpoint_seconds)
+        origin = self.trainer.origin(self.opened)
+        return TrainingCheckpoint(
+            self.folder.path / PARTIAL,
+            self.trainer.checkpoint_seconds,
+            belongs_to=f"{self.folder.base} {origin.model_dump_json()}",
+        )
 
     @property
     def update_inputs(self) -> UpdateInputs:

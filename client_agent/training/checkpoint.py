@@ -49,9 +49,11 @@ class TrainingCheckpoint:
     """A file with the position of one training; `every_seconds` is what a kill loses at most.
 
     The owner is a digest of everything that determines the training. A file of another owner is ignored.
+    `belongs_to` is what `train` cannot see of it: the served weights, the frames.
     """
 
-    def __init__(self, file: Path, every_seconds: float) -> None:
+    def __init__(self, file: Path, every_seconds: float, belongs_to: str = "") -> None:
+        self.belongs_to = belongs_to
         self._file = file
         self._every_seconds = every_seconds
         self._stored_at = time.monotonic()
@@ -105,9 +107,6 @@ class TrainingCheckpoint:
             log.warning("training: %s is damaged (%s); the round's training starts anew", self._file, error)
             return None
 
-    def remove(self) -> None:
-        self._file.unlink(missing_ok=True)
-
 
 def owner_of(facts: Sequence[object], arrays: Sequence[Arrays], texts: Sequence[Encoded]) -> str:
     """Return a digest of the inputs of a training: plain facts, tensors by name, and token ids."""
@@ -120,7 +119,7 @@ def owner_of(facts: Sequence[object], arrays: Sequence[Arrays], texts: Sequence[
 def _chunks(arrays: Sequence[Arrays], texts: Sequence[Encoded]) -> Iterator[bytes]:
     for tensors in arrays:
         for name in sorted(tensors):
-            yield name.encode()
+            yield f"{name} {tensors[name].shape}".encode()
             yield np.ascontiguousarray(tensors[name]).tobytes()
     for text in texts:
         yield np.array([*text.ids, *text.answer], np.int64).tobytes()

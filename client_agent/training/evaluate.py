@@ -124,10 +124,8 @@ def _answers(base: BaseModel, texts: Sequence[Encoded]) -> list[_Answer]:
             losses.append(nnf.cross_entropy(logits, expected, reduction="none"))
             right.append(logits.argmax(-1) == expected)
         counts = is_answer.sum(dim=1).tolist()
-        by_text = zip(
-            torch.cat(losses).cpu().split(counts), torch.cat(right).cpu().split(counts), strict=True
-        )
-        for index, (text_losses, text_right) in zip(group, by_text, strict=True):
+        by_text = (torch.split(torch.cat(parts).cpu(), counts) for parts in (losses, right))
+        for index, text_losses, text_right in zip(group, *by_text, strict=True):
             answers[index] = _Answer(text_losses, bool(text_right.all()))
     return [answers[index] for index in range(len(texts))]
 

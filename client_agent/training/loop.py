@@ -94,8 +94,9 @@ def train(
     run = _Run(base, parameters, optimiser, plan, [float(group["lr"]) for group in optimiser.param_groups])
     with _training(base, plan, seed, round_number):
         if checkpoint is not None:
-            facts = [plan.model_dump(mode="json"), learning_rate, seed, round_number, total_rounds, base.slug]
-            start = [copy_out(parameters), optimiser_state or {}]
+            place = [base.slug, str(base.device), str(base.model.dtype), checkpoint.belongs_to]
+            facts = [plan.model_dump(mode="json"), learning_rate, seed, round_number, total_rounds, *place]
+            start = [copy_out(parameters), adapter.state(), optimiser_state or {}]
             run.resume(checkpoint, owner_of(facts, start, texts))
         batches = iterate_batches(texts, plan.batch_size, seed=seed, round_number=round_number)
         batches = islice(batches, len(run.losses) * plan.accumulation, None)
