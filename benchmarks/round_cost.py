@@ -68,6 +68,7 @@ def main() -> None:
     base = built(size, device=torch.device("cpu"), dtype=torch.float32, quantization="none")
     data = SiloData(
         train=skewed(options.examples, size.length, "train"),
+        validation=(),
         test=skewed(max(options.scored, options.examples // 4), size.length, "test"),
     )
     plan = TrainingPlan(
