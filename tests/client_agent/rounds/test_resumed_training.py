@@ -47,7 +47,9 @@ def trained(
         ).to_bytes()
 
 
-@pytest.mark.parametrize("pruning", [None, Pruning(strength=0.1, decay=0.5)], ids=["plain", "pruned"])
+@pytest.mark.parametrize(
+    "pruning", [None, Pruning(least=1, decay=0.5, strength=0.1)], ids=["plain", "pruned"]
+)
 def test_a_stopped_round_resumes_to_the_same_file(
     tiny: Callable[..., BaseModel], examples: Sequence[Example], tmp_path: Path, pruning: Pruning | None
 ) -> None:
