@@ -123,10 +123,9 @@ def _answers(base: BaseModel, texts: Sequence[Encoded]) -> list[_Answer]:
             logits = base.parts.logits(base.model, part).float()  # (rows, V)
             losses.append(nnf.cross_entropy(logits, expected, reduction="none"))
             right.append(logits.argmax(-1) == expected)
-        counts = is_answer.sum(dim=1).tolist()
-        by_text = zip(
-            torch.cat(losses).cpu().split(counts), torch.cat(right).cpu().split(counts), strict=True
-        )
+        ends = is_answer.sum(dim=1).cumsum(0).cpu()[:-1]
+        parts = (torch.cat(values).cpu().tensor_split(ends) for values in (losses, right))
+        by_text = zip(*parts, strict=True)
         for index, (text_losses, text_right) in zip(group, by_text, strict=True):
             answers[index] = _Answer(text_losses, bool(text_right.all()))
     return [answers[index] for index in range(len(texts))]
