@@ -75,9 +75,13 @@ GENERATED_METRICS: Mapping[MetricName, Metric] = MappingProxyType(
 
 
 def _normalised(text: str) -> str:
-    """Return a text in lower case, without punctuation, articles and repeated spaces."""
-    plain = "".join(character for character in text.lower() if character not in string.punctuation)
-    return " ".join(_ARTICLES.sub(" ", plain).split())
+    """Return a text in lower case, without punctuation, articles and repeated spaces.
+
+    What would leave nothing is left out: the label "A" is no article, and "+" no punctuation.
+    """
+    lower = " ".join(text.lower().split())
+    plain = "".join(character for character in lower if character not in string.punctuation)
+    return " ".join(_ARTICLES.sub(" ", plain).split()) or " ".join(plain.split()) or lower
 
 
 def _words(text: str) -> list[str]:

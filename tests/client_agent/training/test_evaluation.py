@@ -29,10 +29,12 @@ ADAPTER = AdapterPlan(rank=8, blocks=2, private_rank=2)
 LETTERS = [Example(f"x {letter}=", letter * 2) for letter in "abcdefgh"]
 
 
-def loss_of_public_model(base: BaseModel, prompt: str, answer: str, *, closed: bool) -> list[float]:
+def loss_of_public_model(
+    base: BaseModel, prompt: str, answer: str, *, closed: bool, special: bool = True
+) -> list[float]:
     """Return the losses of an answer's tokens, one text at a time."""
-    start = base.tokenizer(prompt, return_tensors="pt")["input_ids"]
-    ids = base.tokenizer(prompt + answer, return_tensors="pt")["input_ids"]
+    start = base.tokenizer(prompt, return_tensors="pt", add_special_tokens=special)["input_ids"]
+    ids = base.tokenizer(prompt + answer, return_tensors="pt", add_special_tokens=special)["input_ids"]
     if closed:
         ids = torch.cat([ids, torch.tensor([[base.tokenizer.eos_token_id]])], dim=1)
     with torch.no_grad():
@@ -127,15 +129,15 @@ def test_scores_are_of_the_same_few_examples_whatever_their_order(
     assert few.loss != evaluate(base, examples, max_length=64).loss
 
 
-def test_a_chats_options_and_question_end_where_its_answer_begins(tiny: Callable[..., BaseModel]) -> None:
-    base = tiny()
+def test_options_and_question_of_a_chat_follow_its_template(tiny: Callable[..., BaseModel]) -> None:
+    base, prompt, options = tiny(), "<user>x\n<assistant>", ("ab", "ba", "qqqq")
     base.tokenizer.chat_template = TEMPLATE
-    chat = Example("", "ab", (Turn("user", "x"),), options=("ab", "ba", "abab"), metrics=("option_accuracy",))
-    prompt = "<user>x\n<assistant>"
-    means = [np.mean(loss_of_public_model(base, prompt[6:], o, closed=False)) for o in chat.options]
-    assert len(means) == 3
-    assert encode_question(chat, base.tokenizer, 64) == encode_prompt("x", base.tokenizer, chat=True)
-    assert evaluate(base, [chat], max_length=64).scores()["option_accuracy"].count == 1
+    means = [np.mean(loss_of_public_model(base, prompt, o, closed=False, special=False)) for o in options]
+    for index, option in enumerate(options):
+        chat = Example("", option, (Turn("user", "x"),), options, metrics=("option_accuracy",))
+        assert encode_question(chat, base.tokenizer, 64) == encode_prompt("x", base.tokenizer, chat=True)
+        score = evaluate(base, [chat], max_length=64).scores()["option_accuracy"]
+        assert score.value == float(index == np.argmin(means))
 
 
 def test_a_long_prompt_loses_its_start(tiny: Callable[..., BaseModel]) -> None:

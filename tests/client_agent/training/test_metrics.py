@@ -20,11 +20,15 @@ from client_agent.training.metrics import (
     [
         (exact_match, " The  Cat.", "cat", 1.0),
         (exact_match, "a dog", "cat", 0.0),
+        (exact_match, "", "A", 0.0),  # a label, which is no article
+        (exact_match, "The", "A", 0.0),
+        (exact_match, " a", "A", 1.0),
+        (exact_match, "-", "+", 0.0),
         (exact_match, "theatre", "atre", 0.0),
         (f1, "the red cat", "a cat", 2 / 3),  # red cat / cat
         (f1, "cat cat", "cat", 2 / 3),  # a word counts as often as in both
         (f1, "dog", "cat", 0.0),
-        (f1, "", "the", 1.0),
+        (f1, "", "the", 0.0),
         (f1, "", "cat", 0.0),
         (number, "It is 3.\n#### 1,003", "1003", 1.0),
         (number, "#### 7.0 apples", "7", 1.0),
