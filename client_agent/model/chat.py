@@ -17,7 +17,7 @@ _ASSISTANT = "assistant"
 # An answer ends with eos, so that the end of every answer is learnt, not of the last alone.
 _PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}"
-    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
@@ -113,8 +113,11 @@ def _span(
     turns: Sequence[Turn], whole: str, tokenizer: PreTrainedTokenizerFast, place: str
 ) -> tuple[int, int] | None:
     """Return the span of an earlier answer, with its end-of-turn token; None if it is written otherwise."""
-    before = _render(turns[:-1], tokenizer, place, prompt=True)
     through = _render(turns, tokenizer, place)
+    if len(turns) == 1:  # nothing to render before it
+        before = through[: max(0, through.find(turns[0].content))]
+    else:
+        before = _render(turns[:-1], tokenizer, place, prompt=True)
     if not whole.startswith(before) or not whole.startswith(through):
         return None
     end = len(through.rstrip())
