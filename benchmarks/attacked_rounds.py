@@ -28,6 +28,7 @@ from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.results import Cell
 from client_agent.simulation.study import Study
 from client_agent.simulation.study_fields import StudySilo
+from client_agent.storage.rate_store import RATES, RateStore
 from client_agent.storage.round_folder import SIGNATURE, TRAINED, RoundFolder
 from schemas.maths.adapter import in_order, size
 from schemas.maths.start import start_values
@@ -122,7 +123,9 @@ def run(where: Place, attack: str, guard: str, *, seed: int, rounds: int, tell: 
     silos = build_silos(study, draw_examples(study, seed), where.models)
     folder = where.folder / f"{attack}-{guard}-{seed}"
     result = Scored([], [])
-    with create_federation(cell, study, silos, where.operator, folder, None) as federation:
+    with create_federation(
+        cell, study, silos, where.operator, folder, None, RateStore(folder / RATES)
+    ) as federation:
         where.operator.post(f"{federation.path}/start")
         for silo in study.silo:
             federation.enrol(silo)

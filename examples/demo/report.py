@@ -135,17 +135,18 @@ def verdicts(report: Answer) -> list[str]:
     to_worst = worst["fedmosaic"]["loss"] - worst[control]["loss"]
     return [
         f"Relevance: {report['in_cluster_mass']:.3f} of the weight lies on other clients of the same task.",
-        f"Alignment: against random frames a loss of {to_mean:+.3f} in the mean, {to_worst:+.3f} in the worst "
-        "client. Established clients listen to peers of the identical base model, whose frames agree anyway.",
+        f"Alignment: against random frames a loss of {to_mean:+.3f} in the mean, {to_worst:+.3f} in the "
+        "worst client. Established clients listen to peers of the identical base model, whose frames agree anyway.",
         f"Bytes per client and round: {report['bytes_up_per_client_round']:,} up, "
         f"{report['bytes_down_per_client_round']:,} down.",
-        f"Late joiner: a loss of {late['fedmosaic']['loss_at_start']:.2f} before its first step and {joined:.2f} "
-        f"after {rounds} rounds; alone {end_alone:.2f} after "
+        f"Late joiner: a loss of {late['fedmosaic']['loss_at_start']:.2f} before its first step and "
+        f"{joined:.2f} after {rounds} rounds; alone {end_alone:.2f} after "
         f"{len(late['local']['loss_by_round'])} rounds: "
         f"{'ahead' if joined < end_alone else 'not ahead'} of local training's end.",
-        f"FedMosaic is {_beside(theirs['loss'] - ours['loss'])} the better local method ({best_local}) in mean "
-        f"loss, {ours['loss']:.3f} against {theirs['loss']:.3f}; worst client {worst['fedmosaic']['loss']:.3f} "
-        f"against {worst_local:.3f}; exact match {ours['exact_match']:.3f} against {theirs['exact_match']:.3f}. "
+        f"FedMosaic is {_beside(theirs['loss'] - ours['loss'])} the better local method ({best_local}) in "
+        f"mean loss, {ours['loss']:.3f} against {theirs['loss']:.3f}; worst client "
+        f"{worst['fedmosaic']['loss']:.3f} against {worst_local:.3f}; exact match "
+        f"{ours['exact_match']:.3f} against {theirs['exact_match']:.3f}. "
         "One draw of the examples: `tessera compare` tells the noise.",
     ]
 
