@@ -80,18 +80,18 @@ class Runs:
 
 def figures(score: str, rule: Rule, method: str, runs: Runs, baselines: dict[str, Runs]) -> ScoreFigures:
     """Compute all figures of a score that a values_ofer has."""
-    values_ofers = [silo.name for silo in runs.study.values_ofers]
+    founders = [silo.name for silo in runs.study.founders]
     everyone = [silo.name for silo in runs.study.silo]
-    values, by_client = runs.values(score, rule, values_ofers), runs.values(score, rule, everyone)
+    values, by_client = runs.values(score, rule, founders), runs.values(score, rule, everyone)
     worst = max if score in LOWER_IS_BETTER else min
     clients = {name: [v[name] for v in by_client.values() if name in v] for name in everyone}
     return ScoreFigures(
         mean=estimate([mean(list(by_name.values())) for by_name in values.values()]),
         worst=estimate([worst(by_name.values()) for by_name in values.values()]),
-        count=runs.count(score, rule, values_ofers),
+        count=runs.count(score, rule, founders),
         clients={name: estimate(by_seed) for name, by_seed in clients.items() if by_seed},
         groups=_groups(runs.study, values),
-        against=compare(score, rule, method, values_ofers, runs, baselines),
+        against=compare(score, rule, method, founders, runs, baselines),
     )
 
 
