@@ -79,7 +79,7 @@ class Runs:
 
 
 def figures(score: str, rule: Rule, method: str, runs: Runs, baselines: dict[str, Runs]) -> ScoreFigures:
-    """Compute all figures of a score that a values_ofer has."""
+    """Compute all figures of a score that a founder has."""
     founders = [silo.name for silo in runs.study.founders]
     everyone = [silo.name for silo in runs.study.silo]
     values, by_client = runs.values(score, rule, founders), runs.values(score, rule, everyone)
