@@ -31,16 +31,16 @@ def states(client: ClientResult) -> list[HeldState]:
 
     Alone, a round begins with the trained state of the round before, so `served` adds only the bare model.
     """
-    held: list[HeldState] = []
+    history: list[HeldState] = []
     for entry in client.rounds:
         scores, losses = entry.scores, entry.validation
-        held.append(HeldState(entry.round, "served", scores.served, losses.get("served")))
-        held.append(HeldState(entry.round, "trained", scores.trained, losses.get("trained")))
+        history.append(HeldState(entry.round, "served", scores.served, losses.get("served")))
+        history.append(HeldState(entry.round, "trained", scores.trained, losses.get("trained")))
     if client.final is not None:
-        held.append(
+        history.append(
             HeldState(client.rounds[-1].round + 1, "final", client.final.scores, client.final.validation_loss)
         )
-    return held
+    return history
 
 
 def end_state(client: ClientResult) -> HeldState:
@@ -50,10 +50,10 @@ def end_state(client: ClientResult) -> HeldState:
 
 def best_state(client: ClientResult) -> HeldState | None:
     """Return the earliest state with the least validation loss; None if a state has none."""
-    held = states(client)
-    losses = [state.validation for state in held]
-    known = [loss for loss in losses if loss is not None]
-    return held[losses.index(min(known))] if len(known) == len(held) else None
+    history = states(client)
+    losses = [state.validation for state in history]
+    measured = [loss for loss in losses if loss is not None]
+    return history[losses.index(min(measured))] if len(measured) == len(history) else None
 
 
 def state_by(rule: Rule, client: ClientResult) -> HeldState:

@@ -136,8 +136,8 @@ def verdicts(report: Answer) -> list[str]:
     return [
         f"Relevance: {report['in_cluster_mass']:.3f} of the weight lies on other clients of the same task.",
         f"Alignment: against random frames a loss of {to_mean:+.3f} in the mean, {to_worst:+.3f} in the "
-        "worst client. Established clients listen to peers of the identical base model, whose frames agree "
-        "anyway.",
+        "worst client. Established clients listen to peers of the identical base model, whose frames "
+        "agree anyway.",
         f"Bytes per client and round: {report['bytes_up_per_client_round']:,} up, "
         f"{report['bytes_down_per_client_round']:,} down.",
         f"Late joiner: a loss of {late['fedmosaic']['loss_at_start']:.2f} before its first step and "

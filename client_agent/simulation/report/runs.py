@@ -16,7 +16,7 @@ BySeed = dict[int, dict[str, float]]
 
 
 class ScoreFigures(Strict):
-    """One score of one method by one rule; means and worst clients are over the founders that have it.
+    """One score of one method by one rule; means and worst clients are over the by_seeders that have it.
 
     `count` is the number of test items of all these clients in one seed. `against` compares with the methods
     that train alone, on the seeds that all methods have.
@@ -40,7 +40,7 @@ class Runs:
 
     def values(self, score: str, rule: Rule, names: Sequence[str]) -> BySeed:
         """Return a score by seed and client, of the clients that have it."""
-        found = {
+        by_seed = {
             result.seed: {
                 client.name: state.scores[score].value
                 for client in result.clients
@@ -48,7 +48,7 @@ class Runs:
             }
             for result in self.results
         }
-        return {seed: by_client for seed, by_client in found.items() if by_client}
+        return {seed: by_client for seed, by_client in by_seed.items() if by_client}
 
     def of_paired(self, score: str, rule: Rule, names: Sequence[str]) -> BySeed:
         """Return the same for the paired seeds only."""
@@ -58,15 +58,15 @@ class Runs:
         return [client for result in self.results for client in result.clients if client.name == name]
 
     def score_names(self, rule: Rule, names: Sequence[str]) -> list[str]:
-        """Return the names of the founders' scores, loss first, without perplexity."""
-        found = {
+        """Return the names of the names_thereers' scores, loss first, without perplexity."""
+        names_there = {
             name: None
             for result in self.results
             for client in result.clients
             if client.name in names
             for name in state_by(rule, client).scores
         }
-        return [LOSS, *sorted(found.keys() - {LOSS, PERPLEXITY})]
+        return [LOSS, *sorted(names_there.keys() - {LOSS, PERPLEXITY})]
 
     def count(self, score: str, rule: Rule, names: Sequence[str]) -> int:
         """Return the number of test items of a score in the first seed that has it."""
@@ -89,7 +89,7 @@ def figures(score: str, rule: Rule, method: str, runs: Runs, baselines: dict[str
         mean=estimate([mean(list(by_name.values())) for by_name in values.values()]),
         worst=estimate([worst(by_name.values()) for by_name in values.values()]),
         count=runs.count(score, rule, founders),
-        clients={name: estimate(found) for name, found in clients.items() if found},
+        clients={name: estimate(by_seed) for name, by_seed in clients.items() if by_seed},
         groups=_groups(runs.study, values),
         against=compare(score, rule, method, founders, runs, baselines),
     )
@@ -117,8 +117,8 @@ def _groups(study: Study, values: BySeed) -> dict[str, Estimate]:
     for silo in study.founders:
         if silo.group is not None:
             groups.setdefault(silo.group, []).append(silo.name)
-    found = {
+    by_group = {
         group: [mean(g) for v in values.values() if (g := [v[name] for name in names if name in v])]
         for group, names in groups.items()
     }
-    return {group: estimate(means) for group, means in found.items() if means}
+    return {group: estimate(means) for group, means in by_group.items() if means}

@@ -187,8 +187,8 @@ def _transfer(
     control = control_of(runs.study, method, runs.results[0].plan)
     if control is None or control not in all_runs:
         return {}
-    found = {rule: transfer_of(rule, runs, control, all_runs[control]) for rule in rules}
-    return {rule: transfer for rule, transfer in found.items() if transfer is not None}
+    transfers = {rule: transfer_of(rule, runs, control, all_runs[control]) for rule in rules}
+    return {rule: transfer for rule, transfer in transfers.items() if transfer is not None}
 
 
 def _forgetting(results: Sequence[CellResult], founders: Sequence[str]) -> Estimate | None:
@@ -205,8 +205,8 @@ def _latecomer(method: str, name: str, rule: Rule, runs: Runs, baselines: dict[s
     seeds = [result.seed for result in runs.results]
     curves = [trained_losses(client) for client in runs.of(name)]
     ends = {
-        baseline: {seed: of_seed[name] for seed, of_seed in others.values(LOSS, rule, [name]).items()}
-        for baseline, others in baselines.items()
+        baseline: {seed: of_seed[name] for seed, of_seed in alone.values(LOSS, rule, [name]).items()}
+        for baseline, alone in baselines.items()
         if baseline != method
     }
     return Latecomer(

@@ -140,12 +140,13 @@ def _main(report: Report) -> Table:
 def _metrics(report: Report) -> Table:
     table = Table("method")
     for name in report.metrics:
-        count = next(m.scores[report.rules[0]][name].count for m in report.methods)
+        every = (method.scores[report.rules[0]].get(name) for method in report.methods)
+        count = next(score.count for score in every if score is not None)
         table.add_column(f"{name} ({count} items)", justify="right")
     if report.metrics:
         for method in report.methods:
-            found = [method.scores[report.rules[0]].get(name) for name in report.metrics]
-            cells = (f"{figure(f.mean)} / {f.worst.mean:.3f}" if f is not None else "-" for f in found)
+            scores = [method.scores[report.rules[0]].get(name) for name in report.metrics]
+            cells = (f"{figure(f.mean)} / {f.worst.mean:.3f}" if f is not None else "-" for f in scores)
             table.add_row(method.method, *cells)
     return table
 
