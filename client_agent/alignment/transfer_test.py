@@ -62,10 +62,6 @@ class Trial:
         rate = self.training.learning_rate
         return _RATE_OF_AUTO if rate == "auto" else rate
 
-    @property
-    def target_rate(self) -> float:
-        return TARGET_RATE * self.source_rate
-
     def plan(self, steps: int, batch_size: int) -> TrainingPlan:
         """Copy the plan's model-dependent settings; a warm-up or a schedule would end elsewhere here."""
         return TrainingPlan(
@@ -179,7 +175,7 @@ def run_transfer_test(
         directions=directions,
         taught=SOURCE_STEPS,
         steps=trial.steps,
-        learning_rate=trial.target_rate,
+        learning_rate=TARGET_RATE * trial.source_rate,
         seed=trial.seed,
     )
 
@@ -213,7 +209,7 @@ class _Learner:
             if start is not None:
                 adapter.load(start)
             plan = self._trial.plan(self._trial.steps, _TARGET_BATCH)
-            self._train(base, adapter, task.target, plan, self._trial.target_rate)
+            self._train(base, adapter, task.target, plan, TARGET_RATE * trial.source_rate)
             return self._scored(base, task)
 
     def score(self, base: BaseModel, frames: Frames, state: State, task: _Task) -> Evaluation:
@@ -233,10 +229,7 @@ class _Learner:
         learning_rate: float,
     ) -> None:
         train(
-            base,
-            adapter,
-            encode_for(base, examples, plan.max_length),
-            plan,
+            *(base, adapter, encode_for(base, examples, plan.max_length), plan),
             learning_rate=learning_rate,
             seed=plan.seed,
             round_number=1,

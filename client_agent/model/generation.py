@@ -87,12 +87,12 @@ def _greedy_batch(base: BaseModel, prompts: Sequence[Sequence[int]], count: int)
 def _no_settings_of_its_own(base: BaseModel) -> Iterator[None]:
     """Ignore a model's generation_config.json, whose penalties and bans would apply here too."""
     model = cast(Any, base.model)
-    own = model.generation_config
+    stored = model.generation_config
     model.generation_config = _settings()
     try:
         yield
     finally:
-        model.generation_config = own
+        model.generation_config = stored
 
 
 def _settings(**options: object) -> GenerationConfig:

@@ -153,8 +153,8 @@ def train_locally(
     """Train the injected adapter from `start` with the private tensors and the optimiser state of `earlier`.
 
     Args:
-        federated: whether peers have made `start`; it is then kept where validation examples are too few to
-            decide, unless it does nothing yet. Without peers the trained adapter is.
+        federated: whether peers have made `start`, which is then kept where validation examples are too few,
+            unless it does nothing yet.
         surroundings: the digest of everything else that acts in the model: base delta, global branch.
 
     Raises:
@@ -164,17 +164,14 @@ def train_locally(
     if earlier is not None:
         adapter.load_private(earlier.private)
     pruner = Pruner(adapter, traits.pruning) if traits.pruning is not None else None
-    own_penalty = adapter.penalty(silo.data.train, plan.max_length, round_number)
+    penalty = pruner.penalty if pruner else adapter.penalty(silo.data.train, plan.max_length, round_number)
     examiner = Examiner(silo, scores, plan.max_length, surroundings)
     served = examiner.examine(adapter, [] if earlier is None else _examined(earlier))
     fallback: Side = "served" if federated and acts(adapter) else "trained"
-    started_from, start_private = adapter.state(), adapter.private_state()
+    before = adapter.state(), adapter.private_state()
     with TrainingProgress(title) as progress:
         outcome = train(
-            silo.base,
-            adapter,
-            silo.encoded(silo.data.train, plan.max_length),
-            plan,
+            *(silo.base, adapter, silo.encoded(silo.data.train, plan.max_length), plan),
             learning_rate=learning_rate,
             seed=plan.seed,
             round_number=round_number,
@@ -182,21 +179,17 @@ def train_locally(
             optimiser_state=_optimiser_state(earlier, adapter, traits),
             on_step=progress,
             stop=stop,
-            penalty=pruner.penalty if pruner is not None else own_penalty,
+            penalty=penalty,
             checkpoint=checkpoint,
             options=silo.options,
         )
     if len(outcome.losses) < plan.steps:
         raise Stopped
     adapter.end_round()
-    state = pruner.pruned() if pruner is not None else adapter.state()
+    state = pruner.pruned() if pruner else adapter.state()
     exams: dict[Side, Exam] = {"served": served, "trained": examiner.examine(adapter)}
     return Trained(
-        adapter=state,
-        private=adapter.private_state(),
-        optimiser=outcome.optimiser_state,
-        start=started_from,
-        start_private=start_private,
+        *(state, adapter.private_state(), outcome.optimiser_state, *before),
         origin=origin,
         learning_rate=learning_rate,
         **_results(exams, fallback),

@@ -119,14 +119,14 @@ def sizes_of(study: Study) -> dict[str, int]:
         StudyUnusable: a power law leaves silos without an example.
     """
     partition = study.partition
-    own = {silo.name: silo.examples for silo in study.silo}
+    sizes = {silo.name: silo.examples for silo in study.silo}
     if not isinstance(partition, SizePartition):
-        return own
+        return sizes
     if partition.sizes is not None:
-        return dict(zip(own, partition.sizes, strict=True))
+        return dict(zip(sizes, partition.sizes, strict=True))
     assert partition.power is not None
-    total = sum(own.values())
-    shares = np.arange(1, len(own) + 1, dtype=np.float64) ** -partition.power
+    total = sum(sizes.values())
+    shares = np.arange(1, len(sizes) + 1, dtype=np.float64) ** -partition.power
     exact = total * shares / shares.sum()
     counts = np.floor(exact).astype(int)
     for index in np.argsort(counts - exact, kind="stable")[: total - int(counts.sum())]:
@@ -136,7 +136,7 @@ def sizes_of(study: Study) -> dict[str, int]:
             f"partition.power {partition.power} leaves silo {study.silo[int(counts.argmin())].name} without "
             "an example; lower it, or raise silo.examples"
         )
-    return {name: int(count) for name, count in zip(own, counts, strict=True)}
+    return {name: int(count) for name, count in zip(sizes, counts, strict=True)}
 
 
 def dirichlet(alpha: float, classes: Sequence[str], seed: int, silo: str) -> dict[str, float]:
@@ -163,12 +163,12 @@ class _Queues:
         cls, classes: Mapping[str, Iterable[Example]], excluded: AbstractSet[str], side: str, *key: int | str
     ) -> _Queues:
         """Shuffle the examples of each class, without the excluded keys."""
-        kept = {
+        available = {
             name: [example for example in distinct(examples) if example.key not in excluded]
             for name, examples in classes.items()
         }
         return cls(
-            {name: shuffled(items, f"study {side}", name, *key) for name, items in kept.items() if items}
+            {name: shuffled(items, f"study {side}", name, *key) for name, items in available.items() if items}
         )
 
     def take(self, choices: _Choices) -> Example | None:

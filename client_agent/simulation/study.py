@@ -108,9 +108,10 @@ class Study(Strict):
             if self.source:
                 raise field_error("sources need a partition that divides them among the silos", "partition")
             return self
-        own = [silo.name for silo in self.silo if silo.train is not None]
-        if own:
-            raise field_error(f"silo {own[0]} gets its data from the partition; leave its train out", "silo")
+        with_train = [silo.name for silo in self.silo if silo.train is not None]
+        if with_train:
+            fact = f"silo {with_train[0]} gets its data from the partition; leave its train out"
+            raise field_error(fact, "silo")
         if not self.source:
             raise field_error("a partition needs at least one source", "source")
         self._fits_partition(self.partition)

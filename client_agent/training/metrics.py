@@ -86,8 +86,8 @@ def _normalised(text: str) -> str:
 
 def _words(text: str) -> list[str]:
     """Split a text into runs of letters, marks and digits, and those without spaces into characters."""
-    kept = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in text.lower())
-    return [part for word in kept.split() for part in (word if _WITHOUT_SPACES.search(word) else [word])]
+    spaced = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in text.lower())
+    return [part for word in spaced.split() for part in (word if _WITHOUT_SPACES.search(word) else [word])]
 
 
 def _first_number(text: str) -> Decimal | None:

@@ -36,9 +36,20 @@ def list_rounds(
     from rich.console import Console
 
     means = [r["scores"] and r["scores"]["mean"] for r in rounds]
-    others = other_names(means)
+    other_scores = other_names(means)
     shown = fitting_table(
-        ["round", "state", "updates", "rejected", "opened", "bytes", "loss", "worst", "perplexity", *others],
+        [
+            "round",
+            "state",
+            "updates",
+            "rejected",
+            "opened",
+            "bytes",
+            "loss",
+            "worst",
+            "perplexity",
+            *other_scores,
+        ],
         [
             (
                 r["round"],
@@ -50,11 +61,11 @@ def list_rounds(
                 score(mean, LOSS),
                 score(r["scores"] and r["scores"]["worst"], LOSS),
                 score(mean, PERPLEXITY),
-                *(score(mean, name) for name in others),
+                *(score(mean, name) for name in other_scores),
             )
             for r, mean in zip(rounds, means, strict=True)
         ],
-        optional=("bytes", "opened", "rejected", *reversed(others), "perplexity", "worst", "updates"),
+        optional=("bytes", "opened", "rejected", *reversed(other_scores), "perplexity", "worst", "updates"),
         title="Scores are means over the clients' personal models; worst: the highest loss.",
     )
     Console().print(shown)
@@ -163,12 +174,12 @@ def _round(details: dict[str, Any]) -> RenderableType:
         f"{counts['rejected']} rejected; {traffic(details['bytes'])}"
     )
     clients = details["clients"]
-    of_kept = [c["scores"] and personal(c["scores"]) for c in clients]
-    others = other_names(of_kept)
+    personal_scores = [c["scores"] and personal(c["scores"]) for c in clients]
+    other_scores = other_names(personal_scores)
     return fitting_table(
         [
             *("client", "state", "joined", "received", "bytes", "norm", "epsilon", "age"),
-            *("served", "trained", "kept", "final", "perplexity", *others, "why"),
+            *("served", "trained", "kept", "final", "perplexity", *other_scores, "why"),
         ],
         [
             (
@@ -181,14 +192,14 @@ def _round(details: dict[str, Any]) -> RenderableType:
                 c["epsilon"],
                 c["staleness"],
                 *losses(c["scores"]),
-                score(mine, PERPLEXITY),
-                *(score(mine, name) for name in others),
+                score(client_scores, PERPLEXITY),
+                *(score(client_scores, name) for name in other_scores),
                 c["reject_reason"],
             )
-            for c, mine in zip(clients, of_kept, strict=True)
+            for c, client_scores in zip(clients, personal_scores, strict=True)
         ],
         optional=(
-            *("epsilon", "age", "norm", "bytes", "joined", "received", *reversed(others), "perplexity"),
+            *("epsilon", "age", "norm", "bytes", "joined", "received", *reversed(other_scores), "perplexity"),
             *("final", "kept", "why", "served"),
         ),
         title=f"{title}\n{_LOSSES}",
