@@ -112,7 +112,7 @@ def _counts(
         length > max_length and not example.is_raw_text
         for example, length in zip(examples, lengths, strict=True)
     ]
-    kept = [text for example in examples for text in encode_whole(example, tokenizer, max_length)]
+    encoded = [text for example in examples for text in encode_whole(example, tokenizer, max_length)]
     learnt = sum(sum(text.answer) for text in whole)
     return {
         "examples": len(examples),
@@ -122,8 +122,8 @@ def _counts(
         "learnt tokens": learnt,
         f"cut at {max_length}": sum(is_cut),
         "tokens cut": sum(length - max_length for length, cut in zip(lengths, is_cut, strict=True) if cut),
-        "learnt tokens cut": learnt - sum(sum(text.answer) for text in kept),
-        "pieces": len(kept),
+        "learnt tokens cut": learnt - sum(sum(text.answer) for text in encoded),
+        "pieces": len(encoded),
     }
 
 

@@ -112,9 +112,9 @@ def is_large(source: str) -> bool:
     return parameter_count(source) >= _LARGE
 
 
-def shared_dtype(own: torch.dtype, quantization: Quantization) -> torch.dtype:
+def shared_dtype(dtype: torch.dtype, quantization: Quantization) -> torch.dtype:
     """Return the dtype of a shared model: the silo's own, but gradients need the range of bfloat16."""
-    return torch.bfloat16 if quantization != "none" or own == torch.float16 else own
+    return torch.bfloat16 if quantization != "none" or dtype == torch.float16 else dtype
 
 
 def open_silo(settings: AgentSettings) -> Silo:
@@ -178,7 +178,7 @@ def options_of(settings: AgentSettings, base: BaseModel) -> TrainingOptions:
 
 
 def allow_tf32(device: torch.device) -> None:
-    """Let float32 products on a GPU round their factors to TF32, which is several times faster.
+    """Allow float32 products on a GPU to round their factors to TF32, which is several times faster.
 
     Adapters multiply in float32; the alignment fits are in float64, which this does not change.
     """
