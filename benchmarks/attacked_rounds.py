@@ -26,11 +26,14 @@ from client_agent.simulation.federated_run import Federation, create_federation,
 from client_agent.simulation.methods import Method, plan_of
 from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.results import Cell
-from client_agent.simulation.study import Study, StudySilo
+from client_agent.simulation.study import Study
+from client_agent.simulation.study_fields import StudySilo
+from client_agent.storage.rate_store import RATES, RateStore
 from client_agent.storage.round_folder import SIGNATURE, TRAINED, RoundFolder
 from schemas.maths.adapter import in_order, size
 from schemas.maths.start import start_values
 from schemas.messages.rounds import RoundBrief
+from schemas.messages.scores import LOSS
 
 _ROOT = Path(__file__).resolve().parents[1]
 _DATA = _ROOT / "examples" / "studies" / "data"
@@ -77,7 +80,7 @@ ATTACKS: Mapping[str, Attack] = {
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Exact match of the honest clients on held-out examples: as a round begins and after it, by client."""
+    """Loss of the honest clients on held-out examples: as a round begins and after it, by client."""
 
     before: list[list[float]]
     after: list[list[float]]
@@ -120,7 +123,8 @@ def run(where: Place, attack: str, guard: str, *, seed: int, rounds: int, tell: 
     silos = build_silos(study, draw_examples(study, seed), where.models)
     folder = where.folder / f"{attack}-{guard}-{seed}"
     result = Scored([], [])
-    with create_federation(cell, study, silos, where.operator, folder, None) as federation:
+    rates = RateStore(where.folder / RATES)
+    with create_federation(cell, study, silos, where.operator, folder, None, rates) as federation:
         where.operator.post(f"{federation.path}/start")
         for silo in study.silo:
             federation.enrol(silo)
@@ -137,8 +141,8 @@ def _study(attackers: int, rounds: int) -> Study:
         return StudySilo(
             name=name,
             model=_MODEL,
-            train=pool / "train.jsonl",
-            test=pool / "test.jsonl",
+            train=str(pool / "train.jsonl"),
+            test=str(pool / "test.jsonl"),
             examples=EXAMPLES,
             group=task,
         )
@@ -164,8 +168,8 @@ def _round(federation: Federation, number: int, craft: Craft, result: Scored) ->
         folder.write(SIGNATURE, _folder(victims[0], number).read(SIGNATURE))
         take_part(client, brief)
     wait_until_published(federation, number)
-    result.before.append([item.scores.before.exact_match for item in trained])
-    result.after.append([item.scores.after.exact_match for item in trained])
+    result.before.append([item.scores.served[LOSS].value for item in trained])
+    result.after.append([item.scores.trained[LOSS].value for item in trained])
 
 
 def _folder(client: Participant, number: int) -> RoundFolder:

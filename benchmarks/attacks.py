@@ -116,10 +116,10 @@ def _show_adapters(console: Console, result: Mapping[str, Mapping[str, Mapping[s
         for guard in ("off", "on"):
             for when in ("before", "after"):
                 last = [rounds[-1] for rounds in of[guard][when].values()]
-                row.append(f"{fmean(map(fmean, last)):.3f} / {fmean(map(min, last)):.2f}")
+                row.append(f"{fmean(map(fmean, last)):.3f} / {fmean(map(max, last)):.2f}")
         rows.append(row)
     columns = ("attack", "relevance: given", "trained", "guard: given", "trained")
-    figures.show(console, "exact match of the honest in the last round, mean / worst", columns, rows)
+    figures.show(console, "held-out loss of the honest in the last round, mean / worst", columns, rows)
 
 
 if __name__ == "__main__":

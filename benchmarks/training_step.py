@@ -38,9 +38,12 @@ from benchmarks.random_llama import SIZES, Size, built, full_batch
 from client_agent.adapters.base import Adapter, Removable, replace_module
 from client_agent.adapters.frames import random_frames, wrapped_layers
 from client_agent.adapters.inject import inject_pq
+from client_agent.model.examples import encode_for
 from client_agent.model.loading import BaseModel
 from client_agent.training.loop import Step, train
 from schemas.messages.federations import ALL_ROLES, AdapterPlan, TrainingPlan
+
+_RATE = 1e-4
 
 PQ, SAME, EVERY = "PQ-LoRA", "peft LoRA, same layers", "peft LoRA, all layers"
 GOAL = 1.1
@@ -194,7 +197,7 @@ def measure(
         batch_size=size.batch,
         max_length=size.length,
         gradient_checkpointing=checkpointing,
-        learning_rate=1e-4,
+        learning_rate=_RATE,
     )
     laps: dict[str, list[Lap]] = {name: [] for name in makers}
     trainable: dict[str, int] = {}
@@ -241,7 +244,17 @@ def _lap(base: BaseModel, adapter: Adapter, size: Size, plan: TrainingPlan) -> L
         ends.append(time.perf_counter() if on_gpu else time.process_time())
 
     with PeakMemory(base.device) as peak:
-        train(base, adapter, full_batch(size), plan, seed=0, round_number=1, on_step=note)
+        train(
+            base,
+            adapter,
+            encode_for(base, full_batch(size), plan.max_length),
+            plan,
+            learning_rate=_RATE,
+            seed=0,
+            round_number=1,
+            total_rounds=1,
+            on_step=note,
+        )
     return Lap([after - before for before, after in pairwise(ends)], peak.bytes)
 
 

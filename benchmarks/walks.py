@@ -129,7 +129,7 @@ def _run(walks: Walks, url: str, folder: Path) -> None:
             "rounds": {"total": 3, "min_clients": 1},
             "adapter": {"kind": "pq", "rank": 4, "roles": ["v"]},
             "alignment": {"pivot": base_model_slug(str(MODEL)), "frames": "random"},
-            "training": {"steps": 1, "max_length": 32},
+            "training": {"steps": 1, "max_length": 32, "learning_rate": 0.01},
             "signature": {"probe_examples": 2},
         }
         path = f"/v1/federations/{operator.post('/v1/federations', plan)['id']}"

@@ -19,8 +19,9 @@ from client_agent.errors import (
     RequestTooSlow,
 )
 from client_agent.identity.key_rotation import switch_to_accepted_key
+from client_agent.rounds.final_weights import finish
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.steps import archive_trained, finish, resume, take_part
+from client_agent.rounds.steps import archive_trained, resume, take_part
 from client_agent.transport.client import NothingYet
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 

@@ -13,7 +13,7 @@ from client_agent.errors import AgentError, CoordinatorRefused, NotEnrolled
 from client_agent.identity.membership import connect_once, pending_key_file, read_membership
 from client_agent.model.examples import encode_all, encode_for
 from client_agent.model.gguf import model_folder
-from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
+from client_agent.model.loading import BaseModel, base_model_slug
 from client_agent.model.tokens import collate, pad_id
 from client_agent.privacy.budget import require_private, require_voices
 from client_agent.privacy.ledger import Ledger
@@ -21,9 +21,9 @@ from client_agent.rounds.plan import SiloPlan, federation_plan, training_plan
 from client_agent.rounds.sketch import mechanism_for
 from client_agent.settings import AgentSettings, read_settings
 from client_agent.training.data import SiloData
-from client_agent.training.evaluate import evaluate
+from client_agent.training.evaluate import mean_loss
 from client_agent.training.memory import held_bytes, step_memory
-from client_agent.training.silo import device_named, dtype_of, load_silo_data
+from client_agent.training.silo import device_named, dtype_of, load_own_model, load_silo_data, options_of
 from schemas import PROTOCOL_VERSION
 from schemas.identity.keys import thumbprint
 from schemas.messages.federations import TrainingPlan
@@ -92,6 +92,7 @@ def _device(settings: AgentSettings) -> str:
 
 def _model(settings: AgentSettings) -> str:
     base = _loaded(settings)
+    options_of(settings, base)
     return f"{base.slug}: {base.architecture}, {base.layers} layers, {base.hidden_size} wide"
 
 
@@ -124,11 +125,15 @@ def _size(count: int) -> str:
 
 def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
     base, data = _loaded(settings), _examples(settings)
-    encode_for(base, [*data.train, *data.test], plan.max_length)
+    for examples in (data.train, data.validation, data.test):  # as training and scoring tokenise them: once
+        encode_for(base, examples, plan.max_length)
     probe = data.test[:_PROBE_EXAMPLES]
-    metrics = evaluate(base, probe, max_length=min(_PROBE_LENGTH, base.positions))
+    loss = mean_loss(base, encode_for(base, probe, min(_PROBE_LENGTH, base.positions)))
     skipped = f", {len(data.skipped)} rows skipped" if data.skipped else ""
-    return f"{len(data.train)} to train on, {len(data.test)} held out{skipped}, loss now {metrics.loss:.2f}"
+    return (
+        f"{len(data.train)} to train on, {len(data.validation)} for validation, {len(data.test)} held out"
+        f"{skipped}, loss now {loss:.2f}"
+    )
 
 
 def _privacy(settings: AgentSettings, planned: SiloPlan) -> str:
@@ -186,12 +191,8 @@ def _identity(settings: AgentSettings) -> str:
 
 @cache
 def _loaded(settings: AgentSettings) -> BaseModel:
-    device = device_named(settings.device)
-    return load_base_model(
-        model_folder(settings.model, settings.folder),
-        device=device,
-        dtype=dtype_of(settings, device),
-        quantization=settings.quantization,
+    return load_own_model(
+        settings, model_folder(settings.model, settings.folder), device_named(settings.device)
     )
 
 

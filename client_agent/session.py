@@ -133,4 +133,5 @@ def open_participant(
                 max_epsilon=settings.max_epsilon,
                 min_voices=settings.min_voices,
                 lora_rank=settings.lora_rank,
+                checkpoint_seconds=settings.checkpoint_seconds,
             )

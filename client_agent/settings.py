@@ -13,9 +13,13 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from client_agent.errors import SettingsUnusable
 from schemas.identity.plain_http import is_exposed
 
+Metric = Literal["option_accuracy", "exact_match", "f1", "rouge_l", "number"]
+"""The same names as in `client_agent.model.examples`, which needs transformers."""
+
 _PREFIX = "TESSERA_AGENT_"
 _FOLDER = "tessera-agent"
 Quantization = Literal["none", "nf4", "int8"]
+OptimizerName = Literal["adamw", "adamw8bit"]
 
 
 class AgentSettings(BaseSettings):
@@ -39,22 +43,34 @@ class AgentSettings(BaseSettings):
     """A JSON file of the members' names and public keys, for plans with a pinned roster_policy."""
     train: str
     """Training examples: a .jsonl, .json, .csv or .parquet file, a saved data set, or hub:<id>:<split>."""
+    validation: str | None = None
+    """Examples that choose the rate and the personal model; by default a share of `train`, by stable hash."""
     test: str | None = None
     """Held-out examples for scores; by default a share of `train`, chosen by a stable hash."""
     format: str | None = None
     """The format of rows, or a task template (`tessera agent data --help`); by default found by columns."""
     columns: tuple[tuple[str, str], ...] = ()
     """Names of columns, as {prompt = "question"}, where the data's are not those of the format."""
+    metrics: tuple[Metric, ...] | None = None
+    """What answers are scored by beside the loss; by default what the task template names."""
     skip_bad_rows: bool = False
     """Whether rows that are no examples are counted and skipped instead of refused."""
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The held-out share of `train` without `test`."""
+    validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """The share of the other examples of `train` for validation without `validation`; 0 = none."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:<n>."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The base model's type: auto is bfloat16 on a GPU or when quantised, else float32. Adapters: float32."""
     quantization: Quantization = "none"
     """The format of the base model's linear layers in memory: `dtype`, 4 bits or 8 bits."""
+    chat_template: str | None = None
+    """plain, or a .jinja file, instead of the model's chat template; a base model may have none."""
+    optimizer: OptimizerName = "adamw"
+    """adamw8bit keeps the moments of large adapters in 8 bits."""
+    packing: bool = False
+    """Whether several short texts share a row in training, each with its own attention: less padding."""
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads; set it to 1 when several agents share a machine."""
     request_deadline_seconds: Annotated[float, Field(gt=0)] = 900.0
@@ -65,6 +81,8 @@ class AgentSettings(BaseSettings):
     """The fewest peers in a served mixture; plans with fewer are refused."""
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     """The first rank of this silo under a strategy with mixed ranks; by default the plan's."""
+    checkpoint_seconds: Annotated[float, Field(ge=1)] = 180.0
+    """How often the position inside a round's training is stored; a killed agent loses no more."""
     keep_rounds: Annotated[int, Field(ge=1)] = 2
     """The number of finished rounds that stay on disk."""
 
@@ -136,7 +154,7 @@ def _from_file(file: Path) -> dict[str, Any]:
     for option in ("folder", "roster"):
         if isinstance(options.get(option), str):
             options[option] = file.parent / Path(options[option]).expanduser()
-    for option in ("train", "test"):
+    for option in ("train", "validation", "test"):
         value = options.get(option)
         if isinstance(value, str) and not value.startswith("hub:"):
             options[option] = str(file.parent / Path(value).expanduser())
@@ -145,4 +163,7 @@ def _from_file(file: Path) -> dict[str, Any]:
         if isinstance(value, str):
             place = file.parent / Path(value).expanduser()
             options[option] = str(place) if place.exists() else value
+    template = options.get("chat_template")
+    if isinstance(template, str) and template != "plain":
+        options["chat_template"] = str(file.parent / Path(template).expanduser())
     return options

@@ -9,6 +9,8 @@ from typing import Final
 from client_agent.errors import AgentError
 from client_agent.identity.membership import Membership, connect_once, is_in_use, read_membership
 from client_agent.settings import AgentSettings
+from client_agent.storage.final_scores import read_final_scores
+from client_agent.storage.rate_store import RATES, RateStore
 from client_agent.storage.round_folder import (
     CLOSED,
     RECEIPT,
@@ -19,7 +21,9 @@ from client_agent.storage.round_folder import (
     RoundFolder,
     RoundFolders,
 )
-from schemas.messages.rounds import FinishedBrief, RoundBrief, Scores
+from client_agent.storage.tensor_metadata import read_metadata
+from schemas.messages.rounds import FinishedBrief, RoundBrief
+from schemas.messages.scores import LOSS, Scores
 from schemas.messages.updates import Receipt
 
 _STEPS: Final = (
@@ -33,15 +37,21 @@ _STEPS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RoundStatus:
-    """A round in the agent's folder. `before` and `after` are exact match on the silo's held-out examples.
+    """A round in the agent's folder; fields are None before they are known.
 
-    Fields are None until scores and update are sent.
+    Attributes:
+        served: the loss on the test examples before the local steps.
+        trained: the loss on the test examples after the local steps.
+        personal: which of both is the client's model.
+        learning_rate: the rate of the local steps.
     """
 
     round: int
     state: str
-    before: float | None
-    after: float | None
+    served: float | None
+    trained: float | None
+    personal: str | None
+    learning_rate: float | None
     bytes_sent: int | None
 
 
@@ -50,7 +60,8 @@ class AgentStatus:
     """An agent's status. `coordinator` is its answer, or the error.
 
     `well` is false if a person must act: the coordinator does not answer or refuses this client, or the agent
-    does not run and the federation is not finished.
+    does not run and the federation is not finished. `learning_rate` is the search's result, if the plan names
+    no rate; `final_loss` is the loss of the final weights on the test examples.
     """
 
     name: str
@@ -60,6 +71,8 @@ class AgentStatus:
     running: bool
     coordinator: str
     well: bool
+    learning_rate: str | None
+    final_loss: float | None
     rounds: list[RoundStatus]
 
 
@@ -73,6 +86,8 @@ def read_status(settings: AgentSettings) -> AgentStatus:
     member = read_membership(settings.folder)
     running = is_in_use(settings.folder)
     answer, reached, finished = _coordinator_status(settings, member)
+    home = settings.folder / member.federation_id
+    search, final = RateStore(home / RATES).newest(), read_final_scores(home)
     return AgentStatus(
         name=member.name,
         client=member.client_id,
@@ -81,9 +96,9 @@ def read_status(settings: AgentSettings) -> AgentStatus:
         running=running,
         coordinator=answer,
         well=reached and (running or finished),
-        rounds=[
-            _round(f) for f in RoundFolders(settings.folder / member.federation_id / "rounds").newest_first()
-        ],
+        learning_rate=str(search) if search is not None else None,
+        final_loss=final.scores[LOSS].value if final is not None else None,
+        rounds=[_round(folder) for folder in RoundFolders(home / "rounds").newest_first()],
     )
 
 
@@ -102,6 +117,14 @@ def _coordinator_status(settings: AgentSettings, member: Membership) -> tuple[st
     return "nothing to do for this client now", True, False
 
 
+def _learning_rate(folder: RoundFolder) -> float | None:
+    """Return the rate of a round's training; None before it is done, or if its file is damaged."""
+    try:
+        return float(read_metadata(folder.path / TRAINED)["learning_rate"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def _round(folder: RoundFolder) -> RoundStatus:
     state = next((text for file, text in _STEPS if folder.has(file)), "joining")
     if folder.has(CLOSED):
@@ -111,7 +134,9 @@ def _round(folder: RoundFolder) -> RoundStatus:
     return RoundStatus(
         round=folder.number,
         state=state,
-        before=scores.before.exact_match if scores is not None else None,
-        after=scores.after.exact_match if scores is not None else None,
+        served=scores.served[LOSS].value if scores is not None else None,
+        trained=scores.trained[LOSS].value if scores is not None else None,
+        personal=scores.kept if scores is not None else None,
+        learning_rate=_learning_rate(folder),
         bytes_sent=receipt.bytes if receipt is not None else None,
     )

@@ -45,6 +45,13 @@ def values(fill: float, rank: int = 2) -> dict[str, NDArray[np.float32]]:
     }
 
 
+def scored(trained: Mapping[str, float], count: int = 96, **others: Any) -> dict[str, Any]:
+    """Make the body of scores: a served model of loss 9, and a trained one that is kept."""
+    served = {"loss": {"value": 9.0, "count": count}}
+    named = {name: {"value": value, "count": count} for name, value in trained.items()}
+    return {"served": served, "trained": named, "kept": "trained", "final": None} | others
+
+
 def running(served: Served, clients: int = 2, **wanted: Any) -> tuple[str, list[Silo]]:
     """Make a federation, enrol clients and start it; the silos come in the order of their ids."""
     federation_id = served.federation(**(wanted or PLAN))

@@ -19,9 +19,9 @@ from client_agent.alignment.module_selection import FITTING_TASKS, HELD_OUT_TASK
 from client_agent.alignment.pack import Pack
 from client_agent.alignment.token_matching import Progress
 from client_agent.errors import AlignmentImpossible, Stopped
-from client_agent.model.examples import Example
+from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
-from client_agent.training.evaluate import Evaluation, evaluate
+from client_agent.training.evaluate import Evaluation, teacher_forced
 from client_agent.training.loop import Step, train
 from schemas.messages.alignment import Acceptance, Anchor, Direction, Ending, Start, verdict_on
 from schemas.messages.federations import AdapterPlan, AlignmentPlan, TrainingPlan
@@ -33,6 +33,7 @@ _SOURCE_BATCH = 16
 _TARGET_BATCH = 8
 # At the plan's learning rate every start converges on the pseudo-task, which hides the differences.
 TARGET_RATE = 0.3
+_RATE_OF_AUTO = 0.01  # P and Q, where every client searches its own rate
 _MOST_EXAMPLES = 256  # per training set, and for the score
 _FIRST_TASK = FITTING_TASKS + HELD_OUT_TASKS  # earlier tasks selected the modules
 
@@ -57,27 +58,15 @@ class Trial:
     steps: int = TARGET_STEPS
 
     @property
-    def source_plan(self) -> TrainingPlan:
-        """Return the plan of training in the source model."""
-        return self._plan(SOURCE_STEPS, _SOURCE_BATCH, self.training.learning_rate)
+    def source_rate(self) -> float:
+        rate = self.training.learning_rate
+        return _RATE_OF_AUTO if rate == "auto" else rate
 
-    @property
-    def target_plan(self) -> TrainingPlan:
-        """Return the plan of continued training in the target model."""
-        return self._plan(self.steps, _TARGET_BATCH, TARGET_RATE * self.training.learning_rate)
-
-    def _plan(self, steps: int, batch_size: int, learning_rate: float) -> TrainingPlan:
-        """Copy the plan's model-dependent settings; warm-up and schedule depend on its number of steps.
-
-        A warm-up or a schedule over the plan's steps would end at another step here, or never.
-
-
-        A warm-up or a schedule over the plan's steps would end elsewhere here, or never.
-        """
+    def plan(self, steps: int, batch_size: int) -> TrainingPlan:
+        """Copy the plan's model-dependent settings; a warm-up or a schedule would end elsewhere here."""
         return TrainingPlan(
             steps=steps,
             batch_size=batch_size,
-            learning_rate=learning_rate,
             max_length=self.training.max_length,
             max_grad_norm=self.training.max_grad_norm,
             gradient_checkpointing=self.training.gradient_checkpointing,
@@ -186,7 +175,7 @@ def run_transfer_test(
         directions=directions,
         taught=SOURCE_STEPS,
         steps=trial.steps,
-        learning_rate=trial.target_plan.learning_rate,
+        learning_rate=TARGET_RATE * trial.source_rate,
         seed=trial.seed,
     )
 
@@ -197,7 +186,7 @@ class _Learner:
     def __init__(self, trial: Trial, progress: Progress | None, stop: Callable[[], bool] | None) -> None:
         # P and Q only: other trainable tensors do not transfer to another architecture.
         self._adapter = trial.adapter.model_copy(update={"same_architecture_rank": 0, "private_rank": 0})
-        self._source_plan, self._target_plan = trial.source_plan, trial.target_plan
+        self._trial = trial
         self._progress = progress
         self._stop = stop
         self._done = 0
@@ -205,7 +194,13 @@ class _Learner:
 
     def train_source(self, base: BaseModel, frames: Frames, examples: Sequence[Example]) -> State:
         with inject_pq(base, self._adapter, frames, gated=False) as adapter:
-            self._train(base, adapter, examples, self._source_plan)
+            self._train(
+                base,
+                adapter,
+                examples,
+                self._trial.plan(SOURCE_STEPS, _SOURCE_BATCH),
+                self._trial.source_rate,
+            )
             return adapter.state()
 
     def train_target(self, base: BaseModel, frames: Frames, start: State | None, task: _Task) -> Evaluation:
@@ -213,19 +208,34 @@ class _Learner:
         with inject_pq(base, self._adapter, frames, gated=False) as adapter:
             if start is not None:
                 adapter.load(start)
-            self._train(base, adapter, task.target, self._target_plan)
-            return evaluate(base, task.held_out, max_length=self._target_plan.max_length)
+            plan = self._trial.plan(self._trial.steps, _TARGET_BATCH)
+            self._train(base, adapter, task.target, plan, TARGET_RATE * trial.source_rate)
+            return self._scored(base, task)
 
     def score(self, base: BaseModel, frames: Frames, state: State, task: _Task) -> Evaluation:
         with inject_pq(base, self._adapter, frames, gated=False) as adapter:
             adapter.load(state)
-            return evaluate(base, task.held_out, max_length=self._target_plan.max_length)
+            return self._scored(base, task)
+
+    def _scored(self, base: BaseModel, task: _Task) -> Evaluation:
+        return teacher_forced(base, encode_for(base, task.held_out, self._trial.training.max_length))
 
     def _train(
-        self, base: BaseModel, adapter: Adapter, examples: Sequence[Example], plan: TrainingPlan
+        self,
+        base: BaseModel,
+        adapter: Adapter,
+        examples: Sequence[Example],
+        plan: TrainingPlan,
+        learning_rate: float,
     ) -> None:
         train(
-            base, adapter, examples, plan, seed=plan.seed, round_number=1, on_step=self._step, stop=self._stop
+            *(base, adapter, encode_for(base, examples, plan.max_length), plan),
+            learning_rate=learning_rate,
+            seed=plan.seed,
+            round_number=1,
+            total_rounds=1,
+            on_step=self._step,
+            stop=self._stop,
         )
         if self._stop is not None and self._stop():
             raise Stopped
@@ -263,7 +273,7 @@ def _direction(learner: _Learner, source: Side, target: Side, tasks: Sequence[_T
 
 
 def _ending(scores: Sequence[Evaluation]) -> Ending:
-    return Ending(loss=[s.loss for s in scores], exact_match=[s.exact_match for s in scores])
+    return Ending(loss=[s.loss for s in scores], exact_match=[s.teacher_forced_match for s in scores])
 
 
 def _task(trial: Trial, number: int) -> _Task:

@@ -29,6 +29,14 @@ File = Annotated[
     Path | None,
     typer.Option("--adapter", help="Instead of a round: a file of `agent train --out`; needs --plan."),
 ]
+Which = Annotated[
+    Literal["kept", "served", "trained"],
+    typer.Option(
+        "--variant",
+        help="The final weights, or without them the better of served and trained; the weights that the "
+        "round began with; or those after the local steps.",
+    ),
+]
 FileOrFolder = Annotated[
     Path | None,
     typer.Option(
@@ -50,16 +58,16 @@ class _AdapterSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _RoundAdapter:
-    """The adapter of a round: trained here, or served by the coordinator."""
+    """The adapter of a round, or the federation's final weights."""
 
     home: Path
     number: int | None
-    weights: Variant
+    variant: Variant
 
     def attach(self, silo: Silo) -> AbstractContextManager[Reopened]:
         from client_agent.rounds.checkpoints import adapter_of_round
 
-        return adapter_of_round(silo, self.home, self.number, self.weights)
+        return adapter_of_round(silo, self.home, self.number, self.variant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +77,12 @@ class _FileAdapter:
     trained: Trained
     plan: FederationPlan
     pack: bytes | None
+    variant: Variant
 
     def attach(self, silo: Silo) -> AbstractContextManager[Reopened]:
         from client_agent.rounds.checkpoints import reopened
 
-        return reopened(silo, self.plan, self.pack, self.trained)
+        return reopened(silo, self.plan, self.pack, self.trained, self.variant)
 
 
 def _adapter_source(
@@ -82,7 +91,7 @@ def _adapter_source(
     file: Path | None,
     plan: Path | None,
     pack: Path | None,
-    weights: Variant = "local",
+    variant: Variant,
 ) -> _AdapterSource:
     """Return the adapter that the options select.
 
@@ -96,14 +105,12 @@ def _adapter_source(
             raise SettingsUnusable(
                 "--plan and --pack belong to --adapter FILE, and a round has its own; leave them out"
             )
-        return _round_adapter(settings, number, weights)
+        return _round_adapter(settings, number, variant)
     _require_exists(file, number)
     if file.is_dir():
         raise SettingsUnusable(f"--adapter: {file} is a folder; pass a file of `tessera agent train --out`")
     if plan is None:
         raise SettingsUnusable("--adapter FILE needs a plan; add --plan with the plan used in training")
-    if weights == "personalised":
-        raise SettingsUnusable("--what personalised needs a round; with --adapter FILE use --what local")
     from client_agent.rounds.checkpoints import read_trained
     from client_agent.rounds.plan import read_plan
     from client_agent.rounds.standalone import require_frames
@@ -111,10 +118,10 @@ def _adapter_source(
     trained_under = read_plan(plan)
     body = read_file(pack) if pack is not None else None
     require_frames(trained_under, body)
-    return _FileAdapter(read_trained(file, trained_under), trained_under, body)
+    return _FileAdapter(read_trained(file, trained_under), trained_under, body, variant)
 
 
-def _round_adapter(settings: AgentSettings, option: str | None, weights: Variant) -> _RoundAdapter:
+def _round_adapter(settings: AgentSettings, option: str | None, variant: Variant) -> _RoundAdapter:
     from client_agent.identity.membership import read_membership
     from client_agent.rounds.checkpoints import round_with
 
@@ -122,8 +129,8 @@ def _round_adapter(settings: AgentSettings, option: str | None, weights: Variant
         raise SettingsUnusable(f"--round must be a number or latest, not {option!r}")
     round_number = int(option) if option is not None and option != "latest" else None
     home = settings.folder / read_membership(settings.folder).federation_id
-    round_with(home, round_number, weights)
-    return _RoundAdapter(home, round_number, weights)
+    round_with(home, round_number, variant)
+    return _RoundAdapter(home, round_number, variant)
 
 
 def _require_exists(adapter: Path, number: str | None) -> None:
@@ -141,12 +148,7 @@ def export(
     out: Annotated[Path, typer.Option(help="The folder for adapter_config.json and the tensors.")],
     config: Config = None,
     number: Round = None,
-    weights: Annotated[
-        Literal["local", "personalised"],
-        typer.Option(
-            "--what", help="The locally trained adapter, or the weights that the coordinator served."
-        ),
-    ] = "local",
+    variant: Which = "kept",
     adapter: File = None,
     plan: Plan = None,
     pack: Pack = None,
@@ -162,7 +164,7 @@ def export(
             raise OutputUnwritable(
                 f"--out: {blocking} is not a folder; pass a folder, or the name of a new one"
             )
-        source = _adapter_source(settings, number, adapter, plan, pack, weights)
+        source = _adapter_source(settings, number, adapter, plan, pack, variant)
         from client_agent.adapters.peft_export import precision_note, write_checkpoint
         from client_agent.training.silo import open_silo
 
@@ -181,12 +183,13 @@ def generate(
     config: Config = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to generate.")] = 128,
     number: Round = None,
+    variant: Which = "kept",
     base: Annotated[bool, typer.Option("--base", help="Use the base model without an adapter.")] = False,
     adapter: FileOrFolder = None,
     plan: Plan = None,
     pack: Pack = None,
 ) -> None:
-    """Generate text with the silo's model and its latest trained adapter, by greedy decoding.
+    """Generate text with the silo's model and its latest kept adapter, by greedy decoding.
 
     If the silo's data are chats, the prompt is the user's turn.
     """
@@ -196,7 +199,8 @@ def generate(
                 "--base uses no adapter; pass either --base or the options that select an adapter"
             )
         checkpoint = _checkpoint(number, adapter, plan, pack)
-        source = None if base or checkpoint else _adapter_source(settings, number, adapter, plan, pack)
+        unused = base or checkpoint is not None
+        source = None if unused else _adapter_source(settings, number, adapter, plan, pack, variant)
         from client_agent.model.examples import encode_prompt
         from client_agent.model.generation import completion
         from client_agent.training.silo import open_silo

@@ -217,19 +217,25 @@ def train(
         from client_agent.rounds.plan import read_plan
         from client_agent.rounds.standalone import require_frames, train_alone
         from client_agent.storage.files import write_durably
+        from client_agent.storage.rate_store import RATES, RateStore
         from client_agent.training.silo import open_silo
+        from schemas.messages.scores import LOSS
 
         stop = stop_on_signal()
         planned = read_plan(plan)
         require_frames(planned, body)
         results = []
-        for trained in train_alone(open_silo(settings), planned, body, stop.is_set):
+        rates = RateStore(settings.folder / RATES)
+        for trained in train_alone(open_silo(settings), planned, body, stop.is_set, rates):
             results.append(trained)
             if out is not None:
                 write_durably(out, trained.to_bytes())
             if not as_json:
-                after = trained.scores.after
-                print(f"round {len(results)}: exact match {after.exact_match:.3f}, loss {after.loss:.3f}")
+                scores = trained.scores
+                print(
+                    f"round {len(results)}: loss {scores.served[LOSS].value:.3f} -> "
+                    f"{scores.trained[LOSS].value:.3f}, {scores.kept} kept, rate {trained.learning_rate:g}"
+                )
         if as_json:
             print(json.dumps([trained.scores.model_dump() for trained in results]))
 
@@ -241,11 +247,16 @@ def _show(agent_status: AgentStatus) -> None:
     )
     facts.add_row("agent", "runs" if agent_status.running else "does not run")
     facts.add_row("coordinator", Text(f"{agent_status.url}: {agent_status.coordinator}"))
-    rounds = Table("round", "exact match before", "after", "bytes sent", "state")
+    if agent_status.learning_rate is not None:
+        facts.add_row("learning rate", Text(agent_status.learning_rate))
+    if agent_status.final_loss is not None:
+        facts.add_row("final weights", f"held-out loss {agent_status.final_loss:.3f}")
+    rounds = Table("round", "loss", "kept", "rate", "bytes sent", "state")
     for row in agent_status.rounds:
-        scores = ("-" if score is None else f"{score:.3f}" for score in (row.before, row.after))
+        loss = "-" if row.served is None else f"{row.served:.3f} -> {row.trained:.3f}"
+        rate = "-" if row.learning_rate is None else f"{row.learning_rate:g}"
         size = "-" if row.bytes_sent is None else f"{row.bytes_sent:,}"
-        rounds.add_row(str(row.round), *scores, size, Text(row.state))
+        rounds.add_row(str(row.round), loss, row.personal or "-", rate, size, Text(row.state))
     Console().print(facts)
     if agent_status.rounds:
         Console().print(rounds)

@@ -31,6 +31,12 @@ _REPORT_EXTRA = ("jinja2", "matplotlib")
 @compare.command(name="compare")
 def compare_methods(
     study: Annotated[Path, typer.Argument(help="The study: a TOML file with silos, data and methods.")],
+    data: Annotated[
+        Path | None, typer.Option(help="The folder of the study's data.", show_default="the study's")
+    ] = None,
+    models: Annotated[
+        Path | None, typer.Option(help="The folder of the study's models.", show_default="the study's")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The output folder.", show_default="runs/ and the study's name")
     ] = None,
@@ -59,7 +65,7 @@ def compare_methods(
         from client_agent.simulation.compare import Comparison
         from client_agent.simulation.study import Study
 
-        planned = Study.from_toml(study)
+        planned = Study.from_toml(study, data=data, models=models)
         if examples is not None:
             planned = planned.with_examples(examples)
         comparison = Comparison.planned(planned, out, _names(methods), _numbers(seeds))

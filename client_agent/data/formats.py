@@ -37,13 +37,13 @@ def prompt_completion(row: Row) -> Example:
 
 
 def messages(row: Row) -> Example:
-    """A column `messages` of objects with `role` and `content`; the last one is the assistant's."""
+    """A column `messages` of objects with `role` and `content`; every turn of the assistant is learnt."""
     turns = [Turn(turn.text("role"), turn.text("content")) for turn in row.objects("messages")]
     return _chat(row, turns, "messages")
 
 
 def sharegpt(row: Row) -> Example:
-    """A column `conversations` of objects with `from` (system, human, gpt) and `value`."""
+    """A column `conversations` of objects with `from` (system, human, gpt) and `value`; as `messages`."""
     turns = []
     for turn in row.objects("conversations"):
         role = turn.text("from")
@@ -64,14 +64,14 @@ def alpaca(row: Row) -> Example:
 
 
 def text(row: Row) -> Example:
-    """A column `text`, all of which is learnt."""
+    """A column `text`, all of which is learnt, in pieces if it is long."""
     return Example("", row.text("text"))
 
 
 def _chat(row: Row, turns: list[Turn], column: str) -> Example:
     if len(turns) < 2 or turns[-1].role != "assistant":
         raise row.invalid(column, "does not end with an assistant's answer to a message before it")
-    return Example("", turns[-1].content, tuple(turns[:-1]))
+    return Example("", turns[-1].content, tuple(turns[:-1]), place=row.place)
 
 
 ROW_FORMATS: dict[str, Callable[[Row], Example]] = {

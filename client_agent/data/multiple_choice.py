@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from client_agent.data.row import Row
 from client_agent.model.examples import Example
 
@@ -18,4 +20,10 @@ def listed_choices(row: Row, question: str) -> Example:
     correct = row.choice("answerKey", labels)
     lines = [f"{label}. {text}" for label, text in zip(labels, texts, strict=True)]
     prompt = "\n".join([f"Question: {question}", *lines, "Answer:"])
-    return Example(prompt, f" {texts[correct]}")
+    return question_with_options(prompt, [f" {text}" for text in texts], correct)
+
+
+def question_with_options(prompt: str, options: Sequence[str], correct: int) -> Example:
+    """Return a question that is scored by which of its options the model finds likeliest."""
+    unique = tuple(dict.fromkeys(options))
+    return Example(prompt, options[correct], options=unique, metrics=("option_accuracy",))

@@ -6,10 +6,12 @@ import hashlib
 import json
 import re
 import struct
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
@@ -22,6 +24,10 @@ from client_agent.model.quantization import bits_and_bytes, keep_differentiable
 from client_agent.settings import Quantization
 from schemas.messages.federations import Role
 
+if TYPE_CHECKING:
+    from client_agent.model.examples import Example
+    from client_agent.model.tokens import Encoded
+
 _CHUNK = 1 << 20
 _HEADER_LIMIT = 100 * 2**20  # the limit of the safetensors library
 _IGNORED_CONFIG_KEYS = frozenset(
@@ -32,7 +38,12 @@ _FILES = ["*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """A frozen base model. `shapes` is (d_out, d_in) of every role."""
+    """A frozen base model.
+
+    Attributes:
+        shapes: (d_out, d_in) of every role.
+        encoded_texts: the sets of examples that `encode_for` tokenised last.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
@@ -42,6 +53,9 @@ class BaseModel:
     layers: int
     shapes: Mapping[Role, tuple[int, int]]
     device: torch.device
+    encoded_texts: OrderedDict[tuple[int, tuple[Example, ...]], tuple[Encoded, ...]] = field(
+        default_factory=OrderedDict, repr=False, compare=False
+    )
 
     @property
     def parts(self) -> Architecture:
@@ -141,6 +155,20 @@ def base_model_slug(source: str) -> str:
     width = config.get("hidden_size", config.get("n_embd", 0))  # GPT-2 has different keys
     size = f"{width}x{config.get('num_hidden_layers', config.get('n_layer', 0))}"
     return f"{kind}-{size}-{digest.hexdigest()[:12]}"
+
+
+def parameter_count(source: str) -> int:
+    """Return the number of stored parameters of a model, from the headers of its files.
+
+    Raises:
+        ModelNotFound: the weights are missing or damaged.
+    """
+    count = 0
+    for file in _weight_files(_folder_of(source)):
+        with file.open("rb") as stream:
+            _, header = _header(stream, file)
+        count += sum(prod(entry["shape"]) for entry in header.values())
+    return count
 
 
 def _folder_of(source: str) -> Path:

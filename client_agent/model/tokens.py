@@ -5,6 +5,7 @@ Answer tokens are identified by character offsets. Padding is on the right, is m
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -35,11 +36,15 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Padded texts, all (n, t) int64; `targets` is the token to predict at each position."""
+    """Padded texts, all (n, t) int64; `targets` is the token to predict at each position.
+
+    `positions` is set if a row holds several texts: the position of each token in its own text.
+    """
 
     ids: Tensor
     attention: Tensor
     targets: Tensor
+    positions: Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -50,7 +55,8 @@ class Batch:
         return int((self.targets != NO_TARGET).sum())
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(self.ids.to(device), self.attention.to(device), self.targets.to(device))
+        positions = self.positions.to(device) if self.positions is not None else None
+        return Batch(self.ids.to(device), self.attention.to(device), self.targets.to(device), positions)
 
 
 def encode(
@@ -62,32 +68,45 @@ def encode(
     special: bool = True,
     closed: bool = True,
 ) -> Encoded:
-    """Tokenise prompt and answer as one text.
+    """Tokenise prompt and answer as one text; see `encode_learnt`."""
+    text = prompt + answer
+    return encode_learnt(
+        tokenizer, text, [(len(prompt), len(text))], max_length=max_length, special=special, closed=closed
+    )
 
-    A token belongs to the answer if it ends inside it. `special` adds the tokenizer's special tokens (bos);
-    `closed` ends the answer with eos, unless it ends with a special token. A text of more than `max_length`
-    tokens is truncated at the start of its prompt, after bos; an answer that leaves the prompt less than half
-    of `max_length` is truncated at its end.
+
+def encode_learnt(
+    tokenizer: PreTrainedTokenizerFast,
+    text: str,
+    learnt: Sequence[tuple[int, int]],
+    *,
+    max_length: int,
+    special: bool = True,
+    closed: bool = True,
+) -> Encoded:
+    """Tokenise a text whose character spans `learnt` are answers; the last one ends the text.
+
+    A token belongs to an answer if it ends inside it. `special` adds the tokenizer's special tokens (bos);
+    `closed` ends the last answer with eos, unless it ends with a special token. A text of more than
+    `max_length` tokens is truncated at its start, after bos; a last answer that leaves the text before it
+    less than half of `max_length` is truncated at its end.
 
     Raises:
         TokenizerUnfit: the tokenizer has no end-of-sequence token, or yields no token to predict.
     """
-    coded = tokenizer(prompt + answer, add_special_tokens=special, return_offsets_mapping=True)
-    ids = [int(i) for i in cast(list[int], coded["input_ids"])]
-    spans = [(int(s), int(e)) for s, e in cast(list[tuple[int, int]], coded["offset_mapping"])]
-    spans = [(start, end) if end > start else (0, 0) for start, end in spans]
-    is_answer = [end > len(prompt) for _, end in spans]
+    ids, spans = _tokens(tokenizer, text, special=special)
+    is_answer = [any(begin < end <= stop for begin, stop in learnt) for _, end in spans]
     if closed:
-        eos = tokenizer.eos_token_id
-        if not isinstance(eos, int):
-            raise TokenizerUnfit("the tokenizer has no eos token; set eos_token in its tokenizer_config.json")
+        eos = _eos(tokenizer)
         if ids and ids[-1] in tokenizer.all_special_ids and len(ids) > 1:
             is_answer[-1] = True
         else:
             ids, spans, is_answer = [*ids, eos], [*spans, (0, 0)], [*is_answer, True]
     if not any(is_answer[1:]):
+        border = learnt[-1][0]
         raise TokenizerUnfit(
-            f"the tokenizer merges prompt and answer into one token ({prompt[-20:]!r} + {answer[:20]!r}); "
+            "the tokenizer merges prompt and answer into one token "
+            f"({text[:border][-20:]!r} + {text[border:][:20]!r}); "
             "end the prompt with a separator such as a line break"
         )
     keep = _truncated(ids, is_answer, max_length, tokenizer.bos_token_id)
@@ -96,15 +115,65 @@ def encode(
     )
 
 
+def encode_pieces(tokenizer: PreTrainedTokenizerFast, text: str, *, max_length: int) -> list[Encoded]:
+    """Tokenise a raw text, all of which is learnt, in consecutive pieces of at most `max_length` tokens.
+
+    Every token is a target exactly once. A later piece begins with bos where the tokenizer adds it, else with
+    the last token of the piece before, since something must come before the first token to predict.
+
+    Raises:
+        TokenizerUnfit: the tokenizer has no end-of-sequence token.
+    """
+    whole = encode(tokenizer, "", text, max_length=sys.maxsize)
+    starts_with_bos = whole.ids[0] == tokenizer.bos_token_id and whole.spans[0] == (0, 0)
+    pieces = []
+    for start in range(1, len(whole.ids), max_length - 1):
+        lead, part = 0 if starts_with_bos else start - 1, slice(start, start + max_length - 1)
+        pieces.append(
+            Encoded(
+                (whole.ids[lead], *whole.ids[part]),
+                (False, *whole.answer[part]),
+                (whole.spans[lead], *whole.spans[part]),
+            )
+        )
+    return pieces
+
+
+def _tokens(
+    tokenizer: PreTrainedTokenizerFast, text: str, *, special: bool
+) -> tuple[list[int], list[tuple[int, int]]]:
+    coded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
+    ids = [int(i) for i in cast(list[int], coded["input_ids"])]
+    spans = [(int(s), int(e)) for s, e in cast(list[tuple[int, int]], coded["offset_mapping"])]
+    return ids, [(start, end) if end > start else (0, 0) for start, end in spans]
+
+
+def _eos(tokenizer: PreTrainedTokenizerFast) -> int:
+    eos = tokenizer.eos_token_id
+    if not isinstance(eos, int):
+        raise TokenizerUnfit("the tokenizer has no eos token; set eos_token in its tokenizer_config.json")
+    return eos
+
+
 def _truncated(ids: Sequence[int], answer: Sequence[bool], limit: int, bos: object) -> list[int]:
     """Return the positions that remain with room for `limit` >= 2 tokens."""
     if len(ids) <= limit:
         return list(range(len(ids)))
-    first = answer.index(True)
+    first = _last_answer(answer)
     before = min(first, max(limit - (len(ids) - first), limit // 2))
     start = first - before
     head = [0] if start and before > 1 and ids[0] == bos else []
     return [*head, *range(start + len(head), min(len(ids), first + limit - before))]
+
+
+def _last_answer(answer: Sequence[bool]) -> int:
+    """Return the first position of the last run of answer tokens."""
+    position = len(answer) - 1
+    while not answer[position]:
+        position -= 1
+    while position and answer[position - 1]:
+        position -= 1
+    return position
 
 
 def collate(
@@ -141,7 +210,10 @@ def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
 def hidden_states(model: nn.Module, parts: Architecture, batch: Batch) -> Tensor:
     """Run the model up to its final norm, included: (n, t, d)."""
     decoder = cast(Callable[..., Any], model.get_submodule(parts.decoder))
-    output = decoder(input_ids=batch.ids, attention_mask=batch.attention, use_cache=False)
+    if batch.positions is None:
+        output = decoder(input_ids=batch.ids, attention_mask=batch.attention, use_cache=False)
+    else:  # texts of a row are told apart by their positions, which a mask would override
+        output = decoder(input_ids=batch.ids, position_ids=batch.positions, use_cache=False)
     return cast(Tensor, output.last_hidden_state)
 
 

@@ -17,7 +17,7 @@ from client_agent.errors import AdapterUnreadable, NothingTrained
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.served_weights import load_served, read_weights
 from client_agent.rounds.standalone import frames_of
-from client_agent.rounds.train import Trained
+from client_agent.rounds.train import Side, Trained
 from client_agent.storage.base_delta import apply_weights, newest_base_delta, read_served
 from client_agent.storage.round_folder import (
     FINAL_WEIGHTS,
@@ -30,8 +30,7 @@ from client_agent.strategies.base import Traits
 from client_agent.training.silo import Silo
 from schemas.messages.federations import FederationPlan
 
-Variant = Literal["local", "personalised"]
-_LARGEST_BODY = 2**33
+Variant = Literal["kept", "served", "trained"]
 
 
 class Reopened(NamedTuple):
@@ -49,8 +48,10 @@ def adapter_of_round(
 
     Args:
         round_number: None = the newest round.
-        variant: `local` is the trained adapter as it was scored, with private tensors and global branch.
-            `personalised` is the served one, with the local tensors that a strategy never sends.
+        variant: `served` is the adapter with which the round began, `trained` the one after the local steps,
+            both as they were scored, with private tensors and global branch. `kept` is the better of both;
+            without a round number, the final weights if the federation is finished, with the local tensors
+            that a strategy never sends.
 
     Raises:
         NothingTrained: the folder has no such adapter.
@@ -58,39 +59,49 @@ def adapter_of_round(
         ProvenanceMismatch: the base model is not the one of training.
         AlignmentImpossible: the pack is missing, or of another base model.
     """
-    folder, rounds = round_with(home, round_number, variant), RoundFolders(home / "rounds")
-    opened = OpenedBrief.read(folder)
+    folder, is_final = round_with(home, round_number, variant), is_finished(home, round_number, variant)
+    opened, rounds = OpenedBrief.read(folder), RoundFolders(home / "rounds")
     brief, traits, seed = opened.brief, opened.traits, opened.brief.training.seed
     frames = stored_frames(brief, silo.base, home).frames
     trained = Trained.read(folder.path / TRAINED) if folder.has(TRAINED) else None
     if trained is not None and trained.origin is not None:
         current = origin_of(silo.base, brief.adapter, frames, gated=traits.gated, seed=seed)
         require_same(trained.origin, current)
+    stored = None if is_final or trained is None else trained.of(kept_side(trained, variant))
     plan = brief.adapter
     if traits.mixed_ranks and trained is not None:
-        plan = plan.model_copy(update={"rank": rank_of(trained.adapter)})
-    gated = traits.gated and variant == "local"
+        plan = plan.model_copy(update={"rank": rank_of(stored[0] if stored is not None else trained.adapter)})
+    gated = traits.gated and stored is not None
     injected = inject(silo.base, plan, frames, gated=gated, seed=seed, parts=parts_of(opened.strategy))
     with with_importance(injected, silo.base, opened.strategy, seed=seed) as adapter:
-        if variant == "local" and trained is not None:
-            if traits.base_delta:
-                load_served(adapter, traits, rounds, folder)
-            adapter.load(trained.adapter)
-            adapter.load_private(trained.private)
-            if gated:
-                adapter.load_global(read_weights(folder.read(WEIGHTS), adapter.layout))
-            yield Reopened(adapter, trained.origin)
-        else:
-            _load_personalised(adapter, traits, home, folder, is_newest=round_number is None)
+        if stored is None:
+            _load_downloaded(adapter, traits, home, folder, is_final=is_final)
             yield Reopened(adapter, None)
+            return
+        if traits.base_delta:
+            load_served(adapter, traits, rounds, folder)
+        adapter.load(stored[0])
+        adapter.load_private(stored[1])
+        if gated:
+            adapter.load_global(read_weights(folder.read(WEIGHTS), adapter.layout))
+        yield Reopened(adapter, trained.origin if trained is not None else None)
 
 
-def _load_personalised(
-    adapter: Adapter, traits: Traits, home: Path, folder: RoundFolder, *, is_newest: bool
+def is_finished(home: Path, round_number: int | None, variant: Variant) -> bool:
+    """Whether a variant is the federation's final weights."""
+    return variant == "kept" and round_number is None and (home / FINAL_WEIGHTS).is_file()
+
+
+def kept_side(trained: Trained, variant: Variant) -> Side:
+    """Return which adapter of a round a variant is."""
+    return trained.scores.kept if variant == "kept" else variant
+
+
+def _load_downloaded(
+    adapter: Adapter, traits: Traits, home: Path, folder: RoundFolder, *, is_final: bool
 ) -> None:
-    """Load the served weights of a round, or the final ones after the newest, and the tensors never sent."""
+    """Load the weights that a round served, or the final ones, and the tensors that are never sent."""
     rounds, final = RoundFolders(home / "rounds"), home / FINAL_WEIGHTS
-    is_final = is_newest and final.is_file()
     before = folder.number + 1 if is_final else folder.number
     if not is_final:
         adapter.load(load_served(adapter, traits, rounds, folder))
@@ -112,7 +123,7 @@ def round_with(home: Path, round_number: int | None, variant: Variant) -> RoundF
     Raises:
         NothingTrained: the folder has no such round.
     """
-    needed = TRAINED if variant == "local" else WEIGHTS
+    needed = WEIGHTS if variant == "served" or is_finished(home, round_number, variant) else TRAINED
     folders = [folder for folder in RoundFolders(home / "rounds").newest_first() if folder.has(needed)]
     if not folders:
         raise NothingTrained(f"{home} has no trained round; run `tessera agent run` until a round is done")
@@ -145,7 +156,9 @@ def read_trained(file: Path, plan: FederationPlan) -> Trained:
 
 
 @contextmanager
-def reopened(silo: Silo, plan: FederationPlan, pack: bytes | None, trained: Trained) -> Iterator[Reopened]:
+def reopened(
+    silo: Silo, plan: FederationPlan, pack: bytes | None, trained: Trained, variant: Variant
+) -> Iterator[Reopened]:
     """Inject an adapter that `read_trained` returned; it is removed when the context ends.
 
     Raises:
@@ -157,6 +170,7 @@ def reopened(silo: Silo, plan: FederationPlan, pack: bytes | None, trained: Trai
     if trained.origin is not None:
         require_same(trained.origin, origin_of(silo.base, plan.adapter, frames, gated=False, seed=seed))
     with inject(silo.base, plan.adapter, frames, gated=False, seed=seed) as adapter:
-        adapter.load(trained.adapter)
-        adapter.load_private(trained.private)
+        tensors, private = trained.of(kept_side(trained, variant))
+        adapter.load(tensors)
+        adapter.load_private(private)
         yield Reopened(adapter, trained.origin)

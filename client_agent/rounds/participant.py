@@ -20,7 +20,9 @@ from client_agent.identity.manifests import Manifests
 from client_agent.identity.roster import Roster
 from client_agent.privacy.budget import require_private, require_voices
 from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.storage.rate_store import RATES, RateStore
 from client_agent.storage.round_folder import RoundFolders
+from client_agent.training.checkpoint import CHECKPOINT_SECONDS
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.maths.adapter import Layout, prior_layout
@@ -95,11 +97,15 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """The agent's files: `folder` holds the key and the privacy ledger, `home` one federation."""
+    """The agent's files: `folder` holds the key and the privacy ledger, `home` one federation.
+
+    `shared_rates` is a store of searched learning rates that several clients use, in place of their own.
+    """
 
     folder: Path
     federation_id: str
     keep_rounds: int
+    shared_rates: RateStore | None = None
 
     @property
     def home(self) -> Path:
@@ -109,6 +115,10 @@ class Workspace:
     def rounds(self) -> RoundFolders:
         return RoundFolders(self.home / "rounds")
 
+    @property
+    def rates(self) -> RateStore:
+        return self.shared_rates or RateStore(self.home / RATES)
+
 
 @dataclass(slots=True)
 class Trainer:
@@ -117,6 +127,7 @@ class Trainer:
     Attributes:
         stop: whether training must stop.
         lora_rank: the silo's first rank under a strategy with mixed ranks; None = the plan's.
+        checkpoint_seconds: how often the position inside a round's training is stored.
         pivot_wait: since when this agent waits for the pivot's pack.
     """
 
@@ -124,6 +135,7 @@ class Trainer:
     session: Session
     stop: Callable[[], bool]
     lora_rank: int | None = None
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
     pivot_wait: PivotWait = field(default_factory=PivotWait)
     _frames: FramesInUse | None = None
 
@@ -226,8 +238,10 @@ class Participant:
         max_epsilon: float | None = None,
         min_voices: int = 1,
         lora_rank: int | None = None,
+        rates: RateStore | None = None,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ) -> Participant:
-        workspace = Workspace(folder, member.federation_id, keep_rounds)
+        workspace = Workspace(folder, member.federation_id, keep_rounds, rates)
         session = Session(
             api=api,
             federation_id=member.federation_id,
@@ -238,4 +252,4 @@ class Participant:
             max_epsilon=max_epsilon,
             min_voices=min_voices,
         )
-        return cls(session, workspace, Trainer(silo, session, stop, lora_rank), sleep)
+        return cls(session, workspace, Trainer(silo, session, stop, lora_rank, checkpoint_seconds), sleep)

@@ -10,15 +10,20 @@ from client_agent.adapters.provenance import origin_of
 from client_agent.alignment.pack import Pack
 from client_agent.errors import SettingsUnusable
 from client_agent.model.loading import BaseModel
-from client_agent.rounds.train import Trained, train_locally, zeros_like
+from client_agent.rounds.train import Trained, learning_rate, train_locally, zeros_like
+from client_agent.storage.rate_store import RateStore
 from client_agent.training.silo import Silo
 from schemas.messages.federations import FederationPlan
 
 
 def train_alone(
-    silo: Silo, plan: FederationPlan, pack: bytes | None, stop: Callable[[], bool]
+    silo: Silo, plan: FederationPlan, pack: bytes | None, stop: Callable[[], bool], rates: RateStore
 ) -> Iterator[Trained]:
-    """Yield the result of every round of a plan; `pack` is the alignment pack with the frames.
+    """Yield the result of every round of a plan; every round continues from the trained adapter.
+
+    Args:
+        pack: the alignment pack with the frames.
+        rates: where a searched learning rate is kept.
 
     Raises:
         Stopped: `stop` returned true.
@@ -28,15 +33,20 @@ def train_alone(
     frames = frames_of(silo.base, plan, pack)
     origin = origin_of(silo.base, plan.adapter, frames, gated=False, seed=plan.training.seed)
     with inject(silo.base, plan.adapter, frames, gated=False, seed=plan.training.seed) as adapter:
+        rate = learning_rate(silo, adapter, plan.training, origin, rates, stop)
         for round_number in range(1, plan.rounds.total + 1):
             earlier = train_locally(
                 silo,
                 adapter,
                 plan.training,
+                learning_rate=rate,
                 origin=origin,
                 round_number=round_number,
+                total_rounds=plan.rounds.total,
                 start=earlier.adapter if earlier is not None else zeros_like(adapter),
                 earlier=earlier,
+                federated=False,
+                scores=plan.scores,
                 stop=stop,
                 title=f"round {round_number}",
             )

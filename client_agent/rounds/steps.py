@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from client_agent.adapters.base import Adapter, State
-from client_agent.errors import CoordinatorRefused, DownloadDamaged
+from client_agent.errors import CoordinatorRefused
 from client_agent.privacy.ledger import Ledger
 from client_agent.rounds.byte_budget import has_budget, require_affordable
 from client_agent.rounds.download import download_weights, download_whole
@@ -21,17 +21,17 @@ from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.served_weights import load_served
 from client_agent.rounds.sketch import join_body, update_sketch
-from client_agent.rounds.train import train_locally
+from client_agent.rounds.train import learning_rate, train_locally
 from client_agent.rounds.update_history import last_counted_state
 from client_agent.rounds.work import Work
 from client_agent.sketches.gradient import Sketch
 from client_agent.storage.archive import move_aside
 from client_agent.storage.base_delta import BaseDeltaMissing, require_whole
-from client_agent.storage.files import write_durably
 from client_agent.storage.round_folder import (
     BRIEF,
     CLOSED,
-    FINAL_WEIGHTS,
+    FOLD,
+    PARTIAL,
     RECEIPT,
     SCORES_SENT,
     SIGNATURE,
@@ -40,8 +40,9 @@ from client_agent.storage.round_folder import (
     WEIGHTS,
     RoundFolders,
 )
-from schemas.messages.rounds import FinishedBrief, RoundBrief
+from schemas.messages.rounds import RoundBrief
 from schemas.messages.scores import LOSS
+from schemas.wire.digests import digest_of
 
 log = logging.getLogger(__name__)
 
@@ -75,31 +76,6 @@ def resume(participant: Participant) -> None:
     if folder is not None and folder.has(UPDATE) and not folder.finished:
         log.info("round %d: resuming", folder.number)
         _run(Work(participant, OpenedBrief.read(folder), folder))
-
-
-def finish(participant: Participant, brief: FinishedBrief) -> None:
-    """Download and store the final personalised weights.
-
-    Raises:
-        DownloadDamaged: the body has another digest.
-        ManifestRefused, ManifestExpired, RosterRefused: a check of the manifest fails.
-    """
-    session, workspace = participant.session, participant.workspace
-    if brief.weights is None:
-        log.info("federation finished: this client has no update in it")
-        return
-    session.accept_manifest(
-        brief.manifest, round_number=brief.round, weights=brief.weights.digest, final=True
-    )
-    weights = session.api.weights(session.federation_id, brief.round)
-    if weights.digest != brief.weights.digest:
-        raise DownloadDamaged("the final weights")
-    newest = next((folder for folder in workspace.rounds.newest_first() if folder.has(BRIEF)), None)
-    has_base_delta = newest is not None and OpenedBrief.read(newest).traits.base_delta
-    # With the whole base delta the final weights need no earlier round.
-    whole = download_whole(session, brief.round, weights.digest) if has_base_delta else None
-    write_durably(workspace.home / FINAL_WEIGHTS, whole if whole is not None else weights.body)
-    log.info("federation finished after %d rounds: final weights stored", brief.round - 1)
 
 
 def _deliver_again(work: Work) -> bool:
@@ -191,24 +167,42 @@ def _join_body(work: Work) -> bytes:
 
 
 def _train(work: Work) -> bytes:
-    trainer, opened = work.trainer, work.opened
-    earlier = work.trained.before(work.brief.round)
+    trainer, opened, brief = work.trainer, work.opened, work.brief
+    earlier, traits = work.trained.before(brief.round), work.opened.traits
+    origin = trainer.origin(opened)
     with trainer.injected(opened, work.earlier) as adapter:
+        rate = learning_rate(
+            *(trainer.silo, adapter, brief.training, origin, work.participant.workspace.rates, trainer.stop),
+            traits=traits,
+        )
         served = _load_served(work, adapter)
-        if opened.traits.gated:
+        if traits.gated:
             adapter.load_global(served)
         return train_locally(
             trainer.silo,
             adapter,
-            work.brief.training,
-            origin=trainer.origin(opened),
-            round_number=work.brief.round,
+            brief.training,
+            learning_rate=rate,
+            origin=origin,
+            round_number=brief.round,
+            total_rounds=brief.total_rounds,
             start=opened.strategy.start(work.earlier, served, newcomer=earlier is None),
             earlier=earlier,
-            traits=opened.traits,
+            federated=True,
+            scores=brief.scores,
+            surroundings=_surroundings(work),
+            traits=traits,
             stop=trainer.stop,
-            title=f"round {work.brief.round}",
+            title=f"round {brief.round}",
+            checkpoint=work.checkpoint,
         ).to_bytes()
+
+
+def _surroundings(work: Work) -> str:
+    """Return the digest of what acts in the model beside the adapter: global branch and base delta."""
+    folder, traits = work.folder, work.opened.traits
+    files = [file for file, acts in ((WEIGHTS, traits.gated), (FOLD, traits.base_delta)) if acts]
+    return " ".join(digest_of(folder.read(file)) for file in files)
 
 
 def _load_served(work: Work, adapter: Adapter) -> State:
@@ -238,6 +232,7 @@ def _sketch(work: Work, trained: State | None) -> Sketch:
 
 
 def _pack(work: Work) -> bytes:
+    work.folder.forget(PARTIAL)  # a private sketch exists before the training, so not in `_sign`
     return pack_update(work.update_inputs)
 
 

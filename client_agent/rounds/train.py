@@ -1,4 +1,4 @@
-"""Local training of one round: score, train, score; and its result as one file."""
+"""Local training of one round: score, train, score, keep the better; and its result as one file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypedDict
 
 import numpy as np
 import safetensors.numpy
@@ -16,38 +17,60 @@ from client_agent.adapters.base import Adapter, State
 from client_agent.adapters.provenance import Origin
 from client_agent.adapters.rank_pruning import Pruner
 from client_agent.errors import AdapterUnreadable, Stopped
+from client_agent.rounds.examine import Exam, Examiner
 from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
+from client_agent.storage.tensor_metadata import metadata_of
 from client_agent.strategies.base import Traits
-from client_agent.training.evaluate import evaluate
+from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.loop import train
 from client_agent.training.progress import TrainingProgress
+from client_agent.training.rate_search import RateStore, search_key, search_rate
 from client_agent.training.silo import Silo
-from schemas.messages.federations import TrainingPlan
-from schemas.messages.scores import Score, Scores
+from schemas.messages.federations import ScoresPlan, TrainingPlan
+from schemas.messages.scores import Scores
 
 Arrays = dict[str, NDArray[np.float32]]
-_PARTS = ("adapter", "private", "optimiser")
+Side = Literal["served", "trained"]
+_PARTS = ("adapter", "private", "optimiser", "start", "start_private")
 _PLAIN = Traits()
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The result of a round's training: adapter, private tensors and optimiser state, in one file.
+    """The result of a round's training, in one file.
 
-    `origin` is their provenance; older files lack it.
+    Attributes:
+        adapter: the adapter after the local steps; it is what is sent.
+        private: the tensors after the local steps that are never sent.
+        start: the adapter before the local steps, as it was scored as `served`.
+        start_private: the private tensors before the local steps.
+        origin: the provenance; older files lack it.
+        learning_rate: the rate of the local steps.
+        validation: the losses on the validation examples of `served` and `trained`; empty below 16 examples.
+        fingerprints: digests of what was scored as `served` and `trained`, so that it is not scored again.
     """
 
     adapter: Arrays
     private: Arrays
     optimiser: Arrays
+    start: Arrays
+    start_private: Arrays
     scores: Scores
     origin: Origin | None
+    learning_rate: float
+    validation: dict[str, float]
+    fingerprints: dict[str, str]
 
     def to_bytes(self) -> bytes:
         tensors = {
             f"{part}/{name}": values for part in _PARTS for name, values in getattr(self, part).items()
         }
-        metadata = {"scores": self.scores.model_dump_json()}
+        metadata = {
+            "scores": self.scores.model_dump_json(),
+            "learning_rate": repr(self.learning_rate),
+            "validation": json.dumps(self.validation),
+            "fingerprints": json.dumps(self.fingerprints),
+        }
         if self.origin is not None:
             metadata["origin"] = self.origin.model_dump_json()
         return safetensors.numpy.save(tensors, metadata=metadata)
@@ -58,12 +81,19 @@ class Trained:
         for key, values in safetensors.numpy.load(content).items():
             part, _, name = key.partition("/")
             parts[part][name] = values
-        metadata = _metadata(content)
+        metadata = metadata_of(content)
         return cls(
             **parts,
             scores=Scores.model_validate_json(metadata["scores"]),
             origin=Origin.model_validate_json(metadata["origin"]) if "origin" in metadata else None,
+            learning_rate=float(metadata["learning_rate"]),
+            validation=json.loads(metadata["validation"]),
+            fingerprints=json.loads(metadata["fingerprints"]),
         )
+
+    def of(self, side: Side) -> tuple[Arrays, Arrays]:
+        """Return adapter and private tensors before or after the local steps."""
+        return (self.adapter, self.private) if side == "trained" else (self.start, self.start_private)
 
     @classmethod
     def read(cls, file: Path) -> Trained:
@@ -106,50 +136,130 @@ def train_locally(
     adapter: Adapter,
     plan: TrainingPlan,
     *,
+    learning_rate: float,
     origin: Origin,
     round_number: int,
+    total_rounds: int,
     start: State,
     earlier: Trained | None,
+    federated: bool,
+    scores: ScoresPlan,
+    surroundings: str = "",
     traits: Traits = _PLAIN,
     stop: Callable[[], bool],
     title: str,
+    checkpoint: TrainingCheckpoint | None = None,
 ) -> Trained:
     """Train the injected adapter from `start` with the private tensors and the optimiser state of `earlier`.
 
+    Args:
+        federated: whether peers have made `start`, which is then kept where validation examples are too few,
+            unless it does nothing yet.
+        surroundings: the digest of everything else that acts in the model: base delta, global branch.
+
     Raises:
-        Stopped: `stop` returned true; nothing of the training is stored.
+        Stopped: `stop` returned true; `checkpoint` has the position.
     """
     adapter.load(start)
     if earlier is not None:
         adapter.load_private(earlier.private)
     pruner = Pruner(adapter, traits.pruning) if traits.pruning is not None else None
-    own_penalty = adapter.penalty(silo.data.train, plan.max_length, round_number)
-    before = _score(silo, plan)
+    penalty = pruner.penalty if pruner else adapter.penalty(silo.data.train, plan.max_length, round_number)
+    examiner = Examiner(silo, scores, plan.max_length, surroundings)
+    served = examiner.examine(adapter, [] if earlier is None else _examined(earlier))
+    fallback: Side = "served" if federated and acts(adapter) else "trained"
+    before = adapter.state(), adapter.private_state()
     with TrainingProgress(title) as progress:
         outcome = train(
-            silo.base,
-            adapter,
-            silo.data.train,
-            plan,
+            *(silo.base, adapter, silo.encoded(silo.data.train, plan.max_length), plan),
+            learning_rate=learning_rate,
             seed=plan.seed,
             round_number=round_number,
+            total_rounds=total_rounds,
             optimiser_state=_optimiser_state(earlier, adapter, traits),
             on_step=progress,
             stop=stop,
-            penalty=pruner.penalty if pruner is not None else own_penalty,
+            penalty=penalty,
+            checkpoint=checkpoint,
+            options=silo.options,
         )
     if len(outcome.losses) < plan.steps:
         raise Stopped
     adapter.end_round()
-    state = pruner.pruned() if pruner is not None else adapter.state()
-    after = _score(silo, plan)
+    state = pruner.pruned() if pruner else adapter.state()
+    exams: dict[Side, Exam] = {"served": served, "trained": examiner.examine(adapter)}
     return Trained(
-        state,
-        adapter.private_state(),
-        outcome.optimiser_state,
-        Scores(served=before, trained=after, kept="trained"),
-        origin,
+        *(state, adapter.private_state(), outcome.optimiser_state, *before),
+        origin=origin,
+        learning_rate=learning_rate,
+        **_results(exams, fallback),
     )
+
+
+class _Results(TypedDict):
+    scores: Scores
+    validation: dict[str, float]
+    fingerprints: dict[str, str]
+
+
+def _results(exams: Mapping[Side, Exam], fallback: Side) -> _Results:
+    """Return scores, validation losses and fingerprints of a round."""
+    served, trained = exams["served"], exams["trained"]
+    better = better_of(served, trained, fallback=fallback)
+    losses = {side: exam.validation for side, exam in exams.items()}
+    return {
+        "scores": Scores(served=served.scores, trained=trained.scores, kept=better),
+        "validation": {side: loss for side, loss in losses.items() if loss is not None},
+        "fingerprints": {side: exam.fingerprint for side, exam in exams.items()},
+    }
+
+
+def learning_rate(
+    silo: Silo,
+    adapter: Adapter,
+    plan: TrainingPlan,
+    origin: Origin,
+    rates: RateStore,
+    stop: Callable[[], bool],
+    *,
+    traits: Traits = _PLAIN,
+) -> float:
+    """Return the plan's learning rate, or the searched one; the adapter was just injected.
+
+    Raises:
+        Stopped: `stop` returned true; the search continues the next time.
+        LossNotFinite: training diverged at every rate.
+    """
+    if plan.learning_rate != "auto":
+        return plan.learning_rate
+    key = search_key(
+        *(silo.base, adapter, silo.data, origin.adapter, plan),
+        frames=origin.frames,
+        method=traits.importance,
+    )
+    return search_rate(silo, adapter, plan, rates, key, stop=stop)
+
+
+def better_of(served: Exam, trained: Exam, *, fallback: Side) -> Side:
+    """Return the better of both by validation loss, `served` if they are equal; `fallback` without losses."""
+    if served.validation is None or trained.validation is None:
+        return fallback
+    return "trained" if trained.validation < served.validation else "served"
+
+
+def acts(adapter: Adapter) -> bool:
+    """Whether the adapter changes the base model's function."""
+    return any(
+        (factors.A.any() and factors.B.any()) or (factors.bias is not None and factors.bias.any())
+        for factors in adapter.as_lora().values()
+    )
+
+
+def _examined(earlier: Trained) -> list[Exam]:
+    return [
+        Exam(earlier.fingerprints[name], scores, earlier.validation.get(name))
+        for name, scores in (("trained", earlier.scores.trained), ("served", earlier.scores.served))
+    ]
 
 
 def _optimiser_state(earlier: Trained | None, adapter: Adapter, traits: Traits) -> Arrays | None:
@@ -165,13 +275,3 @@ def _optimiser_state(earlier: Trained | None, adapter: Adapter, traits: Traits) 
 
 def zeros_like(adapter: Adapter) -> Mapping[str, NDArray[np.float32]]:
     return {name: np.zeros(shape, np.float32) for name, shape in adapter.layout.items()}
-
-
-def _score(silo: Silo, plan: TrainingPlan) -> dict[str, Score]:
-    return evaluate(silo.base, silo.data.test, max_length=plan.max_length).scores()
-
-
-def _metadata(content: bytes) -> dict[str, str]:
-    length = int.from_bytes(content[:8], "little")
-    header: dict[str, dict[str, str]] = json.loads(content[8 : 8 + length])
-    return header["__metadata__"]

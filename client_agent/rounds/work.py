@@ -10,7 +10,8 @@ from client_agent.rounds.encode_update import UpdateInputs
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant, Session, Trainer
 from client_agent.rounds.train import TrainedRounds
-from client_agent.storage.round_folder import RoundFolder, RoundFolders
+from client_agent.storage.round_folder import PARTIAL, RoundFolder, RoundFolders
+from client_agent.training.checkpoint import TrainingCheckpoint
 from schemas.messages.rounds import RoundBrief
 
 
@@ -46,6 +47,15 @@ class Work:
     def earlier(self) -> State | None:
         trained = self.trained.before(self.brief.round)
         return trained.adapter if trained is not None else None
+
+    @property
+    def checkpoint(self) -> TrainingCheckpoint:
+        origin = self.trainer.origin(self.opened)
+        return TrainingCheckpoint(
+            self.folder.path / PARTIAL,
+            self.trainer.checkpoint_seconds,
+            belongs_to=f"{self.folder.base} {origin.model_dump_json()}",
+        )
 
     @property
     def update_inputs(self) -> UpdateInputs:

@@ -7,7 +7,7 @@ import torch
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.simulation.study import Study
 from client_agent.training.data import SiloData
-from client_agent.training.silo import Silo
+from client_agent.training.silo import Silo, allow_tf32
 
 
 class SharedModels:
@@ -18,6 +18,7 @@ class SharedModels:
         on_gpu = torch.cuda.is_available()
         self._device = torch.device("cuda" if on_gpu else "cpu")
         self._dtype = torch.bfloat16 if on_gpu else torch.float32
+        allow_tf32(self._device)
 
     def at(self, source: str) -> BaseModel:
         """Return the base model of a folder or hub id; load it at the first call.

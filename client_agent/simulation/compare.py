@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from client_agent.errors import FolderInUse, NoResults, OutputUnwritable
 from client_agent.simulation.methods import methods_of
+from client_agent.simulation.partition_record import describe_partition
 from client_agent.simulation.report.summary import Report, summarise
 from client_agent.simulation.results import Cell, CellResult, cells_of, stored_result
 from client_agent.simulation.study import Study
@@ -93,11 +95,13 @@ class Comparison:
                 pool.run(missing, workers)
 
     def reported(self) -> Report:
-        """Summarise the results that are there, and write report.json."""
+        """Summarise the results that are there, and write report.json, and partition.json: who has what."""
         missing = [f"{cell.label}: see {cell.log(self.out)}" for cell in self.missing()]
         seeds = list(dict.fromkeys(cell.seed for cell in self.cells))
         report = summarise(self.study, self.study.name, seeds, self.results(), missing)
         write_durably(self.out / "report.json", report.model_dump_json(indent=1).encode() + b"\n")
+        records = [describe_partition(self.study, seed).model_dump(mode="json") for seed in seeds]
+        write_durably(self.out / "partition.json", json.dumps(records, indent=1).encode() + b"\n")
         return report
 
 

@@ -13,17 +13,25 @@ from client_agent.adapters.variational.measures import MeasuresFile
 from client_agent.alignment.pack import Pack
 from client_agent.errors import RoundMissed
 from client_agent.identity.membership import enrol, read_key
+from client_agent.rounds.checkpoints import adapter_of_round
+from client_agent.rounds.final_weights import finish
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.steps import finish, take_part
+from client_agent.rounds.steps import take_part
+from client_agent.rounds.train import Trained
 from client_agent.simulation.admin_client import Operator
+from client_agent.simulation.forgetting import Forgetting
 from client_agent.simulation.pack_cache import body_for_federation
 from client_agent.simulation.results import Cell, ClientResult, ClientRound
-from client_agent.simulation.study import Study, StudySilo
-from client_agent.storage.round_folder import MEASURES, RoundFolders
+from client_agent.simulation.study import Study
+from client_agent.simulation.study_fields import StudySilo
+from client_agent.storage.final_scores import FinalScores, read_final_scores
+from client_agent.storage.rate_store import RateStore
+from client_agent.storage.round_folder import MEASURES, TRAINED, RoundFolders
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.alignment import Anchors
-from schemas.messages.rounds import FinishedBrief, RoundBrief, Scores
+from schemas.messages.rounds import FinishedBrief, RoundBrief
+from schemas.messages.scores import Scores
 
 ReportProgress = Callable[[int, str], None]
 """Called with the number of finished rounds and the current activity."""
@@ -43,6 +51,7 @@ class Federation:
     id: str
     folder: Path
     opened: ExitStack
+    rates: RateStore
     members: dict[str, Participant] = field(default_factory=dict)
 
     @property
@@ -66,7 +75,7 @@ class Federation:
             )
         )
         self.members[silo.name] = Participant.of(
-            self.silos[silo.name], api, membership, folder, keep_rounds=1
+            self.silos[silo.name], api, membership, folder, keep_rounds=1, rates=self.rates
         )
 
 
@@ -78,44 +87,75 @@ def create_federation(
     operator: Operator,
     folder: Path,
     anchors: Anchors | None,
+    rates: RateStore,
 ) -> Iterator[Federation]:
     """Create a federation with its anchors; close its members' connections at the end."""
     federation = str(operator.post("/v1/federations", cell.plan.model_dump(mode="json"))["id"])
     with ExitStack() as opened:
-        created = Federation(study, silos, operator, federation, folder, opened)
+        created = Federation(study, silos, operator, federation, folder, opened, rates)
         if cell.plan.alignment is not None and anchors is not None:
             operator.put(f"{created.path}/anchors", anchors.model_dump(mode="json"))
         yield created
 
 
+@dataclass(slots=True)
+class _Noted:
+    """What clients keep to themselves, noted while their round folders are there."""
+
+    validation: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
+    forgetting: dict[str, float] = field(default_factory=dict)
+
+    def note(self, name: str, participant: Participant, round_number: int) -> None:
+        folder = participant.workspace.rounds.newest_with(TRAINED, before=round_number + 1)
+        if folder is None:
+            raise RoundMissed(f"{name} has no file of round {round_number}; run the comparison again")
+        trained = Trained.read(folder.path / TRAINED)
+        self.validation.setdefault(name, []).append(trained.validation)
+        self.rates[name] = trained.learning_rate
+
+
 def run_federated(
-    federation: Federation, cell: Cell, packs: dict[str, Pack], report_progress: ReportProgress
+    federation: Federation,
+    cell: Cell,
+    packs: dict[str, Pack],
+    forgetting: Forgetting | None,
+    report_progress: ReportProgress,
 ) -> list[ClientResult]:
-    """Run all rounds of a federation, and return the clients' results from its status.
+    """Run all rounds of a federation, and return the clients' results from its status and their folders.
 
     Args:
         packs: alignment packs by base model, the pivot's first; agents make missing ones.
+        forgetting: measures the final models, if the study has anchor texts.
 
     Raises:
-        RoundMissed: an update was not counted.
+        RoundMissed: an update was not counted, or final weights were not scored.
         AgentError: an agent failed.
     """
     for slug, pack in packs.items():
         body = body_for_federation(pack, federation.id)
         federation.operator.put_tensors(f"{federation.path}/alignments/{slug}", body)
     federation.operator.post(f"{federation.path}/start")
+    noted = _Noted()
     for round_number in range(1, cell.plan.rounds.total + 1):
         report_progress(round_number - 1, "")
-        _run_round(federation, round_number, partial(report_progress, round_number - 1))
-    for participant in federation.members.values():
+        _run_round(federation, round_number, noted, partial(report_progress, round_number - 1))
+    for name, participant in federation.members.items():
+        report_progress(cell.plan.rounds.total, f"{name}: scoring the final weights")
         answer = participant.session.api.current_round(federation.id)
         if isinstance(answer, FinishedBrief):
             finish(participant, answer)
+        if forgetting is not None:
+            silo = federation.silos[name]
+            with adapter_of_round(silo, participant.workspace.home, None, "kept"):
+                noted.forgetting[name] = forgetting.of(silo.base)
     report_progress(cell.plan.rounds.total, "")
-    return _results(federation, cell)
+    return _results(federation, cell, noted)
 
 
-def _run_round(federation: Federation, round_number: int, report_activity: Callable[[str], None]) -> None:
+def _run_round(
+    federation: Federation, round_number: int, noted: _Noted, report_activity: Callable[[str], None]
+) -> None:
     """Run a round with all members, and wait until it is published."""
     established = dict(federation.members)
     for silo in federation.study.silo:
@@ -138,6 +178,7 @@ def _run_round(federation: Federation, round_number: int, report_activity: Calla
             or not take_part(participant, answer)
         ):
             raise RoundMissed(f"{name} found round {round_number} closed; run the comparison again")
+        noted.note(name, participant, round_number)
     wait_until_published(federation, round_number)
 
 
@@ -153,8 +194,8 @@ def wait_until_published(federation: Federation, round_number: int) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _results(federation: Federation, cell: Cell) -> list[ClientResult]:
-    """Read every client's scores and bytes from the operator API, and its importance measures from disk."""
+def _results(federation: Federation, cell: Cell, noted: _Noted) -> list[ClientResult]:
+    """Read every client's scores and bytes from the operator API, and what only it has from its folder."""
     by_silo: dict[str, list[ClientRound]] = {silo.name: [] for silo in federation.study.silo}
     for round_number in range(1, cell.plan.rounds.total + 1):
         for participation in federation.operator.get(f"{federation.path}/rounds/{round_number}")["clients"]:
@@ -163,10 +204,12 @@ def _results(federation: Federation, cell: Cell) -> list[ClientResult]:
                     f"{participation['name']}'s update of round {round_number} is {participation['state']}; "
                     "run the comparison again"
                 )
-            by_silo[participation["name"]].append(
+            rounds = by_silo[participation["name"]]
+            rounds.append(
                 ClientRound(
                     round=round_number,
                     scores=Scores.model_validate(participation["scores"]),
+                    validation=noted.validation[participation["name"]][len(rounds)],
                     bytes_up=participation["bytes"]["up"],
                     bytes_down=participation["bytes"]["down"],
                 )
@@ -180,10 +223,23 @@ def _results(federation: Federation, cell: Cell) -> list[ClientResult]:
             base_model=federation.silos[silo.name].base.slug,
             joins_after=silo.joins_after,
             rounds=by_silo[silo.name],
+            final=_final_scores(federation.members[silo.name]),
+            learning_rate=noted.rates[silo.name],
+            forgetting=noted.forgetting.get(silo.name),
             measures=_measures(federation.members[silo.name].workspace.rounds),
         )
         for silo in federation.study.silo
     ]
+
+
+def _final_scores(participant: Participant) -> FinalScores:
+    scores = read_final_scores(participant.workspace.home)
+    if scores is None:
+        name = participant.workspace.folder.name
+        raise RoundMissed(
+            f"{name}'s final weights were not scored; see the log, and run the comparison again"
+        )
+    return scores
 
 
 def _measures(rounds: RoundFolders) -> MeasuresFile | None:

@@ -13,7 +13,8 @@ from typing import Final
 from pydantic import JsonValue, ValidationError
 
 from client_agent.errors import StudyUnusable
-from client_agent.simulation.study import Study, StudyMethod, Table, faults
+from client_agent.simulation.study import Study
+from client_agent.simulation.study_fields import StudyMethod, Table, faults
 from schemas.messages.federations import FederationPlan
 from schemas.messages.recommended import CA_PFL, LORA, LORA_STRATEGIES, SAME_ARCHITECTURE_RANK
 
@@ -30,7 +31,7 @@ _SET_BY: Final[Mapping[str, str]] = {
 
 _BOTH: Final[Table] = {"adapter": {"same_architecture_rank": SAME_ARCHITECTURE_RANK}}
 
-ON_REQUEST: Final = (*LORA_STRATEGIES, "ca_pfl", "ca_pfl_unmodulated")
+ON_REQUEST: Final = ("fedit", *LORA_STRATEGIES, "ca_pfl", "ca_pfl_unmodulated")
 """Methods that a study compares only where it, or --methods, names them."""
 
 BUILT_IN: Final[Mapping[str, StudyMethod]] = {
@@ -44,6 +45,10 @@ BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     # A fifth of the bytes.
     "fedmosaic_pq": StudyMethod(like="fedmosaic", plan={"adapter": {"same_architecture_rank": 0}}),
     "fedmosaic": StudyMethod(alone=False, plan={"strategy": {"name": "fedmosaic"}, **_BOTH}),
+    # Relevance over an ordinary LoRA, shared between clients of one base model.
+    "fedmosaic_lora": StudyMethod(alone=False, plan={"strategy": {"name": "fedmosaic"}, **LORA}),
+    # Plain averages of an ordinary LoRA (Zhang et al. 2024).
+    "fedit": StudyMethod(alone=False, plan={"strategy": {"name": "fedavg"}, **LORA}),
     **{name: StudyMethod(alone=False, plan={"strategy": {"name": name}, **LORA}) for name in LORA_STRATEGIES},
     "ca_pfl": StudyMethod(alone=False, plan=CA_PFL),
     "ca_pfl_unmodulated": StudyMethod(like="ca_pfl", plan={"strategy": {"options": {"modulator": False}}}),
@@ -102,6 +107,37 @@ def plan_of(study: Study, method: Method, seed: int, pivot: str | None) -> Feder
             "lower joins_after, or raise plan.rounds.total"
         )
     return validated
+
+
+def control_of(study: Study, method: str, plan: FederationPlan) -> str | None:
+    """Return the alone method that a federated one is compared with; None for an alone method.
+
+    The study names it, or it is the built-in one with the method's adapter.
+
+    Raises:
+        StudyUnusable: the study names one that is unknown or federated.
+    """
+    resolved = methods_of(study, [method])[0]
+    if resolved.alone:
+        return None
+    named = _control(study, method)
+    if named is not None:
+        if not methods_of(study, [named])[0].alone:
+            raise StudyUnusable(f"the control of method {method}, {named}, is federated; name an alone one")
+        return named
+    if plan.adapter.kind == "lora":
+        return LOCAL_LORA
+    return LOCAL_BOTH if plan.adapter.same_architecture_rank else LOCAL
+
+
+def _control(study: Study, name: str) -> str | None:
+    """Return the control that a method or one that it is `like` names."""
+    layers = [entry for entry in (study.method.get(name), BUILT_IN.get(name)) if entry is not None]
+    for entry in layers:
+        if entry.control is not None:
+            return entry.control
+    like = next((entry.like for entry in layers if entry.like is not None), None)
+    return _control(study, like) if like is not None else None
 
 
 def require_equal_training(plans: Mapping[str, FederationPlan]) -> None:

@@ -17,7 +17,7 @@ from client_agent.alignment.pack import Pack
 from client_agent.errors import StudyUnusable
 from client_agent.model.loading import BaseModel
 from client_agent.simulation.code_fingerprint import code_of_packs
-from client_agent.simulation.study import faults
+from client_agent.simulation.study_fields import faults
 from client_agent.storage.files import write_durably
 from schemas.messages.alignment import Anchor, Anchors
 from schemas.messages.federations import AdapterPlan, AlignmentPlan

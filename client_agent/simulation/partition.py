@@ -1,102 +1,153 @@
-"""Seeded partition of a study's example pools into the data of its silos."""
+"""Seeded draw of the data of a study's silos: from the files of each, or by its partition."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from pathlib import Path
+from dataclasses import dataclass
 
 from client_agent.errors import StudyUnusable
 from client_agent.model.examples import Example
-from client_agent.simulation.study import Study, StudySilo
-from client_agent.training.data import SiloData, load_data
-from schemas.maths.seeded_random import permutation
+from client_agent.simulation.mixtures import draw_mixtures
+from client_agent.simulation.pools import Pool, digest_of_examples, distinct, open_pool, place_of, shuffled
+from client_agent.simulation.study import Study
+from client_agent.simulation.study_fields import StudySilo
+from client_agent.training.data import SiloData
 
-_Pool = tuple[Path, Path | None]
+__all__ = ["digest_of_examples", "draw_examples"]
+
+_Hands = dict[str, list[Example]]
 
 
 def draw_examples(study: Study, seed: int) -> dict[str, SiloData]:
-    """Return every silo's data: disjoint examples of each file, determined by the seed and the files.
+    """Return every silo's data, determined by the seed and the sources.
 
-    A larger number of examples per silo extends the smaller set. Test items are drawn first, per silo; a test
-    item of any silo, or of a held-out file, is excluded from all training sets.
+    Training and validation examples of all silos are disjoint, and none of them is a test example of any
+    silo; the exception are validation sources that silos name, from which each draws by itself. A larger
+    number of training examples per silo extends the smaller set.
 
     Raises:
         StudyUnusable: a pool is too small.
-        DataInvalid: a file has no examples.
+        DataInvalid: a source cannot be read or has no examples.
     """
-    pools = {silo.name: _pool(silo) for silo in study.silo}
-    data = {pool: load_data(*pool) for pool in dict.fromkeys(pools.values())}
-    tests = {name: _tests(data[pool].test, study.tests, seed, name) for name, pool in pools.items()}
-    excluded = {item.key for items in tests.values() for item in items}
-    sharing: dict[Path, list[StudySilo]] = {}
-    for silo in study.silo:
-        sharing.setdefault(pools[silo.name][0], []).append(silo)
-    dealt: dict[str, list[Example]] = {}
-    for file, silos in sharing.items():
-        sides = [side.train for (train, _), side in data.items() if train == file]
-        dealt |= _deal(_available(sides, excluded), silos, seed, _describe_source(file, pools, tests, sides))
-    return {silo.name: SiloData(tuple(dealt[silo.name]), tests[silo.name]) for silo in study.silo}
-
-
-def digest_of_examples(examples: Sequence[Example]) -> str:
-    return hashlib.sha256(json.dumps([example.key for example in examples]).encode()).hexdigest()
-
-
-def _pool(silo: StudySilo) -> _Pool:
-    """Return a silo's resolved train and test files; a folder stands for the files in it."""
-    train, test = silo.train, silo.test
-    if train.is_dir():
-        test_file = train / "test.jsonl"
-        train, test = train / "train.jsonl", test or (test_file if test_file.is_file() else None)
-    return train.resolve(), test.resolve() if test is not None else None
-
-
-def _available(sides: Sequence[Sequence[Example]], excluded: AbstractSet[str]) -> list[Example]:
-    """Return the distinct examples in the training side of every pool of a file, minus the excluded keys."""
-    allowed = set.intersection(*({example.key for example in side} for side in sides)) - excluded
-    return [example for key, example in {e.key: e for e in sides[0]}.items() if key in allowed]
-
-
-def _describe_source(
-    file: Path,
-    pools: Mapping[str, _Pool],
-    tests: Mapping[str, Sequence[Example]],
-    sides: Sequence[Sequence[Example]],
-) -> str:
-    """Describe a training file, and the test files whose items are excluded from it."""
-    keys = {example.key for side in sides for example in side}
-    test_files = {
-        test or train for name, (train, test) in pools.items() if keys & {e.key for e in tests[name]}
+    if study.partition is not None:
+        return draw_mixtures(study, seed)
+    draw = _Draw.of(study)
+    tests = {
+        name: tuple(shuffled(pool.test, "study tests", seed, name)[: study.tests])
+        for name, pool in draw.pools.items()
     }
-    test_files |= {file for train, test in pools.values() if train == file and test is None}
-    if not test_files:
-        return str(file)
-    return f"{file}, without test items of {' and '.join(map(str, sorted(test_files)))},"
-
-
-def _deal(
-    pool: Sequence[Example], silos: Sequence[StudySilo], seed: int, where: str
-) -> dict[str, list[Example]]:
-    """Assign examples to silos in turn, until each silo has its number."""
-    requested = sum(silo.examples for silo in silos)
-    if requested > len(pool):
-        raise StudyUnusable(
-            f"{where} has {len(pool)} different examples, and {', '.join(silo.name for silo in silos)} need "
-            f"{requested}; lower silo.examples, or add examples"
+    tested = {example.key for items in tests.values() for example in items}
+    validation = {
+        name: shuffled(_without(pool.validation, tested), "study validation", seed, name)[: study.validation]
+        for name, pool in draw.pools.items()
+        if pool.validation is not None
+    }
+    excluded = tested | {example.key for items in validation.values() for example in items}
+    orders: _Hands = {}
+    claimed: set[str] = set()  # an example of two sources belongs to the first one
+    for source in draw.sharing:
+        orders[source] = shuffled(draw.available(source, excluded | claimed), "study", seed)
+        claimed |= {example.key for example in orders[source]}
+    for source, silos in draw.sharing.items():
+        without = [silo for silo in silos if draw.pools[silo.name].validation is None]
+        most = study.validation * len(without)
+        _require(len(orders[source]), silos, most, draw.describe(source, tests))
+        validation |= _deal(orders[source], {silo.name: study.validation for silo in without})
+    used = {example.key for items in validation.values() for example in items}
+    hands: _Hands = {}
+    for source, silos in draw.sharing.items():
+        left = _without(orders[source], used)
+        hands |= _deal(left, {silo.name: silo.examples for silo in silos})
+    return {
+        silo.name: SiloData(
+            train=tuple(hands[silo.name]),
+            validation=tuple(validation[silo.name]),
+            test=tests[silo.name],
         )
-    order = iter(permutation(len(pool), "study", digest_of_examples(pool), seed))
-    hands: dict[str, list[Example]] = {silo.name: [] for silo in silos}
-    for turn in range(max(silo.examples for silo in silos)):
-        for silo in silos:
-            if turn < silo.examples:
-                hands[silo.name].append(pool[next(order)])
+        for silo in study.silo
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """The pools of the silos by name, and the silos by their training source."""
+
+    pools: Mapping[str, Pool]
+    sharing: Mapping[str, Sequence[StudySilo]]
+
+    @classmethod
+    def of(cls, study: Study) -> _Draw:
+        """Read all pools.
+
+        Raises:
+            StudyUnusable: two silos read one training source differently.
+            DataInvalid: see `open_pool`.
+        """
+        places = {silo.name: place_of(silo) for silo in study.silo}
+        opened = {place: open_pool(place) for place in dict.fromkeys(places.values())}
+        sharing: dict[str, list[StudySilo]] = {}
+        for silo in study.silo:
+            together = sharing.setdefault(places[silo.name].train, [])
+            if together and places[together[0].name].rows != places[silo.name].rows:
+                raise StudyUnusable(
+                    f"silos {together[0].name} and {silo.name} read {places[silo.name].train} with different "
+                    "format, columns or skip_bad_rows; use the same, or copies of the source"
+                )
+            together.append(silo)
+        return cls({name: opened[place] for name, place in places.items()}, sharing)
+
+    def available(self, source: str, excluded: AbstractSet[str]) -> list[Example]:
+        """Return the examples in the training side of every pool of a source, minus the excluded keys."""
+        sides = self._sides(source)
+        allowed = set.intersection(*({example.key for example in side} for side in sides)) - excluded
+        return [example for example in sides[0] if example.key in allowed]
+
+    def describe(self, source: str, tests: Mapping[str, Sequence[Example]]) -> str:
+        """Describe a training source, and the test sources whose items are excluded from it."""
+        keys = {example.key for side in self._sides(source) for example in side}
+        sources = {
+            pool.test_source for name, pool in self.pools.items() if keys & {e.key for e in tests[name]}
+        }
+        sources |= {
+            pool.place.train
+            for pool in self.pools.values()
+            if pool.place.train == source and pool.place.test is None
+        }
+        if not sources:
+            return source
+        return f"{source}, without test items of {' and '.join(sorted(sources))},"
+
+    def _sides(self, source: str) -> list[tuple[Example, ...]]:
+        return [pool.train for pool in self.pools.values() if pool.place.train == source]
+
+
+def _require(available: int, silos: Sequence[StudySilo], validation: int, where: str) -> None:
+    """Raise unless a source has the training and validation examples of its silos.
+
+    Raises:
+        StudyUnusable: it has fewer.
+    """
+    train = sum(silo.examples for silo in silos)
+    if train + validation <= available:
+        return
+    beside = f" and {validation} for validation" if validation else ""
+    raise StudyUnusable(
+        f"{where} has {available} different examples, and {', '.join(silo.name for silo in silos)} need "
+        f"{train}{beside}; lower silo.examples{' or validation' if validation else ''}, or add examples"
+    )
+
+
+def _deal(order: Sequence[Example], counts: Mapping[str, int]) -> _Hands:
+    """Assign examples to silos in turn, until each silo has its number."""
+    examples = iter(order)
+    hands: _Hands = {name: [] for name in counts}
+    for turn in range(max(counts.values(), default=0)):
+        for name, count in counts.items():
+            if turn < count:
+                hands[name].append(next(examples))
     return hands
 
 
-def _tests(pool: Sequence[Example], most: int, seed: int, silo: str) -> tuple[Example, ...]:
-    different = list({example.key: example for example in pool}.values())
-    order = permutation(len(different), "study tests", digest_of_examples(different), seed, silo)
-    return tuple(different[i] for i in order[:most])
+def _without(examples: Sequence[Example], keys: AbstractSet[str]) -> list[Example]:
+    return [example for example in distinct(examples) if example.key not in keys]

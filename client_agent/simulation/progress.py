@@ -13,7 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from client_agent.simulation import worker_protocol
 from client_agent.simulation.compare import Comparison
+from client_agent.simulation.outcomes import rules_of, state_by
 from client_agent.simulation.results import Cell, stored_result
+from schemas.messages.scores import LOSS
+
+_QUIET_SECONDS = 15.0
 
 
 class ProgressDisplay:
@@ -28,6 +32,7 @@ class ProgressDisplay:
         self._began: dict[str, float] = {}
         self._bars: dict[str, TaskID] = {}
         self._rounds: dict[str, int] = {}
+        self._printed: dict[str, float] = {}
         self._progress = Progress(
             TextColumn("{task.description:<36}"),
             BarColumn(bar_width=24),
@@ -54,6 +59,7 @@ class ProgressDisplay:
         with self._lock:
             self._began[cell.label] = time.monotonic()
             self._rounds[cell.label] = 0
+            self._printed[cell.label] = time.monotonic()
             self._bars[cell.label] = self._progress.add_task(
                 cell.label, total=cell.plan.rounds.total, doing="starting"
             )
@@ -63,9 +69,19 @@ class ProgressDisplay:
     def moved(self, cell: Cell, progress: worker_protocol.Progress) -> None:
         with self._lock:
             self._progress.update(self._bars[cell.label], completed=progress.rounds, doing=progress.doing)
-            if not self._console.is_terminal and progress.rounds != self._rounds[cell.label]:
-                self._line(f"{cell.label}: {progress.rounds} of {progress.total} rounds")
+            self._print_movement(cell.label, progress)
             self._rounds[cell.label] = progress.rounds
+
+    def _print_movement(self, label: str, progress: worker_protocol.Progress) -> None:
+        """Print a new round at once, and between rounds now and then what the run does."""
+        now = time.monotonic()
+        moved = progress.rounds != self._rounds[label]
+        quiet = now - self._printed[label] < _QUIET_SECONDS
+        if self._console.is_terminal or (not moved and (quiet or not progress.doing)):
+            return
+        doing = f"; {progress.doing}" if progress.doing else ""
+        self._line(f"{label}: {progress.rounds} of {progress.total} rounds{doing}")
+        self._printed[label] = now
 
     def ended(self, cell: Cell, failure: str | None) -> None:
         """Remove the run's bar and print its result or failure."""
@@ -78,7 +94,7 @@ class ProgressDisplay:
             self._finished += 1
             self._progress.update(self._all, completed=self._finished)
             self._line(
-                f"{cell.label}: {_accuracy(cell, self._out)} in {seconds:.0f} s "
+                f"{cell.label}: {_loss(cell, self._out)} in {seconds:.0f} s "
                 f"({self._finished} of {self._cells})"
             )
 
@@ -86,11 +102,11 @@ class ProgressDisplay:
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def _accuracy(cell: Cell, out: Path) -> str:
+def _loss(cell: Cell, out: Path) -> str:
+    """Format the founders' mean test loss by the rule that the run's data allow."""
     result = stored_result(cell, out)
-    last = (
-        [c.rounds[-1].scores.after.exact_match for c in result.clients if c.joins_after == 0]
-        if result
-        else []
-    )
-    return f"mean exact match {sum(last) / len(last):.3f}" if last else "no result"
+    if result is None:
+        return "no result"
+    rule = rules_of([result])[0]
+    losses = [state_by(rule, c).scores[LOSS].value for c in result.clients if c.joins_after == 0]
+    return f"mean test loss {sum(losses) / len(losses):.3f}"

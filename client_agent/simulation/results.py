@@ -4,40 +4,57 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from client_agent.adapters.variational.measures import MeasuresFile
+from client_agent.model.examples import Example
 from client_agent.model.loading import base_model_slug
 from client_agent.simulation.code_fingerprint import code_of_runs
-from client_agent.simulation.methods import Method, plan_of, require_equal_training
+from client_agent.simulation.methods import Method, control_of, plan_of, require_equal_training
 from client_agent.simulation.partition import digest_of_examples, draw_examples
 from client_agent.simulation.study import Study
 from client_agent.storage.files import write_durably
+from client_agent.storage.final_scores import FinalScores
+from client_agent.training.data import SiloData
 from schemas.messages.base import Strict
 from schemas.messages.federations import FederationPlan
-from schemas.messages.rounds import Scores
+from schemas.messages.scores import Scores
 
 
 class ClientRound(Strict):
-    """One client in one round: held-out scores, and bytes on the wire in a federation."""
+    """One client in one round: test scores, validation losses, and bytes on the wire in a federation.
+
+    `validation` has the losses of `served` and `trained`; it is empty with fewer than 16 validation examples.
+    """
 
     round: int
     scores: Scores
+    validation: dict[str, float] = Field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
 
 
 class ClientResult(Strict):
-    """One client's rounds, in order; `measures` are its importance measures, if its method learns them."""
+    """One client's rounds, in order.
+
+    Attributes:
+        final: the scores of the final published weights; None for a client that trained alone.
+        learning_rate: the rate of its training, searched or from the plan.
+        forgetting: loss on the study's anchor texts of the model that it ends with, minus the bare model's.
+        measures: its importance measures, if its method learns them.
+    """
 
     name: str
     base_model: str
     joins_after: int
     rounds: list[ClientRound]
+    final: FinalScores | None = None
+    learning_rate: float
+    forgetting: float | None = None
     measures: MeasuresFile | None = None
 
 
@@ -93,8 +110,8 @@ def cells_of(study: Study, methods: list[Method], seeds: list[int]) -> Iterator[
         silos = [
             [
                 *(silo.name, slugs[silo.model], silo.joins_after),
-                digest_of_examples(data[silo.name].train),
-                digest_of_examples(data[silo.name].test),
+                *map(digest_of_examples, _sides(data[silo.name])),
+                sorted({name for example in data[silo.name].test for name in example.metrics}),
             ]
             for silo in study.silo
         ]
@@ -102,9 +119,14 @@ def cells_of(study: Study, methods: list[Method], seeds: list[int]) -> Iterator[
         require_equal_training(plans)
         for method in methods:
             plan = plans[method.name]
+            control_of(study, method.name, plan)  # raises before any run
             facts = [method.alone, plan.model_dump(mode="json"), silos, anchors, code_of_runs()]
             digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
             yield Cell(method.name, seed, method.alone, plan, digest)
+
+
+def _sides(data: SiloData) -> tuple[Sequence[Example], ...]:
+    return data.train, data.validation, data.test
 
 
 def stored_result(cell: Cell, out: Path) -> CellResult | None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import nan
 from pathlib import Path
 
 from client_agent.alignment.pack import Pack
@@ -15,10 +16,12 @@ from client_agent.rounds.standalone import train_alone
 from client_agent.simulation.admin_client import Operator
 from client_agent.simulation.clients import SharedModels, build_silos
 from client_agent.simulation.federated_run import ReportProgress, create_federation, run_federated
+from client_agent.simulation.forgetting import Forgetting
 from client_agent.simulation.pack_cache import PackCache, read_anchors
 from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.results import Cell, CellResult, ClientResult, ClientRound
 from client_agent.simulation.study import Study
+from client_agent.storage.rate_store import RATES, RateStore
 from client_agent.training.silo import Silo
 
 
@@ -85,15 +88,30 @@ def _alone(
     report_progress: ReportProgress,
 ) -> list[ClientResult]:
     total, results = cell.plan.rounds.total, []
+    rates, forgetting = RateStore(context.out / RATES), _forgetting(context, cell, silos)
     for index, entry in enumerate(context.study.silo):
         silo, rounds = silos[entry.name], []
         pack = packs[silo.base.slug].to_body() if packs else None
-        for round_number, trained in enumerate(train_alone(silo, cell.plan, pack, lambda: False), start=1):
-            rounds.append(ClientRound(round=round_number, scores=trained.scores))
+        report_progress(index * total // len(silos), entry.name)
+        rate, forgot = nan, None
+        for round_number, trained in enumerate(
+            train_alone(silo, cell.plan, pack, lambda: False, rates), start=1
+        ):
+            rounds.append(
+                ClientRound(round=round_number, scores=trained.scores, validation=trained.validation)
+            )
+            rate = trained.learning_rate
+            if round_number == total and forgetting is not None:
+                forgot = forgetting.of(silo.base)  # the adapter is in the model until the iterator ends
             report_progress((index * total + round_number) // len(silos), entry.name)
         results.append(
             ClientResult(
-                name=entry.name, base_model=silo.base.slug, joins_after=entry.joins_after, rounds=rounds
+                name=entry.name,
+                base_model=silo.base.slug,
+                joins_after=entry.joins_after,
+                rounds=rounds,
+                learning_rate=rate,
+                forgetting=forgot,
             )
         )
     return results
@@ -113,7 +131,21 @@ def _federated(
     folder = cell.folder(context.out) / "clients"
     shutil.rmtree(folder, ignore_errors=True)
     anchors = read_anchors(context.study.anchors) if context.study.anchors is not None else None
-    with create_federation(cell, context.study, silos, context.operator, folder, anchors) as federation:
-        results = run_federated(federation, cell, packs, report_progress)
+    rates, forgetting = RateStore(context.out / RATES), _forgetting(context, cell, silos)
+    with create_federation(
+        cell, context.study, silos, context.operator, folder, anchors, rates
+    ) as federation:
+        results = run_federated(federation, cell, packs, forgetting, report_progress)
     shutil.rmtree(folder)
     return results
+
+
+def _forgetting(context: WorkerContext, cell: Cell, silos: dict[str, Silo]) -> Forgetting | None:
+    """Measure the bare base models on the study's anchor texts, if there are any."""
+    if context.study.anchors is None:
+        return None
+    anchors = read_anchors(context.study.anchors).anchors
+    forgetting = Forgetting(anchors, cell.plan.training.max_length)
+    for silo in silos.values():
+        forgetting.measure_bare(silo.base)
+    return forgetting

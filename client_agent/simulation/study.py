@@ -7,52 +7,42 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, JsonValue, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
 
+from client_agent.data.sources import HUB
 from client_agent.errors import StudyUnusable
-from schemas.messages.base import Name, Strict, field_error
+from client_agent.simulation.study_fields import (
+    MethodName,
+    Partition,
+    SizePartition,
+    StudyMethod,
+    StudySilo,
+    StudySource,
+    Table,
+    faults,
+)
+from schemas.messages.base import Strict, field_error
 from schemas.messages.federations import Count
 
-MethodName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Table = dict[str, JsonValue]
-_RESERVED = frozenset({"like", "alone"})
-
-
-class StudySilo(Strict):
-    """One silo: its base model, its data files and its number of examples.
-
-    Silos with the same `train` file get disjoint examples. `joins_after` is the round after which the silo
-    joins, 0 for a founder; `group` is a label for the report, such as the silo's task.
-    """
-
-    name: Name
-    model: str
-    train: Path
-    test: Path | None = None
-    examples: Count
-    joins_after: Annotated[int, Field(ge=0)] = 0
-    group: Name | None = None
-
-
-class StudyMethod(Strict):
-    """The changes of a method to the one it is `like`; `plan` overrides that method's plan.
-
-    An `alone` method trains every silo without a federation.
-    """
-
-    like: MethodName | None = None
-    alone: bool | None = None
-    plan: Table = Field(default_factory=dict)
+_OF_METHODS = frozenset({"like", "alone", "control"})
+_SOURCES = ("train", "validation", "test")
 
 
 class Study(Strict):
-    """A comparison of methods over the same silos; `plan` has the common fields of their federation plans."""
+    """A comparison of methods over the same silos; `plan` has the common fields of their federation plans.
+
+    Every silo has `tests` test and `validation` validation examples, beside its training examples. Without a
+    `partition` each silo names its sources; with one, the examples of all `source`s are divided by it.
+    """
 
     silo: Annotated[list[StudySilo], Field(min_length=2)]
+    source: list[StudySource] = Field(default_factory=list)
+    partition: Partition | None = None
     pivot_model: str | None = None
     anchors: Path | None = None
     tests: Count = 128
+    validation: Annotated[int, Field(ge=0)] = 16
     seeds: Annotated[list[Seed], Field(min_length=1)] = Field(default_factory=lambda: [0, 1, 2])
     methods: Annotated[list[MethodName], Field(min_length=1)] | None = None
     plan: Table = Field(default_factory=dict)
@@ -60,23 +50,38 @@ class Study(Strict):
     _name: str = PrivateAttr("study")
 
     @classmethod
-    def from_toml(cls, file: Path | str) -> Study:
-        """Read a study's TOML file; the file's name without suffix is the study's. See `read_study`."""
-        path = Path(file)
-        study = read_study(path)
-        study._name = path.stem
-        return study
+    def from_toml(
+        cls, file: Path | str, *, data: Path | str | None = None, models: Path | str | None = None
+    ) -> Study:
+        """Read a study's TOML file; the file's name without suffix is the study's.
+
+        Args:
+            data, models: the folders of its sources and models; None = those that the file names.
+
+        Raises:
+            StudyUnusable: see `read_study`.
+        """
+        return read_study(
+            Path(file),
+            data=Path(data) if data is not None else None,
+            models=Path(models) if models is not None else None,
+        )
 
     @property
     def name(self) -> str:
         """The study's name in reports and the default of its output folder."""
         return self._name
 
+    def named(self, name: str) -> Study:
+        study = self.model_copy()
+        study._name = name
+        return study
+
     @model_validator(mode="after")
     def _is_one_federation(self) -> Self:
-        twice = [name for name, count in Counter(silo.name for silo in self.silo).items() if count > 1]
-        if twice:
-            raise field_error(f"two silos are called {twice[0]}", "silo")
+        twice = _repeated([silo.name for silo in self.silo])
+        if twice is not None:
+            raise field_error(f"two silos are called {twice}", "silo")
         if len(self.founders) < 2:
             raise field_error("at least two silos must be founders (joins_after = 0)", "silo")
         if len(set(self.seeds)) != len(self.seeds):
@@ -90,6 +95,35 @@ class Study(Strict):
         if self.pivot_model is not None and self.anchors is None:
             raise field_error("a pivot needs public anchor texts", "anchors")
         return self
+
+    @model_validator(mode="after")
+    def _has_data(self) -> Self:
+        twice = _repeated([source.name for source in self.source])
+        if twice is not None:
+            raise field_error(f"two sources are called {twice}", "source")
+        if self.partition is None:
+            without = [silo.name for silo in self.silo if silo.train is None]
+            if without:
+                raise field_error(f"silo {without[0]} needs train, or the study a partition", "silo")
+            if self.source:
+                raise field_error("sources need a partition that divides them among the silos", "partition")
+            return self
+        with_train = [silo.name for silo in self.silo if silo.train is not None]
+        if with_train:
+            fact = f"silo {with_train[0]} gets its data from the partition; leave its train out"
+            raise field_error(fact, "silo")
+        if not self.source:
+            raise field_error("a partition needs at least one source", "source")
+        self._fits_partition(self.partition)
+        return self
+
+    def _fits_partition(self, partition: Partition) -> None:
+        if isinstance(partition, SizePartition):
+            sizes = partition.sizes
+            if sizes is not None and len(sizes) != len(self.silo):
+                raise field_error(f"{len(sizes)} sizes for {len(self.silo)} silos", "partition.sizes")
+        elif partition.kind == "by_task" and partition.tasks_per_silo > len(self.source):
+            raise field_error(f"more than the {len(self.source)} sources", "partition.tasks_per_silo")
 
     @property
     def founders(self) -> list[StudySilo]:
@@ -106,68 +140,118 @@ class Study(Strict):
         return list(dict.fromkeys([*pivot, *(silo.model for silo in self.silo)]))
 
     def with_examples(self, count: int) -> Study:
+        """Return the study with another number of training examples per silo.
+
+        Raises:
+            StudyUnusable: its partition names the sizes.
+        """
+        if isinstance(self.partition, SizePartition) and self.partition.sizes is not None:
+            raise StudyUnusable("the study's partition.sizes determines the examples; leave --examples out")
         silos = [silo.model_copy(update={"examples": count}) for silo in self.silo]
-        study = self.model_copy(update={"silo": silos})
-        study._name = f"{self.name}-{count}"
-        return study
+        return self.model_copy(update={"silo": silos}).named(f"{self.name}-{count}")
 
 
-def read_study(file: Path) -> Study:
+def read_study(file: Path, *, data: Path | None = None, models: Path | None = None) -> Study:
     """Read a study; relative paths in it are relative to the file.
 
+    Relative sources and models are relative to the folders that its `data` and `models` name, or to those
+    passed here. `[defaults]` has fields of every silo. A silo with `copies = n` is n silos, with numbers
+    behind their names.
+
     Raises:
-        StudyUnusable: the file is unreadable, or a field is missing, unknown or invalid.
+        StudyUnusable: the file is unreadable, a field is missing, unknown or invalid, or a folder is missing.
     """
-    try:
-        content = tomllib.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise StudyUnusable(f"{file} cannot be read ({error.strerror}); check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StudyUnusable(f"{file} is not TOML: {error}") from error
+    content = _content(file)
+    home = file.absolute().parent
+    places = {
+        "data": _folder(content.pop("data", None), data, home, "data"),
+        "models": _folder(content.pop("models", None), models, home, "models"),
+    }
     methods = content.get("method")
     if isinstance(methods, dict):
         content["method"] = {name: _method(table) for name, table in methods.items()}
+    defaults = content.pop("defaults", {})
+    if not isinstance(defaults, dict):
+        raise StudyUnusable(f"{file} is not a study: defaults: must be a table")
+    silos = content.get("silo")
+    if isinstance(silos, list):
+        content["silo"] = [copy for table in silos for copy in _copies(table, defaults, file)]
     try:
         study = Study.model_validate(content)
     except ValidationError as error:
         raise StudyUnusable(f"{file} is not a study: {faults(error)}") from error
-    return _placed(study, file.absolute().parent)
+    return _placed(study, home, **places).named(file.stem)
 
 
-def faults(error: ValidationError) -> str:
-    """Return the invalid fields and their errors as text."""
-    return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+def _content(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise StudyUnusable(f"{file} cannot be read ({error.strerror}); check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StudyUnusable(f"{file} is not TOML: {error}") from error
+
+
+def _folder(named: object, passed: Path | None, home: Path, field: str) -> Path:
+    """Return the folder of relative paths: the one passed, else the study's, else that of its file."""
+    if passed is None and named is None:
+        return home
+    if passed is None and not isinstance(named, str):
+        raise StudyUnusable(f"{field}: must be the path of a folder")
+    folder = passed.expanduser().absolute() if passed is not None else home / Path(str(named)).expanduser()
+    if not folder.is_dir():
+        raise StudyUnusable(f"{field}: there is no folder {folder}; pass one with --{field}")
+    return folder
 
 
 def _method(table: object) -> object:
     """Split a method's table into the method's own fields and its plan."""
     if not isinstance(table, dict):
         return table
-    fields: dict[str, Any] = {key: value for key, value in table.items() if key in _RESERVED}
-    return fields | {"plan": {key: value for key, value in table.items() if key not in _RESERVED}}
+    fields: dict[str, Any] = {key: value for key, value in table.items() if key in _OF_METHODS}
+    return fields | {"plan": {key: value for key, value in table.items() if key not in _OF_METHODS}}
 
 
-def _placed(study: Study, folder: Path) -> Study:
+def _copies(table: object, defaults: dict[str, Any], file: Path) -> list[object]:
+    """Return the silos of a table, with the defaults for the fields that it lacks."""
+    if not isinstance(table, dict):
+        return [table]
+    silo = defaults | table
+    if "copies" not in silo:
+        return [silo]
+    count = silo.pop("copies")
+    if not isinstance(count, int) or count < 1:
+        raise StudyUnusable(f"{file} is not a study: silo.copies: must be a whole number from 1 on")
+    return [silo | {"name": f"{silo.get('name', '')}-{number}"} for number in range(1, count + 1)]
+
+
+def _placed(study: Study, home: Path, *, data: Path, models: Path) -> Study:
+    def source(table: BaseModel) -> dict[str, str]:
+        values = {field: getattr(table, field) for field in _SOURCES}
+        return {field: _source(value, data) for field, value in values.items() if value is not None}
+
     silos = [
-        silo.model_copy(
-            update={
-                "model": _model(silo.model, folder),
-                "train": folder / silo.train.expanduser(),
-                "test": folder / silo.test.expanduser() if silo.test is not None else None,
-            }
-        )
-        for silo in study.silo
+        silo.model_copy(update=source(silo) | {"model": _model(silo.model, models)}) for silo in study.silo
     ]
     return study.model_copy(
         update={
             "silo": silos,
-            "pivot_model": _model(study.pivot_model, folder) if study.pivot_model is not None else None,
-            "anchors": folder / study.anchors.expanduser() if study.anchors is not None else None,
+            "source": [table.model_copy(update=source(table)) for table in study.source],
+            "pivot_model": _model(study.pivot_model, models) if study.pivot_model is not None else None,
+            "anchors": home / study.anchors.expanduser() if study.anchors is not None else None,
         }
     )
+
+
+def _source(value: str, folder: Path) -> str:
+    return value if value.startswith(HUB) else str(folder / Path(value).expanduser())
 
 
 def _model(value: str, folder: Path) -> str:
     """Return the resolved path of a model's folder or .gguf file if it exists, else the hub id unchanged."""
     place = (folder / Path(value).expanduser()).resolve()
     return str(place) if place.exists() else value
+
+
+def _repeated(names: list[str]) -> str | None:
+    return next((name for name, count in Counter(names).items() if count > 1), None)

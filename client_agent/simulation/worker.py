@@ -11,6 +11,7 @@ import queue
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TextIO
@@ -27,6 +28,8 @@ from client_agent.simulation.worker_protocol import Done, Failed, Order, Progres
 
 log = logging.getLogger(__name__)
 
+_ACTIVITIES = ("client_agent.training", "client_agent.rounds", "client_agent.alignment")
+
 
 @dataclass(slots=True)
 class Worker:
@@ -35,12 +38,15 @@ class Worker:
     setup: Setup
     context: WorkerContext
     answers: TextIO
+    _rounds: int = 0
+    _client: str = ""
 
     def run(self, order: Order) -> None:
         """Run one order; report a failure and stay ready for the next order."""
         (cell,) = cells_of(self.setup.study, methods_of(self.setup.study, [order.method]), [order.seed])
         cell.folder(self.setup.out).mkdir(parents=True, exist_ok=True)
         _log_into(cell, self.setup)
+        logging.getLogger().addHandler(_Activity(lambda doing: self._report_activity(cell, doing)))
         log.info("%s: %s", cell.label, cell.plan.model_dump_json())
         try:
             if cell.digest != order.digest:
@@ -61,10 +67,28 @@ class Worker:
             self._send(Done())
 
     def _report_progress(self, cell: Cell, rounds: int, doing: str) -> None:
+        self._rounds, self._client = rounds, doing
         self._send(Progress(rounds=rounds, total=cell.plan.rounds.total, doing=doing))
+
+    def _report_activity(self, cell: Cell, line: str) -> None:
+        """Report a log line of the active client: what it searches, trains or scores."""
+        doing = f"{self._client}: {line}" if self._client else line
+        self._send(Progress(rounds=self._rounds, total=cell.plan.rounds.total, doing=doing))
 
     def _send(self, message: Progress | Done | Failed) -> None:
         print(message.model_dump_json(), file=self.answers, flush=True)
+
+
+class _Activity(logging.Handler):
+    """Passes on the log lines of training and rounds."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith(_ACTIVITIES):
+            self._report(record.getMessage())
 
 
 def main() -> None:

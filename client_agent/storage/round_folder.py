@@ -20,6 +20,7 @@ BRIEF = "brief.json"
 WEIGHTS = "weights.safetensors"
 BASE = "base.txt"
 FOLD = "fold.safetensors"
+PARTIAL = "partial.safetensors"
 TRAINED = "trained.safetensors"
 SIGNATURE = "signature.safetensors"
 SENT = "sent.safetensors"
@@ -31,6 +32,8 @@ SCORES_SENT = "scores_sent.json"
 CLOSED = "closed.json"
 # Files of the federation, beside the round folders.
 FINAL_WEIGHTS = "final_weights.safetensors"
+FINAL_SCORES = "final_scores.json"
+FINAL_SCORES_SENT = "final_scores_sent.json"
 MANIFEST = "manifest.json"
 
 

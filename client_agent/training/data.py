@@ -1,29 +1,36 @@
-"""Split a silo's examples into training and test set, and iterate over batches.
+"""Split a silo's examples into training, validation and test set.
 
 The split depends on the examples' text only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from client_agent.data.load import BY_COLUMNS, RowOptions, load_examples
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example
-from client_agent.model.tokens import Encoded
-from schemas.maths.seeded_random import permutation
 
 TEST_SHARE = 0.2
+VALIDATION_SHARE = 0.1
+
+_Examples = tuple[Example, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SiloData:
-    """Training and test examples, and the errors of rows that were skipped."""
+    """A silo's examples, and the errors of rows that were skipped.
 
-    train: tuple[Example, ...]
-    test: tuple[Example, ...]
+    Attributes:
+        train: examples of the training steps.
+        validation: examples that choose the learning rate and the personal model; may be empty.
+        test: examples of the reported scores; nothing is chosen by them.
+    """
+
+    train: _Examples
+    validation: _Examples
+    test: _Examples
     skipped: tuple[str, ...] = ()
 
 
@@ -31,53 +38,58 @@ def load_data(
     train: Path | str,
     test: Path | str | None = None,
     *,
+    validation: Path | str | None = None,
     test_share: float = TEST_SHARE,
+    validation_share: float = VALIDATION_SHARE,
     rows: RowOptions = BY_COLUMNS,
 ) -> SiloData:
-    """Load training and test examples; a folder may hold train.jsonl and test.jsonl.
+    """Load the examples of a silo; a folder may hold train.jsonl, validation.jsonl and test.jsonl.
 
-    Without a test source, `test_share` of the examples is held out by digest: an example stays in its set
-    when the source changes, and duplicates are in the same set.
+    Without a test source, `test_share` of the training source is held out; without a validation source,
+    `validation_share` of what is left. Both are chosen by digest: an example stays in its set when the source
+    changes, and duplicates are in the same set. The validation set may be empty.
 
     Raises:
-        DataInvalid: a source cannot be read, is empty or has a bad row, or a set is empty.
+        DataInvalid: a source cannot be read, is empty or has a bad row, or the training or test set is empty.
     """
     folder = Path(train)
     if (folder / "train.jsonl").is_file():
-        test_file = folder / "test.jsonl"
-        train, test = folder / "train.jsonl", test or (test_file if test_file.is_file() else None)
+        train, test = folder / "train.jsonl", test or _file(folder / "test.jsonl")
+        validation = validation or _file(folder / "validation.jsonl")
     loaded = load_examples(str(train), rows)
+    examples, skipped = loaded.examples, loaded.skipped
     if test is not None:
-        tests = load_examples(str(test), rows)
-        return SiloData(loaded.examples, tests.examples, loaded.skipped + tests.skipped)
-    examples = loaded.examples
-    held_out = {e.key for e in examples if int(e.key[:8], 16) < test_share * 2**32}
-    data = SiloData(
-        tuple(e for e in examples if e.key not in held_out),
-        tuple(e for e in examples if e.key in held_out),
-        loaded.skipped,
+        loaded = load_examples(str(test), rows)
+        tests, skipped = loaded.examples, skipped + loaded.skipped
+    else:
+        examples, tests = _split(examples, test_share, digits=slice(0, 8))
+        if not examples or not tests:
+            raise DataInvalid(
+                f"{train}: {len(examples) + len(tests)} examples are too few to hold out {test_share:.0%}; "
+                "add examples, or set a test file"
+            )
+    if validation is not None:
+        loaded = load_examples(str(validation), rows)
+        return SiloData(examples, loaded.examples, tests, skipped + loaded.skipped)
+    return SiloData(*with_validation(examples, validation_share), tests, skipped)
+
+
+def with_validation(
+    examples: _Examples, validation_share: float = VALIDATION_SHARE
+) -> tuple[_Examples, _Examples]:
+    """Split training examples into training and validation set by digest; the training set is never empty."""
+    left, chosen = _split(examples, validation_share, digits=slice(8, 16))
+    return (left, chosen) if left else (examples, ())
+
+
+def _split(examples: _Examples, share: float, *, digits: slice) -> tuple[_Examples, _Examples]:
+    """Return the others and the chosen: those whose digits of the digest are below the share."""
+    chosen = {e.key for e in examples if int(e.key[digits], 16) < share * 2**32}
+    return (
+        tuple(e for e in examples if e.key not in chosen),
+        tuple(e for e in examples if e.key in chosen),
     )
-    if not data.train or not data.test:
-        raise DataInvalid(
-            f"{train}: {len(examples)} examples are too few to hold out {test_share:.0%}; add examples, "
-            "or set a test file"
-        )
-    return data
 
 
-def iterate_batches(
-    texts: Sequence[Encoded], batch_size: int, *, seed: int, round_number: int
-) -> Iterator[list[Encoded]]:
-    """Yield batches without end, in shuffled passes; no text occurs twice in a pass.
-
-    With fewer texts than `batch_size` a batch is one pass.
-    """
-    size = min(batch_size, len(texts))
-    pending: list[int] = []
-    epoch = 0
-    while True:
-        while len(pending) < size:
-            pending += permutation(len(texts), "deal", seed, round_number, epoch)
-            epoch += 1
-        yield [texts[i] for i in pending[:size]]
-        pending = pending[size:]
+def _file(path: Path) -> Path | None:
+    return path if path.is_file() else None

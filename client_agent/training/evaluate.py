@@ -1,61 +1,178 @@
-"""Score a model on held-out examples with one forward pass per batch, without generation."""
+"""Score a model on held-out examples: loss, likeliest options, and generated answers.
+
+Loss and options need forward passes over the texts, without generation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import exp, isfinite
 
 import torch
+from torch import Tensor
 from torch.nn import functional as nnf
 
 from client_agent.errors import LossNotFinite
-from client_agent.model.examples import Example, encode_for
+from client_agent.model.examples import Example, encode_for, encode_question, probe_set, rendered
+from client_agent.model.generation import completions
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import NO_TARGET, answer_logits, collate, pad_id
+from client_agent.model.token_budget import grouped_by_length
+from client_agent.model.tokens import NO_TARGET, Encoded, collate, encode, hidden_states, pad_id
+from client_agent.training.metrics import GENERATED_METRICS, best
+from schemas.messages.federations import ScoresPlan
 from schemas.messages.scores import LOSS, PERPLEXITY, Score
 
 _LARGEST_EXPONENT = 700.0
+_LOGITS = 2**25
+"""Logits that are held at once, 128 MiB in float32: with 262,144 tokens in the vocabulary 128 positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Mean loss in nats per answer token, and the share of answers that greedy decoding would reproduce."""
+    """Scores of a model.
+
+    Attributes:
+        loss: mean loss in nats per answer token, end-of-sequence included.
+        teacher_forced_match: the share of texts whose every answer token is the likeliest after the right
+            ones before it. That is what greedy decoding would reproduce: both read the same text up to the
+            first mistake, and match neither after it.
+        examples: the number of examples that the loss is of.
+        metrics: scores of the metrics that the examples name.
+    """
 
     loss: float
-    exact_match: float
+    teacher_forced_match: float
     examples: int
+    metrics: Mapping[str, Score] = field(default_factory=dict)
 
     def scores(self) -> dict[str, Score]:
+        """Return the scores by name, loss and perplexity first."""
         values = {LOSS: self.loss, PERPLEXITY: exp(min(self.loss, _LARGEST_EXPONENT))}
-        return {name: Score(value=value, count=self.examples) for name, value in values.items()}
+        return {n: Score(value=v, count=self.examples) for n, v in values.items()} | dict(self.metrics)
 
 
-@torch.inference_mode()
 def evaluate(
-    base: BaseModel, examples: Sequence[Example], *, max_length: int, batch_size: int = 32
+    base: BaseModel,
+    examples: Sequence[Example],
+    plan: ScoresPlan | None = None,
+    *,
+    max_length: int,
+    texts: Sequence[Encoded] | None = None,
 ) -> Evaluation:
-    """Compute loss (nats per answer token, end-of-sequence included), perplexity and exact match.
+    """Score a model on at most `plan.examples` examples, chosen by digest (`probe_set`).
 
-    An example matches if the argmax equals the answer at every answer token under teacher forcing. That is
-    equivalent to greedy decoding: both read the same text up to the first mistake, and match neither
-    after it.
+    `texts` are all texts of these examples, if they have been tokenised before.
 
     Raises:
         LossNotFinite: the model's output is NaN or infinite.
         TextTooLong: an example exceeds the base model's context.
     """
-    texts = encode_for(base, examples, max_length)
-    loss, answers, matches = 0.0, 0, 0
-    for start in range(0, len(texts), batch_size):
-        batch = collate(texts[start : start + batch_size], pad=pad_id(base.tokenizer)).to(base.device)
-        logits, targets = answer_logits(base.model, base.parts, batch)
-        loss += float(nnf.cross_entropy(logits, targets, reduction="sum"))
-        right = torch.ones_like(batch.targets, dtype=torch.bool)  # (n, t)
-        right[batch.targets != NO_TARGET] = logits.argmax(-1) == targets
-        answers += batch.answers
-        matches += int(right.all(dim=1).sum())
-    mean = loss / answers
+    plan = plan or ScoresPlan()
+    chosen = probe_set(examples, plan.examples)
+    forced = teacher_forced(base, encode_for(base, chosen, max_length) if texts is None else texts)
+    metrics = _option_accuracy(base, chosen, max_length)
+    if plan.new_tokens:
+        metrics |= _generated(base, chosen, max_length, plan.new_tokens)
+    return replace(forced, examples=len(chosen), metrics=metrics)
+
+
+def mean_loss(base: BaseModel, texts: Sequence[Encoded]) -> float:
+    """Compute the mean loss of texts, in nats per answer token, end-of-sequence included.
+
+    Raises:
+        LossNotFinite: the model's output is NaN or infinite.
+    """
+    return teacher_forced(base, texts).loss
+
+
+def teacher_forced(base: BaseModel, texts: Sequence[Encoded]) -> Evaluation:
+    """Compute mean loss and teacher-forced match of texts, one at least.
+
+    Raises:
+        LossNotFinite: the model's output is NaN or infinite.
+    """
+    answers = _answers(base, texts)
+    losses = torch.cat([answer.losses for answer in answers]).double()
+    mean = float(losses.mean())
     if not isfinite(mean):
         raise LossNotFinite(f"the loss on the test set is {mean}; load the base model in float32 or bfloat16")
-    return Evaluation(mean, matches / len(texts), len(texts))
+    return Evaluation(mean, sum(answer.matches for answer in answers) / len(texts), len(texts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The losses of a text's answer tokens, in order, and whether each of them is the likeliest token."""
+
+    losses: Tensor  # (m,) float32, on the CPU
+    matches: bool
+
+
+@torch.inference_mode()
+def _answers(base: BaseModel, texts: Sequence[Encoded]) -> list[_Answer]:
+    """Compute the answers of texts; the head runs at answer tokens only, for `_LOGITS` logits at a time."""
+    answers: dict[int, _Answer] = {}
+    head = base.model.get_submodule(base.parts.head)
+    rows = max(1, _LOGITS // int(head.get_parameter("weight").shape[0]))
+    for group in grouped_by_length([len(text.ids) for text in texts]):
+        batch = collate([texts[index] for index in group], pad=pad_id(base.tokenizer)).to(base.device)
+        is_answer = batch.targets != NO_TARGET  # (n, t)
+        hidden, targets = hidden_states(base.model, base.parts, batch)[is_answer], batch.targets[is_answer]
+        losses, right = [], []
+        for part, expected in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
+            logits = base.parts.logits(base.model, part).float()  # (rows, V)
+            losses.append(nnf.cross_entropy(logits, expected, reduction="none"))
+            right.append(logits.argmax(-1) == expected)
+        counts = is_answer.sum(dim=1).tolist()
+        by_text = (torch.split(torch.cat(parts).cpu(), counts) for parts in (losses, right))
+        for index, text_losses, text_right in zip(group, *by_text, strict=True):
+            answers[index] = _Answer(text_losses, bool(text_right.all()))
+    return [answers[index] for index in range(len(texts))]
+
+
+def _option_accuracy(base: BaseModel, examples: Sequence[Example], max_length: int) -> dict[str, Score]:
+    """Compute how often the right option is the likeliest, by mean log-likelihood of its tokens.
+
+    The mean, instead of the sum, prefers no short options (Brown et al. 2020, section 2.4).
+    """
+    chosen = [example for example in examples if "option_accuracy" in example.metrics]
+    texts = [_option(base, example, option, max_length) for example in chosen for option in example.options]
+    means = iter([float(answer.losses.double().mean()) for answer in _answers(base, texts)])
+    right = [
+        min(example.options, key={option: next(means) for option in example.options}.__getitem__)
+        == example.completion
+        for example in chosen
+    ]
+    return _means({"option_accuracy": [float(value) for value in right]})
+
+
+def _option(base: BaseModel, example: Example, option: str, max_length: int) -> Encoded:
+    """Tokenise an example with one of its options as answer, without the special tokens that close it."""
+    prompt, answer = rendered(replace(example, completion=option), base.tokenizer)
+    special = not example.turns
+    text = encode(base.tokenizer, prompt, answer, max_length=max_length, special=special, closed=False)
+    end, first = len(text.ids), text.answer.index(True)
+    while end > first + 1 and text.ids[end - 1] in base.tokenizer.all_special_ids:
+        end -= 1
+    return Encoded(text.ids[:end], text.answer[:end], text.spans[:end])
+
+
+def _generated(
+    base: BaseModel, examples: Sequence[Example], max_length: int, new_tokens: int
+) -> dict[str, Score]:
+    """Compute the metrics of greedily generated answers; a prompt too long for them loses its start."""
+    chosen = [example for example in examples if not GENERATED_METRICS.keys().isdisjoint(example.metrics)]
+    new_tokens = min(new_tokens, max(1, base.positions // 2))
+    longest = min(max_length, base.positions - new_tokens + 1)
+    prompts = [encode_question(example, base.tokenizer, longest) for example in chosen]
+    values: dict[str, list[float]] = {}
+    for example, text in zip(chosen, completions(base, prompts, max_new_tokens=new_tokens), strict=True):
+        references = example.references or (example.completion,)
+        for name in example.metrics:
+            if name in GENERATED_METRICS:
+                values.setdefault(name, []).append(best(GENERATED_METRICS[name], text, references))
+    return _means(values)
+
+
+def _means(values: Mapping[str, Sequence[float]]) -> dict[str, Score]:
+    return {name: Score(value=sum(v) / len(v), count=len(v)) for name, v in values.items() if v}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import cos, inf, isfinite, pi
+from itertools import islice
+from math import inf, isfinite
 from typing import Any, cast
 
 import numpy as np
@@ -16,17 +18,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from client_agent.adapters.base import Adapter
-from client_agent.errors import LayoutMismatch, LossNotFinite, MissingGradient
-from client_agent.model.examples import Example, encode_for
+from client_agent.adapters.base import Adapter, Penalty, copy_in, copy_out
+from client_agent.errors import LossNotFinite, MissingGradient
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, Encoded, answer_logits, collate, pad_id
-from client_agent.training.data import iterate_batches
+from client_agent.training.batches import iterate_batches
+from client_agent.training.checkpoint import Position, TrainingCheckpoint, owner_of
+from client_agent.training.optimiser import OptimiserState, build_optimiser, restore_state, saved_state
+from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
+from client_agent.training.packing import packed
+from client_agent.training.schedule import learning_rate_factor
 from schemas.maths.seeded_random import words
 from schemas.messages.federations import TrainingPlan
 
-OptimiserState = dict[str, NDArray[np.float32]]
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,76 +58,142 @@ class TrainingOutcome:
 def train(
     base: BaseModel,
     adapter: Adapter,
-    examples: Sequence[Example],
+    texts: Sequence[Encoded],
     plan: TrainingPlan,
     *,
+    learning_rate: float,
     seed: int,
     round_number: int,
+    total_rounds: int,
     optimiser_state: Mapping[str, NDArray[np.float32]] | None = None,
     on_step: Callable[[Step], None] | None = None,
     stop: Callable[[], bool] | None = None,
-    penalty: Callable[[Mapping[str, nn.Parameter]], Tensor] | None = None,
+    penalty: Penalty | None = None,
+    checkpoint: TrainingCheckpoint | None = None,
+    options: TrainingOptions = DEFAULT_OPTIONS,
 ) -> TrainingOutcome:
     """Train the adapter in place for `plan.steps` steps of AdamW on the answer tokens.
 
-    The order of examples depends on `seed` and `round_number` only. `optimiser_state` of an earlier outcome
-    resumes its optimiser. `stop` is called before each step. `penalty` is added to the loss of each step, and
-    is not part of the reported losses.
+    The order of texts depends on `seed` and `round_number` only; the learning rate follows the plan's
+    schedule over all `total_rounds`. `optimiser_state` of an earlier outcome resumes its optimiser. `stop` is
+    called before each step. `penalty` is added to the loss of each step, and not to the reported losses.
+    `checkpoint` resumes this training where an earlier process left it, with the same result to the bit.
 
     Raises:
         MissingGradient: a trainable parameter has no gradient after the first backward pass, or an operation
             has no backward pass.
         LossNotFinite: the loss or the gradient is NaN or infinite.
-        TextTooLong: an example exceeds the base model's context.
         LayoutMismatch: `optimiser_state` belongs to another adapter.
     """
-    texts = encode_for(base, examples, plan.max_length)
-    batches = iterate_batches(texts, plan.batch_size, seed=seed, round_number=round_number)
     parameters = adapter.named_parameters()
-    learning_rate = 0.01 if plan.learning_rate == "auto" else plan.learning_rate
-    optimiser = torch.optim.AdamW(
-        adapter.parameter_groups(learning_rate), lr=learning_rate, weight_decay=plan.weight_decay
+    optimiser = build_optimiser(
+        options.optimizer, adapter, learning_rate=learning_rate, weight_decay=plan.weight_decay
     )
     if optimiser_state is not None:
-        _restore(optimiser, parameters, optimiser_state)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: learning_rate_factor(step, plan))
-    losses: list[float] = []
-    tokens = 0
-    started = time.monotonic()
+        restore_state(optimiser, parameters, optimiser_state)
+    run = _Run(base, parameters, optimiser, plan, [float(group["lr"]) for group in optimiser.param_groups])
     with _training(base, plan, seed, round_number):
-        while len(losses) < plan.steps and not (stop is not None and stop()):
-            step = [_on_device(base, next(batches)) for _ in range(plan.accumulation)]
-            with _require_backward():
-                loss = _backward(base, step)
-            if penalty is not None:
-                torch.autograd.backward(penalty(parameters))
-            _check_gradients(parameters, loss, first=not losses)
-            norm = nn.utils.clip_grad_norm_(parameters.values(), plan.max_grad_norm or inf)
-            if not isfinite(norm.item()):
-                raise LossNotFinite(
-                    f"step {len(losses) + 1}: the gradient is not finite; lower learning_rate"
-                )
-            optimiser.step()
-            schedule.step()
-            optimiser.zero_grad(set_to_none=True)
-            losses.append(loss)
-            tokens += sum(batch.tokens for batch in step)
+        if checkpoint is not None:
+            place = [base.slug, str(base.device), str(base.model.dtype), checkpoint.belongs_to]
+            facts = [plan.model_dump(mode="json"), learning_rate, seed, round_number, total_rounds, *place]
+            start = [copy_out(parameters), adapter.state(), optimiser_state or {}]
+            run.resume(checkpoint, owner_of(facts, start, texts))
+        batches = iterate_batches(texts, plan.batch_size, seed=seed, round_number=round_number)
+        batches = islice(batches, len(run.losses) * plan.accumulation, None)
+        while len(run.losses) < plan.steps and not (stop is not None and stop()):
+            step = (round_number - 1) * plan.steps + len(run.losses)
+            factor = learning_rate_factor(step, plan, total_rounds * plan.steps)
+            run.step(
+                [_on_device(base, next(batches), options) for _ in range(plan.accumulation)], factor, penalty
+            )
             if on_step is not None:
-                on_step(Step(len(losses), plan.steps, loss, tokens, time.monotonic() - started))
-    return TrainingOutcome(losses, tokens, time.monotonic() - started, _moments(optimiser, parameters))
+                on_step(Step(len(run.losses), plan.steps, run.losses[-1], run.tokens, run.seconds))
+            run.store(checkpoint)
+        run.store(checkpoint, at_end=True)
+    return TrainingOutcome(run.losses, run.tokens, run.seconds, saved_state(optimiser, parameters))
 
 
-def learning_rate_factor(step: int, plan: TrainingPlan) -> float:
-    """Return the factor of the learning rate at a step (from 0): linear warm-up, then decay to 0."""
-    warm = min(1.0, (step + 1) / (plan.warmup_steps + 1))
-    remaining = max(0.0, (plan.steps - step) / max(1, plan.steps - plan.warmup_steps))
-    match plan.schedule:
-        case "constant":
-            return warm
-        case "linear":
-            return min(warm, remaining)
-        case "cosine":
-            return warm * (1 - cos(pi * min(1.0, remaining))) / 2
+class _Run:
+    """A training in progress: what its steps change."""
+
+    def __init__(
+        self,
+        base: BaseModel,
+        parameters: Mapping[str, nn.Parameter],
+        optimiser: torch.optim.Optimizer,
+        plan: TrainingPlan,
+        rates: Sequence[float],
+    ) -> None:
+        self._base = base
+        self._parameters = parameters
+        self._optimiser = optimiser
+        self._plan = plan
+        self._rates = rates  # of each parameter group
+        self._owner = ""
+        self._started = time.monotonic()
+        self.losses: list[float] = []
+        self.tokens = 0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def step(self, batches: Sequence[Batch], factor: float, penalty: Penalty | None) -> None:
+        """Take one optimiser step at `factor` times the learning rate.
+
+        Raises:
+            MissingGradient, LossNotFinite: see `train`.
+        """
+        for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+        with _require_backward():
+            loss = _backward(self._base, batches)
+        if penalty is not None:
+            torch.autograd.backward(penalty(self._parameters))
+        _check_gradients(self._parameters, loss, first=not self.losses)
+        norm = nn.utils.clip_grad_norm_(self._parameters.values(), self._plan.max_grad_norm or inf)
+        if not isfinite(norm.item()):
+            raise LossNotFinite(
+                f"step {len(self.losses) + 1}: the gradient is not finite; lower learning_rate"
+            )
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
+        self.losses.append(loss)
+        self.tokens += sum(batch.tokens for batch in batches)
+
+    def resume(self, checkpoint: TrainingCheckpoint, owner: str) -> None:
+        """Continue at the stored position of the same training, if there is one."""
+        self._owner = owner
+        position = checkpoint.load(owner)
+        if position is None:
+            return
+        copy_in(self._parameters, position.parameters)
+        restore_state(self._optimiser, self._parameters, position.optimiser)
+        for device, state in position.generators.items():
+            _set_generator(device, torch.from_numpy(np.array(state)))
+        self.losses = list(position.losses)
+        self.tokens = position.tokens
+        self._started = time.monotonic() - position.seconds
+        log.info("training: resuming after step %d of %d", len(self.losses), self._plan.steps)
+
+    def store(self, checkpoint: TrainingCheckpoint | None, *, at_end: bool = False) -> None:
+        """Store the position if that is due, or at the end of a training that was stopped."""
+        if checkpoint is None or not self.losses or len(self.losses) == self._plan.steps:
+            return
+        if at_end or checkpoint.is_due:
+            generators = {"cpu": torch.get_rng_state().numpy()}
+            if self._base.device.type == "cuda":
+                device = str(self._base.device)
+                generators[device] = torch.cuda.get_rng_state(self._base.device).numpy()
+            position = Position(
+                parameters=copy_out(self._parameters),
+                optimiser=saved_state(self._optimiser, self._parameters),
+                generators=generators,
+                losses=self.losses,
+                tokens=self.tokens,
+                seconds=self.seconds,
+            )
+            checkpoint.store(self._owner, position)
 
 
 def answer_loss(base: BaseModel, batch: Batch) -> Tensor:
@@ -176,8 +247,9 @@ def _check_gradients(parameters: Mapping[str, nn.Parameter], loss: float, *, fir
         )
 
 
-def _on_device(base: BaseModel, texts: Sequence[Encoded]) -> Batch:
-    return collate(texts, pad=pad_id(base.tokenizer)).to(base.device)
+def _on_device(base: BaseModel, texts: Sequence[Encoded], options: TrainingOptions) -> Batch:
+    batch = packed if options.packing else collate
+    return batch(texts, pad=pad_id(base.tokenizer)).to(base.device)
 
 
 @contextmanager
@@ -201,30 +273,8 @@ def _training(base: BaseModel, plan: TrainingPlan, seed: int, round_number: int)
             model.eval()
 
 
-def _moments(optimiser: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> OptimiserState:
-    return {
-        f"{name}.{moment}": np.array(optimiser.state[parameter][moment].cpu().numpy(), dtype=np.float32)
-        for name, parameter in parameters.items()
-        if parameter in optimiser.state
-        for moment in _MOMENTS
-    }
-
-
-def _restore(
-    optimiser: torch.optim.Optimizer,
-    parameters: Mapping[str, nn.Parameter],
-    state: Mapping[str, NDArray[np.float32]],
-) -> None:
-    expected = {f"{name}.{moment}" for name in parameters for moment in _MOMENTS}
-    if state and expected != state.keys():
-        raise LayoutMismatch("the optimiser's state belongs to another adapter; delete it to start anew")
-    for name, parameter in parameters.items() if state else ():
-        tensors = {moment: torch.from_numpy(np.array(state[f"{name}.{moment}"])) for moment in _MOMENTS}
-        if tensors["exp_avg"].shape != parameter.shape:
-            raise LayoutMismatch(
-                f"the optimiser's state of {name} has another shape; delete it to start anew"
-            )
-        optimiser.state[parameter] = {
-            "step": tensors["step"],
-            **{moment: tensors[moment].to(parameter.device) for moment in _MOMENTS[1:]},
-        }
+def _set_generator(device: str, state: Tensor) -> None:
+    if device == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.cuda.set_rng_state(state, torch.device(device))

@@ -4,53 +4,72 @@ from __future__ import annotations
 
 import logging
 import platform
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from client_agent import __version__
 from client_agent.data.load import RowOptions
 from client_agent.errors import ModelTooLarge, PivotMissing, SettingsUnusable
-from client_agent.model.examples import rendered
+from client_agent.model.chat import set_template
+from client_agent.model.examples import Example, encode_for, learnt_parts
 from client_agent.model.gguf import model_folder
-from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
-from client_agent.settings import AgentSettings
+from client_agent.model.loading import BaseModel, base_model_slug, load_base_model, parameter_count
+from client_agent.model.tokens import Encoded
+from client_agent.settings import AgentSettings, Quantization
 from client_agent.training.data import SiloData, load_data
+from client_agent.training.optimiser import require_optimiser
+from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
+from client_agent.training.packing import require_packable
 from schemas import PROTOCOL_VERSION
 from schemas.messages.enrolment import Profile
 
 _PROBED_EXAMPLES = 64
+_LARGE = 1_000_000_000
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Silo:
-    """A silo's model and data, loaded once; `few_bits_of` is the source of `base` if it is quantised.
+    """A silo's model and data, loaded once.
 
-    A quantised model has the slug, adapters and packs of its dense model: their functions are nearly
-    equal, so adapters work on both. Their gradients differ: the direction of a small model's gradient does
-    not survive 4 bits.
+    `quantised_from` is the source of `base` if it is quantised. A quantised model has the slug, adapters and
+    packs of its dense model: their functions are nearly equal, so adapters work on both. Their gradients
+    differ: the direction of a small model's gradient does not survive 4 bits.
     """
 
     base: BaseModel
     data: SiloData
     pivot_source: str | None
     _pivot: BaseModel | None = None
-    few_bits_of: str | None = None
+    quantised_from: str | None = None
+    quantization: Quantization = "none"
+    chat_template: str | None = None
+    options: TrainingOptions = DEFAULT_OPTIONS
+
+    def encoded(self, examples: Sequence[Example], max_length: int) -> tuple[Encoded, ...]:
+        """Tokenise examples for the base model, once for the life of the agent.
+
+        Raises:
+            TextTooLong: see `encode_for`.
+        """
+        return encode_for(self.base, examples, max_length)
 
     def model_named(self, slug: str) -> BaseModel:
-        """Return the dense base model of a slug: this silo's, or the model of `pivot_model`.
+        """Return the shared model of a slug: this silo's own, or the model of `pivot_model`.
 
-        Its results are compared between silos, so the weights of a quantised model are loaded again, dense.
+        It has the dtype of this silo's model. It is quantised as this silo's is only if it is large, since
+        its gradients are compared between silos; so a quantised small model is loaded again, dense.
 
         Raises:
             PivotMissing: neither model has this slug.
         """
-        if slug == self.base.slug and self.few_bits_of is None:
+        if slug == self.base.slug and (self.quantised_from is None or is_large(self.quantised_from)):
             return self.base
         if self._pivot is None or self._pivot.slug != slug:
-            source = self.few_bits_of if slug == self.base.slug else self.pivot_source
+            source = self.quantised_from if slug == self.base.slug else self.pivot_source
             if source is None:
                 raise PivotMissing(f"the federation shares the model {slug}; set pivot_model to a copy of it")
             source_slug = base_model_slug(source)
@@ -61,8 +80,28 @@ class Silo:
                 )
             log.info("shared model: loading (%s)", slug)
             self._pivot = None  # free the previous shared model first
-            self._pivot = _load_shared(source, self.base.device)
+            self._pivot = self._load_shared(source)
         return self._pivot
+
+    def _load_shared(self, source: str) -> BaseModel:
+        """Load a shared model; it keeps its own chat template, so that silos render their chats alike."""
+        dtype = shared_dtype(self.base.model.dtype, self.quantization)
+        quantization = self.quantization if is_large(source) else "none"
+        try:
+            shared = load_base_model(source, device=self.base.device, dtype=dtype, quantization=quantization)
+        except ModelTooLarge:
+            log.warning(
+                "shared model: no room for %s on %s; loading it on the CPU, which is slower",
+                source,
+                self.base.device,
+            )
+            torch.cuda.empty_cache()
+            shared = load_base_model(
+                source, device=torch.device("cpu"), dtype=dtype, quantization=quantization
+            )
+        if shared.tokenizer.chat_template is None:
+            set_template(shared.tokenizer, self.chat_template)
+        return shared
 
     @property
     def profile(self) -> Profile:
@@ -78,22 +117,22 @@ class Silo:
         )
 
 
-def _load_shared(source: str, device: torch.device) -> BaseModel:
-    try:
-        return load_base_model(source, device=device)
-    except ModelTooLarge:
-        log.warning(
-            "shared model: no room for %s on %s; loading it on the CPU, which is slower", source, device
-        )
-        torch.cuda.empty_cache()
-        return load_base_model(source, device=torch.device("cpu"))
+def is_large(source: str) -> bool:
+    """Whether a model has so many parameters that its gradients survive few bits, and its memory matters."""
+    return parameter_count(source) >= _LARGE
+
+
+def shared_dtype(dtype: torch.dtype, quantization: Quantization) -> torch.dtype:
+    """Return the dtype of a shared model: the silo's own, but gradients need the range of bfloat16."""
+    return torch.bfloat16 if quantization != "none" or dtype == torch.float16 else dtype
 
 
 def open_silo(settings: AgentSettings) -> Silo:
     """Load model and data of the settings.
 
     Raises:
-        SettingsUnusable: the device does not exist.
+        SettingsUnusable: the device does not exist, `chat_template` is no template, or the model or this
+            machine does not support `packing` or `optimizer`.
         ModelNotFound, UnknownArchitecture, TokenizerUnfit: see `load_base_model`.
         DataInvalid: see `load_data`.
         TokenizerUnfit: the data are chats, and the tokenizer has no chat template.
@@ -103,33 +142,70 @@ def open_silo(settings: AgentSettings) -> Silo:
     device = device_named(settings.device)
     data = load_silo_data(settings)
     source = model_folder(settings.model, settings.folder)
-    base = load_base_model(
-        source,
-        device=device,
-        dtype=dtype_of(settings, device),
-        quantization=settings.quantization,
-    )
+    base = load_own_model(settings, source, device)
+    options = options_of(settings, base)
     _require_renderable(data, base)
     log.info(
-        "silo: %s on %s, %d training and %d test examples", base.slug, device, len(data.train), len(data.test)
+        "silo: %s on %s, %d training, %d validation and %d test examples",
+        *(base.slug, device, len(data.train), len(data.validation), len(data.test)),
     )
     pivot = settings.pivot_model
     return Silo(
         base,
         data,
         model_folder(pivot, settings.folder) if pivot is not None else None,
-        few_bits_of=source if settings.quantization != "none" else None,
+        quantised_from=source if settings.quantization != "none" else None,
+        quantization=settings.quantization,
+        chat_template=settings.chat_template,
+        options=options,
     )
+
+
+def load_own_model(settings: AgentSettings, source: str, device: torch.device) -> BaseModel:
+    """Load the base model of the settings from its folder, with the settings' chat template.
+
+    Raises:
+        SettingsUnusable: see `set_template`.
+        ModelNotFound, UnknownArchitecture, TokenizerUnfit, ModelTooLarge: see `load_base_model`.
+    """
+    allow_tf32(device)
+    base = load_base_model(
+        source, device=device, dtype=dtype_of(settings, device), quantization=settings.quantization
+    )
+    set_template(base.tokenizer, settings.chat_template)
+    return base
+
+
+def options_of(settings: AgentSettings, base: BaseModel) -> TrainingOptions:
+    """Return the training options of the settings.
+
+    Raises:
+        SettingsUnusable: the model does not support packing, or this machine not the optimiser.
+    """
+    if settings.packing:
+        require_packable(base)
+    require_optimiser(settings.optimizer)
+    return TrainingOptions(optimizer=settings.optimizer, packing=settings.packing)
+
+
+def allow_tf32(device: torch.device) -> None:
+    """Round the factors of float32 products on a GPU to TF32, which is several times faster.
+
+    Adapters multiply in float32; the alignment fits are in float64, which this does not change.
+    """
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
 
 
 def _require_renderable(data: SiloData, base: BaseModel) -> None:
     """Refuse chats that the tokenizer has no template for, before anything long starts.
 
     Raises:
-        TokenizerUnfit: see `rendered`.
+        TokenizerUnfit, DataInvalid: see `learnt_parts`.
     """
-    for example in (*data.train[:_PROBED_EXAMPLES], *data.test[:_PROBED_EXAMPLES]):
-        rendered(example, base.tokenizer)
+    for examples in (data.train, data.validation, data.test):
+        for example in examples[:_PROBED_EXAMPLES]:
+            learnt_parts(example, base.tokenizer)
 
 
 def load_silo_data(settings: AgentSettings) -> SiloData:
@@ -139,7 +215,16 @@ def load_silo_data(settings: AgentSettings) -> SiloData:
         DataInvalid: see `load_data`.
     """
     rows = RowOptions(settings.format, settings.columns, settings.skip_bad_rows)
-    data = load_data(settings.train, settings.test, test_share=settings.test_share, rows=rows)
+    data = load_data(
+        settings.train,
+        settings.test,
+        validation=settings.validation,
+        test_share=settings.test_share,
+        validation_share=settings.validation_share,
+        rows=rows,
+    )
+    if settings.metrics is not None:
+        data = replace(data, test=tuple(replace(e, metrics=settings.metrics) for e in data.test))
     if data.skipped:
         log.warning("data: %d rows skipped; the first: %s", len(data.skipped), data.skipped[0])
     return data

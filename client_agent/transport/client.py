@@ -24,7 +24,8 @@ from client_agent.transport.timeouts import DeadlineClient, extend_deadline
 from schemas.messages.alignment import Acceptance, Anchors, PackList
 from schemas.messages.enrolment import Enrolment, EnrolmentRequest, KeyInUse, KeyRotation, Me, RosterPage
 from schemas.messages.recipes import WeightsRecipeName
-from schemas.messages.rounds import FinishedBrief, Joined, RoundBrief, RoundView, Scores, SignedDocument
+from schemas.messages.rounds import FinishedBrief, Joined, RoundBrief, RoundView, SignedDocument
+from schemas.messages.scores import Scores
 from schemas.messages.tokens import Hello
 from schemas.messages.updates import Receipt
 from schemas.wire.compress import is_frame

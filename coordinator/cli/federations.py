@@ -29,9 +29,7 @@ def create(
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     min_clients: Annotated[int | None, typer.Option(help="Number of clients that a round waits for.")] = None,
-    quorum: Annotated[
-        int | None, typer.Option(help="Number of updates that suffice at the deadline.")
-    ] = None,
+    quorum: Annotated[int | None, typer.Option(help="Updates that suffice at the deadline.")] = None,
     collect_seconds: Annotated[float | None, typer.Option(help="Duration of a round's collection.")] = None,
     rank: Annotated[int | None, typer.Option(help="Rank of P and Q, or of an ordinary LoRA.")] = None,
     same_architecture_rank: Annotated[
@@ -58,15 +56,12 @@ def create(
 ) -> None:
     """Create a federation.
 
-    Without --plan, adapter, recipe and limits are the recommended ones of the strategy. For one base model,
-    the strategies fedmosaic and fedavg have an ordinary LoRA of rank 16 in all roles. With --pivot,
-    --same-architecture-rank or --target-modules they have P and Q of rank 32 in v, o, gate, up and down, and
-    beside them a LoRA of rank 8 among clients of the same base model.
-
-    Everything else gets its default; each client searches for its own learning rate.
+    Without --plan, adapter, recipe and limits are the recommended ones of the strategy: for fedmosaic and
+    fedavg an ordinary LoRA of rank 16, and with --pivot, --same-architecture-rank or --target-modules P and Q
+    beside a LoRA of rank 8. Everything else gets its default; each client searches for its learning rate.
     """
-    shares_pq = any(option is not None for option in (pivot, same_architecture_rank, target_modules))
-    plan_fields = _read(plan) if plan is not None else recommended(strategy or "", aligned=shares_pq)
+    has_pq = not (pivot is same_architecture_rank is target_modules is None)
+    plan_fields = _read(plan) if plan is not None else recommended(strategy or "", aligned=has_pq)
     changes = {
         "name": name,
         "strategy.name": strategy,

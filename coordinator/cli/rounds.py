@@ -11,11 +11,15 @@ import typer
 
 from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, print_json
 from coordinator.cli.output import ago, fitting_table, print_table, traffic, until
+from coordinator.cli.scores import losses, other_names, personal, score
+from schemas.messages.scores import LOSS, PERPLEXITY
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 app = typer.Typer(help="Show the rounds of a federation.", no_args_is_help=True)
+
+_LOSSES = "served, trained, final: held-out loss; other scores: of the final model, else of the kept one"
 
 Federation = Annotated[str, typer.Argument(help="Federation id.")]
 
@@ -31,22 +35,38 @@ def list_rounds(
         return
     from rich.console import Console
 
+    means = [r["scores"] and r["scores"]["mean"] for r in rounds]
+    other_scores = other_names(means)
     shown = fitting_table(
-        ["round", "state", "opened", "joined", "arrived", "rejected", "bytes", "mean loss", "mean exact"],
+        [
+            "round",
+            "state",
+            "updates",
+            "rejected",
+            "opened",
+            "bytes",
+            "loss",
+            "worst",
+            "perplexity",
+            *other_scores,
+        ],
         [
             (
                 r["round"],
                 _state(r),
-                ago(r["opened_at"]),
-                r["counts"]["joined"],
-                r["counts"]["arrived"],
+                f"{r['counts']['arrived']} of {r['counts']['joined']}",
                 r["counts"]["rejected"],
+                ago(r["opened_at"]),
                 traffic(r["bytes"]),
-                *_scores(r["scores"] and r["scores"]["mean"]),
+                score(mean, LOSS),
+                score(r["scores"] and r["scores"]["worst"], LOSS),
+                score(mean, PERPLEXITY),
+                *(score(mean, name) for name in other_scores),
             )
-            for r in rounds
+            for r, mean in zip(rounds, means, strict=True)
         ],
-        optional=("bytes", "opened", "rejected", "joined"),
+        optional=("bytes", "opened", "rejected", *reversed(other_scores), "perplexity", "worst", "updates"),
+        title="Scores are means over the clients' personal models; worst: the highest loss.",
     )
     Console().print(shown)
 
@@ -153,10 +173,14 @@ def _round(details: dict[str, Any]) -> RenderableType:
         f"{counts['joined']} joined, {counts['arrived']} arrived, {counts['late']} late, "
         f"{counts['rejected']} rejected; {traffic(details['bytes'])}"
     )
-    measured = ["norm", "epsilon", "age", "loss", "exact", "why"]
-    columns = ["client", "state", "joined", "received", "bytes", *measured]
+    clients = details["clients"]
+    personal_scores = [c["scores"] and personal(c["scores"]) for c in clients]
+    other_scores = other_names(personal_scores)
     return fitting_table(
-        columns,
+        [
+            *("client", "state", "joined", "received", "bytes", "norm", "epsilon", "age"),
+            *("served", "trained", "kept", "final", "perplexity", *other_scores, "why"),
+        ],
         [
             (
                 c["name"],
@@ -167,18 +191,19 @@ def _round(details: dict[str, Any]) -> RenderableType:
                 c["norm"],
                 c["epsilon"],
                 c["staleness"],
-                *_scores(c["scores"] and c["scores"]["after"]),
+                *losses(c["scores"]),
+                score(client_scores, PERPLEXITY),
+                *(score(client_scores, name) for name in other_scores),
                 c["reject_reason"],
             )
-            for c in details["clients"]
+            for c, client_scores in zip(clients, personal_scores, strict=True)
         ],
-        optional=("epsilon", "age", "norm", "bytes", "joined", "why", "received"),
-        title=title,
+        optional=(
+            *("epsilon", "age", "norm", "bytes", "joined", "received", *reversed(other_scores), "perplexity"),
+            *("final", "kept", "why", "served"),
+        ),
+        title=f"{title}\n{_LOSSES}",
     )
-
-
-def _scores(metrics: dict[str, float] | None) -> tuple[float | None, float | None]:
-    return (metrics["loss"], metrics["exact_match"]) if metrics else (None, None)
 
 
 def _state(details: dict[str, Any]) -> str:

@@ -35,12 +35,22 @@ function table(target, head, rows) {
 }
 
 const share = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
+const score = (scores, name) => share(scores && scores[name] && scores[name].value);
+const label = (name) => name.replaceAll("_", " ");
+const personal = (scores) => scores && (scores.final || scores[scores.kept]);
 const time = (text) => (text ? new Date(text).toLocaleTimeString() : "–");
 const seconds = (value) => (value >= 90 ? `${Math.round(value / 60)} min` : `${Math.round(value)} s`);
 
 function size(bytes) {
   const unit = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]].find(([, base]) => bytes >= base);
   return unit ? `${(bytes / unit[1]).toFixed(1)} ${unit[0]}` : `${bytes} B`;
+}
+
+// Loss and perplexity lead; then the other names that occur, in order.
+function names(sets) {
+  const all = new Set(sets.filter(Boolean).flatMap((scores) => Object.keys(scores)));
+  const first = ["loss", "perplexity"].filter((name) => all.delete(name));
+  return [...first, ...[...all].sort()];
 }
 
 function headline(federation, round) {
@@ -60,7 +70,11 @@ function facts(federation, round) {
     const { counts, bytes, scores } = round;
     pairs.push([`${counts.arrived} of ${counts.joined}`, "updates of this round"], [counts.late + counts.rejected, "late or rejected"],
       [size(bytes.up), "up in this round"], [size(bytes.down), "down in this round"]);
-    if (scores) pairs.push([share(scores.mean.exact_match), "mean exact match"], [share(scores.worst.exact_match), "worst exact match"]);
+    if (scores) {
+      for (const name of names([scores.mean])) {
+        pairs.push([score(scores.mean, name), `mean ${label(name)}`], [score(scores.worst, name), `worst ${label(name)}`]);
+      }
+    }
   }
   at("facts").replaceChildren(...pairs.map(([value, name]) => {
     const box = element("div", undefined, { class: "fact" });
@@ -78,34 +92,41 @@ function curve(rounds) {
   const [width, height, edge] = [640, 220, 34];
   const last = Math.max(2, scored.at(-1).round);
   const x = (round) => edge + ((width - edge - 12) * (round - 1)) / (last - 1);
-  const y = (value) => height - edge + 8 - (height - edge - 4) * value;
+  const top = niceTop(Math.max(...scored.map((round) => round.scores.worst.loss.value)));
+  const y = (value) => height - edge + 8 - (height - edge - 4) * (value / top);
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.setAttribute("width", width);
   svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", "mean and worst exact match by round");
+  svg.setAttribute("aria-label", "mean and worst held-out loss by round");
   const draw = (name, attributes, text) => {
     const node = document.createElementNS("http://www.w3.org/2000/svg", name);
     for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
     if (text !== undefined) node.textContent = text;
     svg.append(node);
   };
-  for (const value of [0, 0.25, 0.5, 0.75, 1]) {
+  for (const value of [0, 0.25, 0.5, 0.75, 1].map((part) => part * top)) {
     draw("line", { class: "grid", x1: edge, x2: width - 12, y1: y(value), y2: y(value) });
-    draw("text", { x: edge - 6, y: y(value) + 4, "text-anchor": "end" }, value);
+    draw("text", { x: edge - 6, y: y(value) + 4, "text-anchor": "end" }, Number(value.toPrecision(3)));
   }
   for (const kind of ["mean", "worst"]) {
-    const points = scored.map((round) => `${x(round.round)},${y(round.scores[kind].exact_match)}`);
+    const points = scored.map((round) => `${x(round.round)},${y(round.scores[kind].loss.value)}`);
     draw("path", { class: kind, d: `M${points.join("L")}` });
   }
   scored.forEach((round) => {
-    draw("circle", { cx: x(round.round), cy: y(round.scores.mean.exact_match), r: 3 });
+    draw("circle", { cx: x(round.round), cy: y(round.scores.mean.loss.value), r: 3 });
     draw("text", { x: x(round.round), y: height - 6, "text-anchor": "middle" }, round.round);
   });
-  at("curve").replaceChildren(svg, element("p", "Solid: mean of the clients; dashed: worst client.", { class: "empty" }));
+  at("curve").replaceChildren(svg, element("p", "Held-out loss of the personal models; lower is better. Solid: mean of the clients; dashed: worst client.", { class: "empty" }));
 }
 
-function relevance(view, names) {
+// The smallest of 1, 2, 4, 8 times a power of ten that is not below a value.
+function niceTop(value) {
+  const base = 10 ** Math.floor(Math.log10(Math.max(value, 1e-6)));
+  return [1, 2, 4, 8, 10].map((factor) => factor * base).find((limit) => limit >= value) || value;
+}
+
+function relevance(view, clientNames) {
   if (!view || !view.clients.length) {
     at("relevance-note").textContent = "No round is published yet.";
     at("relevance").replaceChildren();
@@ -114,9 +135,9 @@ function relevance(view, names) {
   const weights = view.served || view.relevance;
   at("relevance-note").textContent = `After round ${view.round}: the weight that a row gives to each column.`
     + (view.served ? " Shown is the served share; * is less than the relevance: hover for the reason." : "");
-  const label = (client) => names[client] || client;
-  table(at("relevance"), ["", ...view.clients.map(label)], weights.map((row, i) =>
-    [label(view.rows[i]), ...row.map((value, j) => value.toFixed(2) + (guardReasons(view, i, j).length ? "*" : ""))]));
+  const name = (client) => clientNames[client] || client;
+  table(at("relevance"), ["", ...view.clients.map(name)], weights.map((row, i) =>
+    [name(view.rows[i]), ...row.map((value, j) => value.toFixed(2) + (guardReasons(view, i, j).length ? "*" : ""))]));
   const cells = at("relevance").querySelectorAll("td:not(:first-child)");
   weights.flat().forEach((value, at) => {
     const i = Math.floor(at / view.clients.length), j = at % view.clients.length;
@@ -131,6 +152,26 @@ function guardReasons(view, i, j) {
   return view.held && view.relevance[i][j] > view.served[i][j] ? view.held[i][j] : [];
 }
 
+function showClients(federation, round) {
+  const clients = round ? round.clients : [];
+  const others = names(clients.map((c) => personal(c.scores))).filter((name) => name !== "loss");
+  table(at("clients"), ["client", "state", "received", "up", "down", "norm", "epsilon spent", "loss served → trained", "kept", "final loss", ...others.map(label)],
+    clients.map((c) => [c.name, c.reject_reason ? `${c.state}: ${c.reject_reason}` : c.state, time(c.received_at),
+      size(c.bytes.up), size(c.bytes.down), share(c.norm),
+      c.epsilon === null ? "–" : `${share(c.epsilon)} of ${federation.plan.signature.dp?.epsilon ?? "?"}`,
+      c.scores ? `${score(c.scores.served, "loss")} → ${score(c.scores.trained, "loss")}` : "–",
+      c.scores ? c.scores.kept : "–", score(c.scores && c.scores.final, "loss"),
+      ...others.map((name) => score(personal(c.scores), name))]));
+}
+
+function showRounds(rounds) {
+  const means = rounds.map((r) => r.scores && r.scores.mean);
+  const others = names(means).filter((name) => name !== "loss");
+  table(at("rounds"), ["round", "state", "opened", "updates", "up", "down", "mean loss", "worst loss", ...others.map((name) => `mean ${label(name)}`)],
+    rounds.map((r, i) => [r.round, r.reason ? `${r.state}: ${r.reason}` : r.state, time(r.opened_at), `${r.counts.arrived} of ${r.counts.joined}`,
+      size(r.bytes.up), size(r.bytes.down), score(means[i], "loss"), score(r.scores && r.scores.worst, "loss"), ...others.map((name) => score(means[i], name))]));
+}
+
 function showPacks(packs) {
   at("alignment-part").hidden = !packs.length;
   const error = (pack, name) => {
@@ -143,9 +184,9 @@ function showPacks(packs) {
   table(at("packs"), ["base model", "acceptance test", "loss from right P, Q", "from zero", "wrong task", "random frames", "shares"],
     packs.map((pack) => [pack.base_model, pack.acceptance ? pack.acceptance.verdict : "untested",
       ...["right", "zero", "wrong_task", "random_frames"].map((start) => losses(pack, start)), pack.sharing]));
-  const names = [...new Set(packs.flatMap((pack) => Object.keys(pack.errors)))].sort();
+  const pairs = [...new Set(packs.flatMap((pack) => Object.keys(pack.errors)))].sort();
   table(at("errors"), ["block and role", ...packs.map((pack) => pack.base_model)],
-    names.map((name) => [name, ...packs.map((pack) => error(pack, name))]));
+    pairs.map((name) => [name, ...packs.map((pack) => error(pack, name))]));
 }
 
 async function show() {
@@ -163,21 +204,14 @@ async function show() {
   const round = rounds.length ? await fetchJson(`${path}/rounds/${rounds[0].round}`) : null;
   const done = rounds.find((r) => r.state === "published");
   const clients = (await fetchJson(`${path}/clients?limit=100`)).items;
-  const names = Object.fromEntries(clients.map((client) => [client.client_id, client.name]));
+  const clientNames = Object.fromEntries(clients.map((client) => [client.client_id, client.name]));
   at("headline").textContent = headline(federation, round);
   facts(federation, round);
   curve(rounds);
   at("clients-note").textContent = round && round.clients.length ? "" : "No client has joined yet.";
-  table(at("clients"), ["client", "state", "received", "up", "down", "norm", "epsilon spent", "loss", "exact match before", "after"],
-    (round ? round.clients : []).map((c) => [c.name, c.reject_reason ? `${c.state}: ${c.reject_reason}` : c.state, time(c.received_at),
-      size(c.bytes.up), size(c.bytes.down), share(c.norm),
-      c.epsilon === null ? "–" : `${share(c.epsilon)} of ${federation.plan.signature.dp?.epsilon ?? "?"}`,
-      share(c.scores && c.scores.after.loss),
-      share(c.scores && c.scores.before.exact_match), share(c.scores && c.scores.after.exact_match)]));
-  relevance(done ? await fetchJson(`${path}/rounds/${done.round}/relevance`) : null, names);
-  table(at("rounds"), ["round", "state", "opened", "updates", "up", "down", "mean exact match", "worst"],
-    rounds.map((r) => [r.round, r.reason ? `${r.state}: ${r.reason}` : r.state, time(r.opened_at), `${r.counts.arrived} of ${r.counts.joined}`,
-      size(r.bytes.up), size(r.bytes.down), share(r.scores && r.scores.mean.exact_match), share(r.scores && r.scores.worst.exact_match)]));
+  showClients(federation, round);
+  relevance(done ? await fetchJson(`${path}/rounds/${done.round}/relevance`) : null, clientNames);
+  showRounds(rounds);
   showPacks(federation.alignment.length ? (await fetchJson(`${path}/alignments`)).items : []);
   at("claims").replaceChildren(...(round || federation).claims.map((claim) => element("li", claim)));
 }

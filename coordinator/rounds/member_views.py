@@ -17,7 +17,8 @@ from coordinator.db.engine import database_time, run
 from coordinator.db.tables.federations import ParticipationRow, RoundRow, ScoresRow
 from coordinator.rounds import queries, scores, views
 from schemas.messages.enrolment import Traffic
-from schemas.messages.rounds import RelevanceView, RoundSummary, RoundView, Scores, ScoreSummary
+from schemas.messages.rounds import RelevanceView, RoundSummary, RoundView
+from schemas.messages.scores import Scores, ScoreSummary
 
 LEAST_CLIENTS = 3
 """The smallest number of clients in a mean of scores, including the reading client."""
@@ -86,8 +87,13 @@ def _scores(session: Session, row: RoundRow) -> ScoreSummary | None:
     if arrived.scores < arrived.clients and scores.are_accepted(session, row.federation_id, row.number):
         return None
     round_scores = [Scores.model_validate(stored) for stored in _scores_of_arrived(session, row.id)]
-    shown = views.summarise(round_scores)
-    return shown.model_copy(update={"worst": None}) if shown is not None else None
+    # One client's `final` would show as a change of the mean: final scores count once all have sent them.
+    is_final = all(sent.final is not None for sent in round_scores)
+    shown = views.summarise([sent.personal if is_final else sent.of_kept for sent in round_scores])
+    if shown is None:
+        return None
+    mean = {name: score for name, score in shown.mean.items() if score.count >= LEAST_CLIENTS}
+    return shown.model_copy(update={"mean": mean, "worst": None})
 
 
 def _rounded(rows: Sequence[Sequence[float]]) -> list[list[float]]:

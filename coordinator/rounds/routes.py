@@ -44,7 +44,8 @@ from coordinator.rounds.queries import FederationProgress
 from coordinator.storage.server_key import ServerKey
 from coordinator.strategies.opening import open_plan
 from schemas.messages.federations import FederationPlan
-from schemas.messages.rounds import FinishedBrief, RoundBrief, Scores, SignedDocument, WeightsReference
+from schemas.messages.rounds import FinishedBrief, RoundBrief, SignedDocument, WeightsReference
+from schemas.messages.scores import Scores
 from schemas.messages.updates import WeightsManifest
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["rounds"])
@@ -59,7 +60,11 @@ _PREFER = (
     "`wait=N` (RFC 7240): while no action is due, delay the response until one is, "
     f"for N seconds, {MAX_WAIT_SECONDS} at most"
 )
-_METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
+_SCORES = {
+    "loss": {"value": 0.7, "count": 96},
+    "perplexity": {"value": 2.01, "count": 96},
+    "exact_match": {"value": 0.5, "count": 96},
+}
 
 
 @router.get(
@@ -124,7 +129,7 @@ def show_manifest(member: AsMember, n: RoundNumber, database: TheDatabase) -> Si
 @router.put(
     "/rounds/{n}/scores",
     status_code=204,
-    openapi_extra=takes(Scores, example={"before": _METRICS, "after": _METRICS, "examples": 96}),
+    openapi_extra=takes(Scores, example={"served": _SCORES, "trained": _SCORES, "kept": "trained"}),
     responses=answers(
         *(JsonMalformed, AuthMissing, Forbidden, NotFound, NotJoined, RoundClosed, Invalid),
         *(RateLimited, StorageFull),
@@ -138,17 +143,17 @@ def put_scores(
     database: TheDatabase,
     notify: Notify,
 ) -> None:
-    """Store the scores of a client's model before and after the round's local steps, replacing earlier ones.
+    """Store a client's scores of the weights served in a round and of its adapter after the local steps.
 
-    The newest two published rounds and all later rounds accept scores. A client may replace its scores of a
-    round ten times, and not after the federation is finished.
+    `kept` names which of both is the client's personal model. The newest two published rounds and all later
+    rounds accept scores. A client may replace its scores of a round ten times, and not after the federation
+    is finished; then it may add `final`, the scores of the final weights, to its scores of the last published
+    round, once.
     """
     with database.write() as session:
         last_event = hold_federation(session, member.federation_id)
         still_member(session, member)
-        is_changed = scores_of_rounds.store_scores(
-            session, member.federation_id, n, member.client_id, scores.model_dump(mode="json")
-        )
+        is_changed = scores_of_rounds.store_scores(session, member.federation_id, n, member.client_id, scores)
     if is_changed:
         notify(Change(member.federation_id, n, last_event))
 

@@ -12,6 +12,7 @@ from coordinator.db.clock import clock
 from coordinator.db.engine import run
 from coordinator.db.tables.federations import FederationRow, ParticipationRow, RoundRow, ScoresRow
 from coordinator.errors import NotFound, NotJoined, RoundClosed
+from schemas.messages.scores import Scores
 
 OPEN_ROUNDS = 2
 """The newest published rounds that accept scores; later rounds accept them as well."""
@@ -36,13 +37,13 @@ _CONTEXT = (
     .outerjoin(ScoresRow, (ScoresRow.round_id == RoundRow.id) & (ScoresRow.client_id == bindparam("client")))
     .where(RoundRow.federation_id == bindparam("federation_id"), RoundRow.number == bindparam("number"))
 )
-_OLDEST_OPEN = (
+_PUBLISHED = (
     select(RoundRow.number)
     .where(RoundRow.federation_id == bindparam("federation_id"), RoundRow.state == "published")
     .order_by(RoundRow.number.desc())
-    .offset(OPEN_ROUNDS - 1)
     .limit(1)
 )
+_OLDEST_OPEN = _PUBLISHED.offset(OPEN_ROUNDS - 1)
 _UPSERT = {
     kind: start.on_conflict_do_update(
         index_elements=[ScoresRow.round_id, ScoresRow.client_id],
@@ -62,9 +63,12 @@ def are_accepted(session: Session, federation_id: str, round_number: int) -> boo
 
 
 def store_scores(
-    session: Session, federation_id: str, round_number: int, client_id: str, scores: dict[str, Any]
+    session: Session, federation_id: str, round_number: int, client_id: str, sent: Scores
 ) -> bool:
     """Store a client's scores of a round in place of earlier ones; the caller holds the federation's lock.
+
+    After the federation is finished a client may send scores that it has not sent, and add the scores of the
+    final weights to its scores of the last published round.
 
     Returns:
         Whether the stored scores changed: equal scores are not written again.
@@ -72,8 +76,10 @@ def store_scores(
     Raises:
         NotFound: the round does not exist.
         NotJoined: the client did not join it.
-        RoundClosed: the round is too old, the federation is finished, or the scores changed too often.
+        RoundClosed: the round is too old, the federation is finished, or not yet for final scores, or the
+            scores changed too often.
     """
+    scores = sent.model_dump(mode="json")
     context = run(
         session, _CONTEXT, {"federation_id": federation_id, "number": round_number, "client": client_id}
     ).first()
@@ -84,14 +90,14 @@ def store_scores(
         raise NotJoined
     if stored == scores:
         return False
-    if not are_accepted(session, federation_id, round_number):
-        raise RoundClosed(
-            f"the round is too old; send scores of the newest {OPEN_ROUNDS} published rounds or later"
-        )
-    if stored is not None and state == "finished":
-        raise RoundClosed("the federation is finished; the stored scores of this round stay")
-    if stored is not None and changes >= MOST_CHANGES:
-        raise RoundClosed(f"these scores were replaced {MOST_CHANGES} times; the stored scores stay")
+    _refuse_closed(session, federation_id, round_number)
+    if sent.final is not None:
+        _refuse_early_final(session, federation_id, round_number, state)
+    if stored is not None and not _adds_final(stored, scores):
+        if state == "finished":
+            raise RoundClosed("the federation is finished; the stored scores of this round stay")
+        if changes >= MOST_CHANGES:
+            raise RoundClosed(f"these scores were replaced {MOST_CHANGES} times; the stored scores stay")
     row = {
         "round_id": round_id,
         "client_id": client_id,
@@ -101,3 +107,23 @@ def store_scores(
     }
     run(session, _UPSERT[session.get_bind().dialect.name], row)
     return True
+
+
+def _refuse_closed(session: Session, federation_id: str, round_number: int) -> None:
+    if not are_accepted(session, federation_id, round_number):
+        raise RoundClosed(
+            f"the round is too old; send scores of the newest {OPEN_ROUNDS} published rounds or later"
+        )
+
+
+def _refuse_early_final(session: Session, federation_id: str, round_number: int, state: str) -> None:
+    """Raise RoundClosed unless a round is the last published one of a finished federation."""
+    if state != "finished":
+        raise RoundClosed("`final` is accepted once the federation is finished; send the scores without it")
+    last = run(session, _PUBLISHED, {"federation_id": federation_id}).scalar()
+    if round_number != last:
+        raise RoundClosed(f"`final` belongs to the last published round, {last}; send it with that round")
+
+
+def _adds_final(stored: dict[str, Any], scores: dict[str, Any]) -> bool:
+    return stored["final"] is None and scores["final"] is not None and stored == scores | {"final": None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
 
@@ -22,13 +22,19 @@ from coordinator.strategies.base import WeightReduction
 from schemas.messages.enrolment import Traffic
 from schemas.messages.rounds import (
     HeldFor,
-    Metrics,
     ParticipationState,
     ParticipationView,
     RelevanceView,
     RoundCounts,
     RoundSummary,
     RoundView,
+)
+from schemas.messages.scores import (
+    LOSS,
+    LOWER_IS_BETTER,
+    MOST_SCORES,
+    PERPLEXITY,
+    Score,
     Scores,
     ScoreSummary,
 )
@@ -66,7 +72,7 @@ def summary(session: Session, row: RoundRow, now: datetime) -> RoundSummary:
         bytes=Traffic(
             up=sum(tally.up for tally in tallies.values()), down=sum(tally.down for tally in tallies.values())
         ),
-        scores=summarise([Scores.model_validate(stored) for stored in scores]),
+        scores=summarise([Scores.model_validate(stored).personal for stored in scores]),
     )
 
 
@@ -124,22 +130,25 @@ def relevance(session: Session, row: RoundRow, *, only: str | None = None) -> Re
     )
 
 
-def summarise(scores: Sequence[Scores]) -> ScoreSummary | None:
-    after = [client_scores.after for client_scores in scores]
-    if not after:
+def summarise(scores: Sequence[Mapping[str, Score]]) -> ScoreSummary | None:
+    """Return mean and worst, by name, of the scores of clients' models."""
+    if not scores:
         return None
+    values: dict[str, list[float]] = {}
+    for client_scores in scores:
+        for name, score in client_scores.items():
+            values.setdefault(name, []).append(score.value)
+    # Clients choose the names, so their union may exceed what a set of scores holds.
+    names = sorted(values, key=lambda name: (name != LOSS, name != PERPLEXITY, -len(values[name]), name))
+    shown = {name: values[name] for name in names[:MOST_SCORES]}
     return ScoreSummary(
-        mean=Metrics(
-            loss=_mean([metrics.loss for metrics in after]),
-            perplexity=_mean([metrics.perplexity for metrics in after]),
-            exact_match=_mean([metrics.exact_match for metrics in after]),
-        ),
-        worst=Metrics(
-            loss=max(metrics.loss for metrics in after),
-            perplexity=max(metrics.perplexity for metrics in after),
-            exact_match=min(metrics.exact_match for metrics in after),
-        ),
+        mean={name: Score(value=_mean(of), count=len(of)) for name, of in shown.items()},
+        worst={name: Score(value=_worst(name, of), count=len(of)) for name, of in shown.items()},
     )
+
+
+def _worst(name: str, values: Sequence[float]) -> float:
+    return max(values) if name in LOWER_IS_BETTER else min(values)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -175,9 +175,9 @@ def _follow(
         newest = rounds[0] if rounds else {}
         if newest:
             counts, scores = newest["counts"], newest["scores"]
-            accuracy = f", exact match {scores['mean']['exact_match']:.2f}" if scores else ""
+            loss = f", loss {scores['mean']['loss']['value']:.2f}" if scores else ""
             delivered = f"{counts['arrived']} of {counts['joined']} delivered"
-            report(f"round {newest['round']} {newest['state']}, {delivered}{accuracy}")
+            report(f"round {newest['round']} {newest['state']}, {delivered}{loss}")
         return until(newest)
 
     _wait(agents, look)

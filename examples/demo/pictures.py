@@ -24,7 +24,7 @@ def draw(report: Answer) -> dict[str, str]:
     """Return every picture by name, as SVG to put into a page."""
     with mpl.rc_context(STYLE):
         return {
-            "accuracy": svg(_accuracy(report)),
+            "losses": svg(_losses(report)),
             "clients": svg(_clients(report)),
             "late": svg(_late(report)),
             "relevance": svg(_relevance(report)),
@@ -33,50 +33,50 @@ def draw(report: Answer) -> dict[str, str]:
         }
 
 
-def _accuracy(report: Answer) -> Figure:
-    """Mean exact match of the six founders after each round."""
+def _losses(report: Answer) -> Figure:
+    """Mean loss of the six founders after the local steps of each round."""
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.subplots()
     founders = [client for client in report["clients"] if not client["late_joiner"]]
     for method, colour in COLOURS.items():
-        curves = [client["methods"][method]["accuracy_by_round"] for client in founders]
+        curves = [client["methods"][method]["loss_by_round"] for client in founders]
         mean = [sum(values) / len(values) for values in zip(*curves, strict=True)]
         axes.plot(range(1, len(mean) + 1), mean, marker="o", color=colour, label=method)
-    _rounds(axes, "round", "mean exact match of the six")
+    _rounds(axes, "round", "mean loss of the six")
     axes.legend(frameon=False, fontsize=9)
     return figure
 
 
 def _clients(report: Answer) -> Figure:
-    """Exact match of each client after the last round, by method."""
+    """Loss of what each client ends with, by method."""
     clients = report["clients"]
     figure = Figure(figsize=(8.6, 3.8), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(COLOURS)
     for index, (method, colour) in enumerate(COLOURS.items()):
         places = [i + (index - (len(COLOURS) - 1) / 2) * width for i in range(len(clients))]
-        heights = [client["methods"][method]["accuracy"] for client in clients]
+        heights = [client["methods"][method]["loss"] for client in clients]
         axes.bar(places, heights, width, color=colour, label=method)
     labels = [
         f"{c['client']}\n{c['task']} on {c['architecture']}" + ("\njoins late" if c["late_joiner"] else "")
         for c in clients
     ]
     axes.set_xticks(range(len(clients)), labels)
-    axes.set(ylim=(0, 1), ylabel="exact match after the last round")
+    axes.set(ylabel="loss at the end")
     axes.grid(visible=False, axis="x")
     axes.legend(frameon=False, fontsize=9, ncols=len(COLOURS), loc="lower center", bbox_to_anchor=(0.5, 1.0))
     return figure
 
 
 def _late(report: Answer) -> Figure:
-    """The late joiner's exact match over its own rounds, the start included."""
+    """The late joiner's loss over its own rounds, the start included."""
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.subplots()
     for method, colour in COLOURS.items():
         rows = report["late_joiner"][method]
-        curve = [rows["accuracy_at_start"], *rows["accuracy_by_round"]]
+        curve = [rows["loss_at_start"], *rows["loss_by_round"]]
         axes.plot(range(len(curve)), curve, marker="o", color=colour, label=method)
-    _rounds(axes, "rounds of its own training", "late joiner's exact match")
+    _rounds(axes, "rounds of its own training", "late joiner's loss")
     axes.legend(frameon=False, fontsize=9)
     return figure
 
@@ -134,5 +134,6 @@ def _alignment(report: Answer) -> Figure:
 
 
 def _rounds(axes: Axes, x: str, y: str) -> None:
-    axes.set(xlabel=x, ylabel=y, ylim=(0, 1))
+    axes.set(xlabel=x, ylabel=y)
+    axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -10,6 +10,10 @@ from pydantic import Field, JsonValue, model_validator
 from schemas.maths.adapter import block_modules
 from schemas.messages.base import Name, SharedModelSlug, Strict, UtcTime, field_error
 from schemas.messages.recipes import WirePlan
+from schemas.messages.training import Count as Count
+from schemas.messages.training import Positive as Positive
+from schemas.messages.training import ScoresPlan as ScoresPlan
+from schemas.messages.training import TrainingPlan as TrainingPlan
 
 Role = Literal["q", "k", "v", "o", "gate", "up", "down"]
 ALL_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "gate", "up", "down")
@@ -18,8 +22,6 @@ SignatureKind = Literal["gradient", "representation"]
 RosterPolicy = Literal["pinned", "tofu", "server"]
 FederationState = Literal["open", "running", "paused", "finished"]
 _SHOWN = 8
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
 
 
 class StrategyPlan(Strict):
@@ -117,38 +119,6 @@ class RoundsPlan(Strict):
     @property
     def needed_updates(self) -> int:
         return self.quorum if self.quorum is not None else self.min_clients
-
-
-class TrainingPlan(Strict):
-    """Local training of every client in one round.
-
-    `learning_rate` `auto`: each client searches for its own rate before its first round. `schedule` and
-    `warmup_steps` count the steps of all rounds; the rate falls to `schedule_floor` times `learning_rate`.
-    """
-
-    steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20
-    batch_size: Annotated[int, Field(ge=1, le=65536)] = 8
-    learning_rate: Positive | Literal["auto"] = "auto"
-    max_length: Annotated[int, Field(ge=2, le=1_048_576)] = 512
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    schedule_floor: Annotated[float, Field(ge=0, le=1)] = 0.0
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    accumulation: Annotated[int, Field(ge=1, le=65536)] = 1
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_grad_norm: Positive | None = 1.0
-    gradient_checkpointing: bool = False
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-
-
-class ScoresPlan(Strict):
-    """How clients score their models on held-out examples.
-
-    At most `examples` examples are scored, chosen by digest. `new_tokens` limits generated answers, for the
-    scores that need them; 0 = nothing is generated.
-    """
-
-    examples: Count = 256
-    new_tokens: Annotated[int, Field(ge=0, le=4096)] = 64
 
 
 class SignatureDpPlan(Strict):

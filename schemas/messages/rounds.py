@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, JsonValue
+from pydantic import JsonValue
 
 from schemas.messages.base import Digest, Lenient, Strict, UtcTime
 from schemas.messages.enrolment import Traffic

@@ -14,6 +14,9 @@ PERPLEXITY = "perplexity"
 LOWER_IS_BETTER = frozenset({LOSS, PERPLEXITY})
 """The names whose lower value is better; every other score is in [0, 1] and better if higher."""
 
+MOST_SCORES = 16
+"""The most scores of one model."""
+
 ScoreName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 
 
@@ -27,7 +30,7 @@ class Score(Strict):
     count: Annotated[int, Field(ge=1, lt=2**31)]
 
 
-ScoreSet = Annotated[dict[ScoreName, Score], Field(min_length=1, max_length=16)]
+ScoreSet = Annotated[dict[ScoreName, Score], Field(min_length=1, max_length=MOST_SCORES)]
 """Scores of one model by name; `loss` is always present."""
 
 
@@ -38,7 +41,7 @@ class Scores(Strict):
         served: the weights that the round began with.
         trained: the adapter after the local steps.
         kept: which of both the client keeps as its personal model.
-        final: the federation's final weights; sent once, with the last round.
+        final: the federation's final weights; accepted once it is finished, for the last published round.
     """
 
     served: ScoreSet
@@ -62,14 +65,20 @@ class Scores(Strict):
     @property
     def personal(self) -> dict[str, Score]:
         """Return the scores of the model that the client has: the final one, else the kept one."""
-        return self.final if self.final is not None else getattr(self, self.kept)
+        return self.final if self.final is not None else self.of_kept
+
+    @property
+    def of_kept(self) -> dict[str, Score]:
+        """Return the scores of the model that the client kept in the round."""
+        return self.served if self.kept == "served" else self.trained
 
 
 class ScoreSummary(Strict):
     """Mean and worst over clients of the scores of their personal models, by name.
 
-    `count` is the number of clients with a score of that name. `worst` is the highest loss and perplexity, and
-    the lowest of any other score; it is null for clients, since it is the value of a single client.
+    `count` is the number of clients with a score of that name; of more than 16 names, the commonest are
+    shown. `worst` is the highest loss and perplexity, and the lowest of any other score; it is null for
+    clients, since it is the value of a single client. Clients see a mean only of at least three clients.
     """
 
     mean: ScoreSet

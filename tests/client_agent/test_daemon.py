@@ -21,7 +21,7 @@ from tests.client_agent.conftest import config
 from tests.served import Served
 
 Enrolled = Callable[..., Participant]
-QUICK = {"steps": 2, "max_length": 64}
+QUICK = {"steps": 2, "max_length": 64, "learning_rate": 0.01}
 
 
 def naps(limit: int) -> Callable[[float], None]:
@@ -64,7 +64,8 @@ def test_an_agent_takes_part_until_the_federation_is_finished(
     run(who, naps(500))
     rounds = views(served, federation_id)
     assert [r["state"] for r in rounds] == ["published", "published"]
-    assert all(r["clients"][0]["scores"]["examples"] == 128 for r in rounds)
+    for scores in (r["clients"][0]["scores"] for r in rounds):
+        assert scores["served"]["loss"]["count"] == scores["trained"]["loss"]["count"] == 128
     assert (who.workspace.home / "final_weights.safetensors").is_file()
 
 

@@ -61,10 +61,14 @@ def test_an_agents_standing_follows_it_from_enrolment_to_the_end(
     assert ended["rounds"][0] == {
         "round": 2,
         "state": "update and scores delivered",
-        "before": view["scores"]["before"]["exact_match"],
-        "after": view["scores"]["after"]["exact_match"],
+        "served": view["scores"]["served"]["loss"]["value"],
+        "trained": view["scores"]["trained"]["loss"]["value"],
+        "personal": view["scores"]["kept"],
+        "learning_rate": 0.01,
         "bytes_sent": len(who.workspace.rounds.open(2).read(UPDATE)),
     }
+    assert ended["learning_rate"] is None  # the plan names the rate
+    assert ended["final_loss"] == pytest.approx(view["scores"]["final"]["loss"]["value"])
     shown = tessera("status", "--config", file).stdout
     for part in ("aster", "does not run", "federation is finished", f"{ended['rounds'][0]['bytes_sent']:,}"):
         assert part in shown, part

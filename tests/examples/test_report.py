@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from io import StringIO
 from pathlib import Path
@@ -15,22 +16,29 @@ from examples.demo.federated import FederatedResult
 from examples.demo.silos import FOUNDERS, SILOS
 
 
-def scores_of(accuracies: list[float]) -> list[dict[str, Any]]:
-    befores = [0.0, *accuracies[:-1]]
-    return [
-        {
-            "before": {"loss": 2.0, "perplexity": 7.4, "exact_match": before},
-            "after": {"loss": 1.0, "perplexity": 2.7, "exact_match": after},
-            "examples": 128,
-        }
-        for before, after in zip(befores, accuracies, strict=True)
+def scored(loss: float) -> dict[str, Any]:
+    return {"loss": {"value": loss, "count": 128}, "exact_match": {"value": 1 - loss, "count": 128}}
+
+
+def scores_of(losses: list[float], final: float | None) -> list[dict[str, Any]]:
+    rounds: list[dict[str, Any]] = [
+        {"served": scored(served), "trained": scored(trained), "kept": "served", "final": None}
+        for served, trained in itertools.pairwise([1.0, *losses])
     ]
+    rounds[-1]["final"] = scored(final) if final is not None else None
+    return rounds
 
 
 def built(fedmosaic: float, local: float) -> dict[str, Any]:
-    ends = dict.fromkeys(report.METHODS, 0.3) | {"fedmosaic": fedmosaic, "local": local}
+    ends = dict.fromkeys(report.METHODS, 0.9) | {"fedmosaic": fedmosaic, "local": local}
     scores = {
-        method: {silo.name: scores_of([end / 2, end]) for silo in SILOS} for method, end in ends.items()
+        method: {
+            silo.name: scores_of([end / 2, end + 0.1], end)
+            if method in report.FEDERATED
+            else scores_of([end / 2, end], None)
+            for silo in SILOS
+        }
+        for method, end in ends.items()
     }
     ids = {silo.name: f"cli_{silo.name}" for silo in SILOS}
     tasks = {silo.name: silo.task for silo in SILOS}
@@ -63,10 +71,10 @@ def built(fedmosaic: float, local: float) -> dict[str, Any]:
 
 def test_the_figures_are_those_of_the_clients() -> None:
     summary = built(fedmosaic=0.8, local=0.6)
-    assert summary["mean"]["fedmosaic"] == {"loss": pytest.approx(1.0), "accuracy": pytest.approx(0.8)}
-    assert summary["worst"]["local"]["accuracy"] == pytest.approx(0.6)
-    assert summary["clients"][0]["methods"]["fedmosaic"]["accuracy_by_round"] == [0.4, 0.8]
-    assert summary["late_joiner"]["local"]["accuracy_by_round"] == [0.3, 0.6]
+    assert summary["mean"]["fedmosaic"] == {"loss": pytest.approx(0.8), "exact_match": pytest.approx(0.2)}
+    assert summary["worst"]["local"]["loss"] == pytest.approx(0.6)
+    assert summary["clients"][0]["methods"]["fedmosaic"]["loss_by_round"] == pytest.approx([0.4, 0.9])
+    assert summary["late_joiner"]["local"]["loss_by_round"] == [0.3, 0.6]
     assert (summary["bytes_up_per_client_round"], summary["bytes_down_per_client_round"]) == (100, 120)
 
 
@@ -79,7 +87,7 @@ def test_the_mass_counts_only_the_founders_and_only_others_of_their_task() -> No
 
 @pytest.mark.parametrize(
     ("fedmosaic", "local", "verdict", "late"),
-    [(0.8, 0.6, "0.200 ahead of", "ahead of"), (0.5, 0.6, "0.100 behind", "not ahead of")],
+    [(0.4, 0.6, "0.200 ahead of", "ahead of"), (0.7, 0.6, "0.100 behind", "not ahead of")],
 )
 def test_the_verdict_follows_the_figures(fedmosaic: float, local: float, verdict: str, late: str) -> None:
     words = "\n".join(report.verdicts(built(fedmosaic, local)))

@@ -32,7 +32,8 @@ from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.maths.adapter import Layout, pq_layout
 from schemas.messages.enrolment import Profile
-from schemas.messages.rounds import Metrics, RoundBrief, Scores
+from schemas.messages.rounds import RoundBrief
+from schemas.messages.scores import Score, Scores
 from tests.fault_simulation.meaning import flat as flattened
 from tests.fault_simulation.network import Network
 from tests.fault_simulation.packs import BaseModel, base_model_of, packs_without_models
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _DEADLINE_SECONDS = 45.0  # longer than a long poll
-_SCORE = Metrics(loss=1.0, perplexity=2.0, exact_match=0.5)
+_SCORE = {"loss": Score(value=1.0, count=4)}
 
 
 @dataclass
@@ -127,7 +128,7 @@ def _train(silo: Any, adapter: Any, plan: Any, *, round_number: int, start: Any,
     world.oracle.meaning.learnt(silo.index, round_number, flat, flattened(start))
     rank = world.plan.rank
     adapter_state = {"b0.q.P": flat[: rank * rank].reshape(rank, rank), "b0.q.Q": flat[rank * rank :]}
-    return Trained(adapter_state, {}, {}, Scores(before=_SCORE, after=_SCORE, examples=4), None)
+    return Trained(adapter_state, {}, {}, Scores(served=_SCORE, trained=_SCORE, kept="trained"), None)
 
 
 def _sketch(_: object, trainer: Any, *__: object) -> Sketch:

@@ -20,11 +20,12 @@ from client_agent.model.tokens import collate, pad_id
 from client_agent.settings import Quantization
 from client_agent.sketches.gradient import sketch_of
 from client_agent.training.evaluate import evaluate
-from client_agent.training.loop import TrainingOutcome, train
+from client_agent.training.loop import TrainingOutcome
 from client_agent.training.memory import held_bytes, step_memory
 from schemas.messages.federations import AdapterPlan, SignaturePlan, TrainingPlan
 from tests.client_agent.conftest import save_model
 from tests.gpu.conftest import ONE_BILLION, SEVEN_BILLION
+from tests.local_training import train_examples
 
 GIB, MIB = 2**30, 2**20
 # On a CPU a step takes .8 to 1.1 of it. Here kernels have workspaces, and attention keeps less.
@@ -46,16 +47,16 @@ def trained(base: BaseModel, adapter: Adapter, size: Size, steps: int, **changes
         max_length=size.length,
         **{"gradient_checkpointing": True} | changes,
     )
-    return train(base, adapter, full_batch(size), plan, seed=0, round_number=1)
+    return train_examples(base, adapter, full_batch(size), plan, seed=0, round_number=1)
 
 
 def scored_trained_scored(base: BaseModel, size: Size) -> None:
     """Score, train and score the bare model's adapter; each must see what the one before left."""
     examples = full_batch(size)
     with injected(base) as adapter:
-        before = evaluate(base, examples, max_length=size.length, batch_size=size.batch).loss
+        before = evaluate(base, examples, max_length=size.length).loss
         losses = trained(base, adapter, size, steps=20).losses
-        after = evaluate(base, examples, max_length=size.length, batch_size=size.batch).loss
+        after = evaluate(base, examples, max_length=size.length).loss
         assert losses[0] == pytest.approx(before, rel=0.02)
         assert losses[-1] < losses[0] - 0.3
         assert after < before - 0.3

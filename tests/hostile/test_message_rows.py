@@ -53,8 +53,8 @@ CASES = [
     Case(38, "not UTF-8", _plan(b'{"name": "\xff"}'), 400, "malformed-json"),
     Case(38, "too deep", _plan(b"[" * 60_000), 400, "malformed-json"),
     Case(38, "a number of 5,000 digits", _plan(_named("9" * 5000)), 400, "malformed-json"),
-    Case(38, "scores of NaN", _scores(b'{"before": NaN}'), 400, "malformed-json"),
-    Case(38, "cut off", _scores(b'{"before": {'), 400, "malformed-json"),
+    Case(38, "scores of NaN", _scores(b'{"served": NaN}'), 400, "malformed-json"),
+    Case(38, "cut off", _scores(b'{"served": {'), 400, "malformed-json"),
     # Too large is told before anything is parsed.
     Case(38, "a string of 10 MB", _plan(_named('"' + "x" * 10**7 + '"')), 413, "body-too-large"),
     Case(38, "a string of 60 kB", _plan(_named('"' + "x" * 60_000 + '"')), 422, "validation"),

@@ -19,7 +19,7 @@ from tests.hostile.process import ServedProcess, start_process
 from tests.hostile.scene import connected, request_bytes
 from tests.served import Served, Silo
 from tests.signed import signed
-from tests.taking_part import deliver, join, plan, running, url, wait_for
+from tests.taking_part import deliver, join, plan, running, scored, url, wait_for
 
 READERS = 100
 WEIGHTS_BYTES = 64 * 2**20
@@ -77,7 +77,9 @@ def test_slow_readers_of_large_downloads_hold_little_and_are_cut_off(
         while (left := [line for line in lines if not is_cut_off(line)]) and time.monotonic() - began < 60:
             lines = left
             assert good.http.get("/v1/me").status_code == 200
-            assert good.http.put(url(good, 1, "/scores"), json=SCORES).status_code == 204, "it writes"
+            assert good.http.put(url(good, 1, "/scores"), json=scored({"loss": 1.0})).status_code == 204, (
+                "it writes"
+            )
             time.sleep(1.0)
         assert not left, "they are borne with for ever"
     assert time.monotonic() - began < 2 * (IDLE_SECONDS + GRACE_SECONDS)
@@ -113,13 +115,6 @@ def test_slow_readers_of_weights_in_a_recipe_hold_little(
             assert served.peak_bytes() - before < MEMORY_BYTES // 2
     finally:
         served.stop()
-
-
-SCORES = {
-    "before": {"loss": 1.0, "perplexity": 2.0, "exact_match": 0.0},
-    "after": {"loss": 1.0, "perplexity": 2.0, "exact_match": 0.0},
-    "examples": 3,
-}
 
 
 @pytest.mark.long

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.long
 PLAN: dict[str, Any] = {
     "strategy": {"name": "fedmosaic"},
     "rounds": {"total": 2, "min_clients": 1, "collect_seconds": 300},
-    "training": {"steps": 2, "max_length": 64},
+    "training": {"steps": 2, "max_length": 64, "learning_rate": 0.01},
     "signature": {"probe_examples": 12},
     "privacy": {"allow_bearer_clients": True},
 }

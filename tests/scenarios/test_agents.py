@@ -23,7 +23,7 @@ def plan(**changes: Any) -> dict[str, Any]:
     return {
         "strategy": {"name": "fedmosaic"},
         "rounds": {"total": 3, "min_clients": 2, "collect_seconds": 300},
-        "training": {"steps": 20, "max_length": 64},
+        "training": {"steps": 20, "max_length": 64, "learning_rate": 0.01},
         "signature": {"probe_examples": 12},
     } | changes
 
@@ -74,7 +74,7 @@ def test_an_agent_killed_while_training_and_after_pushing_is_counted_once_in_eve
     database_url: str, serve: Serve, tmp_path: Path, rows: Callable[[str, str], list[tuple[Any, ...]]]
 ) -> None:
     served = serve(database_url, tick_seconds=0.05, retry_seconds=0.2)
-    federation_id = served.federation(**plan(training={"steps": 60, "max_length": 64}))
+    federation_id = served.federation(**plan(training={"steps": 60, "max_length": 64, "learning_rate": 0.01}))
     served.admin.post(f"/v1/federations/{federation_id}/start")
     with forwarding(served.url) as forwarder:
         steady = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(federation_id, "aster"))
@@ -111,7 +111,9 @@ def test_an_agent_killed_while_training_and_after_pushing_is_counted_once_in_eve
 
 def test_a_stopped_agent_says_so_and_resumes(database_url: str, serve: Serve, tmp_path: Path) -> None:
     served = serve(database_url, tick_seconds=0.05, retry_seconds=0.2)
-    federation_id = served.federation(**plan(rounds={"total": 1, "min_clients": 1}, training={"steps": 400}))
+    federation_id = served.federation(
+        **plan(rounds={"total": 1, "min_clients": 1}, training={"steps": 400, "learning_rate": 0.01})
+    )
     served.admin.post(f"/v1/federations/{federation_id}/start")
     agent = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(federation_id, "aster"))
     agent.start()

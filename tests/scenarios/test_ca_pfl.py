@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 PLAN = {
     "strategy": {"name": "ca_pfl", "options": {"warm_rounds": 1}},
     "rounds": {"total": 3, "min_clients": 2, "collect_seconds": 300},
-    "training": {"steps": 4, "max_length": 64},
+    "training": {"steps": 4, "max_length": 64, "learning_rate": 0.01},
     "signature": {"probe_examples": 4},
     "adapter": {"kind": "lora", "rank": 4, "scale": 4.0, "roles": ["q", "v"]},
     "wire": {"recipe": {"reference": "served", "density": 0.9, "values": "int8"}},

@@ -25,7 +25,7 @@ PLAN = {
     },
     "rounds": {"total": 2, "min_clients": 3, "collect_seconds": 300},
     "wire": {"weights_recipe": "dense"},  # what is served is what was made, to the bit
-    "training": {"steps": 3, "max_length": 64},
+    "training": {"steps": 3, "max_length": 64, "learning_rate": 0.01},
     "signature": {"probe_examples": 12},
     "adapter": {"rank": 8, "roles": ["v", "down"], "same_architecture_rank": 4, "private_rank": 2},
     "alignment": {"pivot": base_model_slug(str(MODELS["S"])), "frames": "random"},

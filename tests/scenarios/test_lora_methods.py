@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from client_agent.rounds.checkpoints import adapter_of_round
+from client_agent.rounds.checkpoints import Variant, adapter_of_round
 from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.train import Trained
 from client_agent.settings import read_settings
@@ -36,7 +36,7 @@ def run(fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_
         federation_id = served.federation(
             strategy={"name": strategy, "options": options},
             rounds={"total": 3, "min_clients": 2, "collect_seconds": 300},
-            training={"steps": 3, "max_length": 64, "seed": 5},
+            training={"steps": 3, "max_length": 64, "learning_rate": 0.01, "seed": 5},
             signature={"probe_examples": 4},
             adapter={"kind": "lora", "rank": 4, "scale": SCALE, "roles": ["v", "down"]},
             wire={"recipe": "dense"},  # what was sent is what was learnt, to the bit
@@ -136,7 +136,8 @@ def logits(agent: AgentProcess, around: Callable[[Silo], AbstractContextManager[
 def reopened(agent: AgentProcess, number: int | None) -> Callable[[Silo], AbstractContextManager[object]]:
     """Put around a model what the agent was served for a round, or at the end."""
     home = next((agent.folder / "state").glob("fed_*"))
-    return lambda silo: adapter_of_round(silo, home, number, "personalised")
+    variant: Variant = "kept" if number is None else "served"
+    return lambda silo: adapter_of_round(silo, home, number, variant)
 
 
 def written(weight: dict[str, np.ndarray]) -> Callable[[Silo], AbstractContextManager[object]]:

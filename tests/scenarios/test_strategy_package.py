@@ -24,7 +24,7 @@ PLAN = {
     "strategy": {"name": "halfway", "options": {"share_of_own": 0.75}},
     "rounds": {"total": 2, "min_clients": 2, "collect_seconds": 120},
     "adapter": {"kind": "lora", "rank": 2, "roles": ["v"]},
-    "training": {"steps": 2, "max_length": 64},
+    "training": {"steps": 2, "max_length": 64, "learning_rate": 0.01},
 }
 
 

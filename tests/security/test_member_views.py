@@ -11,19 +11,15 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.served import Served, Silo
-from tests.taking_part import deliver, join, plan, running, url, values, wait_for
+from tests.taking_part import deliver, join, plan, running, scored, url, values, wait_for
 
 TRUE = [0.91, 0.42, 0.77, 0.13, 0.66]
 MOSAIC = plan(rounds={"total": 8}) | {"strategy": {"name": "fedmosaic"}}
 
 
-def measured(exact_match: float) -> dict[str, Any]:
-    before, after = ({"loss": 1.0, "perplexity": 3.0, "exact_match": share} for share in (0.1, exact_match))
-    return {"before": before, "after": after, "examples": 10}
-
-
-def score(silo: Silo, number: int, exact_match: float) -> None:
-    assert silo.http.put(url(silo, number, "/scores"), json=measured(exact_match)).status_code == 204
+def score(silo: Silo, number: int, exact_match: float, **others: float) -> None:
+    sent = scored({"loss": 1.0, "exact_match": exact_match} | others)
+    assert silo.http.put(url(silo, number, "/scores"), json=sent).status_code == 204
 
 
 def unit(vector: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -67,9 +63,9 @@ def test_a_running_mean_gives_no_peers_score(coordinator: Served) -> None:
     wait_for(coordinator, federation_id, 1, "published")
     for shown in seen_by(silos[0], 1):
         assert shown["worst"] is None, "it is one client's figure"
-        assert shown["mean"]["exact_match"] == pytest.approx(np.mean(TRUE))
+        assert shown["mean"]["exact_match"]["value"] == pytest.approx(np.mean(TRUE))
     everything = coordinator.admin.get(url(silos[0], 1)).json()
-    assert everything["scores"]["worst"]["exact_match"] == min(TRUE)
+    assert everything["scores"]["worst"]["exact_match"]["value"] == min(TRUE)
 
 
 def test_a_mean_that_another_client_may_still_join_is_not_shown(coordinator: Served) -> None:
@@ -82,7 +78,9 @@ def test_a_mean_that_another_client_may_still_join_is_not_shown(coordinator: Ser
             for silo in silos[:3]:
                 score(silo, 1, 0.5)
             assert seen_by(silos[0], 1) == [None, None], "the fourth's arrival would show its score"
-    assert [shown["mean"]["exact_match"] for shown in seen_by(silos[0], 1)] == [0.5, 0.5], "none can come now"
+    assert [shown["mean"]["exact_match"]["value"] for shown in seen_by(silos[0], 1)] == [0.5, 0.5], (
+        "none can come now"
+    )
 
 
 def test_a_mean_of_two_is_not_shown(coordinator: Served) -> None:
@@ -92,7 +90,7 @@ def test_a_mean_of_two_is_not_shown(coordinator: Served) -> None:
         score(silo, 1, 0.5)
     wait_for(coordinator, federation_id, 1, "published")
     assert seen_by(silos[0], 1) == [None, None]
-    assert coordinator.admin.get(url(silos[0], 1)).json()["scores"]["mean"]["exact_match"] == 0.5
+    assert coordinator.admin.get(url(silos[0], 1)).json()["scores"]["mean"]["exact_match"]["value"] == 0.5
 
 
 def test_clients_read_their_own_bytes_only(coordinator: Served) -> None:
@@ -132,7 +130,10 @@ def test_a_clients_events_have_neither_bytes_nor_scores(coordinator: Served) -> 
     assert [sorted(one) for one in shown] == [
         ["counts", "deadline", "opened_at", "published_at", "reason", "round", "seconds", "state"]
     ] * len(shown)
-    assert events(coordinator.admin, federation_id, "published")[-1]["scores"]["mean"]["exact_match"] == 0.5
+    assert (
+        events(coordinator.admin, federation_id, "published")[-1]["scores"]["mean"]["exact_match"]["value"]
+        == 0.5
+    )
 
 
 SUMMARY = {

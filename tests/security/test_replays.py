@@ -13,7 +13,7 @@ from coordinator.errors import Replayed
 from schemas.identity.signed_requests import ACCEPTED_SECONDS
 from tests.served import Served, Silo, slug
 from tests.signed import signed
-from tests.taking_part import PLAN, one_round, running, try_join, url
+from tests.taking_part import PLAN, one_round, running, scored, try_join, url
 
 JSON = {"Content-Type": "application/json"}
 
@@ -24,14 +24,13 @@ def send(served: Served, request: httpx.Request) -> tuple[int, str]:
 
 
 def scores(exact_match: float) -> bytes:
-    measured = {"loss": 1.0, "perplexity": 2.0, "exact_match": exact_match}
-    return json.dumps({"before": measured, "after": measured, "examples": 10}).encode()
+    return json.dumps(scored({"loss": 1.0, "exact_match": exact_match})).encode()
 
 
 def kept(served: Served, silo: Silo) -> float:
     shown = served.admin.get(url(silo, 1)).json()["clients"]
-    (scored,) = [c["scores"] for c in shown if c["client_id"] == silo.client_id]
-    return float(scored["after"]["exact_match"])
+    (stored,) = [c["scores"] for c in shown if c["client_id"] == silo.client_id]
+    return float(stored["trained"]["exact_match"]["value"])
 
 
 def test_a_copied_put_does_not_undo_a_newer_one(coordinator: Served) -> None:

@@ -60,7 +60,7 @@ def federation(
         "strategy": {"name": "fedmosaic"},
         "adapter": {"same_architecture_rank": 8},
         "rounds": {"total": 3, "min_clients": len(names), "collect_seconds": 600, **rounds},
-        "training": {"steps": 10, "max_length": 64},
+        "training": {"steps": 10, "max_length": 64, "learning_rate": 0.01},
         "signature": {"probe_examples": 12},
     }
     headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}

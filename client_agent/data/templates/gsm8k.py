@@ -18,7 +18,8 @@ def example(row: Row) -> Example:
     reasoning, mark, number = answer.rpartition(MARK)
     if not mark or not number.strip() or not reasoning.strip():
         raise row.invalid("answer", f"does not end with {MARK} and a number")
-    return Example(f"Question: {row.text('question')}\nAnswer:", f" {answer}")
+    prompt = f"Question: {row.text('question')}\nAnswer:"
+    return Example(prompt, f" {answer}", references=(number.strip(),), metrics=("number",))
 
 
 examples = per_row(example)

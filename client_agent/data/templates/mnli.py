@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from client_agent.data.formats import per_row
+from client_agent.data.multiple_choice import question_with_options
 from client_agent.data.row import Row
 from client_agent.model.examples import Example
 
@@ -15,7 +16,7 @@ def example(row: Row) -> Example:
         f"Premise: {row.text('premise')}\nHypothesis: {row.text('hypothesis')}\n"
         "Is it entailment, neutral or contradiction?\nAnswer:"
     )
-    return Example(prompt, LABELS[row.choice("label", (0, 1, 2))])
+    return question_with_options(prompt, LABELS, row.choice("label", (0, 1, 2)))
 
 
 examples = per_row(example)

@@ -8,9 +8,11 @@ from client_agent.model.examples import Example
 
 
 def example(row: Row) -> Example:
-    """Columns `context`, `question` and `answers.text`, of which the first is learnt."""
+    """Columns `context`, `question` and `answers.text`, of which the first is learnt and each is right."""
     prompt = f"{row.text('context')}\nQuestion: {row.text('question')}\nAnswer:"
-    return Example(prompt, f" {row.texts('answers.text')[0]}")
+    answers = row.texts("answers.text")
+    unique = tuple(dict.fromkeys(answers))
+    return Example(prompt, f" {answers[0]}", references=unique, metrics=("f1", "exact_match"))
 
 
 examples = per_row(example)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from client_agent.data.formats import per_row
+from client_agent.data.multiple_choice import question_with_options
 from client_agent.data.row import Row
 from client_agent.model.examples import Example
 
@@ -16,7 +17,8 @@ def example(row: Row) -> Example:
         raise row.invalid("sentence", f"has {sentence.count(_BLANK)} blanks instead of one")
     before, _, after = sentence.partition(_BLANK)
     options = tuple(row.text(column) + after for column in ("option1", "option2"))
-    return Example(f"Complete the sentence.\n{before}", options[row.choice("answer", ("1", "2"))])
+    correct = row.choice("answer", ("1", "2"))
+    return question_with_options(f"Complete the sentence.\n{before}", options, correct)
 
 
 examples = per_row(example)

@@ -72,7 +72,7 @@ def draw(report: Report) -> dict[str, str]:
     styles = chart_styles(report)
     with mpl.rc_context(STYLE):
         pictures = {
-            "steps": svg(_steps(report.methods, styles)),
+            "curves": svg(_curves(report.methods, styles)),
             "methods": svg(_methods(report, styles)),
         }
         if report.baselines:
@@ -85,15 +85,19 @@ def draw(report: Report) -> dict[str, str]:
     return pictures
 
 
-def _steps(methods: Sequence[MethodSummary], styles: Mapping[str, ChartStyle]) -> Figure:
-    """Draw the founders' mean accuracy over local steps from 0; the band is one standard error."""
-    figure = Figure(figsize=(9.2, 4.2), layout="constrained")
-    axes = figure.subplots()
+def _curves(methods: Sequence[MethodSummary], styles: Mapping[str, ChartStyle]) -> Figure:
+    """Draw the founders' mean losses as served and after local steps; the band is one standard error."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    grid = figure.subplots(1, 2, sharey=True)
     for method in methods:
-        _curve(axes, method.steps, method.accuracy_by_step, styles[method.method], method.method)
-    axes.set(xlabel="local steps", ylabel="mean exact match", ylim=(0, 1))
-    axes.set_xlim(left=0)
-    legend_beside(figure, axes)
+        for axes, curve in zip(grid, (method.served, method.trained), strict=True):
+            _curve(axes, curve.steps, curve.loss, styles[method.method], method.method)
+    for axes, state in zip(grid, ("as served", "after local steps"), strict=True):
+        axes.set(xlabel="local steps so far")
+        axes.set_title(state, fontsize=10)
+        axes.set_xlim(left=0)
+    grid[0].set_ylabel("mean test loss")
+    legend_beside(figure, grid[0])
     return figure
 
 
@@ -105,15 +109,16 @@ def _methods(report: Report, styles: Mapping[str, ChartStyle]) -> Figure:
     for place, method in zip(places, methods, strict=True):
         axes.barh(
             place,
-            method.accuracy.mean,
+            method.loss.mean.mean,
             0.6,
-            xerr=method.accuracy.error,
+            xerr=method.loss.mean.error,
             color=styles[method.method].colour,
             ecolor=_INK,
         )
-        axes.plot(method.worst.mean, place, "D", color=_INK, markeredgecolor="white", markersize=6)
+        axes.plot(method.loss.worst.mean, place, "D", color=_INK, markeredgecolor="white", markersize=6)
     axes.set_yticks(list(places), [method.method for method in methods])
-    axes.set(xlim=(0, 1), xlabel="exact match after the last round: mean (bar), worst client (mark)")
+    axes.set(xlabel="test loss: mean (bar), worst client (mark)")
+    axes.set_xlim(left=0)
     axes.grid(visible=False, axis="y")
     return figure
 
@@ -127,8 +132,8 @@ def _differences(report: Report, styles: Mapping[str, ChartStyle]) -> Figure:
     for axes, name in zip(grid[0], baselines, strict=True):
         axes.axvline(0, color=_INK, linewidth=0.8)
         for place, method in zip(places, methods, strict=True):
-            if name in method.against:
-                difference, style = method.against[name].seeds, styles[method.method]
+            if name in method.loss.against:
+                difference, style = method.loss.against[name].seeds, styles[method.method]
                 axes.errorbar(
                     difference.mean,
                     place,
@@ -140,12 +145,12 @@ def _differences(report: Report, styles: Mapping[str, ChartStyle]) -> Figure:
         axes.set_yticks(list(places), [method.method for method in methods])
         axes.set(xlabel=f"against {name}", ylim=(0.4, len(methods) + 0.6))
         axes.grid(visible=False, axis="y")
-    figure.supxlabel("paired difference of exact match", fontsize=10)
+    figure.supxlabel("paired difference of test loss; below 0 is better", fontsize=10)
     return figure
 
 
 def _late(methods: Sequence[MethodSummary], styles: Mapping[str, ChartStyle]) -> Figure:
-    """Draw the accuracy of each late joiner over its own steps, with the start."""
+    """Draw the loss of each late joiner over its own steps, with the start."""
     names = list(dict.fromkeys(late.name for method in methods for late in method.latecomers))
     figure = Figure(figsize=(9.2, 3.6 * len(names)), layout="constrained")
     grid = figure.subplots(len(names), squeeze=False)
@@ -153,8 +158,8 @@ def _late(methods: Sequence[MethodSummary], styles: Mapping[str, ChartStyle]) ->
         for method in methods:
             for late in method.latecomers:
                 if late.name == name:
-                    _curve(axes, late.steps, late.accuracy, styles[method.method], method.method)
-        axes.set(xlabel=f"{name}'s own local steps", ylabel="exact match", ylim=(0, 1))
+                    _curve(axes, late.curve.steps, late.curve.loss, styles[method.method], method.method)
+        axes.set(xlabel=f"{name}'s own local steps", ylabel="test loss")
     legend_beside(figure, grid[0, 0])
     return figure
 
@@ -180,16 +185,14 @@ def _bytes(methods: Sequence[MethodSummary]) -> Figure:
 
 
 def _quality(methods: Sequence[MethodSummary], styles: Mapping[str, ChartStyle]) -> Figure:
-    """Draw the founders' mean accuracy over all bytes of one founder, up and down."""
+    """Draw the founders' mean loss after local steps over all bytes of one founder, up and down."""
     figure = Figure(figsize=(9.2, 4.2), layout="constrained")
     axes = figure.subplots()
     for method in methods:
         if method.bytes_up:
-            travelled = [count / 1000 for count in method.bytes_by_step[1:]]
-            _curve(axes, travelled, method.accuracy_by_step[1:], styles[method.method], method.method)
-    axes.set(
-        xlabel="kB of a client so far, up and down", ylabel="mean exact match", ylim=(0, 1), xscale="log"
-    )
+            travelled = [count / 1000 for count in method.bytes_by_round[1:]]
+            _curve(axes, travelled, method.trained.loss[1:], styles[method.method], method.method)
+    axes.set(xlabel="kB of a client so far, up and down", ylabel="mean test loss", xscale="log")
     legend_beside(figure, axes)
     return figure
 

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
+from typing import Literal
 
+from schemas.maths.paired_test import upper_tail
 from schemas.messages.base import Strict
+
+Verdict = Literal["lower", "higher", "noise", "one draw"]
+"""How a difference is from 0, or that its draws are too few or too scattered to know."""
+
+_LEVEL = 0.05
 
 
 class Estimate(Strict):
@@ -20,7 +27,8 @@ class Pairing(Strict):
     """A comparison of two methods on the same clients and seeds.
 
     `seeds` estimates the difference of the mean over clients, with seeds as independent draws. `clients` has
-    every (client, seed) as a pair: its error is too small if the clients of a seed are correlated.
+    every (client, seed) as a pair: its error is too small if the clients of a seed are correlated. `better`
+    and `worse` count these pairs.
     """
 
     seeds: Estimate
@@ -46,20 +54,37 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def pairing(
-    method: Mapping[int, Mapping[str, float]], baseline: Mapping[int, Mapping[str, float]]
+    method: Mapping[int, Mapping[str, float]],
+    baseline: Mapping[int, Mapping[str, float]],
+    *,
+    lower_is_better: bool,
 ) -> Pairing | None:
-    """Pair two methods' accuracies by seed and client; return None without a common seed."""
+    """Pair two methods' scores by seed and client; return None without a common seed."""
     differences = [
         [figures[name] - baseline[seed][name] for name in figures if name in baseline[seed]]
         for seed, figures in sorted(method.items())
         if seed in baseline
     ]
+    differences = [seed_differences for seed_differences in differences if seed_differences]
     pooled = [difference for seed_differences in differences for difference in seed_differences]
     if not pooled:
         return None
     return Pairing(
         seeds=estimate([sum(seed_differences) / len(seed_differences) for seed_differences in differences]),
         clients=estimate(pooled),
-        better=sum(difference > 0 for difference in pooled),
-        worse=sum(difference < 0 for difference in pooled),
+        better=sum(difference < 0 if lower_is_better else difference > 0 for difference in pooled),
+        worse=sum(difference > 0 if lower_is_better else difference < 0 for difference in pooled),
     )
+
+
+def verdict_of(difference: Estimate) -> Verdict:
+    """Return whether a paired difference is beyond the noise, by a two-sided t test at 5 %."""
+    if difference.error is None:
+        return "one draw"
+    if difference.error > 0:
+        t = abs(difference.mean) / difference.error
+        if 2 * upper_tail(t, len(difference.values) - 1) >= _LEVEL:
+            return "noise"
+    if difference.mean == 0:
+        return "noise"
+    return "lower" if difference.mean < 0 else "higher"

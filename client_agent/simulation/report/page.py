@@ -9,7 +9,17 @@ import jinja2
 from client_agent.simulation.report.charts import draw
 from client_agent.simulation.report.importance_charts import draw_heat_maps, draw_measures
 from client_agent.simulation.report.summary import Report
-from client_agent.simulation.report.tables import amounts, difference, figure, passing, seeds_of
+from client_agent.simulation.report.tables import (
+    amounts,
+    difference,
+    explain,
+    figure,
+    judged,
+    losing,
+    passing,
+    rates,
+    seeds_of,
+)
 from client_agent.storage.files import write_durably
 
 
@@ -20,14 +30,19 @@ def write_page(report: Report, file: Path) -> None:
     page = template.render(
         report=report,
         baselines=report.baselines,
-        groups=list(dict.fromkeys(group for method in report.methods for group in method.groups)),
+        groups=list(dict.fromkeys(group for method in report.methods for group in method.loss.groups)),
         lone=any(method.lone for method in report.methods),
+        transfers=any(method.main_transfer for method in report.methods),
         pictures=draw(report),
         measures=draw_measures(report),
         heat_maps=draw_heat_maps(report),
         seeds={m.method: m.importance.seed for m in report.methods if m.importance is not None},
         figure=figure,
         difference=difference,
+        judged=judged,
+        losing=losing,
+        rates=rates,
+        explain=explain,
         passing=passing,
         seeds_of=seeds_of,
         amounts=amounts(report),

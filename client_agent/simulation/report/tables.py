@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from client_agent.simulation.report.estimates import Estimate, Pairing
+from client_agent.simulation.outcomes import Rule
+from client_agent.simulation.report.estimates import Estimate, Pairing, verdict_of
 from client_agent.simulation.report.summary import Latecomer, MethodSummary, Report
+from client_agent.simulation.report.transfer import Transfer
+from schemas.messages.scores import LOSS
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the tables of accuracy and costs, and of importance, late joiners and lone clients if any."""
+    """Print the tables of losses, metrics, transfer and costs, and of other findings if any."""
     if report.missing:
         console.print(
             f"incomplete results, runs missing: {len(report.missing)}; repeat the command to run them",
@@ -23,14 +26,20 @@ def show(report: Report, console: Console) -> None:
     for label in report.missing:
         console.print(f"missing: {label}", highlight=False, markup=False, soft_wrap=True)
     console.print(_main(report))
-    console.print(_costs(report))
     for title, table in (
+        ("metrics on test items: mean / worst client", _metrics(report)),
         (
-            "late joiners: exact match at their own steps; steps until they stay ahead of training alone, "
-            "per seed; difference of the final accuracies",
+            "federated minus alone, in loss: same data, steps, rate search and adapter; below 0 is better",
+            _transfer(report),
+        ),
+        ("forgetting, learning rates, bytes per client and round, CPU seconds", _costs(report)),
+        (f"the states at the {'end' if report.rules[0] == 'best' else 'best'}: loss", _other_rule(report)),
+        (
+            "late joiners: loss at their own steps; steps until they stay ahead of training alone, per seed; "
+            "difference of the results",
             _late(report),
         ),
-        ("clients without a peer in their group: exact match", _lone(report)),
+        ("clients without a peer in their group: loss", _lone(report)),
         (
             "importance learnt by founders, last round; spread: of a client's modules, as a share of their "
             "mean; agreement: rank correlation of modules between founders of one base model",
@@ -50,17 +59,43 @@ def difference(value: Estimate) -> str:
     return f"{value.mean:+.3f}" + (f" ± {value.error:.3f}" if value.error is not None else "")
 
 
+def judged(value: Estimate) -> str:
+    """Format a paired difference, and whether it is noise."""
+    verdict = verdict_of(value)
+    return difference(value) + (f" ({verdict})" if verdict == "noise" else "")
+
+
+def losing(transfer: Transfer) -> str:
+    """Format how many clients lose beyond the noise."""
+    if transfer.unjudged:
+        return "unknown: one seed"
+    return f"{len(transfer.losers)} of {len(transfer.clients)}"
+
+
+def rates(method: MethodSummary) -> str:
+    """Format the learning rates of a method's clients: the one rate, or the least and the largest."""
+    used = sorted({rate for of_client in method.rates.values() for rate in of_client})
+    return f"{used[0]:g}" if len(used) == 1 else f"{used[0]:g} to {used[-1]:g}"
+
+
+def explain(rule: Rule) -> str:
+    """Explain in words which state of a client is its result."""
+    if rule == "best":
+        return "the state of each client with the least validation loss"
+    return "the state at the end: the final weights, or after the last step alone"
+
+
 def amount(count: float) -> str:
     return f"{count / 1000:,.1f} kB" if count else "-"
 
 
 def passing(late: Latecomer, baseline: str) -> str:
-    """Format, per seed, the steps after which a late joiner stays ahead of a baseline's final accuracy."""
+    """Format, per seed, the steps after which a late joiner stays below a baseline's loss."""
     if baseline not in late.ahead_after:
         return "-"
-    within = f"not within {late.steps[-1]} steps"
+    within = f"not within {late.curve.steps[-1]} steps"
     steps = ", ".join(within if step is None else str(step) for step in late.ahead_after[baseline])
-    return f"{steps} ({late.alone[baseline].mean:.2f})"
+    return f"{steps} ({late.alone[baseline].mean:.3f})"
 
 
 def seeds_of(method: MethodSummary, report: Report) -> str:
@@ -86,7 +121,7 @@ def amounts(report: Report) -> str:
 
 def _main(report: Report) -> Table:
     paired = len(report.paired_seeds)
-    title = f"{report.study}: exact match after the last round; n = seeds of the means"
+    title = f"{report.study}: test loss of {explain(report.rules[0])}; n = seeds of the means"
     table = Table("method", title=title, caption=amounts(report))
     against = (f"against {name} (n = {paired})" for name in report.baselines)
     for name in ("n", "mean", "worst client", *against):
@@ -95,22 +130,53 @@ def _main(report: Report) -> Table:
         table.add_row(
             method.method,
             seeds_of(method, report),
-            figure(method.accuracy),
-            figure(method.worst),
-            *_against(method.against, report.baselines),
+            figure(method.loss.mean),
+            figure(method.loss.worst),
+            *_against(method.loss.against, report.baselines),
         )
     return table
 
 
-def _costs(report: Report) -> Table:
-    groups = list(dict.fromkeys(group for method in report.methods for group in method.groups))
-    table = Table("method", title="founders by group; bytes per client and round; CPU seconds")
-    for name in (*groups, "up", "down", "CPU s"):
+def _metrics(report: Report) -> Table:
+    table = Table("method")
+    for name in report.metrics:
+        every = (method.scores[report.rules[0]].get(name) for method in report.methods)
+        count = next(score.count for score in every if score is not None)
+        table.add_column(f"{name} ({count} items)", justify="right")
+    if report.metrics:
+        for method in report.methods:
+            scores = [method.scores[report.rules[0]].get(name) for name in report.metrics]
+            cells = (f"{figure(f.mean)} / {f.worst.mean:.3f}" if f is not None else "-" for f in scores)
+            table.add_row(method.method, *cells)
+    return table
+
+
+def _transfer(report: Report) -> Table:
+    table = Table("method", "control")
+    for name in ("difference", "clients that lose", "worst client"):
         table.add_column(name, justify="right")
     for method in report.methods:
+        transfer = method.main_transfer
+        if transfer is not None:
+            worst = f"{transfer.worst_client} {judged(transfer.worst)}"
+            table.add_row(
+                method.method, transfer.control, judged(transfer.loss.seeds), losing(transfer), worst
+            )
+    return table
+
+
+def _costs(report: Report) -> Table:
+    groups = list(dict.fromkeys(group for method in report.methods for group in method.loss.groups))
+    table = Table("method")
+    for name in (*(f"loss of {group}" for group in groups), "forgetting", "rates", "up", "down", "CPU s"):
+        table.add_column(name, justify="right")
+    for method in report.methods:
+        of_groups = (method.loss.groups.get(group) for group in groups)
         table.add_row(
             method.method,
-            *(figure(method.groups[group]) for group in groups),
+            *(figure(value) if value is not None else "-" for value in of_groups),
+            difference(method.forgetting) if method.forgetting is not None else "-",
+            rates(method),
             amount(method.bytes_up),
             amount(method.bytes_down),
             f"{method.cpu_seconds:.0f}",
@@ -118,14 +184,27 @@ def _costs(report: Report) -> Table:
     return table
 
 
+def _other_rule(report: Report) -> Table:
+    table = Table("method")
+    for name in ("mean", "worst client", "federated minus alone"):
+        table.add_column(name, justify="right")
+    for rule in report.rules[1:]:
+        for method in report.methods:
+            loss, transfer = method.scores[rule][LOSS], method.transfer.get(rule)
+            minus = judged(transfer.loss.seeds) if transfer is not None else "-"
+            table.add_row(method.method, figure(loss.mean), figure(loss.worst), minus)
+    return table
+
+
 def _late(report: Report) -> Table:
-    table = Table("method", "silo", "by own step", "baseline", "steps to stay ahead", "final difference")
+    table = Table("method", "silo", "by own step", "baseline", "steps to stay ahead", "difference")
     for column in table.columns:
         column.overflow = "fold"  # keeps names whole on a narrow terminal
     for method in report.methods:
         for late in method.latecomers:
             curve = ", ".join(
-                f"{step}: {value.mean:.2f}" for step, value in zip(late.steps, late.accuracy, strict=True)
+                f"{step}: {value.mean:.2f}"
+                for step, value in zip(late.curve.steps, late.curve.loss, strict=True)
             )
             differences = _against(late.against, report.baselines)
             about = (method.method, late.name, curve)
@@ -138,11 +217,11 @@ def _late(report: Report) -> Table:
 
 
 def _lone(report: Report) -> Table:
-    table = Table("method", "silo", "exact match", *(f"against {name}" for name in report.baselines))
+    table = Table("method", "silo", "loss", *(f"against {name}" for name in report.baselines))
     for method in report.methods:
         for lone in method.lone:
             table.add_row(
-                method.method, lone.name, figure(lone.accuracy), *_against(lone.against, report.baselines)
+                method.method, lone.name, figure(lone.loss), *_against(lone.against, report.baselines)
             )
     return table
 
@@ -162,4 +241,4 @@ def _importance(report: Report) -> Table:
 
 
 def _against(pairs: Mapping[str, Pairing], baselines: Sequence[str]) -> list[str]:
-    return [difference(pairs[name].seeds) if name in pairs else "-" for name in baselines]
+    return [judged(pairs[name].seeds) if name in pairs else "-" for name in baselines]

@@ -272,7 +272,7 @@ class FoldRow(Table):
 
 
 class ScoresRow(Table):
-    """Scores of a client's model before and after the local steps of a round."""
+    """A client's scores of a round: of the served weights, the trained adapter, and the final weights."""
 
     __tablename__ = "scores"
 

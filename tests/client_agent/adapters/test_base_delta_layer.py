@@ -17,9 +17,9 @@ from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.strategies.base import load_strategy
-from client_agent.training.loop import train
 from schemas.maths.factors import Factors
 from schemas.messages.federations import AdapterPlan, TrainingPlan
+from tests.local_training import train_examples
 
 PLAN = AdapterPlan(kind="lora", rank=4, roles=("q", "v", "down"), scale=1.5)
 IDS = torch.tensor([[1, 5, 9, 14, 7, 22, 30, 6, 11]])
@@ -100,7 +100,7 @@ def test_a_base_delta_is_frozen_while_the_adapter_trains(
         adapter.load_base_delta({})
         adapter.load_base_delta(random_base_delta(base))
         names = set(adapter.named_parameters())
-        train(base, adapter, examples, plan, seed=0, round_number=1)
+        train_examples(base, adapter, examples, plan, seed=0, round_number=1)
         assert names == set(adapter.layout)
         path = base.parts.path(0, "q")
         np.testing.assert_array_equal(

@@ -13,9 +13,9 @@ from client_agent.errors import LayoutMismatch
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.strategies.base import load_strategy
-from client_agent.training.loop import train
 from schemas.maths.adapter import factor_of
 from schemas.messages.federations import AdapterPlan, TrainingPlan
+from tests.local_training import train_examples
 
 PLAN = AdapterPlan(kind="lora", rank=4, roles=("q", "down"))
 TRAINING = TrainingPlan(steps=2, batch_size=4, max_length=64)
@@ -32,7 +32,7 @@ def zeros(adapter: Adapter) -> dict[str, np.ndarray]:
 
 
 def trained(base: BaseModel, adapter: Adapter, examples: list[Example]) -> None:
-    train(base, adapter, examples, TRAINING, seed=0, round_number=1)
+    train_examples(base, adapter, examples, TRAINING, seed=0, round_number=1)
 
 
 @pytest.mark.parametrize("name", SENT)

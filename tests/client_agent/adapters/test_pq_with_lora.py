@@ -15,9 +15,9 @@ from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import answer_logits, collate, encode, pad_id
-from client_agent.training.loop import train
 from schemas.maths.adapter import block_modules, lora_layout, pq_layout
 from schemas.messages.federations import ALL_ROLES, AdapterPlan, TrainingPlan
+from tests.local_training import train_examples
 
 BOTH = AdapterPlan(rank=8, blocks=2, scale=1.5, same_architecture_rank=3, private_rank=2)
 SHARED = BOTH.model_copy(update={"private_rank": 0})
@@ -192,7 +192,7 @@ def test_everything_trains_also_where_the_pack_selects_nothing(
                 f"{m}.{t}" for m in selected for t in "PQ"
             }
             plan = TrainingPlan(steps=12, batch_size=4, max_length=64)
-            losses = train(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
+            losses = train_examples(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
             assert losses[-1] < losses[0] - 0.3
             for name, values in {**adapter.state(), **adapter.private_state()}.items():
                 assert values.any(), name

@@ -13,8 +13,8 @@ from client_agent.adapters.rank_pruning import Pruner, rank_of, resize_ranks
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.strategies.base import Pruning
-from client_agent.training.loop import train
 from schemas.messages.federations import AdapterPlan, TrainingPlan
+from tests.local_training import train_examples
 
 PLAN = AdapterPlan(kind="lora", rank=4, roles=("q", "down"))
 PRUNING = Pruning(least=1, decay=0.6, strength=0.0)  # 4 -> 2
@@ -77,7 +77,7 @@ def test_the_penalty_draws_the_last_ranks_towards_zero(
             )
             pruner = Pruner(adapter, Pruning(least=1, decay=0.6, strength=strength))
             plan = TrainingPlan(steps=4, batch_size=4, max_length=64)
-            train(base, adapter, examples, plan, seed=0, round_number=1, penalty=pruner.penalty)
+            train_examples(base, adapter, examples, plan, seed=0, round_number=1, penalty=pruner.penalty)
             state = adapter.state()
             tails = [np.linalg.norm(values[:, 2:]) for name, values in state.items() if name.endswith("B")]
             sizes.append(float(np.sum(tails)))
@@ -97,6 +97,6 @@ def test_ranks_that_were_padded_can_learn(tiny: Callable[..., BaseModel], exampl
     with inject_lora(base, PLAN) as adapter:
         few = resize_ranks({n: np.ones(s, np.float32) * 0.1 for n, s in adapter.layout.items()}, 2)
         adapter.load(resize_ranks(few, 4))
-        train(base, adapter, examples, plan, seed=0, round_number=1)
+        train_examples(base, adapter, examples, plan, seed=0, round_number=1)
         for name, values in adapter.state().items():
             assert (values[2:] if name.endswith("A") else values[:, 2:]).any()

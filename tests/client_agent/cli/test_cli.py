@@ -18,7 +18,7 @@ PLAN = {
     "strategy": {"name": "fedavg"},
     "rounds": {"total": 2},
     "adapter": {"rank": 4, "roles": ["v"]},
-    "training": {"steps": 2, "max_length": 64},
+    "training": {"steps": 2, "max_length": 64, "learning_rate": 0.01},
 }
 
 

@@ -55,13 +55,15 @@ def test_init_refuses_data_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_data_shows_what_is_learnt_and_counts(table: Path, tmp_path: Path) -> None:
     out = tmp_path / "silo.toml"
-    tessera("init", "--model", MODELS["S"], "--train", table, "--test", table, "--out", out)
+    held_out = ("--validation", table, "--test", table)
+    tessera("init", "--model", MODELS["S"], "--train", table, *held_out, "--out", out)
     done = tessera("data", "--config", out, "--examples", "1")
     assert done.exit_code == 0, done.output
     assert "route 0" in done.output
     assert "»desk 0«" in done.output
     counts = json.loads(tessera("data", "--config", out, "--json").output)
-    assert counts["train"]["examples"] == counts["test"]["examples"] == counts["in both"] == 40
+    assert {counts[name]["examples"] for name in ("train", "validation", "test")} == {40}
+    assert counts["in two sets"] == 40
     assert counts["skipped rows"] == 0
     assert counts["train"]["learnt tokens"] > 40
 

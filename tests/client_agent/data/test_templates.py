@@ -99,6 +99,26 @@ def test_the_first_answer_of_squad_is_learnt() -> None:
     assert example("squad").completion == " 1702"
 
 
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_every_template_names_its_metrics_and_what_they_need(name: str) -> None:
+    row = example(name)
+    assert row.metrics
+    if "option_accuracy" in row.metrics:
+        assert row.completion in row.options
+        assert len(row.options) == len(set(row.options)) > 1
+    else:
+        assert row.references
+        assert not row.options
+
+
+def test_all_answers_of_squad_are_references() -> None:
+    assert example("squad").references == ("1702", "in 1702")
+
+
+def test_gsm8k_is_scored_by_its_number() -> None:
+    assert example("gsm8k").references == ("1003",)
+
+
 def test_gsm8k_is_learnt_without_calculator_marks() -> None:
     assert example("gsm8k").completion == " She has 3+1000=1003 cups.\n#### 1003"
 
@@ -107,8 +127,10 @@ def test_rows_of_one_id_are_one_example() -> None:
     first = ROWS["natural_instructions"]
     records = [first, first | {"targets": "a cup of tea"}, first | {"id": "task1-b", "inputs": "beans"}]
     rows = [Row("line", record) for record in records]
-    completions = [row.completion for row in template("natural_instructions")(rows)]
-    assert completions == [" tea", " tea"]
+    first_item, second_item = template("natural_instructions")(rows)
+    assert first_item.completion == second_item.completion == " tea"
+    assert first_item.references == ("tea", "a cup of tea")
+    assert second_item.references == ("tea",)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,18 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import select
 
 from client_agent.errors import AnswerUnreadable, ManifestExpired, ManifestRefused
 from client_agent.identity.manifests import Manifests
 from client_agent.transport.client import CoordinatorApi
+from coordinator.db.engine import Database
+from coordinator.db.tables.federations import FederationRow
 from coordinator.storage.server_key import ServerKey
 from schemas.identity.keys import decode
+from schemas.messages.federations import ScoresPlan
 from schemas.messages.rounds import FinishedBrief, RoundBrief
+from schemas.wire.digests import digest_of
 from tests.served import SIGNING_KEY, Served, Silo
 from tests.taking_part import one_round, plan, running
 
@@ -186,6 +191,36 @@ def test_a_brief_must_ask_for_what_the_plan_says(playing: Playing) -> None:
     training = brief.training.model_copy(update={"steps": 10**6})
     with pytest.raises(ManifestRefused, match="another training"):
         client.manifests.hold_to_plan(brief.model_copy(update={"training": training}))
+    scores = brief.scores.model_copy(update={"examples": 10**6})
+    with pytest.raises(ManifestRefused, match="another scores"):
+        client.manifests.hold_to_plan(brief.model_copy(update={"scores": scores}))
+    with pytest.raises(ManifestRefused, match="another total_rounds"):
+        client.manifests.hold_to_plan(brief.model_copy(update={"total_rounds": 1}))
+
+
+def test_a_plan_from_before_keeps_its_digest_and_its_rate(
+    serve: Callable[..., Served], database_url: str, database: Database, tmp_path: Path
+) -> None:
+    served = serve(database_url)
+    federation_id, silos = running(served)
+    with database.write() as session:
+        row = session.scalars(select(FederationRow).where(FederationRow.id == federation_id)).one()
+        old = {name: value for name, value in row.plan.items() if name != "scores"}
+        training = {name: value for name, value in old["training"].items() if name != "schedule_floor"}
+        row.plan = old | {"training": training | {"learning_rate": 0.01}}
+    client = Client(served, silos[0], tmp_path)
+    with client.api:
+        client.manifests.fetch_plan(client.api)
+        brief = client.api.current_round(federation_id)
+        assert isinstance(brief, RoundBrief)
+        client.manifests.hold_to_plan(brief)
+        document = client.joined(1)
+        client.accept(document)
+        sent = client.api.plan(federation_id)
+    assert b"schedule_floor" not in sent
+    assert document["plan"] == digest_of(sent)
+    assert (brief.training.learning_rate, brief.training.schedule_floor) == (0.01, 0.0)
+    assert (brief.scores, brief.total_rounds) == (ScoresPlan(), 3)
 
 
 def test_a_changed_intermediate_manifest_is_refused(playing: Playing) -> None:

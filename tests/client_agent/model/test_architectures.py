@@ -22,10 +22,10 @@ from client_agent.model.examples import Example, encode_all
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, answer_logits, collate, pad_id
 from client_agent.sketches.gradient import sketch_of
-from client_agent.training.loop import train
 from schemas.maths.adapter import block_modules, lora_layout, pq_layout
 from schemas.messages.alignment import Anchor
 from schemas.messages.federations import AdapterPlan, Role, SignaturePlan, TrainingPlan
+from tests.local_training import train_examples
 
 PLAN = AdapterPlan(rank=8, blocks=2, scale=1.5)
 FUSED = ("phi3", "gpt_neox", "gpt2")
@@ -167,7 +167,7 @@ def test_an_adapter_is_silent_then_learns_then_leaves_the_base_as_it_was(
         if make is not make_gated:
             assert torch.equal(logits_of(base, batch), bare)
         before = loss_of(base, batch)
-        train(base, adapter, examples[:3], plan, seed=0, round_number=1)
+        train_examples(base, adapter, examples[:3], plan, seed=0, round_number=1)
         assert loss_of(base, batch) < before - 0.3
     assert torch.equal(logits_of(base, batch), bare)
     after = base.model.state_dict()
@@ -245,7 +245,7 @@ def test_one_role_of_a_fused_layer_can_be_adapted_alone(
     with make as adapter:
         assert {name.split(".")[1] for name in adapter.layout} == {"v"}
         before = loss_of(base, batch)
-        train(base, adapter, examples[:3], training, seed=0, round_number=1)
+        train_examples(base, adapter, examples[:3], training, seed=0, round_number=1)
         assert loss_of(base, batch) < before - 0.01
 
 

@@ -24,9 +24,9 @@ from client_agent.model.tokens import answer_logits, collate, pad_id
 from client_agent.settings import Quantization
 from client_agent.sketches.gradient import sketch_of
 from client_agent.training.evaluate import evaluate
-from client_agent.training.loop import train
 from client_agent.training.memory import held_bytes, step_memory
 from schemas.messages.federations import AdapterPlan, SignaturePlan, TrainingPlan
+from tests.local_training import train_examples
 
 ADAPTER = AdapterPlan(rank=8, blocks=2)
 PLAN = TrainingPlan(steps=10, batch_size=4, max_length=64)
@@ -53,7 +53,7 @@ def injected(base: BaseModel) -> Adapter:
 
 def learnt(base: BaseModel, adapter: Adapter, examples: list[Example], plan: TrainingPlan) -> float:
     """Train on one batch, and say by how much its loss fell."""
-    losses = train(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
+    losses = train_examples(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
     return losses[0] - losses[-1]
 
 
@@ -114,7 +114,7 @@ def test_what_was_trained_on_the_dense_model_works_on_the_quantised_one_and_the_
     states = []
     for base in bases:
         with injected(base) as adapter:
-            train(base, adapter, examples[:4], PLAN, seed=0, round_number=1)
+            train_examples(base, adapter, examples[:4], PLAN, seed=0, round_number=1)
             states.append(adapter.state())
     for base, state in zip(bases, reversed(states), strict=True):
         bare = evaluate(base, examples[:4], max_length=64).loss
@@ -135,7 +135,7 @@ def test_a_model_that_repacks_its_weights_is_not_trained_in_vain(load: Load, exa
     evaluate(base, examples, max_length=64)
     for _ in range(2):  # not only the first time, as warnings are
         with injected(base) as adapter, pytest.raises(MissingGradient, match="cannot be differentiated"):
-            train(base, adapter, examples, PLAN, seed=0, round_number=1)
+            train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4", "int8"])
@@ -161,7 +161,7 @@ def gradients(base: BaseModel, examples: list[Example], plan: TrainingPlan) -> d
             parameter.register_hook(
                 lambda gradient, name=name: gradients_by_name.update({name: gradient.clone()})
             )
-        train(base, adapter, examples, plan.model_copy(update={"steps": 2}), seed=0, round_number=1)
+        train_examples(base, adapter, examples, plan.model_copy(update={"steps": 2}), seed=0, round_number=1)
         assert gradients_by_name.keys() == adapter.named_parameters().keys()
     return gradients_by_name
 
@@ -173,7 +173,7 @@ def test_the_log_is_not_filled_with_casts(
         base = load("int8")
         evaluate(base, examples, max_length=64)
         with injected(base) as adapter:
-            train(base, adapter, examples, PLAN, seed=0, round_number=1)
+            train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
     assert not caplog.records
 
 

@@ -95,12 +95,12 @@ def chat(tiny: Callable[..., BaseModel], template: str) -> BaseModel:
     return base
 
 
-def test_the_last_answer_of_a_chat_carries_the_loss(tiny: Callable[..., BaseModel]) -> None:
+def test_every_answer_of_a_chat_carries_the_loss(tiny: Callable[..., BaseModel]) -> None:
     tokenizer = chat(tiny, CHAT).tokenizer
     turns = (Turn("user", "hi"), Turn("assistant", "yes"), Turn("user", "go"))
     text = encode_example(Example("", "done", turns), tokenizer, 256)
     answer = [i for i, answer in zip(text.ids, text.answer, strict=True) if answer]
-    assert tokenizer.convert_ids_to_tokens(answer) == ["d", "o", "n", "e", "<eos>"]
+    assert tokenizer.convert_ids_to_tokens(answer) == [*"yes", "<eos>", *"done", "<eos>"]
     assert text.ids.count(tokenizer.eos_token_id) == 4
     assert tokenizer.bos_token_id not in text.ids  # what the template does not write is not added
 

@@ -60,7 +60,7 @@ class Pair:
         halves = {"aster": silo.data.train[:6], "birch": silo.data.train[6:10]}
         self.members = {
             name: self._enrolled(
-                Silo(silo.base, SiloData(train, silo.data.test[:4]), None), folder / name, name, stack
+                Silo(silo.base, SiloData(train, (), silo.data.test[:4]), None), folder / name, name, stack
             )
             for name, train in halves.items()
         }
@@ -261,10 +261,10 @@ def test_a_byte_budget_holds_from_the_first_round_on_and_only_what_was_learnt_tr
 def test_the_personal_model_of_a_client_is_kept_beside_the_common_one(pair: Callable[..., Pair]) -> None:
     two = pair(rounds={"total": 2, "min_clients": 1})
     folder, who = two.play("aster")["aster"], two.members["aster"]
-    with adapter_of_round(who.trainer.silo, who.workspace.home, None, "local") as (adapter, _):
+    with adapter_of_round(who.trainer.silo, who.workspace.home, None, "trained") as (adapter, _):
         assert_close(adapter.state(), trained(folder))
         assert_close(adapter.private_state(), Trained.read(folder.path / TRAINED).private)
-    with adapter_of_round(who.trainer.silo, who.workspace.home, None, "personalised") as (adapter, _):
+    with adapter_of_round(who.trainer.silo, who.workspace.home, None, "served") as (adapter, _):
         assert not adapter.state()["l0.q.B"].any()  # what round 1 served
 
 

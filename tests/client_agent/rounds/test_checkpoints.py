@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from client_agent.identity.membership import enrol, read_key
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.train import Trained
 from client_agent.settings import read_settings
+from client_agent.storage.final_scores import read_final_scores
 from client_agent.training.evaluate import evaluate
 from client_agent.training.silo import Silo, open_silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.maths.adapter import SIGNATURE
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
-from schemas.messages.rounds import Metrics
+from schemas.messages.scores import LOSS, ScoreSet
 from schemas.wire.envelope import unpack
 from schemas.wire.header import DENSE, Slot
 from tests.client_agent.conftest import save_model
@@ -36,7 +38,7 @@ from tests.served import Served
 
 app = typer.Typer()
 commands(app)
-STEPS = {"steps": 3, "max_length": 64}
+STEPS = {"steps": 3, "max_length": 64, "learning_rate": 0.01}
 RANKS = {"rank": 8, "roles": ["v", "down"]}
 ALONE = {
     "name": "alone",
@@ -104,14 +106,13 @@ def taken_part(
     return make
 
 
-def score(silo: Silo, checkpoint: Path) -> Metrics:
+def score(silo: Silo, checkpoint: Path) -> ScoreSet:
     with checkpoint_in_place(silo.base, checkpoint):
-        return evaluate(silo.base, silo.data.test, max_length=64)
+        return evaluate(silo.base, silo.data.test, max_length=64).scores()
 
 
-def assert_like(found: Metrics, expected: Metrics) -> None:
-    assert found.loss == pytest.approx(expected.loss, abs=1e-5)
-    assert found.exact_match == expected.exact_match
+def assert_like(found: ScoreSet, expected: ScoreSet) -> None:
+    assert found[LOSS].value == pytest.approx(expected[LOSS].value, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -131,12 +132,13 @@ def test_what_was_trained_and_scored_in_a_round_is_exported(
     options: dict[str, Any],
 ) -> None:
     rounds = taken_part(adapter, **options)
-    for number, asked in ((2, "latest"), (1, "1")):
-        out = tmp_path / f"out-{number}"
-        done = tessera("export", "--config", rounds.config, "--round", asked, "--out", out)
+    for number, variant in product((1, 2), ("served", "trained")):
+        out = tmp_path / f"out-{number}-{variant}"
+        export = ("export", "--config", rounds.config, "--round", number, "--variant", variant, "--out", out)
+        done = tessera(*export)
         assert done.exit_code == 0, done.output
-        assert_like(score(silo, out), rounds.trained(number).scores.after)
-    assert not np.isclose(rounds.trained(1).scores.after.loss, rounds.trained(2).scores.after.loss, atol=1e-3)
+        assert_like(score(silo, out), getattr(rounds.trained(number).scores, variant))
+    assert not np.isclose(*(rounds.trained(n).scores.trained[LOSS].value for n in (1, 2)), atol=1e-3)
 
 
 def test_private_ranks_go_on_from_round_to_round_and_never_leave(
@@ -164,12 +166,16 @@ def test_what_the_coordinator_served_is_exported_on_demand(
     silo: Silo, taken_part: Callable[..., Rounds], tmp_path: Path
 ) -> None:
     rounds = taken_part(RANKS)
-    export = ("export", "--config", rounds.config, "--what", "personalised")
-    assert tessera(*export, "--round", 2, "--out", tmp_path / "served").exit_code == 0
+    export = ("export", "--config", rounds.config)
+    assert tessera(*export, "--round", 2, "--out", tmp_path / "kept").exit_code == 0
     assert tessera(*export, "--out", tmp_path / "final").exit_code == 0
     # A client alone listens to itself: what it is served is what it trained the round before.
-    assert_like(score(silo, tmp_path / "served"), rounds.trained(1).scores.after)
-    assert_like(score(silo, tmp_path / "final"), rounds.trained(2).scores.after)
+    assert rounds.trained(2).scores.kept == "served"  # too few validation examples to compare
+    assert_like(score(silo, tmp_path / "kept"), rounds.trained(1).scores.trained)
+    assert_like(score(silo, tmp_path / "final"), rounds.trained(2).scores.trained)
+    final = read_final_scores(rounds.home)
+    assert final is not None
+    assert_like(score(silo, tmp_path / "final"), final.scores)
 
 
 def test_a_model_trained_alone_is_exported_and_writes_what_scoring_said(
@@ -180,12 +186,13 @@ def test_a_model_trained_alone_is_exported_and_writes_what_scoring_said(
     silo_file = folder / "silo.toml"
     done = tessera("train", "--config", silo_file, "--plan", plan, "--out", file)
     assert done.exit_code == 0, done.output
-    after = Trained.from_bytes(file.read_bytes()).scores.after
+    trained = Trained.from_bytes(file.read_bytes()).scores
+    assert trained.kept == "trained"
     assert (
         tessera("export", "--config", silo_file, "--adapter", file, "--plan", plan, "--out", out).exit_code
         == 0
     )
-    assert_like(score(silo, out), after)
+    assert_like(score(silo, out), trained.trained)
     asked = [*silo.data.train[:5], *silo.data.test[:5]]  # what it knows by now, and what it does not
     answers = {}
     for name, options in (("file", (file, "--plan", plan)), ("checkpoint", (out,))):
@@ -195,7 +202,7 @@ def test_a_model_trained_alone_is_exported_and_writes_what_scoring_said(
         ]
     assert answers["file"] == answers["checkpoint"]
     with checkpoint_in_place(silo.base, out):
-        matching = [evaluate(silo.base, [one], max_length=64).exact_match == 1 for one in asked]
+        matching = [evaluate(silo.base, [one], max_length=64).teacher_forced_match == 1 for one in asked]
     assert any(matching)
     assert not all(matching)
     assert matching == [
@@ -225,11 +232,14 @@ def test_a_damaged_round_is_said_to_be_damaged(
 ) -> None:
     rounds = taken_part(RANKS)
     folder = rounds.home / "rounds/000002"
-    for file, what in (("trained.safetensors", "local"), ("weights.safetensors", "personalised")):
+    for file in ("trained.safetensors", "weights.safetensors"):
+        if file == "weights.safetensors":  # a round that was not trained yet
+            (folder / "trained.safetensors").unlink()
         body = (folder / file).read_bytes()
         (folder / file).write_bytes(body[: len(body) // 2])
         done = tessera(
-            *("export", "--config", rounds.config, "--out", tmp_path / "out", "--round", 2, "--what", what)
+            *("export", "--config", rounds.config, "--round", 2, "--variant", "served"),
+            *("--out", tmp_path / "out"),
         )
         assert done.exit_code == 1, done.output
         assert "damaged" in done.stderr
@@ -241,15 +251,16 @@ def test_a_round_goes_back_to_its_own_base_model_only(
 ) -> None:
     rounds, out = taken_part(RANKS), tmp_path / "out"
     other = save_model(tmp_path / "other", vocab_size=512)
-    for what in ("local", "personalised"):
-        done = tessera("export", "--config", config(tmp_path, model=other), "--what", what, "--out", out)
+    for variant in ("kept", "served", "trained"):
+        export = ("export", "--config", config(tmp_path, model=other), "--variant", variant)
+        done = tessera(*export, "--out", out)
         assert (done.exit_code, out.exists()) == (1, False), done.output
         assert "was trained on" in done.stderr
-    done = tessera("export", "--config", config(tmp_path), "--what", "personalised", "--out", out)
+    done = tessera("export", "--config", config(tmp_path), "--out", out)
     assert "is not known" in done.stdout
     trained = rounds.home / "rounds/000002/trained.safetensors"
     trained.write_bytes(replace(rounds.trained(2), origin=None).to_bytes())
-    done = tessera("export", "--config", config(tmp_path), "--out", out)
+    done = tessera("export", "--config", config(tmp_path), "--round", 2, "--out", out)
     assert (done.exit_code, "is not known" in done.stdout) == (0, True), done.output
 
 
@@ -283,10 +294,6 @@ def test_what_is_not_there_is_said_with_what_to_do(silo: Silo, folder: Path, tmp
         (("generate", *prompt, "--adapter", junk), "add --plan"),
         (("generate", *prompt, "--adapter", junk, "--plan", plan), "agent train --out"),
         (("generate", *prompt, "--adapter", tmp_path), "agent export"),
-        (
-            ("export", "--out", tmp_path, "--adapter", junk, "--plan", plan, "--what", "personalised"),
-            "needs a round",
-        ),
     ):
         done = tessera(arguments[0], "--config", silo_file, *arguments[1:])
         assert done.exit_code == 1, done.output

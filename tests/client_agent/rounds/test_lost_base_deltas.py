@@ -18,7 +18,8 @@ from sqlalchemy import update
 from client_agent.identity.backup_recovery import accept, compare_state
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.download import download_whole
-from client_agent.rounds.steps import finish, take_part
+from client_agent.rounds.final_weights import finish
+from client_agent.rounds.steps import take_part
 from client_agent.storage.base_delta import (
     BaseDelta,
     BaseDeltaMissing,
@@ -146,7 +147,7 @@ def test_final_weights_bring_all_that_was_folded(pair: Callable[..., Pair], stra
         np.testing.assert_allclose(one.B @ one.A, other.B @ other.A, atol=1e-5)
     for folder in who.workspace.rounds.newest_first():
         folder.forget(FOLD)
-    with adapter_of_round(who.trainer.silo, who.workspace.home, None, "personalised") as (adapter, _):
+    with adapter_of_round(who.trainer.silo, who.workspace.home, None, "kept") as (adapter, _):
         assert adapter.state().keys() == layout.keys()
 
 

@@ -9,14 +9,15 @@ from pathlib import Path
 
 from client_agent.simulation.results import CellResult, ClientResult, ClientRound
 from client_agent.simulation.study import Study, read_study
+from client_agent.storage.final_scores import FinalScores
 from schemas.messages.federations import FederationPlan
-from schemas.messages.rounds import Metrics, Scores
+from schemas.messages.scores import Score, Scores
 from tests.scenarios.agents import EXAMPLES, MODELS
 
 TINY = {
     "rounds": {"total": 2},
     "adapter": {"rank": 4, "roles": ["v"]},
-    "training": {"steps": 2, "max_length": 64},
+    "training": {"steps": 2, "max_length": 64, "learning_rate": 0.01},
     "alignment": {"anchors": 64},
 }
 
@@ -60,7 +61,8 @@ def write_study(folder: Path, *silos: str, more: str = "") -> Path:
         for key, value in values.items()
     )
     file.write_text(
-        f'pivot_model = "{MODELS["S"]}"\nanchors = "{EXAMPLES / "anchors.json"}"\ntests = 8\nseeds = [0, 1]\n'
+        f'pivot_model = "{MODELS["S"]}"\nanchors = "{EXAMPLES / "anchors.json"}"\ntests = 8\n'
+        + "validation = 2\nseeds = [0, 1]\n"
         + plan
         + more
         + "\n"
@@ -75,9 +77,19 @@ def study(folder: Path, *silos: str, more: str = "") -> Study:
 
 
 def result(
-    method: str, seed: int, accuracies: Mapping[str, Sequence[float]], *, joins_after: Mapping[str, int] = {}
+    method: str,
+    seed: int,
+    losses: Mapping[str, Sequence[float]],
+    *,
+    joins_after: Mapping[str, int] = {},
+    final: Mapping[str, float] = {},
+    validated: bool = False,
+    rate: float = 0.01,
 ) -> CellResult:
-    """Fabricate a run from, per client, the accuracy at its start and after each round."""
+    """Fabricate a run from, per client, the test loss at its start and after each round.
+
+    `validated`: with validation losses, equal to the test losses.
+    """
     clients = [
         ClientResult(
             name=name,
@@ -86,16 +98,22 @@ def result(
             rounds=[
                 ClientRound(
                     round=joins_after.get(name, 0) + i + 1,
-                    scores=Scores(before=_metrics(before), after=_metrics(after), examples=8),
+                    scores=Scores(served=scored(before), trained=scored(after), kept="trained"),
+                    validation={"served": before, "trained": after} if validated else {},
                     bytes_up=1000,
                     bytes_down=2000,
                 )
                 for i, (before, after) in enumerate(itertools.pairwise(values))
             ],
+            final=FinalScores(scores=scored(final[name]), validation_loss=final[name] if validated else None)
+            if name in final
+            else None,
+            learning_rate=rate,
+            forgetting=0.25,
         )
-        for name, values in accuracies.items()
+        for name, values in losses.items()
     ]
-    rounds = max(len(values) for values in accuracies.values()) - 1
+    rounds = max(len(values) for values in losses.values()) - 1
     plan = FederationPlan.model_validate(
         {
             "name": method,
@@ -116,5 +134,7 @@ def result(
     )
 
 
-def _metrics(accuracy: float) -> Metrics:
-    return Metrics(loss=1 - accuracy, perplexity=1.0, exact_match=accuracy)
+def scored(loss: float) -> dict[str, Score]:
+    """Fabricate the scores of a loss; the exact match is 1 minus a tenth of it."""
+    values = {"loss": loss, "perplexity": 1.0, "exact_match": 1 - loss / 10}
+    return {name: Score(value=value, count=8) for name, value in values.items()}

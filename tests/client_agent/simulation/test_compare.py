@@ -21,6 +21,7 @@ from client_agent.errors import FolderInUse
 from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.compare import Comparison
 from client_agent.simulation.methods import methods_of
+from client_agent.simulation.partition_record import describe_partition
 from client_agent.simulation.results import CellResult, cells_of, store_result, stored_result
 from client_agent.simulation.run_cell import WorkerContext, run_cell
 from client_agent.simulation.study import read_study
@@ -38,7 +39,7 @@ def planned(folder: Path, **changes: object) -> Comparison:
 
 def finish(comparison: Comparison, method: str, seed: int) -> CellResult:
     cell = next(c for c in comparison.cells if (c.method, c.seed) == (method, seed))
-    cell_result = result(method, seed, {"aster": (0, 0.5), "birch": (0, 0.7)})
+    cell_result = result(method, seed, {"aster": (1, 0.5), "birch": (1, 0.3)})
     cell_result = cell_result.model_copy(update={"digest": cell.digest})
     store_result(cell, comparison.out, cell_result)
     return cell_result
@@ -99,6 +100,8 @@ def test_a_partial_report_names_the_missing_runs(tmp_path: Path) -> None:
     assert [m.method for m in report.methods] == ["fedavg"]
     assert len(report.missing) == 3
     assert json.loads((comparison.out / "report.json").read_text())["study"] == "study"
+    records = json.loads((comparison.out / "partition.json").read_text())
+    assert records == [describe_partition(comparison.study, seed).model_dump(mode="json") for seed in (0, 1)]
 
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -231,14 +234,14 @@ def test_a_comparison_that_was_killed_goes_on_and_ends_with_the_figures_of_an_un
     assert [method["method"] for method in report["methods"]] == ["local", "fedmosaic", "fedavg"]
     fedmosaic = report["methods"][1]
     assert fedmosaic["bytes_up"] > 1000
-    assert fedmosaic["latecomers"][0]["steps"] == [0, 2]
+    assert fedmosaic["latecomers"][0]["curve"]["steps"] == [0, 2]
     assert (out / "report.html").exists()
     process = start(tmp_path, "--seeds", "0", "--methods", "fedmosaic", "--json", "--fresh")
     printed, stderr = process.communicate(timeout=400)
     assert process.returncode == 0, stderr
     (unbroken,) = json.loads(printed)["methods"]
-    assert unbroken["accuracy_by_step"] == fedmosaic["accuracy_by_step"]
-    assert unbroken["loss"] == fedmosaic["loss"]
+    assert unbroken["served"] == fedmosaic["served"]
+    assert unbroken["trained"] == fedmosaic["trained"]
 
 
 @pytest.mark.long

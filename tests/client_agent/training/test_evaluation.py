@@ -1,56 +1,163 @@
-"""Scores without generation say what generation would say."""
+"""Scores in batches are those of one text at a time, and those of public generation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import exp
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as nnf
+from transformers import GenerationConfig
 
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_pq
-from client_agent.errors import LossNotFinite
-from client_agent.model.examples import Example
+from client_agent.errors import LossNotFinite, TextTooLong
+from client_agent.model.examples import Example, Turn, encode_for, encode_prompt, encode_question
+from client_agent.model.generation import completion, completions
 from client_agent.model.loading import BaseModel
-from client_agent.training.evaluate import evaluate
-from client_agent.training.loop import train
-from schemas.messages.federations import AdapterPlan, TrainingPlan
+from client_agent.model.token_budget import grouped_by_length
+from client_agent.training.evaluate import evaluate, mean_loss, teacher_forced
+from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
+from tests.client_agent.model.test_generation import TEMPLATE
+from tests.local_training import train_examples
 
-ADAPTER = AdapterPlan(rank=8, blocks=2)
+ADAPTER = AdapterPlan(rank=8, blocks=2, private_rank=2)
+LETTERS = [Example(f"x {letter}=", letter * 2) for letter in "abcdefgh"]
 
 
-def written_by_greedy_decoding(base: BaseModel, example: Example) -> bool:
-    prompt = base.tokenizer(example.prompt, return_tensors="pt")
+def loss_of_public_model(
+    base: BaseModel, prompt: str, answer: str, *, closed: bool, special: bool = True
+) -> list[float]:
+    """Return the losses of an answer's tokens, one text at a time."""
+    start = base.tokenizer(prompt, return_tensors="pt", add_special_tokens=special)["input_ids"]
+    ids = base.tokenizer(prompt + answer, return_tensors="pt", add_special_tokens=special)["input_ids"]
+    if closed:
+        ids = torch.cat([ids, torch.tensor([[base.tokenizer.eos_token_id]])], dim=1)
     with torch.no_grad():
-        ids = base.model.generate(**prompt, max_new_tokens=12, do_sample=False)  # type: ignore[operator]
-    answer = base.tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :])
-    return answer.split("<pad>")[0] == example.completion + "<eos>"
+        logits = cast(Any, base.model)(input_ids=ids).logits[0, start.shape[1] - 1 : -1].float()
+    return cast(list[float], nnf.cross_entropy(logits, ids[0, start.shape[1] :], reduction="none").tolist())
 
 
-@pytest.mark.filterwarnings("default")
-def test_exact_match_is_that_of_greedy_decoding(
-    tiny: Callable[..., BaseModel], examples: list[Example]
+def test_the_loss_in_batches_is_the_public_models_one_text_at_a_time(
+    each_architecture: BaseModel, examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    base, texts = each_architecture, encode_for(each_architecture, examples, 64)
+    expected = np.concatenate(
+        [loss_of_public_model(base, e.prompt, e.completion, closed=True) for e in examples]
+    ).mean()
+    assert mean_loss(base, texts) == pytest.approx(expected, rel=1e-5)
+    monkeypatch.setattr(
+        "client_agent.training.evaluate._LOGITS", 3 * 48
+    )  # the head in parts of few positions
+    assert mean_loss(base, texts) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_likeliest_option_is_that_of_the_public_model(
+    each_architecture: BaseModel, examples: list[Example]
+) -> None:
+    base = each_architecture
+    asked = [
+        replace(
+            example,
+            options=(example.completion, "a", "zzzz", example.completion[:2] + "b"),
+            metrics=("option_accuracy",),
+        )
+        for example in examples
+    ]
+    right = 0
+    for example in asked:
+        means = [
+            np.mean(loss_of_public_model(base, example.prompt, o, closed=False)) for o in example.options
+        ]
+        right += int(np.argmin(means)) == 0
+    score = evaluate(base, asked, max_length=64).scores()["option_accuracy"]
+    assert score.count == len(asked)
+    assert score.value == right / len(asked)
+
+
+def test_generation_in_batches_is_that_of_each_prompt_alone(
+    each_architecture: BaseModel, examples: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of many lengths, adapters in place, and a generation_config of the model's own."""
+    base, rng = each_architecture, np.random.default_rng(0)
+    monkeypatch.setattr(base.model, "generation_config", GenerationConfig(repetition_penalty=5.0))
+    prompts = [encode_prompt(e.prompt, base.tokenizer, chat=False) for e in examples[:8]]
+    with inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=False) as adapter:
+        adapter.load({n: 2.0 * rng.standard_normal(s).astype(np.float32) for n, s in adapter.layout.items()})
+        together = completions(base, prompts, max_new_tokens=8)
+        alone = ["".join(completion(base, prompt, max_new_tokens=8)) for prompt in prompts]
+    assert together == alone
+    assert len(set(together)) > 1
+    assert cast(Any, base.model).generation_config.repetition_penalty == 5.0
+
+
+def test_a_trained_models_answers_are_scored_as_generated(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
-    letters = [Example(f"x {letter}=", letter * 2) for letter in "abcdefgh"]
+    asked = [replace(e, references=("no", e.completion), metrics=("exact_match", "f1")) for e in LETTERS] + [
+        Example("x 1=", "22", metrics=("exact_match",))
+    ]
     with inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=False) as adapter:
         plan = TrainingPlan(steps=25, max_length=64, learning_rate=0.03)
-        train(base, adapter, letters, plan, seed=0, round_number=1)
-        metrics = evaluate(base, [*letters, *examples[:4]], max_length=64)
-        decoded = [written_by_greedy_decoding(base, example) for example in [*letters, *examples[:4]]]
-    assert 0 < metrics.exact_match < 1
-    assert metrics.exact_match == pytest.approx(np.mean(decoded))
+        train_examples(base, adapter, LETTERS, plan, seed=0, round_number=1)
+        result = evaluate(base, asked, max_length=64)
+        forced = teacher_forced(base, encode_for(base, asked, 64))
+        silent = evaluate(base, asked, ScoresPlan(new_tokens=0), max_length=64).scores()
+    scores = result.scores()
+    assert 0 < forced.teacher_forced_match < 1
+    assert scores["exact_match"].value == pytest.approx(forced.teacher_forced_match)
+    assert {name: score.count for name, score in scores.items()} == {
+        "loss": 9,
+        "perplexity": 9,
+        "exact_match": 9,
+        "f1": 8,
+    }
+    assert scores["perplexity"].value == pytest.approx(exp(scores["loss"].value))
+    assert silent.keys() == {"loss", "perplexity"}
 
 
-def test_scores_do_not_depend_on_batches(each_architecture: BaseModel, examples: list[Example]) -> None:
-    single, batched = (
-        evaluate(each_architecture, examples, max_length=64, batch_size=size) for size in (1, 7)
-    )
-    assert single.loss == pytest.approx(batched.loss, rel=1e-5)
-    assert single.exact_match == batched.exact_match
-    assert single.perplexity == pytest.approx(exp(single.loss))
+def test_scores_are_of_the_same_few_examples_whatever_their_order(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base, plan = tiny(), ScoresPlan(examples=5)
+    few = evaluate(base, examples, plan, max_length=64)
+    assert few.scores() == evaluate(base, [*examples[::-1], examples[0]], plan, max_length=64).scores()
+    assert few.scores()["loss"].count == 5
+    assert few.loss != evaluate(base, examples, max_length=64).loss
+
+
+def test_options_and_question_of_a_chat_follow_its_template(tiny: Callable[..., BaseModel]) -> None:
+    base, prompt, options = tiny(), "<user>x\n<assistant>", ("ab", "ba", "qqqq")
+    base.tokenizer.chat_template = TEMPLATE
+    means = [np.mean(loss_of_public_model(base, prompt, o, closed=False, special=False)) for o in options]
+    for index, option in enumerate(options):
+        chat = Example("", option, (Turn("user", "x"),), options, metrics=("option_accuracy",))
+        assert encode_question(chat, base.tokenizer, 64) == encode_prompt("x", base.tokenizer, chat=True)
+        score = evaluate(base, [chat], max_length=64).scores()["option_accuracy"]
+        assert score.value == float(index == np.argmin(means))
+
+
+def test_a_long_prompt_loses_its_start(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    bos, *ids = encode_question(Example("abcdef", "x"), base.tokenizer, 64)
+    assert encode_question(Example("abcdef", "x"), base.tokenizer, 4) == [bos, *ids[-3:]]
+    small = tiny(max_position_embeddings=12)
+    long = Example("abcdefghijkl", "x", metrics=("exact_match",))
+    assert evaluate(small, [long], max_length=12).scores()["exact_match"].count == 1
+    with pytest.raises(TextTooLong, match="reads 9 at most"):
+        completions(small, [[5] * 10], max_new_tokens=4)
+
+
+def test_groups_are_bounded_and_complete() -> None:
+    lengths = [3, 50, 8, 1, 120, 7, 8]
+    groups = list(grouped_by_length(lengths, 100))
+    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+    assert all(len(g) * max(lengths[i] for i in g) <= 100 or g == [4] for g in groups)
+    assert len(groups) == 3  # 120; 50, 8; the other ones
+    assert not list(grouped_by_length([]))
 
 
 def test_a_model_that_outputs_nonsense_is_not_scored(

@@ -16,8 +16,8 @@ from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.settings import Quantization
 from client_agent.sketches.gradient import sketch_of
 from client_agent.training.evaluate import evaluate
-from client_agent.training.loop import train
 from schemas.messages.federations import AdapterPlan, SignaturePlan, TrainingPlan
+from tests.local_training import train_examples
 
 MIB = 2**20
 ROUNDS, WARM_UP = 50, 10
@@ -31,7 +31,7 @@ def one_round(base: BaseModel, number: int) -> None:
     """Score, train, score, sign: what `client_agent.rounds.steps` does with a model in a round."""
     with inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=True) as adapter:
         evaluate(base, EXAMPLES, max_length=64)
-        train(base, adapter, EXAMPLES, PLAN, seed=0, round_number=number)
+        train_examples(base, adapter, EXAMPLES, PLAN, seed=0, round_number=number)
         evaluate(base, EXAMPLES, max_length=64)
     sketch_of(base, EXAMPLES, SignaturePlan(dim=64))
 

@@ -17,9 +17,9 @@ from client_agent.adapters.inject import inject
 from client_agent.model.examples import encode_all
 from client_agent.model.tokens import collate, pad_id
 from client_agent.settings import Quantization
-from client_agent.training.loop import train
 from client_agent.training.memory import step_memory
 from schemas.messages.federations import AdapterPlan, TrainingPlan
+from tests.local_training import train_examples
 
 PLANS = {
     "pq": AdapterPlan(rank=16, blocks=4),
@@ -71,7 +71,7 @@ def test_a_step_takes_the_memory_that_was_foretold(
         )
         with inject(base, adapter_plan, frames, gated=False, seed=0) as adapter:
             peak = peak_of(
-                lambda: train(base, adapter, examples, plan, seed=0, round_number=1),  # noqa: B023
+                lambda: train_examples(base, adapter, examples, plan, seed=0, round_number=1),  # noqa: B023
                 tmp_path,
             )
         print(f"{checkpointing=}: {peak / most(tokens):.2f} of what was foretold")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,7 @@ import pytest
 from client_agent.data.load import load_examples
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example, Turn
-from client_agent.model.tokens import Encoded
-from client_agent.training.data import iterate_batches, load_data
+from client_agent.training.data import load_data, with_validation
 
 
 def written(path: Path, *records: object) -> Path:
@@ -68,53 +67,49 @@ def test_an_example_stays_on_its_side_when_others_come(tmp_path: Path) -> None:
     few = load_data(written(tmp_path / "few.jsonl", *rows(60)))
     many = load_data(written(tmp_path / "many.jsonl", *reversed(rows(300))))
     assert set(few.train) <= set(many.train)
+    assert set(few.validation) <= set(many.validation)
     assert set(few.test) <= set(many.test)
     assert 30 <= len(many.test) <= 90
+    assert 10 <= len(many.validation) <= 40
 
 
 def test_a_repeated_example_is_never_on_both_sides(tmp_path: Path) -> None:
     data = load_data(written(tmp_path / "twice.jsonl", *rows(60), *rows(60)))
-    assert not set(data.train) & set(data.test)
-    assert len(data.train) + len(data.test) == 120
+    for first, second in combinations((data.train, data.validation, data.test), 2):
+        assert not set(first) & set(second)
+    assert len(data.train) + len(data.validation) + len(data.test) == 120
+
+
+def test_the_test_examples_are_those_without_a_validation_set(tmp_path: Path) -> None:
+    file = written(tmp_path / "all.jsonl", *rows(200))
+    without, data = load_data(file, validation_share=0), load_data(file)
+    assert data.test == without.test
+    assert without.validation == ()
+    assert {*data.train, *data.validation} == set(without.train)
+
+
+def test_a_validation_set_is_taken_from_the_training_examples_of_a_silo_with_a_test_file(
+    tmp_path: Path,
+) -> None:
+    train, test = written(tmp_path / "a.jsonl", *rows(100)), written(tmp_path / "b.jsonl", *rows(120)[100:])
+    data = load_data(train, test)
+    assert (len(data.train) + len(data.validation), len(data.test)) == (100, 20)
+    assert 3 <= len(data.validation) <= 20
+    assert load_data(train, test, validation=test).validation == data.test
+
+
+def test_a_silo_with_one_training_example_has_no_validation_set() -> None:
+    only = (Example("p", "c"),)
+    assert with_validation(only, 1.0) == (only, ())
 
 
 def test_a_test_file_or_a_folder_with_one_is_taken_as_it_is(tmp_path: Path) -> None:
     train, test = written(tmp_path / "train.jsonl", *rows(5)), written(tmp_path / "test.jsonl", *rows(2))
-    for data in (load_data(train, test), load_data(tmp_path)):
-        assert (len(data.train), len(data.test)) == (5, 2)
+    validation = written(tmp_path / "validation.jsonl", *rows(3))
+    for data in (load_data(train, test, validation=validation), load_data(tmp_path)):
+        assert (len(data.train), len(data.validation), len(data.test)) == (5, 3, 2)
 
 
 def test_too_few_examples_to_hold_one_out_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataInvalid, match="too few"):
         load_data(written(tmp_path / "one.jsonl", *rows(1)))
-
-
-def texts(count: int) -> list[Encoded]:
-    return [Encoded((i, i), (False, True), ((0, 1), (1, 2))) for i in range(count)]
-
-
-def test_batches_are_dealt_in_whole_shuffled_passes() -> None:
-    dealt = [
-        text.ids[0]
-        for batch in islice(iterate_batches(texts(10), 4, seed=0, round_number=1), 5)
-        for text in batch
-    ]
-    assert sorted(dealt[:10]) == sorted(dealt[10:]) == list(range(10))
-    assert dealt[:10] != dealt[10:]
-
-
-def test_the_order_follows_from_seed_and_round() -> None:
-    def order(seed: int, number: int) -> list[int]:
-        batches = islice(iterate_batches(texts(10), 4, seed=seed, round_number=number), 4)
-        return [text.ids[0] for batch in batches for text in batch]
-
-    assert order(0, 1) == order(0, 1)
-    assert order(0, 1) != order(0, 2) != order(1, 2)
-
-
-def test_with_few_examples_a_batch_is_one_pass() -> None:
-    assert [len(batch) for batch in islice(iterate_batches(texts(3), 8, seed=0, round_number=1), 3)] == [
-        3,
-        3,
-        3,
-    ]

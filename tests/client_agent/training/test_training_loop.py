@@ -16,9 +16,10 @@ from client_agent.errors import LayoutMismatch, LossNotFinite, MissingGradient, 
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.training.evaluate import evaluate
-from client_agent.training.loop import Step, TrainingOutcome, learning_rate_factor, train
+from client_agent.training.loop import Step, TrainingOutcome
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.client_agent.conftest import ARCHITECTURES
+from tests.local_training import train_examples
 
 ADAPTER = AdapterPlan(rank=8, blocks=2)
 PLAN = TrainingPlan(steps=6, batch_size=4, max_length=64)
@@ -32,7 +33,7 @@ def run(
     base: BaseModel, examples: Sequence[Example], plan: TrainingPlan = PLAN, *, number: int = 1
 ) -> tuple[TrainingOutcome, dict[str, np.ndarray]]:
     with injected(base) as adapter:
-        outcome = train(base, adapter, examples, plan, seed=0, round_number=number)
+        outcome = train_examples(base, adapter, examples, plan, seed=0, round_number=number)
         return outcome, adapter.state()
 
 
@@ -45,7 +46,7 @@ def test_both_kinds_of_adapter_learn(each_architecture: BaseModel, examples: lis
     plan = PLAN.model_copy(update={"steps": 15})
     for make in (injected, lambda model: inject_lora(model, ADAPTER)):
         with make(base) as adapter:
-            losses = train(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
+            losses = train_examples(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
         assert losses[-1] < losses[0] - 0.3
 
 
@@ -76,9 +77,9 @@ def test_resuming_with_the_optimisers_state_equals_never_having_paused(
 ) -> None:
     base = tiny()
     with injected(base, gated=gated) as adapter:
-        first = train(base, adapter, examples, PLAN, seed=0, round_number=1)
+        first = train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
         paused, private = adapter.state(), adapter.private_state()
-        whole = train(
+        whole = train_examples(
             base, adapter, examples, PLAN, seed=0, round_number=2, optimiser_state=first.optimiser_state
         )
         expected = {**adapter.state(), **adapter.private_state()}
@@ -87,7 +88,9 @@ def test_resuming_with_the_optimisers_state_equals_never_having_paused(
         adapter.load(paused)
         adapter.load_private(private)
         stored = {name: values.copy() for name, values in first.optimiser_state.items()}
-        resumed = train(base, adapter, examples, PLAN, seed=0, round_number=2, optimiser_state=stored)
+        resumed = train_examples(
+            base, adapter, examples, PLAN, seed=0, round_number=2, optimiser_state=stored
+        )
         assert same({**adapter.state(), **adapter.private_state()}, expected)
     assert resumed.losses == whole.losses
     assert same(resumed.optimiser_state, whole.optimiser_state)
@@ -103,7 +106,7 @@ def test_an_optimisers_state_of_another_adapter_is_refused(
         {name: np.zeros(3, np.float32) for name in state},
     ):
         with injected(base) as adapter, pytest.raises(LayoutMismatch):
-            train(base, adapter, examples, PLAN, seed=0, round_number=1, optimiser_state=wrong)
+            train_examples(base, adapter, examples, PLAN, seed=0, round_number=1, optimiser_state=wrong)
 
 
 def test_accumulating_is_a_larger_batch(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
@@ -137,11 +140,11 @@ def test_a_parameter_without_a_gradient_stops_the_run_and_is_named(
         layer = base.parts.linear(base.model, 3, "up")
         layer.forward = layer.base_layer.forward  # type: ignore[assignment,method-assign,union-attr]
         with pytest.raises(MissingGradient, match=r"b1\.up\.P"):
-            train(base, adapter, examples, PLAN, seed=0, round_number=1)
+            train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
     adapter = injected(base)
     adapter.remove()
     with pytest.raises(MissingGradient):
-        train(base, adapter, examples, PLAN, seed=0, round_number=1)
+        train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run(
@@ -151,7 +154,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run(
     with injected(base) as adapter:
         adapter.load({n: np.full(shape, np.nan, np.float32) for n, shape in adapter.layout.items()})
         with pytest.raises(LossNotFinite, match="learning_rate"):
-            train(base, adapter, examples, PLAN, seed=0, round_number=1)
+            train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
     assert not base.model.training
 
 
@@ -170,7 +173,7 @@ def test_both_frames_train_at_their_own_rate(tiny: Callable[..., BaseModel], exa
     slow = frames["b0.v"]
     frames["b0.v"] = Frame(slow.A, slow.B, rate=0.1)
     with inject_pq(base, ADAPTER, frames, gated=True) as adapter:
-        train(base, adapter, examples, PLAN.model_copy(update={"steps": 1}), seed=0, round_number=1)
+        train_examples(base, adapter, examples, PLAN.model_copy(update={"steps": 1}), seed=0, round_number=1)
         moved = {name: float(np.abs(values).max()) for name, values in adapter.state().items()}
         gate = adapter.private_state()
     assert moved["b1.v.P"] == pytest.approx(0.01, rel=1e-3)  # Adam's first step is the learning rate
@@ -184,7 +187,7 @@ def test_the_gate_moves_at_the_rate_of_p_and_q(
     base = tiny()
     with injected(base, gated=True) as adapter:
         adapter.load_global({n: np.full(shape, 0.05, np.float32) for n, shape in adapter.layout.items()})
-        train(base, adapter, examples, PLAN.model_copy(update={"steps": 1}), seed=0, round_number=1)
+        train_examples(base, adapter, examples, PLAN.model_copy(update={"steps": 1}), seed=0, round_number=1)
         for gate in adapter.private_state().values():
             assert abs(gate + 1.386) == pytest.approx(0.01, rel=1e-2)
 
@@ -195,7 +198,7 @@ def test_steps_are_reported_and_training_can_be_stopped(
     base = tiny()
     steps: list[Step] = []
     with injected(base) as adapter:
-        outcome = train(
+        outcome = train_examples(
             base,
             adapter,
             examples,
@@ -211,16 +214,6 @@ def test_steps_are_reported_and_training_can_be_stopped(
     assert outcome.tokens == steps[-1].tokens
 
 
-def test_schedules_warm_up_and_come_down() -> None:
-    plan = TrainingPlan(steps=10, warmup_steps=2)
-    assert [learning_rate_factor(step, plan) for step in (0, 1, 2, 9)] == pytest.approx([1 / 3, 2 / 3, 1, 1])
-    linear = plan.model_copy(update={"schedule": "linear", "warmup_steps": 0})
-    assert [learning_rate_factor(step, linear) for step in (0, 5, 9)] == pytest.approx([1, 0.5, 0.1])
-    cosine = plan.model_copy(update={"schedule": "cosine", "warmup_steps": 0})
-    assert [learning_rate_factor(step, cosine) for step in (0, 5)] == pytest.approx([1, 0.5])
-    assert 0 < learning_rate_factor(9, cosine) < 0.05
-
-
 def test_a_bfloat16_base_trains_float32_adapters(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
@@ -229,7 +222,7 @@ def test_a_bfloat16_base_trains_float32_adapters(
     for make in (injected, lambda model: inject_lora(model, ADAPTER)):
         with make(base) as adapter:
             assert {p.dtype for p in adapter.named_parameters().values()} == {torch.float32}
-            losses = train(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
+            losses = train_examples(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
         assert losses[-1] < losses[0] - 0.5
 
 
@@ -241,7 +234,7 @@ def test_texts_beyond_a_models_positions_are_refused_before_anything_trains(
     assert base.positions == 12
     with injected(base) as adapter:
         for step in (
-            lambda: train(base, adapter, examples, PLAN, seed=0, round_number=1),
+            lambda: train_examples(base, adapter, examples, PLAN, seed=0, round_number=1),
             lambda: evaluate(base, examples, max_length=64),
         ):
             with pytest.raises(
@@ -250,7 +243,9 @@ def test_texts_beyond_a_models_positions_are_refused_before_anything_trains(
                 step()
         assert not any(values.any() for values in adapter.state().values())
         shorter = PLAN.model_copy(update={"max_length": 12})
-        assert np.isfinite(train(base, adapter, examples, shorter, seed=0, round_number=1).losses).all()
+        assert np.isfinite(
+            train_examples(base, adapter, examples, shorter, seed=0, round_number=1).losses
+        ).all()
 
 
 def test_stretched_rotary_positions_count(tiny: Callable[..., BaseModel]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from coordinator.db.engine import Database
 from schemas.wire.digests import digest_of, to_field
 from tests.served import Served, Silo, slug
 from tests.signed import signed
-from tests.taking_part import running, url
+from tests.taking_part import running, scored, url
 
 Change = Callable[[dict[str, str]], dict[str, str]]
 
@@ -154,10 +155,7 @@ def test_used_nonces_are_forgotten_after_five_minutes(
         database.close()
 
 
-SCORES = (
-    b'{"before":{"loss":1.0,"perplexity":2.0,"exact_match":0.5},'
-    b'"after":{"loss":1.0,"perplexity":2.0,"exact_match":0.5},"examples":1}'
-)
+SCORES = json.dumps(scored({"loss": 1.0})).encode()
 BODIES: dict[str, tuple[dict[str, Any], bytes, tuple[int, str]]] = {
     "the digest of the body": ({}, SCORES, (204, "")),
     "another body": ({"covers": to_field(digest_of(b"x"))}, SCORES, (400, "digest-mismatch")),

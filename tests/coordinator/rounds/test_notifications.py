@@ -20,10 +20,9 @@ from coordinator.rounds import store as rounds
 from coordinator.rounds.notifications import Change, PendingNotifications
 from schemas.messages.federations import FederationPlan
 from tests.served import Served, Silo
-from tests.taking_part import deliver, join, plan, running, url, values, wait_for
+from tests.taking_part import deliver, join, plan, running, scored, url, values, wait_for
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
-METRICS = {"loss": 0.7, "perplexity": 2.01, "exact_match": 0.5}
 
 
 def round_events(rows: Rows, served: Served, federation_id: str) -> list[dict[str, Any]]:
@@ -47,8 +46,7 @@ def until_counted(rows: Rows, served: Served, federation_id: str, **counts: int)
 
 
 def score(silo: Silo, number: int) -> None:
-    sent = {"before": METRICS, "after": METRICS, "examples": 9}
-    assert silo.http.put(url(silo, number, "/scores"), json=sent).status_code == 204
+    assert silo.http.put(url(silo, number, "/scores"), json=scored({"loss": 0.7})).status_code == 204
 
 
 def test_what_many_clients_do_at_once_is_told_in_few_events(
@@ -79,7 +77,7 @@ def test_late_scores_of_a_round_that_has_ended_are_told(
     while (last := round_events(rows, served, federation_id)[-1])["scores"] is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert (last["state"], last["scores"]["mean"]["loss"]) == ("published", 0.7)
+    assert (last["state"], last["scores"]["mean"]["loss"]["value"]) == ("published", 0.7)
 
 
 def test_a_service_that_stops_has_told_everything(

@@ -18,6 +18,7 @@ from tests.taking_part import (
     plan,
     put,
     running,
+    scored,
     show,
     update_body,
     url,
@@ -65,8 +66,7 @@ def test_a_client_sees_itself_only(coordinator: Served) -> None:
 
 
 def scores(loss: float, exact: float) -> dict[str, Any]:
-    after = {"loss": loss, "perplexity": float(np.exp(loss)), "exact_match": exact}
-    return {"before": {"loss": 9.0, "perplexity": 9.0, "exact_match": 0.0}, "after": after, "examples": 96}
+    return scored({"loss": loss, "perplexity": float(np.exp(loss)), "exact_match": exact})
 
 
 def test_scores_are_kept_in_any_later_state_and_the_last_ones_win(coordinator: Served) -> None:
@@ -79,9 +79,10 @@ def test_scores_are_kept_in_any_later_state_and_the_last_ones_win(coordinator: S
     assert silos[0].http.put(path, json=scores(1.0, 0.5)).status_code == 204
     assert silos[1].http.put(path, json=scores(2.0, 0.7)).status_code == 204
     shown = show(coordinator, federation_id, 1)
-    assert shown["scores"]["mean"]["loss"] == pytest.approx(1.5)
-    assert shown["scores"]["worst"]["loss"] == 2.0
-    assert shown["scores"]["worst"]["exact_match"] == 0.5
+    assert shown["scores"]["mean"]["loss"] == {"value": pytest.approx(1.5), "count": 2}
+    assert shown["scores"]["worst"]["loss"]["value"] == 2.0
+    assert shown["scores"]["worst"]["perplexity"]["value"] == pytest.approx(np.exp(2.0))
+    assert shown["scores"]["worst"]["exact_match"]["value"] == 0.5
     assert shown["clients"][0]["scores"] == scores(1.0, 0.5)
     assert slug(silos[0].http.put(path, json=scores(1.0, 1.5))) == "validation"
 
@@ -89,11 +90,11 @@ def test_scores_are_kept_in_any_later_state_and_the_last_ones_win(coordinator: S
 def test_the_mean_of_huge_scores_is_a_number(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
     huge = {"loss": 1.7e308, "perplexity": 1.7e308, "exact_match": 0.0}
+    mean = {name: {"value": value, "count": 2} for name, value in huge.items()}
     for silo in silos:
         join(silo, 1)
-        sent = {"before": huge, "after": huge, "examples": 1}
-        assert silo.http.put(url(silo, 1, "/scores"), json=sent).status_code == 204
-    assert show(coordinator, federation_id, 1)["scores"]["mean"] == huge
+        assert silo.http.put(url(silo, 1, "/scores"), json=scored(huge)).status_code == 204
+    assert show(coordinator, federation_id, 1)["scores"]["mean"] == mean
 
 
 def test_bytes_are_counted_both_ways(coordinator: Served) -> None:

@@ -17,9 +17,10 @@ from client_agent.adapters.variational.modulator import mean_feature
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.strategies.base import load_strategy
-from client_agent.training.loop import TrainingOutcome, train
+from client_agent.training.loop import TrainingOutcome
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from schemas.messages.importance import ImportancePlan
+from tests.local_training import train_examples
 
 PLAN = AdapterPlan(kind="lora", rank=3, scale=4.0, roles=("q", "v"))
 TRAINING = TrainingPlan(steps=6, batch_size=4, learning_rate=0.003, max_length=64)
@@ -37,7 +38,7 @@ def trained(
 ) -> TrainingOutcome:
     plan = TRAINING.model_copy(update=changes)
     penalty = adapter.penalty(examples, plan.max_length, 1)
-    return train(base, adapter, examples, plan, seed=0, round_number=1, penalty=penalty)
+    return train_examples(base, adapter, examples, plan, seed=0, round_number=1, penalty=penalty)
 
 
 def zeros(adapter: VariationalAdapter) -> dict[str, np.ndarray]:

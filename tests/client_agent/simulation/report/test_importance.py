@@ -38,7 +38,7 @@ def measured(modules: Mapping[str, float], kl: Sequence[float] = (0.1, 0.3)) -> 
 def run(
     method: str, seed: int, files: Mapping[str, MeasuresFile], models: Mapping[str, str] = {}
 ) -> CellResult:
-    summary = result(method, seed, {name: (0, 0.2, 0.4) for name in NAMES})
+    summary = result(method, seed, {name: (1, 0.8, 0.6) for name in NAMES})
     clients = [
         c.model_copy(update={"measures": files.get(c.name), "base_model": models.get(c.name, "tiny-s")})
         for c in summary.clients

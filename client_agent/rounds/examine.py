@@ -1,0 +1,69 @@
+"""Score a model on a silo's test and validation examples, and reuse the scores of an unchanged one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from client_agent.adapters.base import Adapter
+from client_agent.model.examples import probe_set
+from client_agent.model.quantization import precision_of
+from client_agent.training.evaluate import evaluate, mean_loss
+from client_agent.training.rate_search import MIN_VALIDATION
+from client_agent.training.silo import Silo
+from schemas.messages.federations import ScoresPlan
+from schemas.messages.scores import Score
+
+
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """The scores of a model on the test examples, and its loss on the validation examples.
+
+    Attributes:
+        fingerprint: the digest of everything that the scores depend on.
+        validation: None with fewer than 16 validation examples.
+    """
+
+    fingerprint: str
+    scores: dict[str, Score]
+    validation: float | None
+
+
+class Examiner:
+    """Scores the adapter in place on the examples of one silo."""
+
+    def __init__(self, silo: Silo, plan: ScoresPlan, max_length: int, surroundings: str = "") -> None:
+        self._silo = silo
+        self._plan = plan
+        self._max_length = max_length
+        self._test = probe_set(silo.data.test, plan.examples)
+        self._validation = probe_set(silo.data.validation, max(plan.examples, MIN_VALIDATION))
+        facts = [silo.base.slug, precision_of(silo.base.model), plan.model_dump_json(), str(max_length)]
+        facts += [surroundings, *(e.key for examples in (self._test, self._validation) for e in examples)]
+        self._facts = "\n".join(facts).encode()
+
+    def examine(self, adapter: Adapter, earlier: Iterable[Exam] = ()) -> Exam:
+        """Score the adapter, unless one of the earlier exams is of the same model and examples."""
+        fingerprint = self._fingerprint(adapter)
+        for exam in earlier:
+            if exam.fingerprint == fingerprint:
+                return exam
+        silo, length = self._silo, self._max_length
+        texts = silo.encoded(self._test, length)
+        evaluation = evaluate(silo.base, self._test, self._plan, max_length=length, texts=texts)
+        return Exam(fingerprint, evaluation.scores(), self.validation_loss())
+
+    def validation_loss(self) -> float | None:
+        """Return the loss on the validation examples; None if they are too few to decide anything."""
+        if len(self._validation) < MIN_VALIDATION:
+            return None
+        return mean_loss(self._silo.base, self._silo.encoded(self._validation, self._max_length))
+
+    def _fingerprint(self, adapter: Adapter) -> str:
+        digest = hashlib.sha256(self._facts)
+        for tensors in (adapter.state(), adapter.private_state()):
+            for name, values in sorted(tensors.items()):
+                digest.update(f"{name} {values.shape}".encode())
+                digest.update(values.tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,34 @@
+"""How much a client's model forgot: its loss on public texts, against the bare base model's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from client_agent.model.examples import Example, encode_for, probe_set
+from client_agent.model.loading import BaseModel
+from client_agent.model.tokens import Encoded
+from client_agent.training.evaluate import mean_loss
+from schemas.messages.alignment import Anchor
+
+_MOST_TEXTS = 64
+
+
+class Forgetting:
+    """The loss of models on at most 64 public texts, in full, minus that of the bare base model."""
+
+    def __init__(self, anchors: Sequence[Anchor], max_length: int) -> None:
+        texts = [Example("", anchor.prompt + anchor.answer) for anchor in anchors]
+        self._texts = probe_set(texts, _MOST_TEXTS)
+        self._max_length = max_length
+        self._encoded: dict[str, Sequence[Encoded]] = {}
+        self._bare: dict[str, float] = {}
+
+    def measure_bare(self, base: BaseModel) -> None:
+        """Measure a base model that has no adapter at the moment; once per model."""
+        if base.slug not in self._bare:
+            self._encoded[base.slug] = encode_for(base, self._texts, self._max_length)
+            self._bare[base.slug] = mean_loss(base, self._encoded[base.slug])
+
+    def of(self, base: BaseModel) -> float:
+        """Return the loss of a measured base model, with the adapter that it has now, minus the bare loss."""
+        return mean_loss(base, self._encoded[base.slug]) - self._bare[base.slug]

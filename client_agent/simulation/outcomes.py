@@ -1,0 +1,68 @@
+"""What a method's result is for a client: the state that it ends with, or its best one. Pure.
+
+The rule is the same for federated clients and for clients that trained alone. Validation losses choose the
+best state, test scores are reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from client_agent.simulation.results import CellResult, ClientResult
+from schemas.messages.scores import Score
+
+Rule = Literal["best", "end"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldState:
+    """A model that a client had: its test scores, and its validation loss with enough validation examples."""
+
+    round: int
+    stage: Literal["served", "trained", "final"]
+    scores: dict[str, Score]
+    validation: float | None
+
+
+def states(client: ClientResult) -> list[HeldState]:
+    """Return all states that a client had, in order: served and trained of each round, and the final one.
+
+    Alone, a round begins with the trained state of the round before, so `served` adds only the bare model.
+    """
+    history: list[HeldState] = []
+    for entry in client.rounds:
+        scores, losses = entry.scores, entry.validation
+        history.append(HeldState(entry.round, "served", scores.served, losses.get("served")))
+        history.append(HeldState(entry.round, "trained", scores.trained, losses.get("trained")))
+    if client.final is not None:
+        history.append(
+            HeldState(client.rounds[-1].round + 1, "final", client.final.scores, client.final.validation_loss)
+        )
+    return history
+
+
+def end_state(client: ClientResult) -> HeldState:
+    """Return the final published weights; the last trained state of a client that trained alone."""
+    return states(client)[-1]
+
+
+def best_state(client: ClientResult) -> HeldState | None:
+    """Return the earliest state with the least validation loss; None if a state has none."""
+    history = states(client)
+    losses = [state.validation for state in history]
+    measured = [loss for loss in losses if loss is not None]
+    return history[losses.index(min(measured))] if len(measured) == len(history) else None
+
+
+def state_by(rule: Rule, client: ClientResult) -> HeldState:
+    """Return a client's result by a rule; where there is no best state it is the end."""
+    best = best_state(client) if rule == "best" else None
+    return best if best is not None else end_state(client)
+
+
+def rules_of(results: Sequence[CellResult]) -> list[Rule]:
+    """Return the rules that apply to all clients, the one of the main tables first."""
+    comparable = all(best_state(client) is not None for result in results for client in result.clients)
+    return ["best", "end"] if comparable else ["end"]

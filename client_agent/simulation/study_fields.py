@@ -1,0 +1,118 @@
+"""The tables of a study file: silos, sources of rows, partitions, methods."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, JsonValue, ValidationError, model_validator
+
+from client_agent.model.examples import MetricName
+from schemas.messages.base import Name, Strict, field_error
+from schemas.messages.federations import Count, Positive
+
+MethodName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
+Table = dict[str, JsonValue]
+
+
+class RowFields(Strict):
+    """How rows become examples, as in silo.toml: `format` is a row format or a task template.
+
+    `columns` maps names that the format expects to names in the data. `metrics` replaces the template's.
+    """
+
+    format: str | None = None
+    columns: dict[str, str] = Field(default_factory=dict)
+    skip_bad_rows: bool = False
+    metrics: Annotated[list[MetricName], Field(min_length=1)] | None = None
+
+
+class StudySilo(RowFields):
+    """One silo: its base model, its sources of rows and its number of training examples.
+
+    Sources are those that the agent reads: files, saved folders, `hub:` ids. A folder may hold train.jsonl,
+    validation.jsonl and test.jsonl. Silos with the same `train` get disjoint examples; a silo of a partition
+    has no sources. `joins_after` is the round after which the silo joins, 0 for a founder; `group` is a label
+    for the report, such as the silo's task.
+    """
+
+    name: Name
+    model: str
+    train: str | None = None
+    validation: str | None = None
+    test: str | None = None
+    examples: Count
+    joins_after: Annotated[int, Field(ge=0)] = 0
+    group: Name | None = None
+
+    @model_validator(mode="after")
+    def _is_read_from_somewhere(self) -> Self:
+        if self.train is None and (self.validation is not None or self.test is not None):
+            raise field_error("validation and test need train", "train")
+        return self
+
+
+class StudySource(RowFields):
+    """One task whose rows a partition divides among the silos."""
+
+    name: Name
+    train: str
+    validation: str | None = None
+    test: str | None = None
+
+
+class DirichletPartition(Strict):
+    """Every silo has its own proportions of the classes, drawn from a symmetric Dirichlet distribution.
+
+    A small `alpha` gives each silo few classes. Classes are the sources, or with `over = "label"` the
+    completions of each source that has at most 20 different ones.
+    """
+
+    kind: Literal["dirichlet"]
+    alpha: Positive
+    over: Literal["label", "task"] = "label"
+
+
+class TaskPartition(Strict):
+    """Silo i has the sources i, i+1, ... (`tasks_per_silo` of them), beginning again after the last one."""
+
+    kind: Literal["by_task"]
+    tasks_per_silo: Count = 1
+
+
+class SizePartition(Strict):
+    """All silos draw from the union of the sources, and differ in their number of training examples.
+
+    `sizes` names it for every silo. `power` divides the sum of the silos' `examples`: the share of the k-th
+    silo is proportional to k ** -power.
+    """
+
+    kind: Literal["by_size"]
+    sizes: list[Count] | None = None
+    power: Positive | None = None
+
+    @model_validator(mode="after")
+    def _has_one_rule(self) -> Self:
+        if (self.sizes is None) == (self.power is None):
+            raise field_error("set either sizes or power", "sizes")
+        return self
+
+
+Partition = Annotated[DirichletPartition | TaskPartition | SizePartition, Field(discriminator="kind")]
+
+
+class StudyMethod(Strict):
+    """The changes of a method to the one it is `like`; `plan` overrides that method's plan.
+
+    An `alone` method trains every silo without a federation. `control` is the alone method that a federated
+    one is compared with; by default the built-in one with its adapter.
+    """
+
+    like: MethodName | None = None
+    alone: bool | None = None
+    control: MethodName | None = None
+    plan: Table = Field(default_factory=dict)
+
+
+def faults(error: ValidationError) -> str:
+    """Return the invalid fields and their errors as text."""
+    return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())

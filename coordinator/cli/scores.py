@@ -1,0 +1,33 @@
+"""Read scores in the answers of the HTTP API, for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from schemas.messages.scores import LOSS, PERPLEXITY
+
+ScoreSetJson = Mapping[str, Mapping[str, Any]]
+
+
+def score(scores: ScoreSetJson | None, name: str) -> float | None:
+    return float(scores[name]["value"]) if scores and name in scores else None
+
+
+def personal(scores: Mapping[str, Any]) -> ScoreSetJson:
+    """Return the scores of a client's personal model: the final one, else the kept one."""
+    result: ScoreSetJson = scores["final"] or scores[scores["kept"]]
+    return result
+
+
+def losses(scores: Mapping[str, Any] | None) -> tuple[float | None, float | None, str | None, float | None]:
+    """Return the loss as served and as trained, the name of the kept one, and the final loss."""
+    if scores is None:
+        return None, None, None, None
+    served, trained, final = (score(scores[model], LOSS) for model in ("served", "trained", "final"))
+    return served, trained, str(scores["kept"]), final
+
+
+def other_names(sets: Iterable[ScoreSetJson | None]) -> list[str]:
+    """Return the names that occur beside loss and perplexity, in order."""
+    return sorted({name for scores in sets if scores for name in scores} - {LOSS, PERPLEXITY})

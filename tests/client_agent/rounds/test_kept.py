@@ -1,0 +1,183 @@
+"""The model that a client keeps: the better of served and trained, and at last the final weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from client_agent.adapters.base import Adapter, State
+from client_agent.adapters.inject import inject
+from client_agent.adapters.provenance import Origin, origin_of
+from client_agent.daemon import run
+from client_agent.model.examples import Example
+from client_agent.model.loading import BaseModel
+from client_agent.rounds.examine import Exam, Examiner
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.standalone import train_alone
+from client_agent.rounds.train import Trained, better_of, train_locally, zeros_like
+from client_agent.storage.final_scores import read_final_scores
+from client_agent.storage.rate_store import RateStore
+from client_agent.storage.round_folder import FINAL_SCORES, FINAL_SCORES_SENT, TRAINED
+from client_agent.training.data import SiloData
+from client_agent.training.silo import Silo
+from schemas.messages.federations import AdapterPlan, FederationPlan, ScoresPlan, TrainingPlan
+from schemas.messages.scores import LOSS
+from tests.client_agent.test_daemon import QUICK, alone_plan, naps, views
+from tests.served import Served
+
+ADAPTER = AdapterPlan(kind="lora", rank=4, roles=["v", "down"])
+PLAN = TrainingPlan(steps=2, batch_size=4, max_length=64, learning_rate=0.01)
+SCORES = ScoresPlan(examples=8, new_tokens=0)
+Enrolled = Callable[..., Participant]
+
+
+def silo_of(base: BaseModel, validation: int) -> Silo:
+    rows = tuple(Example(f"rev {i}=", f"{i}"[::-1]) for i in range(100, 100 + 24 + validation))
+    return Silo(base, SiloData(rows[:8], rows[24:], rows[8:24]), None)
+
+
+def train_round(silo: Silo, rate: float, *, federated: bool, trained_before: bool) -> Trained:
+    """Train one round; its start is zero, or what a round before has learnt."""
+    origin = origin_of(silo.base, ADAPTER, {}, gated=False, seed=0)
+    with inject(silo.base, ADAPTER, {}, gated=False, seed=0) as adapter:
+        start = zeros_like(adapter)
+        if trained_before:
+            before = train_round_in(silo, adapter, origin, start, 0.01, federated=federated)
+            start = before.adapter
+        return train_round_in(silo, adapter, origin, start, rate, federated=federated)
+
+
+def train_round_in(
+    silo: Silo, adapter: Adapter, origin: Origin, start: State, rate: float, *, federated: bool
+) -> Trained:
+    return train_locally(
+        silo,
+        adapter,
+        PLAN,
+        learning_rate=rate,
+        origin=origin,
+        round_number=1,
+        total_rounds=1,
+        start=start,
+        earlier=None,
+        federated=federated,
+        scores=SCORES,
+        stop=lambda: False,
+        title="round 1",
+    )
+
+
+def test_with_enough_validation_examples_the_better_is_kept(tiny: Callable[..., BaseModel]) -> None:
+    silo = silo_of(tiny(), 16)
+    learnt = train_round(silo, 0.01, federated=True, trained_before=False)
+    assert learnt.validation["trained"] < learnt.validation["served"]
+    assert learnt.scores.kept == "trained"
+    silo.data = replace(silo.data, train=tuple(Example(e.prompt, "zzzz") for e in silo.data.train))
+    worse = train_round(silo, 0.1, federated=False, trained_before=False)
+    assert worse.validation["trained"] > worse.validation["served"]
+    assert worse.scores.kept == "served"
+
+
+def test_with_few_a_federation_keeps_what_it_served_and_a_silo_alone_what_it_trained(
+    tiny: Callable[..., BaseModel],
+) -> None:
+    silo = silo_of(tiny(), 15)
+    served = train_round(silo, 0.01, federated=True, trained_before=True)
+    assert (served.validation, served.scores.kept) == ({}, "served")
+    assert train_round(silo, 0.01, federated=False, trained_before=True).scores.kept == "trained"
+    # Nobody has learnt what is served before the first round.
+    assert train_round(silo, 0.01, federated=True, trained_before=False).scores.kept == "trained"
+
+
+def test_equal_losses_keep_what_was_served() -> None:
+    served, trained = Exam("a", {}, 1.0), Exam("b", {}, 1.0)
+    assert better_of(served, trained, fallback="trained") == "served"
+
+
+def test_what_has_not_changed_is_not_scored_again(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
+    plan = FederationPlan.model_validate(
+        {
+            "name": "x",
+            "strategy": {"name": "fedavg"},
+            "rounds": {"total": 3},
+            "training": PLAN,
+            "adapter": ADAPTER,
+            "scores": SCORES,
+        }
+    )
+    silo = silo_of(tiny(), 16)
+    rounds = list(train_alone(silo, plan, None, lambda: False, RateStore(tmp_path)))
+    for before, after in pairwise(rounds):
+        assert after.scores.served == before.scores.trained
+        assert after.validation["served"] == before.validation["trained"]
+        assert all(np.array_equal(after.start[name], before.adapter[name]) for name in before.adapter)
+    with inject(silo.base, ADAPTER, {}, gated=False, seed=0) as adapter:
+        adapter.load(rounds[-1].adapter)
+        examiner = Examiner(silo, SCORES, PLAN.max_length)
+        once = examiner.examine(adapter)
+        assert once.fingerprint == rounds[-1].fingerprints["trained"]
+        assert examiner.examine(adapter, [once]) is once
+        assert examiner.examine(adapter, [Exam("of another model", {}, None)]) == once
+        assert Examiner(silo, SCORES, 32).examine(adapter).fingerprint != once.fingerprint
+        adapter.load(rounds[0].adapter)
+        assert examiner.examine(adapter, [once]) is not once
+    read = Trained.from_bytes(rounds[-1].to_bytes())
+    assert (read.learning_rate, read.validation) == (0.01, rounds[-1].validation)
+
+
+def test_final_weights_are_scored_and_sent_once(served: Served, participant: Enrolled) -> None:
+    federation_id = served.federation(**alone_plan())
+    who = participant(federation_id)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    run(who, naps(500))
+    home = who.workspace.home
+    final, shown = read_final_scores(home), views(served, federation_id)[-1]["clients"][0]["scores"]
+    assert final is not None
+    assert shown["final"] == {name: score.model_dump() for name, score in final.scores.items()}
+    # A client alone is served what it trained, in fewer bits.
+    assert final.scores[LOSS].value == pytest.approx(shown["trained"]["loss"]["value"], abs=0.01)
+    times = [(home / name).stat().st_mtime_ns for name in (FINAL_SCORES, FINAL_SCORES_SENT)]
+    run(who, naps(500))
+    assert [(home / name).stat().st_mtime_ns for name in (FINAL_SCORES, FINAL_SCORES_SENT)] == times
+
+
+def test_final_scores_that_are_refused_do_not_fail_the_agent(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing(httpx.HTTPTransport):
+        """A proxy that lets no scores of final weights pass."""
+
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if request.url.path.endswith("/scores") and b'"final":{' in request.read():
+                return httpx.Response(403, json={"title": "no"}, request=request)
+            return super().handle_request(request)
+
+    federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
+    who = participant(federation_id, Refusing())
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    with caplog.at_level(logging.WARNING):
+        run(who, naps(500))
+    assert "scores of the final weights not sent" in caplog.text
+    assert (who.workspace.home / FINAL_SCORES).is_file()
+    assert not (who.workspace.home / FINAL_SCORES_SENT).exists()
+
+
+def test_a_client_searches_its_rate_before_its_first_round_only(
+    served: Served, participant: Enrolled
+) -> None:
+    federation_id = served.federation(**alone_plan(training=QUICK | {"learning_rate": "auto"}))
+    who = participant(federation_id)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    run(who, naps(500))
+    search = who.workspace.rates.newest()
+    assert search is not None
+    rates = [Trained.read(f.path / TRAINED).learning_rate for f in who.workspace.rounds.newest_first()]
+    assert set(rates) == {search.chosen}
+    assert len(list(who.workspace.rates.folder.iterdir())) == 1

@@ -1,0 +1,77 @@
+"""A round's training that was stopped resumes, and its file has the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client_agent.adapters.inject import inject_lora
+from client_agent.adapters.provenance import origin_of
+from client_agent.errors import Stopped
+from client_agent.model.examples import Example
+from client_agent.model.loading import BaseModel
+from client_agent.rounds.train import train_locally
+from client_agent.storage.round_folder import PARTIAL
+from client_agent.strategies.base import Pruning, Traits
+from client_agent.training.checkpoint import TrainingCheckpoint
+from client_agent.training.data import SiloData
+from client_agent.training.silo import Silo
+from schemas.messages.federations import AdapterPlan, TrainingPlan
+
+PLAN = TrainingPlan(steps=5, batch_size=4, max_length=64, learning_rate=0.01)
+LORA = AdapterPlan(kind="lora", rank=4)
+
+
+def trained(
+    silo: Silo, folder: Path, stop: Callable[[], bool], traits: Traits, served: str = "served"
+) -> bytes:
+    checkpoint = TrainingCheckpoint(folder / PARTIAL, 3600.0, belongs_to=served)
+    with inject_lora(silo.base, LORA) as adapter:
+        return train_locally(
+            silo,
+            adapter,
+            PLAN,
+            origin=origin_of(silo.base, LORA, {}, gated=False, seed=0),
+            round_number=2,
+            total_rounds=3,
+            start={name: np.full(shape, 0.01, np.float32) for name, shape in adapter.layout.items()},
+            earlier=None,
+            traits=traits,
+            stop=stop,
+            title="round 2",
+            checkpoint=checkpoint,
+        ).to_bytes()
+
+
+@pytest.mark.parametrize(
+    "pruning", [None, Pruning(least=1, decay=0.5, strength=0.1)], ids=["plain", "pruned"]
+)
+def test_a_stopped_round_resumes_to_the_same_file(
+    tiny: Callable[..., BaseModel], examples: Sequence[Example], tmp_path: Path, pruning: Pruning | None
+) -> None:
+    silo = Silo(tiny(), SiloData(train=tuple(examples[:20]), test=tuple(examples[20:])), None)
+    traits = Traits(pruning=pruning)
+    whole = trained(silo, tmp_path / "whole", lambda: False, traits)
+    assert not (tmp_path / "whole" / PARTIAL).exists()  # no interval has passed
+    calls = count()
+    with pytest.raises(Stopped):
+        trained(silo, tmp_path, lambda: next(calls) >= 3, traits)
+    assert (tmp_path / PARTIAL).is_file()
+    resumed_steps = count()
+    assert trained(silo, tmp_path, lambda: next(resumed_steps) < 0, traits) == whole
+    assert next(resumed_steps) == PLAN.steps - 3  # `stop` is called before each step
+
+
+def test_a_position_under_other_served_weights_is_ignored(
+    tiny: Callable[..., BaseModel], examples: Sequence[Example], tmp_path: Path
+) -> None:
+    silo = Silo(tiny(), SiloData(train=tuple(examples[:20]), test=tuple(examples[20:])), None)
+    calls, steps = count(), count()
+    with pytest.raises(Stopped):
+        trained(silo, tmp_path, lambda: next(calls) >= 3, Traits())
+    trained(silo, tmp_path, lambda: next(steps) < 0, Traits(), served="others")
+    assert next(steps) == PLAN.steps

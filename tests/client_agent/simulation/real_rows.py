@@ -1,0 +1,78 @@
+"""Rows of our own in the schemas of public data sets, and folders for the studies of real models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.scenarios.agents import MODELS
+
+REAL = ("obqa_boolq_winogrande_arc", "real_four_peers", "real_same_base", "real_two_bases", "ten_clients")
+"""The studies of real models, which need --data and --models."""
+
+TRAIN, TESTS = 96, 24
+Row = dict[str, object]
+
+
+def _choices(stem: str) -> Callable[[int], Row]:
+    def row(number: int) -> Row:
+        texts = [f"{number + step} stones" for step in (1, 0, 2)]
+        return {
+            stem: f"How many stones are {number} stones",
+            "choices": {"text": texts, "label": list("ABC")},
+            "answerKey": "B",
+        }
+
+    return row
+
+
+ROWS: dict[str, Callable[[int], Row]] = {
+    "openbookqa": _choices("question_stem"),
+    **{name: _choices("question") for name in ("commonsense_qa", "arc_easy", "arc_challenge")},
+    "boolq": lambda n: {
+        "question": "is the number even",
+        "passage": f"The number is {n}.",
+        "answer": n % 2 == 0,
+    },
+    "winogrande": lambda n: {
+        "sentence": f"Box {n} does not fit in the bag because the _ is small.",
+        "option1": "box",
+        "option2": "bag",
+        "answer": "2",
+    },
+    "squad": lambda n: {
+        "context": f"Mill {n} was built in {1700 + n} by a miller.",
+        "question": f"When was mill {n} built?",
+        "answers": {"text": [str(1700 + n)], "answer_start": [20]},
+    },
+    "mnli": lambda n: {
+        "premise": f"Ship {n} left the harbour.",
+        "hypothesis": f"Ship {n} moved.",
+        "label": n % 3,
+    },
+    "gsm8k": lambda n: {
+        "question": f"Ann has {n} pears and buys 2. How many has she?",
+        "answer": f"{n} + 2 = {n + 2}\n#### {n + 2}",
+    },
+}
+
+
+def write_folders(folder: Path) -> tuple[Path, Path]:
+    """Write a folder of data sets, and a folder of the example models by the names of real ones."""
+    data, models = folder / "data", folder / "models"
+    for name, row in ROWS.items():
+        (data / name).mkdir(parents=True)
+        for side, numbers in (("train", range(TRAIN)), ("test", range(TRAIN, TRAIN + TESTS))):
+            lines = [json.dumps(row(number)) + "\n" for number in numbers]
+            (data / name / f"{side}.jsonl").write_text("".join(lines))
+    for name, model in (("smollm2", "S"), ("gemma3", "L")):
+        _link(models / name, model)
+    for size, model in (("1B", "S"), ("3B", "L")):
+        _link(models / "meta-llama" / f"Llama-3.2-{size}", model)
+    return data, models
+
+
+def _link(place: Path, model: str) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(MODELS[model])

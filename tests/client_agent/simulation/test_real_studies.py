@@ -1,0 +1,77 @@
+"""The studies of real models, on rows of our own and tiny models: all their runs can begin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from client_agent.simulation.methods import methods_of
+from client_agent.simulation.pack_cache import read_anchors
+from client_agent.simulation.partition import draw_examples
+from client_agent.simulation.partition_record import describe_partition
+from client_agent.simulation.results import Cell, cells_of
+from client_agent.simulation.study import Study, read_study
+from coordinator.strategies.opening import make
+from examples.studies.make_anchors import FILE, anchors
+from tests.client_agent.simulation.real_rows import REAL, write_folders
+from tests.scenarios.agents import EXAMPLES
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_folders(tmp_path_factory.mktemp("real"))
+
+
+def opened(name: str, folders: tuple[Path, Path]) -> Study:
+    """Read a study with as few examples as the rows of the tests allow."""
+    data, models = folders
+    read = read_study(EXAMPLES / "studies" / f"{name}.toml", data=data, models=models)
+    return read.with_examples(4).model_copy(update={"tests": 4, "validation": 2})
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_every_run_of_a_study_can_be_built(folders: tuple[Path, Path], name: str) -> None:
+    read = opened(name, folders)
+    methods = methods_of(read)
+    cells = list(cells_of(read, methods, [0]))
+    assert [cell.method for cell in cells] == read.methods
+    for cell in cells:
+        plan = cell.plan
+        assert plan.training.learning_rate == "auto"
+        assert make(plan.strategy.name, plan.strategy.options).unfit(plan) is None
+        assert (plan.alignment is None) == (plan.adapter.kind == "lora")
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_silos_have_examples_of_their_task_with_its_options(folders: tuple[Path, Path], name: str) -> None:
+    read = opened(name, folders)
+    data = draw_examples(read, 0)
+    for silo in read.silo:
+        assert len(data[silo.name].train) == 4
+        assert len(data[silo.name].validation) == 2
+        assert len(data[silo.name].test) == 4
+    record = describe_partition(read, 0)
+    assert {sum(silo.train.values()) for silo in record.silos.values()} == {4}
+
+
+def test_the_studies_of_the_same_silos_compare_the_same_adapters(folders: tuple[Path, Path]) -> None:
+    plans = {cell.method: cell.plan for cell in _cells("real_same_base", folders)}
+    lora = plans["local_lora"].adapter
+    assert (lora.kind, lora.rank) == ("lora", 16)
+    for name in ("fedit", "fedsa_lora", "ffa_lora", "fedmosaic_lora"):
+        assert plans[name].adapter == lora
+    assert plans["local_both"].adapter == plans["fedmosaic"].adapter
+    assert plans["fedit"].strategy.name == "fedavg"
+    assert plans["fedmosaic_lora"].strategy.name == "fedmosaic"
+
+
+def test_the_anchors_are_those_that_the_program_writes() -> None:
+    assert read_anchors(FILE) == anchors()
+    texts = {(anchor.prompt, anchor.answer) for anchor in anchors().anchors}
+    assert len(texts) > 0.9 * len(anchors().anchors)
+
+
+def _cells(name: str, folders: tuple[Path, Path]) -> list[Cell]:
+    read = opened(name, folders)
+    return list(cells_of(read, methods_of(read), [0]))

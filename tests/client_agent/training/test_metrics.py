@@ -1,0 +1,64 @@
+"""Metrics on texts whose value is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from client_agent.training.metrics import (
+    GENERATED_METRICS,
+    Metric,
+    best,
+    exact_match,
+    f1,
+    number,
+    rouge_l,
+)
+
+
+@pytest.mark.parametrize(
+    ("metric", "generated", "reference", "value"),
+    [
+        (exact_match, " The  Cat.", "cat", 1.0),
+        (exact_match, "a dog", "cat", 0.0),
+        (exact_match, "", "A", 0.0),  # a label, which is no article
+        (exact_match, "The", "A", 0.0),
+        (exact_match, " a", "A", 1.0),
+        (exact_match, "-", "+", 0.0),
+        (exact_match, "theatre", "atre", 0.0),
+        (f1, "the red cat", "a cat", 2 / 3),  # red cat / cat
+        (f1, "cat cat", "cat", 2 / 3),  # a word counts as often as in both
+        (f1, "dog", "cat", 0.0),
+        (f1, "", "the", 0.0),
+        (f1, "", "cat", 0.0),
+        (number, "It is 3.\n#### 1,003", "1003", 1.0),
+        (number, "#### 7.0 apples", "7", 1.0),
+        (number, "#### .5", "0.5", 1.0),
+        (number, "#### $18\n\nQuestion: 5 + 5", "18", 1.0),
+        (number, "#### 5\n#### 6", "6", 1.0),
+        (number, "So it is 7", "7", 0.0),
+        (number, "#### none", "7", 0.0),
+        (number, "#### -4", "4", 0.0),
+        (number, "#### 12,5", "12", 1.0),
+        (rouge_l, "The cat sat.", "the cat sat", 1.0),
+        (rouge_l, "police killed the gunman", "police kill the gunman", 0.75),  # Lin 2004, section 3.1
+        (rouge_l, "the gunman kill police", "police kill the gunman", 0.5),
+        (rouge_l, "a well-known fact", "well known facts", 4 / 7),
+        (rouge_l, "今日は晴れ", "今日は雨", 2 * 3 / 9),
+        (rouge_l, "हिन्दी भाषा", "हिन्दी पाठ", 0.5),  # words whose vowels are marks
+        (rouge_l, "dog", "cat", 0.0),
+        (rouge_l, "", "cat", 0.0),
+        (rouge_l, "...", "?", 1.0),
+    ],
+)
+def test_values(metric: Metric, generated: str, reference: str, value: float) -> None:
+    assert metric(generated, reference) == pytest.approx(value)
+
+
+def test_the_best_reference_counts() -> None:
+    assert best(f1, "in 1702", ["1703", "in 1702"]) == 1.0
+
+
+@pytest.mark.parametrize("metric", GENERATED_METRICS.values())
+@pytest.mark.parametrize("generated", ["", "####", "#### 1", "x 1", "\N{SNOWMAN} \N{COMBINING ACUTE ACCENT}"])
+def test_all_metrics_are_in_the_unit_interval(metric: Metric, generated: str) -> None:
+    assert 0 <= metric(generated, "x 1") <= 1

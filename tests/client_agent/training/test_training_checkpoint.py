@@ -1,0 +1,190 @@
+"""A training that was cut off continues where it was, with the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from client_agent.adapters.base import Adapter
+from client_agent.adapters.frames import random_frames
+from client_agent.adapters.inject import inject_lora, inject_pq
+from client_agent.adapters.variational.adapter import VariationalAdapter
+from client_agent.model.examples import Example
+from client_agent.model.loading import BaseModel, load_base_model
+from client_agent.training.checkpoint import TrainingCheckpoint
+from client_agent.training.loop import TrainingOutcome
+from schemas.messages.federations import AdapterPlan, TrainingPlan
+from schemas.messages.importance import ImportancePlan
+from tests.local_training import train_examples
+
+PLAN = TrainingPlan(steps=10, batch_size=4, max_length=64, learning_rate=0.01, accumulation=2)
+LORA = AdapterPlan(kind="lora", rank=4)
+PQ = AdapterPlan(rank=8, blocks=2)
+HOUR = 3600.0
+MODEL = Path("examples/models/tiny-s")
+
+
+def lora(base: BaseModel) -> Adapter:
+    return inject_lora(base, LORA)
+
+
+def pq(base: BaseModel) -> Adapter:
+    return inject_pq(base, PQ, random_frames(base, PQ, 0), gated=True)
+
+
+def variational(base: BaseModel) -> Adapter:
+    return VariationalAdapter(inject_lora(base, LORA), base, ImportancePlan(), seed=0)
+
+
+def trained(
+    base: BaseModel,
+    make: Callable[[BaseModel], Adapter],
+    examples: Sequence[Example],
+    file: Path | None,
+    *,
+    stop_at: int | None = None,
+    every_seconds: float = HOUR,
+    plan: TrainingPlan = PLAN,
+) -> tuple[TrainingOutcome, bytes]:
+    """Train until `stop_at` steps are done; return the outcome and all tensors as bytes."""
+    done = 0
+
+    def stop() -> bool:
+        nonlocal done
+        done += 1
+        return stop_at is not None and done > stop_at
+
+    checkpoint = TrainingCheckpoint(file, every_seconds) if file is not None else None
+    with make(base) as adapter:
+        adapter.load({name: np.full(shape, 0.01, np.float32) for name, shape in adapter.layout.items()})
+        outcome = train_examples(
+            base,
+            adapter,
+            examples,
+            plan,
+            seed=0,
+            round_number=1,
+            stop=stop,
+            penalty=adapter.penalty(examples, plan.max_length, 1),
+            checkpoint=checkpoint,
+        )
+        tensors = {**adapter.state(), **adapter.private_state(), **outcome.optimiser_state}
+        return outcome, safetensors.numpy.save(tensors)
+
+
+@pytest.mark.parametrize("make", [lora, pq, variational], ids=["lora", "gated pq", "variational"])
+def test_a_stopped_training_continues_with_the_same_bytes(
+    tiny: Callable[..., BaseModel],
+    examples: list[Example],
+    tmp_path: Path,
+    make: Callable[[BaseModel], Adapter],
+) -> None:
+    base = tiny(attention_dropout=0.1)
+    whole, expected = trained(base, make, examples, None)
+    file = tmp_path / "partial"
+    stopped, _ = trained(base, make, examples, file, stop_at=6)
+    assert len(stopped.losses) == 6
+    assert file.is_file()
+    resumed, tensors = trained(base, make, examples, file)
+    assert resumed.losses == whole.losses
+    assert resumed.tokens == whole.tokens
+    assert tensors == expected
+
+
+def test_a_position_of_another_training_is_ignored(
+    tiny: Callable[..., BaseModel], examples: list[Example], tmp_path: Path
+) -> None:
+    base, file = tiny(), tmp_path / "partial"
+    trained(base, lora, examples, file, stop_at=6)
+    for change in ({"learning_rate": 0.02}, {"weight_decay": 0.1}):
+        plan = PLAN.model_copy(update=change)
+        fresh = trained(base, lora, examples, None, plan=plan)
+        assert trained(base, lora, examples, file, plan=plan)[1] == fresh[1]
+    fewer = examples[:-1]
+    assert trained(base, lora, fewer, file)[1] == trained(base, lora, fewer, None)[1]
+
+
+def test_a_damaged_position_is_ignored_with_a_warning(
+    tiny: Callable[..., BaseModel], examples: list[Example], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base, file = tiny(), tmp_path / "partial"
+    trained(base, lora, examples, file, stop_at=6)
+    file.write_bytes(file.read_bytes()[:-100])
+    assert trained(base, lora, examples, file)[1] == trained(base, lora, examples, None)[1]
+    assert "is damaged" in caplog.text
+
+
+KILLED = """
+import sys
+import torch
+from pathlib import Path
+from tests.client_agent.training.test_training_checkpoint import killed_training
+torch.set_num_threads(1)
+killed_training(Path(sys.argv[1]))
+"""
+
+
+def chat(count: int = 24) -> list[Example]:
+    return [Example(f"number {i} is ", f"{i * 7 % 10}{i % 3}") for i in range(count)]
+
+
+def killed_training(file: Path) -> None:
+    """Train slowly, and print each finished step."""
+    base = load_base_model(str(MODEL), device=torch.device("cpu"))
+
+    def announce() -> bool:
+        print("step", flush=True)
+        time.sleep(0.05)
+        return False
+
+    with lora(base) as adapter:
+        train_examples(
+            base,
+            adapter,
+            chat(),
+            PLAN,
+            seed=0,
+            round_number=1,
+            stop=announce,
+            checkpoint=TrainingCheckpoint(file, 0.1),
+        )
+
+
+def test_a_killed_training_loses_one_interval_at_most(tmp_path: Path) -> None:
+    file = tmp_path / "partial"
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(file)], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+    assert process.stdout is not None
+    for _ in range(8):  # the eighth is printed before the eighth step: 7 of 10 are done
+        assert process.stdout.readline() == "step\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    base = load_base_model(str(MODEL), device=torch.device("cpu"))
+    steps: list[int] = []
+    results = []
+    for checkpoint in (TrainingCheckpoint(file, HOUR), None):
+        with lora(base) as adapter:
+            outcome = train_examples(
+                base,
+                adapter,
+                chat(),
+                PLAN,
+                seed=0,
+                round_number=1,
+                on_step=lambda step: steps.append(step.number),
+                checkpoint=checkpoint,
+            )
+            results.append((outcome.losses, safetensors.numpy.save(adapter.state())))
+    assert 3 <= steps[0] <= 8  # the last position is at most an interval and a step old
+    assert results[0] == results[1]

@@ -1,0 +1,57 @@
+"""`tessera round list` and `round show` in a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from coordinator.cli import commands
+from tests.served import ADMIN_TOKEN, Served
+from tests.taking_part import join, one_round, plan, running, scored, url
+
+
+def output(served: Served, *arguments: str) -> list[str]:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    commands(app)
+    environment = {"TESSERA_URL": served.url, "TESSERA_TOKEN": ADMIN_TOKEN, "COLUMNS": "80", "TERM": "dumb"}
+    done = CliRunner().invoke(app, list(arguments), env=environment, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def federation_id(coordinator: Served) -> str:
+    """A finished round of two clients with five scores, one of them final."""
+    federation_id, silos = running(coordinator, **plan(rounds={"total": 1}))
+    scores = {"loss": 0.5, "perplexity": 1.649, "option_accuracy": 0.75, "f1": 0.625, "rouge_l": 0.375}
+    final = {"loss": {"value": 0.25, "count": 96}}
+    for silo in silos:
+        join(silo, 1)
+        assert silo.http.put(url(silo, 1, "/scores"), json=scored(scores)).status_code == 204
+    one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
+    sent = scored(scores, final=final)
+    assert silos[0].http.put(url(silos[0], 1, "/scores"), json=sent).status_code == 204
+    return federation_id
+
+
+def test_rounds_are_listed_by_their_mean_loss(coordinator: Served, federation_id: str) -> None:
+    lines = output(coordinator, "round", "list", federation_id)
+    assert max(map(len, lines)) <= 80
+    (head,) = [line.split() for line in lines if line.split()[:1] == ["round"]]
+    (row,) = [line.split() for line in lines if "published" in line.split()]
+    assert head[:2] + head[3:6] == ["round", "state", "loss", "worst", "perplexity"]
+    assert row[:2] + row[-len(head) + 3 :][:2] == ["1", "published", "0.375", "0.5"]
+
+
+def test_a_round_shows_the_losses_of_each_client(coordinator: Served, federation_id: str) -> None:
+    lines = output(coordinator, "round", "show", federation_id, "1")
+    assert max(len(line) for line in lines if not line.startswith("- ")) <= 80
+    (head,) = [line.split() for line in lines if line.split()[:2] == ["client", "state"]]
+    assert [name for name in head if name in ("served", "trained", "kept", "final", "perplexity")] == [
+        *("served", "trained", "kept", "final", "perplexity")
+    ]
+    rows = [line.split() for line in lines if "arrived" in line.split()]
+    at = head.index("served")
+    shown = sorted((row[-len(head) :][at:][:4] for row in rows), key=str)
+    assert [row[:3] for row in shown] == [["9", "0.5", "trained"]] * 2

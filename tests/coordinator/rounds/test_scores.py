@@ -1,0 +1,126 @@
+"""Scores: what is accepted when, and how rounds sum them up for people and for clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.served import Served, Silo, slug
+from tests.taking_part import join, one_round, plan, running, scored, show, url
+
+ONE_ROUND = plan(rounds={"total": 1, "min_clients": 3})
+FINAL = {"loss": {"value": 0.25, "count": 96}}
+
+
+def send(silo: Silo, number: int, body: dict[str, Any]) -> tuple[int, str]:
+    answer = silo.http.put(url(silo, number, "/scores"), json=body)
+    return answer.status_code, slug(answer) if answer.is_error else ""
+
+
+def member_mean(silo: Silo, number: int) -> Any:
+    """Return the mean that a client reads; its view must not show a worst client."""
+    summary = silo.http.get(url(silo, number)).json()["scores"]
+    assert summary is None or summary["worst"] is None
+    return summary and summary["mean"]
+
+
+def test_the_personal_model_counts_and_each_name_has_its_number_of_clients(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator)
+    for silo in silos:
+        join(silo, 1)
+    assert send(silos[0], 1, scored({"loss": 1.0, "f1": 0.5}) | {"kept": "served"}) == (204, "")
+    assert send(silos[1], 1, scored({"loss": 2.0, "f1": 0.75}, count=3)) == (204, "")
+    scores = show(coordinator, federation_id, 1)["scores"]
+    assert scores["mean"] == {"loss": {"value": 5.5, "count": 2}, "f1": {"value": 0.75, "count": 1}}
+    assert scores["worst"] == {"loss": {"value": 9.0, "count": 2}, "f1": {"value": 0.75, "count": 1}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        scored({"perplexity": 2.0}),
+        scored({"loss": 1.0, "f1": 1.5}),
+        scored({"loss": -1.0}),
+        scored({"loss": 1.0, "F1": 0.5}),
+        scored({"loss": 1.0}, count=0),
+        scored({"loss": 1.0} | {f"name_{i}": 0.5 for i in range(16)}),
+        scored({"loss": 1.0}) | {"kept": "final"},
+        scored({"loss": 1.0}) | {"before": {}},
+        {"before": {"loss": 1.0}, "after": {"loss": 1.0}, "examples": 9},
+    ],
+    ids=["no loss", "over 1", "negative", "name", "count", "17 names", "kept", "unknown", "before 0018"],
+)
+def test_scores_of_another_form_are_refused(coordinator: Served, body: dict[str, Any]) -> None:
+    federation_id, (silo, _) = running(coordinator)
+    join(silo, 1)
+    assert send(silo, 1, body) == (422, "validation")
+    assert show(coordinator, federation_id, 1)["scores"] is None
+
+
+def test_more_names_than_a_summary_holds_leave_the_commonest(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator)
+    for index, silo in enumerate(silos):
+        join(silo, 1)
+        rare = {f"a{index}_{number}": 0.5 for number in range(14)}
+        assert send(silo, 1, scored({"loss": 1.0, "z_common": 0.5} | rare)) == (204, "")
+    mean = show(coordinator, federation_id, 1)["scores"]["mean"]
+    assert len(mean) == 16
+    assert mean["loss"]["count"] == mean["z_common"]["count"] == 2
+
+
+def test_final_scores_are_added_once_and_after_the_end_only(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator, **plan(rounds={"total": 2}))
+    one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
+    first, late = silos
+    sent = scored({"loss": 1.0})
+    assert send(first, 1, sent | {"final": FINAL}) == (409, "round-closed"), "it is not finished"
+    one_round(coordinator, federation_id, silos, 2, [1.0, 3.0])
+    assert send(first, 1, sent | {"final": FINAL}) == (409, "round-closed"), "it is not the last round"
+    assert send(late, 2, sent | {"final": FINAL}) == (204, ""), "all of its scores at once"
+    assert send(late, 2, sent) == (409, "round-closed")
+    outsider = coordinator.enrol(coordinator.federation(), "outsider")
+    path = url(first, 2, "/scores")
+    assert outsider.http.put(path, json=sent | {"final": FINAL}).status_code == 404
+
+
+def test_final_scores_leave_the_others_as_they_were(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator, **plan(rounds={"total": 1}))
+    for silo in silos:
+        join(silo, 1)
+        assert send(silo, 1, scored({"loss": 1.0})) == (204, "")
+    one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
+    (silo, _), sent = silos, scored({"loss": 1.0})
+    other = scored({"loss": 0.5}) | {"final": FINAL}
+    for changed in (other, sent | {"kept": "served", "final": FINAL}):
+        assert send(silo, 1, changed) == (409, "round-closed")
+    assert [send(silo, 1, sent | {"final": FINAL}) for _ in range(2)] == [(204, "")] * 2
+    again = sent | {"final": {"loss": {"value": 0.125, "count": 96}}}
+    for changed in (again, sent):
+        assert send(silo, 1, changed) == (409, "round-closed")
+    shown = show(coordinator, federation_id, 1)
+    assert shown["scores"]["mean"]["loss"] == {"value": 0.625, "count": 2}
+    assert shown["clients"][0]["scores"] == sent | {"final": FINAL}
+
+
+def test_a_client_sees_final_scores_once_all_have_sent_them(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator, 3, **ONE_ROUND)
+    for silo in silos:
+        join(silo, 1)
+        assert send(silo, 1, scored({"loss": 1.0})) == (204, "")
+    one_round(coordinator, federation_id, silos, 1, [1.0, 2.0, 3.0])
+    kept, final = ({"loss": {"value": value, "count": 3}} for value in (1.0, 0.25))
+    for silo in silos:
+        assert member_mean(silos[0], 1) == kept, "one client's change of the mean would be its score"
+        assert send(silo, 1, scored({"loss": 1.0}) | {"final": FINAL}) == (204, "")
+    assert member_mean(silos[0], 1) == final
+
+
+def test_a_client_sees_no_mean_of_a_name_that_few_have(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator, 3, **ONE_ROUND)
+    for silo, names in zip(silos, ({}, {"f1": 0.5}, {"f1": 0.75, "number": 0.5}), strict=True):
+        join(silo, 1)
+        assert send(silo, 1, scored({"loss": 1.0} | names)) == (204, "")
+    one_round(coordinator, federation_id, silos, 1, [1.0, 2.0, 3.0])
+    assert set(show(coordinator, federation_id, 1)["scores"]["mean"]) == {"loss", "f1", "number"}
+    assert set(member_mean(silos[0], 1)) == {"loss"}

@@ -1,0 +1,50 @@
+"""Train an adapter on examples, as a round does, for tests that need no round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_agent.adapters.base import Adapter, Penalty
+from client_agent.model.examples import Example, encode_for
+from client_agent.model.loading import BaseModel
+from client_agent.training.checkpoint import TrainingCheckpoint
+from client_agent.training.loop import Step, TrainingOutcome, train
+from schemas.messages.federations import TrainingPlan
+
+RATE = 0.01
+"""The learning rate of plans that leave it to a search."""
+
+
+def train_examples(
+    base: BaseModel,
+    adapter: Adapter,
+    examples: Sequence[Example],
+    plan: TrainingPlan,
+    *,
+    seed: int,
+    round_number: int,
+    optimiser_state: Mapping[str, NDArray[np.float32]] | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    penalty: Penalty | None = None,
+    checkpoint: TrainingCheckpoint | None = None,
+) -> TrainingOutcome:
+    """Train for the steps of a round; the schedule covers this round and those before it."""
+    return train(
+        base,
+        adapter,
+        encode_for(base, examples, plan.max_length),
+        plan,
+        learning_rate=RATE if plan.learning_rate == "auto" else plan.learning_rate,
+        seed=seed,
+        round_number=round_number,
+        total_rounds=round_number,
+        optimiser_state=optimiser_state,
+        on_step=on_step,
+        stop=stop,
+        penalty=penalty,
+        checkpoint=checkpoint,
+    )
