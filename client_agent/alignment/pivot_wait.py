@@ -23,7 +23,8 @@ _LONGEST_SILENCE_SECONDS = 600.0
 
 
 def _stagger() -> float:
-    return random.uniform(0.0, STAGGER_SECONDS)
+    # Of a generator of its own: agents may have seeded the shared one alike.
+    return random.Random().uniform(0.0, STAGGER_SECONDS)
 
 
 @dataclass(slots=True)
