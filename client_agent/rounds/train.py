@@ -147,7 +147,6 @@ def train_locally(
     surroundings: str = "",
     traits: Traits = _PLAIN,
     stop: Callable[[], bool],
-    title: str,
     checkpoint: TrainingCheckpoint | None = None,
 ) -> Trained:
     """Train the injected adapter from `start` with the private tensors and the optimiser state of `earlier`.
@@ -167,7 +166,7 @@ def train_locally(
     served = examiner.examine(adapter, _examined(earlier) if earlier else [])
     fallback: Side = "served" if federated and acts(adapter) else "trained"
     before = adapter.state(), adapter.private_state()
-    with TrainingProgress(title) as progress:
+    with TrainingProgress(f"round {round_number}") as progress:
         outcome = train(
             *(silo.base, adapter, silo.encoded(silo.data.train, plan.max_length), plan),
             learning_rate=learning_rate,
