@@ -17,7 +17,8 @@ Table = dict[str, JsonValue]
 class RowFields(Strict):
     """How rows become examples, as in silo.toml: `format` is a row format or a task template.
 
-    `columns` maps names that the format expects to names in the data. `metrics` replaces the template's; an empty list scores the loss alone.
+    `columns` maps names that the format expects to names in the data. `metrics` replaces the template's; an
+    empty list scores the loss alone.
     """
 
     format: str | None = None
