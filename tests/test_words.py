@@ -17,9 +17,13 @@ from benchmarks.code_figures import (
 )
 
 WIRE_FIELDS = frozenset(
-    {("coordinator/db/tables/federations.py", "held"), ("schemas/messages/rounds.py", "held")}
+    {
+        ("coordinator/db/tables/federations.py", "held"),
+        ("schemas/messages/rounds.py", "held"),
+        ("schemas/messages/scores.py", "kept"),
+    }
 )
-"""A column and a field of a message, as (file, name): databases and both sides have them."""
+"""Columns and fields of messages, as (file, name): databases and both sides have them."""
 
 
 def pronouns(file: Path) -> list[str]:

@@ -18,6 +18,15 @@ app = typer.Typer(help="Manage federations: plans, states, claims.", no_args_is_
 
 Federation = Annotated[str, typer.Argument(help="Federation id.")]
 
+TargetModules = Annotated[
+    str | None,
+    typer.Option(
+        metavar="b0.v,b1.o,...",
+        help="Modules with P and Q; all blocks and roles by default. `tessera alignment list` of a "
+        "federation with the same base models prints the modules that they can share.",
+    ),
+]
+
 
 @app.command("create")
 def create(
@@ -43,14 +52,7 @@ def create(
             help="Slug of the small model that base models are aligned to; `tessera agent check` prints it."
         ),
     ] = None,
-    target_modules: Annotated[
-        str | None,
-        typer.Option(
-            metavar="b0.v,b1.o,...",
-            help="Modules with P and Q; all blocks and roles by default. `tessera alignment list` of a "
-            "federation with the same base models prints the modules that they can share.",
-        ),
-    ] = None,
+    target_modules: TargetModules = None,
     steps: Annotated[int | None, typer.Option(help="Local steps per round.")] = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
@@ -63,8 +65,7 @@ def create(
     --same-architecture-rank or --target-modules they have P and Q of rank 32 in v, o, gate, up and down, and
     beside them a LoRA of rank 8 among clients of the same base model.
 
-    Everything else gets its default. `training.learning_rate` of a plan is a number, or `auto`: each client
-    searches for its rate before its first round.
+    Everything else gets its default, such as `training.learning_rate` auto: each client searches for its own.
     """
     shares_pq = any(option is not None for option in (pivot, same_architecture_rank, target_modules))
     plan_fields = _read(plan) if plan is not None else recommended(strategy or "", aligned=shares_pq)

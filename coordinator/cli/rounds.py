@@ -36,9 +36,9 @@ def list_rounds(
     from rich.console import Console
 
     means = [r["scores"] and r["scores"]["mean"] for r in rounds]
-    others = other_names(means)
+    more = other_names(means)
     shown = fitting_table(
-        ["round", "state", "updates", "rejected", "opened", "bytes", "loss", "worst", "perplexity", *others],
+        ["round", "state", "updates", "rejected", "opened", "bytes", "loss", "worst", "perplexity", *more],
         [
             (
                 r["round"],
@@ -50,11 +50,11 @@ def list_rounds(
                 score(mean, LOSS),
                 score(r["scores"] and r["scores"]["worst"], LOSS),
                 score(mean, PERPLEXITY),
-                *(score(mean, name) for name in others),
+                *(score(mean, name) for name in more),
             )
             for r, mean in zip(rounds, means, strict=True)
         ],
-        optional=("bytes", "opened", "rejected", *reversed(others), "perplexity", "worst", "updates"),
+        optional=("bytes", "opened", "rejected", *reversed(more), "perplexity", "worst", "updates"),
         title="Scores are means over the clients' personal models; worst: the highest loss.",
     )
     Console().print(shown)
@@ -164,11 +164,11 @@ def _round(details: dict[str, Any]) -> RenderableType:
     )
     clients = details["clients"]
     of_kept = [c["scores"] and personal(c["scores"]) for c in clients]
-    others = other_names(of_kept)
+    more = other_names(of_kept)
     return fitting_table(
         [
             *("client", "state", "joined", "received", "bytes", "norm", "epsilon", "age"),
-            *("served", "trained", "kept", "final", "perplexity", *others, "why"),
+            *("served", "trained", "kept", "final", "perplexity", *more, "why"),
         ],
         [
             (
@@ -181,14 +181,14 @@ def _round(details: dict[str, Any]) -> RenderableType:
                 c["epsilon"],
                 c["staleness"],
                 *losses(c["scores"]),
-                score(mine, PERPLEXITY),
-                *(score(mine, name) for name in others),
+                score(scores, PERPLEXITY),
+                *(score(scores, name) for name in more),
                 c["reject_reason"],
             )
-            for c, mine in zip(clients, of_kept, strict=True)
+            for c, scores in zip(clients, of_kept, strict=True)
         ],
         optional=(
-            *("epsilon", "age", "norm", "bytes", "joined", "received", *reversed(others), "perplexity"),
+            *("epsilon", "age", "norm", "bytes", "joined", "received", *reversed(more), "perplexity"),
             *("final", "kept", "why", "served"),
         ),
         title=f"{title}\n{_LOSSES}",

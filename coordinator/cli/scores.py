@@ -24,8 +24,8 @@ def losses(scores: Mapping[str, Any] | None) -> tuple[float | None, float | None
     """Return the loss as served and as trained, the name of the kept one, and the final loss."""
     if scores is None:
         return None, None, None, None
-    kept: str = scores["kept"]
-    return score(scores["served"], LOSS), score(scores["trained"], LOSS), kept, score(scores["final"], LOSS)
+    served, trained, final = (score(scores[side], LOSS) for side in ("served", "trained", "final"))
+    return served, trained, str(scores["kept"]), final
 
 
 def other_names(sets: Iterable[ScoreSetJson | None]) -> list[str]:
