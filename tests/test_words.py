@@ -23,7 +23,7 @@ WIRE_FIELDS = frozenset(
         ("schemas/messages/scores.py", "kept"),
     }
 )
-"""A column and fields of messages, as (file, name): databases and both sides have them."""
+"""Columns and fields of messages, as (file, name): databases and both sides have them."""
 
 
 def pronouns(file: Path) -> list[str]:

@@ -18,6 +18,15 @@ app = typer.Typer(help="Manage federations: plans, states, claims.", no_args_is_
 
 Federation = Annotated[str, typer.Argument(help="Federation id.")]
 
+TargetModules = Annotated[
+    str | None,
+    typer.Option(
+        metavar="b0.v,b1.o,...",
+        help="Modules with P and Q; all blocks and roles by default. `tessera alignment list` of a "
+        "federation with the same base models prints the modules that they can share.",
+    ),
+]
+
 
 @app.command("create")
 def create(
@@ -41,14 +50,7 @@ def create(
             help="Slug of the small model that base models are aligned to; `tessera agent check` prints it."
         ),
     ] = None,
-    target_modules: Annotated[
-        str | None,
-        typer.Option(
-            metavar="b0.v,b1.o,...",
-            help="Modules with P and Q; all blocks and roles by default. `tessera alignment list` of a "
-            "federation with the same base models prints the modules that they can share.",
-        ),
-    ] = None,
+    target_modules: TargetModules = None,
     steps: Annotated[int | None, typer.Option(help="Local steps per round.")] = None,
     url: Url = DEFAULT_URL,
     token: Token = "",

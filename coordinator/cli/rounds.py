@@ -36,20 +36,9 @@ def list_rounds(
     from rich.console import Console
 
     means = [r["scores"] and r["scores"]["mean"] for r in rounds]
-    other_scores = other_names(means)
+    more = other_names(means)
     shown = fitting_table(
-        [
-            "round",
-            "state",
-            "updates",
-            "rejected",
-            "opened",
-            "bytes",
-            "loss",
-            "worst",
-            "perplexity",
-            *other_scores,
-        ],
+        ["round", "state", "updates", "rejected", "opened", "bytes", "loss", "worst", "perplexity", *more],
         [
             (
                 r["round"],
@@ -61,11 +50,11 @@ def list_rounds(
                 score(mean, LOSS),
                 score(r["scores"] and r["scores"]["worst"], LOSS),
                 score(mean, PERPLEXITY),
-                *(score(mean, name) for name in other_scores),
+                *(score(mean, name) for name in more),
             )
             for r, mean in zip(rounds, means, strict=True)
         ],
-        optional=("bytes", "opened", "rejected", *reversed(other_scores), "perplexity", "worst", "updates"),
+        optional=("bytes", "opened", "rejected", *reversed(more), "perplexity", "worst", "updates"),
         title="Scores are means over the clients' personal models; worst: the highest loss.",
     )
     Console().print(shown)
@@ -174,12 +163,12 @@ def _round(details: dict[str, Any]) -> RenderableType:
         f"{counts['rejected']} rejected; {traffic(details['bytes'])}"
     )
     clients = details["clients"]
-    personal_scores = [c["scores"] and personal(c["scores"]) for c in clients]
-    other_scores = other_names(personal_scores)
+    of_kept = [c["scores"] and personal(c["scores"]) for c in clients]
+    more = other_names(of_kept)
     return fitting_table(
         [
             *("client", "state", "joined", "received", "bytes", "norm", "epsilon", "age"),
-            *("served", "trained", "kept", "final", "perplexity", *other_scores, "why"),
+            *("served", "trained", "kept", "final", "perplexity", *more, "why"),
         ],
         [
             (
@@ -192,14 +181,14 @@ def _round(details: dict[str, Any]) -> RenderableType:
                 c["epsilon"],
                 c["staleness"],
                 *losses(c["scores"]),
-                score(client_scores, PERPLEXITY),
-                *(score(client_scores, name) for name in other_scores),
+                score(scores, PERPLEXITY),
+                *(score(scores, name) for name in more),
                 c["reject_reason"],
             )
-            for c, client_scores in zip(clients, personal_scores, strict=True)
+            for c, scores in zip(clients, of_kept, strict=True)
         ],
         optional=(
-            *("epsilon", "age", "norm", "bytes", "joined", "received", *reversed(other_scores), "perplexity"),
+            *("epsilon", "age", "norm", "bytes", "joined", "received", *reversed(more), "perplexity"),
             *("final", "kept", "why", "served"),
         ),
         title=f"{title}\n{_LOSSES}",

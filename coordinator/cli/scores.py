@@ -24,7 +24,7 @@ def losses(scores: Mapping[str, Any] | None) -> tuple[float | None, float | None
     """Return the loss as served and as trained, the name of the kept one, and the final loss."""
     if scores is None:
         return None, None, None, None
-    served, trained, final = (score(scores[model], LOSS) for model in ("served", "trained", "final"))
+    served, trained, final = (score(scores[side], LOSS) for side in ("served", "trained", "final"))
     return served, trained, str(scores["kept"]), final
 
 

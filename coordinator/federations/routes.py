@@ -19,7 +19,8 @@ from coordinator.http.problems import answers
 from coordinator.observability.logs import logger
 from coordinator.storage import audit_log
 from coordinator.strategies.opening import OpenedPlan, UnknownStrategy, load, names, open_plan
-from schemas.messages.federations import Federation, FederationPage, FederationPlan, StrategyPlan
+from schemas.messages.federation_views import Federation, FederationPage
+from schemas.messages.federations import FederationPlan, StrategyPlan
 from schemas.messages.names import is_printable
 
 router = APIRouter(prefix="/v1/federations", tags=["federations"])

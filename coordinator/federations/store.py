@@ -14,14 +14,16 @@ from coordinator.enrolment.store import client_view
 from coordinator.errors import NotFound
 from coordinator.federations import claims
 from schemas.messages.enrolment import Client, ClientPage
-from schemas.messages.federations import (
+from schemas.messages.federation_views import (
     ClientCounts,
     Federation,
     FederationPage,
-    FederationPlan,
     PackStanding,
     PackVerdict,
     RoundNumber,
+)
+from schemas.messages.federations import (
+    FederationPlan,
 )
 
 _SHARING: dict[PackVerdict, str] = {

@@ -22,7 +22,7 @@ from coordinator.observability.logs import logger
 from coordinator.rounds import pack_voiding, store, transitions
 from coordinator.rounds.notifications import Wake
 from coordinator.storage import audit_log, event_log
-from schemas.messages.federations import Federation
+from schemas.messages.federation_views import Federation
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["rounds"])
 log = logger(__name__)

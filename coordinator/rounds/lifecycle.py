@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from schemas.messages.federations import FederationState
+from schemas.messages.federation_views import FederationState
 from schemas.messages.rounds import ParticipationState, RoundState
 
 ACCEPTING: frozenset[RoundState] = frozenset({"open", "collecting"})

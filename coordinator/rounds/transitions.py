@@ -19,7 +19,7 @@ from coordinator.rounds import base_weights, store
 from coordinator.rounds.lifecycle import ENDED, FEDERATION_FINISHED, Step, after_round, next_state
 from coordinator.rounds.views import summary
 from coordinator.storage import event_log
-from schemas.messages.federations import FederationState
+from schemas.messages.federation_views import FederationState
 
 ROUND_ABANDONED = "round-abandoned"
 

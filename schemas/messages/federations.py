@@ -1,4 +1,4 @@
-"""The plan of a federation with every default, and its views."""
+"""The plan of a federation with every default."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from schemas.maths.adapter import block_modules
-from schemas.messages.base import Name, SharedModelSlug, Strict, UtcTime, field_error
+from schemas.messages.base import Name, SharedModelSlug, Strict, field_error
 from schemas.messages.recipes import WirePlan
 from schemas.messages.training import Count as Count
 from schemas.messages.training import Positive as Positive
@@ -20,7 +20,6 @@ ALL_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "gate", "up", "down")
 
 SignatureKind = Literal["gradient", "representation"]
 RosterPolicy = Literal["pinned", "tofu", "server"]
-FederationState = Literal["open", "running", "paused", "finished"]
 _SHOWN = 8
 
 
@@ -242,49 +241,3 @@ class FederationPlan(Strict):
         if self.alignment is not None and self.adapter.kind != "pq":
             raise field_error("must be pq with alignment: ordinary LoRA has no frames", "adapter", "kind")
         return self
-
-
-class RoundNumber(Strict):
-    """The current round in short."""
-
-    number: int
-    state: str
-
-
-class ClientCounts(Strict):
-    """The number of clients of a federation, by state."""
-
-    enrolled: int
-    revoked: int
-
-
-PackVerdict = Literal["passed", "failed", "untested"]
-
-
-class PackStanding(Strict):
-    """The verdict on a base model's alignment pack; `sharing` describes the effect on its clients."""
-
-    base_model: str
-    verdict: PackVerdict
-    sharing: str
-
-
-class Federation(Strict):
-    """A federation as shown to people; `plan` has all defaults resolved, `alignment` one entry per pack."""
-
-    id: str
-    name: str
-    state: FederationState
-    plan: FederationPlan
-    round: RoundNumber | None
-    clients: ClientCounts
-    claims: list[str]
-    alignment: list[PackStanding]
-    created_at: UtcTime
-
-
-class FederationPage(Strict):
-    """A page of federations; `next` is the cursor of the next page, null on the last."""
-
-    items: list[Federation]
-    next: str | None

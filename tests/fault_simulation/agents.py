@@ -17,13 +17,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from client_agent.adapters.base import State
+from client_agent.adapters.provenance import Origin
 from client_agent.alignment.pack_exchange import FramesInUse
 from client_agent.daemon import run
 from client_agent.errors import AgentError, CoordinatorRefused, CoordinatorUnreachable
 from client_agent.identity.key_rotation import Connect, current_key, replace_key
 from client_agent.identity.membership import enrol, is_enrolled, read_membership
-from client_agent.rounds import sketch
+from client_agent.rounds import final_weights, sketch
 from client_agent.rounds import steps as agent_round
+from client_agent.rounds.examine import Exam
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant, Trainer
 from client_agent.rounds.train import Trained
@@ -34,6 +36,7 @@ from schemas.maths.adapter import Layout, pq_layout
 from schemas.messages.enrolment import Profile
 from schemas.messages.rounds import RoundBrief
 from schemas.messages.scores import Score, Scores
+from schemas.wire.digests import digest_of
 from tests.fault_simulation.meaning import flat as flattened
 from tests.fault_simulation.network import Network
 from tests.fault_simulation.packs import BaseModel, base_model_of, packs_without_models
@@ -85,6 +88,11 @@ class Injected:
 
     layout: Layout
 
+    @property
+    def adapter(self) -> Injected:
+        """Stands for the placed adapter too."""
+        return self
+
     def __enter__(self) -> Injected:
         return self
 
@@ -105,8 +113,15 @@ class SimulatedTrainer(Trainer):
     def layout(self, opened: OpenedBrief, state: State | None) -> Layout:
         return pq_layout(["b0.q"], opened.brief.adapter.rank)
 
-    def origin(self, opened: OpenedBrief) -> Any:
-        return None
+    def origin(self, opened: OpenedBrief) -> Origin:
+        return Origin(
+            base_model=self.silo.base.slug,
+            precision="none",
+            adapter=opened.brief.adapter,
+            gated=False,
+            seed=0,
+            frames=digest_of(b""),
+        )
 
 
 def learnt(plan: Plan, number: int, index: int, attempt: int) -> NDArray[np.float32]:
@@ -128,11 +143,27 @@ def _train(silo: Any, adapter: Any, plan: Any, *, round_number: int, start: Any,
     world.oracle.meaning.learnt(silo.index, round_number, flat, flattened(start))
     rank = world.plan.rank
     adapter_state = {"b0.q.P": flat[: rank * rank].reshape(rank, rank), "b0.q.Q": flat[rank * rank :]}
-    return Trained(adapter_state, {}, {}, Scores(served=_SCORE, trained=_SCORE, kept="trained"), None)
+    scores = Scores(served=_SCORE, trained=_SCORE, kept="trained")
+    return Trained(adapter_state, {}, {}, {}, {}, scores, None, plan.learning_rate, {}, {})
 
 
 def _sketch(_: object, trainer: Any, *__: object) -> Sketch:
     return Sketch(np.array([1.0, float(trainer.silo.index), 0.0, 0.0], np.float32), 1.0)
+
+
+@contextmanager
+def _final_adapter(*_: object) -> Iterator[Injected]:
+    yield Injected({})
+
+
+class _Examiner:
+    """Scores the final weights without a model."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def examine(self, _: object) -> Exam:
+        return Exam("", _SCORE, None)
 
 
 @contextmanager
@@ -141,6 +172,8 @@ def without_models() -> Iterator[None]:
     with (
         patch.object(agent_round, "train_locally", _train),
         patch.object(sketch, "compute_sketch", _sketch),
+        patch.object(final_weights, "adapter_of_round", _final_adapter),
+        patch.object(final_weights, "Examiner", _Examiner),
         packs_without_models(),
     ):
         yield

@@ -266,6 +266,8 @@ def _plan_of(world: World) -> dict[str, Any]:
             "collect_seconds": plan.collect_seconds,
             "max_staleness": 0,
         },
+        "training": {"learning_rate": 0.01},  # a search needs a model
+        "scores": {"examples": 4, "new_tokens": 0},
         "signature": {"dim": 4},
         "alignment": {"pivot": PIVOT, "anchors": 1} if plan.aligned else None,
         "wire": {

@@ -32,6 +32,7 @@ def check(world: World, connection: sqlite3.Connection) -> None:
     _payloads(world, connection)
     _members(world, connection)
     _chains(world, connection)
+    _scores(world, connection)
 
 
 def summary(connection: sqlite3.Connection) -> str:
@@ -132,3 +133,23 @@ def _chains(world: World, connection: sqlite3.Connection) -> None:
             world.violated(
                 "I4", f"the newest event of {federation_id} is missing"
             )  # older ones go with their rounds
+
+
+def _scores(world: World, connection: sqlite3.Connection) -> None:
+    """I20: scores are of clients that joined their round, and final ones of the last published round."""
+    strangers = connection.execute(
+        "SELECT count(*) FROM scores s LEFT JOIN participations p"
+        " ON p.round_id = s.round_id AND p.client_id = s.client_id WHERE p.client_id IS NULL"
+    ).fetchone()[0]
+    if strangers:
+        world.violated("I20", f"{strangers} scores are of clients that did not join their rounds")
+    (last,) = connection.execute("SELECT max(number) FROM rounds WHERE state = 'published'").fetchone()
+    for number, stored in connection.execute(
+        "SELECT r.number, s.scores FROM scores s JOIN rounds r ON r.id = s.round_id"
+    ):
+        world.count("scores")
+        if json.loads(stored)["final"] is None:
+            continue
+        world.count("final scores")
+        if number != last:
+            world.violated("I20", f"round {number} has final scores, and {last} is the last published round")
