@@ -209,7 +209,7 @@ class _Learner:
             if start is not None:
                 adapter.load(start)
             plan = self._trial.plan(self._trial.steps, _TARGET_BATCH)
-            self._train(base, adapter, task.target, plan, TARGET_RATE * trial.source_rate)
+            self._train(base, adapter, task.target, plan, TARGET_RATE * self._trial.source_rate)
             return self._scored(base, task)
 
     def score(self, base: BaseModel, frames: Frames, state: State, task: _Task) -> Evaluation:

@@ -48,7 +48,6 @@ def train_alone(
                 federated=False,
                 scores=plan.scores,
                 stop=stop,
-                title=f"round {round_number}",
             )
             yield earlier
 

@@ -193,7 +193,6 @@ def _train(work: Work) -> bytes:
             surroundings=_surroundings(work),
             traits=traits,
             stop=trainer.stop,
-            title=f"round {brief.round}",
             checkpoint=work.checkpoint,
         ).to_bytes()
 

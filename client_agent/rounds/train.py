@@ -147,15 +147,12 @@ def train_locally(
     surroundings: str = "",
     traits: Traits = _PLAIN,
     stop: Callable[[], bool],
-    title: str,
     checkpoint: TrainingCheckpoint | None = None,
 ) -> Trained:
     """Train the injected adapter from `start` with the private tensors and the optimiser state of `earlier`.
 
-    Args:
-        federated: whether peers have made `start`, which is then kept where validation examples are too few,
-            unless it does nothing yet.
-        surroundings: the digest of everything else that acts in the model: base delta, global branch.
+    `federated`: peers have made `start`, which is kept where validation examples are too few, unless it does
+    nothing yet. `surroundings` is the digest of what else acts in the model: base delta, global branch.
 
     Raises:
         Stopped: `stop` returned true; `checkpoint` has the position.
@@ -166,10 +163,10 @@ def train_locally(
     pruner = Pruner(adapter, traits.pruning) if traits.pruning is not None else None
     penalty = pruner.penalty if pruner else adapter.penalty(silo.data.train, plan.max_length, round_number)
     examiner = Examiner(silo, scores, plan.max_length, surroundings)
-    served = examiner.examine(adapter, [] if earlier is None else _examined(earlier))
+    served = examiner.examine(adapter, _examined(earlier) if earlier else [])
     fallback: Side = "served" if federated and acts(adapter) else "trained"
     before = adapter.state(), adapter.private_state()
-    with TrainingProgress(title) as progress:
+    with TrainingProgress(f"round {round_number}") as progress:
         outcome = train(
             *(silo.base, adapter, silo.encoded(silo.data.train, plan.max_length), plan),
             learning_rate=learning_rate,
@@ -187,7 +184,7 @@ def train_locally(
         raise Stopped
     adapter.end_round()
     state = pruner.pruned() if pruner else adapter.state()
-    exams: dict[Side, Exam] = {"served": served, "trained": examiner.examine(adapter)}
+    exams: Mapping[Side, Exam] = {"served": served, "trained": examiner.examine(adapter)}
     return Trained(
         *(state, adapter.private_state(), outcome.optimiser_state, *before),
         origin=origin,

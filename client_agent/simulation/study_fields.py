@@ -17,13 +17,13 @@ Table = dict[str, JsonValue]
 class RowFields(Strict):
     """How rows become examples, as in silo.toml: `format` is a row format or a task template.
 
-    `columns` maps names that the format expects to names in the data. `metrics` replaces the template's.
+    `columns` maps names that the format expects to names in the data. `metrics` replaces the template's; an empty list scores the loss alone.
     """
 
     format: str | None = None
     columns: dict[str, str] = Field(default_factory=dict)
     skip_bad_rows: bool = False
-    metrics: Annotated[list[MetricName], Field(min_length=1)] | None = None
+    metrics: list[MetricName] | None = None
 
 
 class StudySilo(RowFields):

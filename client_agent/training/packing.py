@@ -65,10 +65,10 @@ def require_packable(base: BaseModel) -> None:
     def states(batch: Batch) -> Tensor:
         return hidden_states(base.model, base.parts, batch.to(base.device)).float()
 
-    columns = slice(_FIRST, _FIRST + _SECOND)
+    span = slice(_FIRST, _FIRST + _SECOND)
     apart = states(collate([second], pad=pad))[0]
-    in_a_row = states(packed([long, first, second], pad=pad))[1, columns]  # the rows: long, first + second
-    continued = states(collate([_joined(first, second)], pad=pad))[0, columns]
+    in_a_row = states(packed([long, first, second], pad=pad))[1, span]  # the rows: long, first + second
+    continued = states(collate([_joined(first, second)], pad=pad))[0, span]
     limit = _MOST_IN_FLOAT32 if base.model.dtype == torch.float32 else _MOST_IN_FEWER_BITS
     share = float((in_a_row - apart).norm() / (continued - apart).norm())
     if not share < limit:

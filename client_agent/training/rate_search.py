@@ -186,6 +186,7 @@ class _Trials:
                 on_step=progress,
                 stop=self._stop,
                 penalty=self._penalty(examples),
+                options=silo.options,
             )
         if len(outcome.losses) < plan.steps:
             raise Stopped

@@ -189,7 +189,7 @@ def options_of(settings: AgentSettings, base: BaseModel) -> TrainingOptions:
 
 
 def allow_tf32(device: torch.device) -> None:
-    """Round the factors of float32 products on a GPU to TF32, which is several times faster.
+    """Allow float32 products on a GPU to round their factors to TF32, which is several times faster.
 
     Adapters multiply in float32; the alignment fits are in float64, which this does not change.
     """

@@ -60,7 +60,7 @@ def create(
     fedavg an ordinary LoRA of rank 16, and with --pivot, --same-architecture-rank or --target-modules P and Q
     beside a LoRA of rank 8. Everything else gets its default; each client searches for its learning rate.
     """
-    has_pq = any(field is not None for field in (pivot, same_architecture_rank, target_modules))
+    has_pq = {pivot, same_architecture_rank, target_modules} != {None}
     plan_fields = _read(plan) if plan is not None else recommended(strategy or "", aligned=has_pq)
     changes = {
         "name": name,

@@ -171,8 +171,9 @@ def test_schedules_that_were_made_for_other_steps_are_not_taken_over() -> None:
     ).model_copy(update={"learning_rate": 0.02, "max_length": 64, "gradient_checkpointing": True})
     trial = Trial(ADAPTER, plan, ANCHORS, seed=3, steps=5)
     common = {"max_length": 64, "gradient_checkpointing": True, "seed": 3}
-    assert trial.source_plan == TrainingPlan(steps=60, batch_size=16, learning_rate=0.02, **common)
-    assert trial.target_plan == TrainingPlan(steps=5, batch_size=8, learning_rate=0.3 * 0.02, **common)
+    assert trial.plan(60, 16) == TrainingPlan(steps=60, batch_size=16, **common)
+    assert trial.source_rate == 0.02
+    assert Trial(ADAPTER, TrainingPlan(), ANCHORS, seed=3).source_rate == 0.01
 
 
 def test_every_pseudo_task_has_random_frames_of_its_own(hasty: tuple[BaseModel, Pack]) -> None:

@@ -70,7 +70,6 @@ def train_round_in(
         federated=federated,
         scores=SCORES,
         stop=lambda: False,
-        title="round 1",
     )
 
 

@@ -42,7 +42,6 @@ def trained(
             earlier=None,
             traits=traits,
             stop=stop,
-            title="round 2",
             checkpoint=checkpoint,
         ).to_bytes()
 
