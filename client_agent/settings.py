@@ -13,7 +13,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from client_agent.errors import SettingsUnusable
 from schemas.identity.plain_http import is_exposed
 
-Metric = Literal["option_accuracy", "exact_match", "f1", "rouge_l", "number"]
+MetricName = Literal["option_accuracy", "exact_match", "f1", "rouge_l", "number"]
+"""What an answer can be scored by, beside its loss."""
 """The same names as in `client_agent.model.examples`, which needs transformers."""
 
 _PREFIX = "TESSERA_AGENT_"
@@ -51,7 +52,7 @@ class AgentSettings(BaseSettings):
     """The format of rows, or a task template (`tessera agent data --help`); by default found by columns."""
     columns: tuple[tuple[str, str], ...] = ()
     """Names of columns, as {prompt = "question"}, where the data's are not those of the format."""
-    metrics: tuple[Metric, ...] | None = None
+    metrics: tuple[MetricName, ...] | None = None
     """What answers are scored by beside the loss; by default what the task template names."""
     skip_bad_rows: bool = False
     """Whether rows that are no examples are counted and skipped instead of refused."""

@@ -145,6 +145,9 @@ def _table(summary: dict[str, dict[str, object] | int]) -> Table:
 def init(
     model: Annotated[str, typer.Option(help="The base model: a folder, a .gguf file or a hub id.")],
     train: Annotated[str, typer.Option(help="Training data: a file, a saved data set, or hub:<id>:<split>.")],
+    validation: Annotated[
+        str | None, typer.Option(help="Data to choose by; by default a tenth of --train.")
+    ] = None,
     test: Annotated[str | None, typer.Option(help="Held-out data; by default a fifth of --train.")] = None,
     url: Annotated[str, typer.Option(help="The coordinator's URL.")] = "http://127.0.0.1:8000",
     row_format: Annotated[
@@ -159,15 +162,24 @@ def init(
         from client_agent.data.load import RowOptions, load_examples
 
         loaded = load_examples(train, RowOptions(row_format))
-        if test is not None:
-            load_examples(test, RowOptions(row_format))
+        for source in filter(None, (validation, test)):
+            load_examples(source, RowOptions(row_format))
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(_toml(model, train, test, url, loaded.format, is_found=row_format is None), "utf-8")
+        out.write_text(
+            _toml(model, (train, validation, test), url, loaded.format, is_found=row_format is None), "utf-8"
+        )
     print(f"{out}: {len(loaded.examples)} examples of the format {loaded.format} in {train}")
     print(f"next: tessera agent data --config {out}, then tessera agent check --config {out}")
 
 
-def _toml(model: str, train: str, test: str | None, url: str, row_format: str, *, is_found: bool) -> str:
+def _toml(
+    model: str,
+    sources: tuple[str, str | None, str | None],
+    url: str,
+    row_format: str,
+    *,
+    is_found: bool,
+) -> str:
     def local(source: str) -> str:
         """Return a path, perhaps with a split behind a colon, that is right wherever the agent is started."""
         folder, colon, split = source.rpartition(":")
@@ -177,6 +189,10 @@ def _toml(model: str, train: str, test: str | None, url: str, row_format: str, *
             source = f"{Path(folder).absolute()}:{split}"
         return json.dumps(source, ensure_ascii=False)
 
+    train, validation, test = sources
+    validation_line = (
+        f"validation = {local(validation)}" if validation is not None else '# validation = "validation.jsonl"'
+    )
     test_line = f"test = {local(test)}" if test is not None else '# test = "test.jsonl"'
     format_line = f'{"# " if is_found else ""}format = "{row_format}"'
     return f"""\
@@ -191,8 +207,10 @@ model = {local(model)}
 # The model that all silos of the federation share, if it is not this one.
 # pivot_model = "..."
 
-# Training data, and held-out data for scores; without `test`, a fifth of `train` is held out.
+# Training data, data to choose by (rates, and what is kept), and held-out data for scores. Without `test` a
+# fifth of `train` is held out, and without `validation` a tenth of the rest.
 train = {local(train)}
+{validation_line}
 {test_line}
 # What a row is; found by its columns if it is not set. Columns with other names are mapped.
 {format_line}

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from typing import cast
 
 from transformers import PreTrainedTokenizerFast
 
@@ -14,11 +14,10 @@ from client_agent.errors import TextTooLong, TokenizerUnfit
 from client_agent.model.chat import Learnt, Turn, prompt_of, rendered_chat
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Encoded, encode, encode_learnt, encode_pieces
+from client_agent.settings import MetricName
 
-__all__ = ["Example", "MetricName", "Turn"]
+__all__ = ["Example", "Turn"]
 
-MetricName = Literal["option_accuracy", "exact_match", "f1", "rouge_l", "number"]
-"""What an answer can be scored by, beside its loss; the names of `client_agent.training.evaluate`."""
 _STORED_SETS = 64
 
 

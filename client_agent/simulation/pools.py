@@ -12,7 +12,8 @@ from pathlib import Path
 from client_agent.data.load import RowOptions, load_examples
 from client_agent.data.sources import HUB
 from client_agent.errors import DataInvalid
-from client_agent.model.examples import Example, MetricName
+from client_agent.model.examples import Example
+from client_agent.settings import MetricName
 from client_agent.simulation.study_fields import RowFields, StudySilo, StudySource
 from client_agent.training.data import TEST_SHARE
 from schemas.maths.seeded_random import Key, permutation

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from client_agent.model.examples import MetricName
+from client_agent.settings import MetricName
 from schemas.messages.base import Name, Strict, field_error
 from schemas.messages.federations import Count, Positive
 

@@ -146,7 +146,8 @@ def config(folder: Path, **changes: str) -> Path:
         "test": str(data / "test.jsonl"),
     } | changes
     file = folder / "silo.toml"
-    file.write_text("".join(f"{name} = '{value}'\n" for name, value in options.items()) + "threads = 1\n")
+    lines = [f"{name} = '{value}'\n" for name, value in options.items()]
+    file.write_text("".join([*lines, "threads = 1\n", "validation_share = 0.0\n"]))
     return file
 
 

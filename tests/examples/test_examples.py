@@ -13,7 +13,7 @@ from client_agent.training.data import load_data
 from client_agent.training.evaluate import evaluate
 from examples.demo.silos import EXAMPLES, FOUNDERS, LATECOMER, MODELS, SILOS
 
-SILO_DATA = {silo.name: load_data(EXAMPLES / "silos" / silo.name) for silo in SILOS}
+SILO_DATA = {silo.name: load_data(EXAMPLES / "silos" / silo.name, validation_share=0) for silo in SILOS}
 
 
 def test_the_two_models_are_small_together() -> None:

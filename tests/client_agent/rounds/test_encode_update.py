@@ -238,7 +238,7 @@ def test_an_update_that_the_coordinator_holds_no_reference_of_is_sent_whole_and_
     folder = scene.play()
     assert "this silo lacks the coordinator's reference; sending a whole update" in caplog.text
     assert (against(folder), folder.has(CLOSED)) == (None, False)
-    assert caplog.text.count("round 2: exact match") == 1
+    assert caplog.text.count("round 2: held-out loss") == 1
     assert_same(scene.stored(layout_of(folder)), trained(folder))
     assert against(scene.play()) == receipt(folder).digest
 

@@ -20,7 +20,7 @@ from client_agent.strategies.base import Pruning, Traits
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
-from schemas.messages.federations import AdapterPlan, TrainingPlan
+from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 
 PLAN = TrainingPlan(steps=5, batch_size=4, max_length=64, learning_rate=0.01)
 LORA = AdapterPlan(kind="lora", rank=4)
@@ -35,11 +35,14 @@ def trained(
             silo,
             adapter,
             PLAN,
+            learning_rate=0.01,
             origin=origin_of(silo.base, LORA, {}, gated=False, seed=0),
             round_number=2,
             total_rounds=3,
             start={name: np.full(shape, 0.01, np.float32) for name, shape in adapter.layout.items()},
             earlier=None,
+            federated=True,
+            scores=ScoresPlan(),
             traits=traits,
             stop=stop,
             checkpoint=checkpoint,
@@ -52,7 +55,7 @@ def trained(
 def test_a_stopped_round_resumes_to_the_same_file(
     tiny: Callable[..., BaseModel], examples: Sequence[Example], tmp_path: Path, pruning: Pruning | None
 ) -> None:
-    silo = Silo(tiny(), SiloData(train=tuple(examples[:20]), test=tuple(examples[20:])), None)
+    silo = Silo(tiny(), SiloData(train=tuple(examples[:20]), validation=(), test=tuple(examples[20:])), None)
     traits = Traits(pruning=pruning)
     whole = trained(silo, tmp_path / "whole", lambda: False, traits)
     assert not (tmp_path / "whole" / PARTIAL).exists()  # no interval has passed
@@ -68,7 +71,7 @@ def test_a_stopped_round_resumes_to_the_same_file(
 def test_a_position_under_other_served_weights_is_ignored(
     tiny: Callable[..., BaseModel], examples: Sequence[Example], tmp_path: Path
 ) -> None:
-    silo = Silo(tiny(), SiloData(train=tuple(examples[:20]), test=tuple(examples[20:])), None)
+    silo = Silo(tiny(), SiloData(train=tuple(examples[:20]), validation=(), test=tuple(examples[20:])), None)
     calls, steps = count(), count()
     with pytest.raises(Stopped):
         trained(silo, tmp_path, lambda: next(calls) >= 3, Traits())

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from client_agent.adapters.base import Adapter
 from client_agent.adapters.inject import inject_lora
 from client_agent.errors import LayoutMismatch, SettingsUnusable
-from client_agent.model.examples import Example
+from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
 from client_agent.settings import OptimizerName
 from client_agent.training.loop import TrainingOutcome, train
@@ -41,7 +41,16 @@ def trained(
     plan = TrainingPlan(steps=steps, batch_size=8, learning_rate=0.01, max_length=64)
     options = TrainingOptions(optimizer=name)
     return train(
-        base, adapter, examples, plan, seed=0, round_number=1, optimiser_state=state, options=options
+        base,
+        adapter,
+        encode_for(base, examples, plan.max_length),
+        plan,
+        learning_rate=0.01,
+        seed=0,
+        round_number=1,
+        total_rounds=1,
+        optimiser_state=state,
+        options=options,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from client_agent.adapters.inject import inject_lora
 from client_agent.errors import SettingsUnusable
-from client_agent.model.examples import Example, encode_all
+from client_agent.model.examples import Example, encode_all, encode_for
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, answer_logits, collate, pad_id
 from client_agent.settings import read_settings
@@ -90,7 +90,19 @@ def test_training_does_not_depend_on_packing(tiny: Callable[..., BaseModel], exa
     for packing in (False, True):
         with inject_lora(base, ADAPTER) as adapter:
             options = TrainingOptions(packing=packing)
-            outcomes.append(train(base, adapter, examples, plan, seed=0, round_number=1, options=options))
+            texts = encode_for(base, examples, plan.max_length)
+            outcome = train(
+                base,
+                adapter,
+                texts,
+                plan,
+                learning_rate=0.01,
+                seed=0,
+                round_number=1,
+                total_rounds=1,
+                options=options,
+            )
+            outcomes.append(outcome)
     assert outcomes[0].losses == pytest.approx(outcomes[1].losses, rel=1e-4)
     assert outcomes[0].tokens == outcomes[1].tokens
 

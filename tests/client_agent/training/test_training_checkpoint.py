@@ -169,7 +169,7 @@ def test_a_killed_training_loses_one_interval_at_most(tmp_path: Path) -> None:
     for _ in range(8):  # the eighth is printed before the eighth step: 7 of 10 are done
         assert process.stdout.readline() == "step\n"
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     base = load_base_model(str(MODEL), device=torch.device("cpu"))
     steps: list[int] = []
     results = []

@@ -94,7 +94,7 @@ def test_a_plan_of_two_fields_has_the_defaults_of_the_contract() -> None:
         0.5,
     )
     assert (plan.training.steps, plan.training.batch_size, plan.training.max_length) == (20, 8, 512)
-    assert (plan.training.learning_rate, plan.training.schedule) == (0.01, "constant")
+    assert (plan.training.learning_rate, plan.training.schedule) == ("auto", "constant")
     assert (plan.signature.kind, plan.signature.dim, plan.signature.probe_examples) == ("gradient", 256, 32)
     assert (plan.signature.ema, plan.signature.seed, plan.alignment) == (0.5, 0, None)
     assert (plan.limits.max_update_bytes, plan.limits.max_norm, plan.limits.clip_norm) == (
