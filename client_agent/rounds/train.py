@@ -19,7 +19,7 @@ from client_agent.adapters.rank_pruning import Pruner
 from client_agent.errors import AdapterUnreadable, Stopped
 from client_agent.rounds.examine import Exam, Examiner
 from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
-from client_agent.storage.tensor_metadata import metadata_of
+from client_agent.storage.tensor_metadata import metadata_of, save_tensors
 from client_agent.strategies.base import Traits
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.loop import train
@@ -73,7 +73,7 @@ class Trained:
         }
         if self.origin is not None:
             metadata["origin"] = self.origin.model_dump_json()
-        return safetensors.numpy.save(tensors, metadata=metadata)
+        return save_tensors(tensors, metadata)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Trained:

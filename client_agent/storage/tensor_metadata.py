@@ -1,11 +1,28 @@
-"""Read the metadata of a safetensors file without its tensors. Needs no torch."""
+"""Safetensors files whose bytes follow from their content, and their metadata without the tensors. No torch."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import safetensors.numpy
+from numpy.typing import NDArray
 
 _LENGTH_BYTES = 8
+_ALIGNMENT = 8
+
+
+def save_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    """Return a safetensors file with its metadata in order; the library writes them in a random one."""
+    content = safetensors.numpy.save(dict(tensors), metadata=dict(metadata))
+    end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+    fields = json.loads(content[_LENGTH_BYTES:end])
+    fields["__metadata__"] = dict(sorted(fields["__metadata__"].items()))
+    header = json.dumps(fields, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % _ALIGNMENT)
+    return len(header).to_bytes(_LENGTH_BYTES, "little") + header + content[end:]
 
 
 def metadata_in(header: bytes) -> dict[str, str]:
