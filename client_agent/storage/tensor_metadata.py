@@ -1,4 +1,4 @@
-"""Safetensors files whose bytes follow from their content, and their metadata without the tensors. No torch."""
+"""Safetensors files whose bytes follow from their content, and their metadata alone. Needs no torch."""
 
 from __future__ import annotations
 
