@@ -89,6 +89,7 @@ def train(
     optimiser = build_optimiser(
         options.optimizer, adapter, learning_rate=learning_rate, weight_decay=plan.weight_decay
     )
+    optimiser.zero_grad(set_to_none=True)  # an earlier training of the adapter may have diverged
     if optimiser_state is not None:
         restore_state(optimiser, parameters, optimiser_state)
     run = _Run(base, parameters, optimiser, plan, [float(group["lr"]) for group in optimiser.param_groups])
