@@ -173,6 +173,7 @@ def _train(work: Work) -> bytes:
     with trainer.injected(opened, work.earlier) as adapter:
         rate = learning_rate(
             *(trainer.silo, adapter, brief.training, origin, work.participant.workspace.rates, trainer.stop),
+            first=trainer.first_adapter(opened),
             traits=traits,
         )
         served = _load_served(work, adapter)

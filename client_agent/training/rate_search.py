@@ -111,9 +111,11 @@ def search_key(
     """Return the digest of everything that a search depends on, hexadecimal.
 
     The names of the trained tensors are part of it: methods that train the same tensors share a search, and
-    one that freezes half of them has a search of its own.
+    one that freezes half of them has a search of its own. Their shapes are not: they shrink where a client
+    prunes its rank, and the search before its first round serves the whole federation.
 
     Args:
+        plan: the adapter of the client's first round.
         frames: the digest of the adapter's frames.
         method: options of the strategy that change what is trained on, if any.
     """
@@ -122,7 +124,7 @@ def search_key(
         "training": training.model_dump(mode="json", exclude={"seed"}),
         "model": [base.slug, precision_of(base.model)],
         "frames": frames,
-        "tensors": {name: list(tensor.shape) for name, tensor in adapter.named_parameters().items()},
+        "tensors": sorted(adapter.named_parameters()),
         "method": method.model_dump(mode="json") if method is not None else None,
         "train": [example.key for example in data.train],
         "validation": [example.key for example in data.validation],

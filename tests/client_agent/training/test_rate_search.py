@@ -141,14 +141,23 @@ def test_few_validation_examples_are_no_judges() -> None:
 
 
 def test_a_search_is_shared_by_methods_that_train_the_same_tensors(silo: Silo) -> None:
-    def key(plan: TrainingPlan, strategy: str = "fedavg", data: SiloData = silo.data) -> str:
+    def key(
+        plan: TrainingPlan,
+        strategy: str = "fedavg",
+        data: SiloData = silo.data,
+        adapter: AdapterPlan = ADAPTER,
+        injected: AdapterPlan | None = None,
+    ) -> str:
         parts = parts_of(load_strategy(strategy))
-        with inject(silo.base, ADAPTER, {}, gated=False, seed=0, parts=parts) as adapter:
-            return search_key(silo.base, adapter, data, ADAPTER, plan, frames="none")
+        with inject(silo.base, injected or adapter, {}, gated=False, seed=0, parts=parts) as placed:
+            return search_key(silo.base, placed, data, adapter, plan, frames="none")
 
     usual = key(PLAN)
     assert key(PLAN.model_copy(update={"seed": 7})) == usual
     assert key(PLAN.model_copy(update={"steps": 4})) != usual
     assert key(PLAN, "fedmosaic") == usual != key(PLAN, "ffa_lora")
+    wide = ADAPTER.model_copy(update={"rank": 8})
+    assert key(PLAN, adapter=wide) != usual
+    assert key(PLAN, adapter=wide, injected=ADAPTER) == key(PLAN, adapter=wide)  # its rank was pruned
     fewer = SiloData(silo.data.train[:-1], silo.data.validation, silo.data.test)
     assert key(PLAN, data=fewer) != usual
