@@ -67,7 +67,7 @@ def _store_weights(participant: Participant, brief: FinishedBrief, expected: str
     whole = download_whole(session, brief.round, weights.digest) if has_base_delta else None
     content = whole if whole is not None else weights.body
     file = workspace.home / FINAL_WEIGHTS
-    if file.is_file() and file.read_bytes() != content:
+    if not file.is_file() or file.read_bytes() != content:
         (workspace.home / FINAL_SCORES).unlink(missing_ok=True)
         (workspace.home / FINAL_SCORES_SENT).unlink(missing_ok=True)
     write_durably(file, content)

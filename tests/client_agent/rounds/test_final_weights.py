@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from client_agent.daemon import run
+from client_agent.identity.backup_recovery import Offer, StoredManifest, accept
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.train import Trained
-from client_agent.storage.round_folder import FINAL_WEIGHTS, TRAINED
+from client_agent.storage.final_scores import FinalScores
+from client_agent.storage.round_folder import FINAL_SCORES, FINAL_SCORES_SENT, FINAL_WEIGHTS, TRAINED
+from schemas.messages.scores import Score
 from tests.client_agent.test_daemon import alone_plan, naps
 from tests.served import Served
 
@@ -78,3 +81,28 @@ def test_a_gated_client_ends_with_its_own_branch_beside_the_final_weights(
     assert any(not np.array_equal(merged[name], only_final[name]) for name in merged)
     for name, values in only_final.items():
         assert np.allclose(values, final[name], atol=1e-6)
+
+
+def test_scores_of_other_final_weights_are_forgotten(served: Served, participant: Enrolled) -> None:
+    who = finished(served, participant)
+    home = who.workspace.home
+    scores = (home / FINAL_SCORES).read_bytes()
+    stale = FinalScores(scores={"loss": Score(value=9.0, count=1)}, validation_loss=None)
+    (home / FINAL_SCORES).write_bytes(stale.model_dump_json().encode())
+    (home / FINAL_WEIGHTS).unlink()
+    run(who, naps(500))
+    assert (home / FINAL_SCORES).read_bytes() == scores
+
+
+def test_a_restored_coordinator_ends_the_final_weights_and_their_scores(
+    served: Served, participant: Enrolled
+) -> None:
+    who = finished(served, participant)
+    home, manifests = who.workspace.home, who.session.manifests
+    document = manifests.last_accepted()
+    assert document is not None
+    last = StoredManifest(document, manifests.read(document))
+    accept(Offer(last, None, None, []), manifests, {}, who.session.api)
+    for name in (FINAL_WEIGHTS, FINAL_SCORES, FINAL_SCORES_SENT):
+        assert not (home / name).exists()
+        assert (home / "earlier" / f"{name}-1").is_file()
