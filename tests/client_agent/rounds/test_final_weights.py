@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -15,7 +16,14 @@ from client_agent.rounds.participant import Participant
 from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.train import Trained
 from client_agent.storage.final_scores import FinalScores
-from client_agent.storage.round_folder import FINAL_SCORES, FINAL_SCORES_SENT, FINAL_WEIGHTS, TRAINED
+from client_agent.storage.round_folder import (
+    CLOSED,
+    FINAL_SCORES,
+    FINAL_SCORES_SENT,
+    FINAL_WEIGHTS,
+    RECEIPT,
+    TRAINED,
+)
 from schemas.messages.scores import Score
 from tests.client_agent.test_daemon import alone_plan, naps
 from tests.served import Served
@@ -24,10 +32,12 @@ Enrolled = Callable[..., Participant]
 RANKS = {"rank": 4, "roles": ["v", "down"]}
 
 
-def finished(served: Served, participant: Enrolled, **changes: Any) -> Participant:
+def finished(
+    served: Served, participant: Enrolled, transport: httpx.BaseTransport | None = None, **changes: Any
+) -> Participant:
     """Take part in a federation to its end, alone."""
     federation_id = served.federation(**alone_plan(**changes))
-    who = participant(federation_id)
+    who = participant(federation_id, transport)
     served.admin.post(f"/v1/federations/{federation_id}/start")
     run(who, naps(500))
     return who
@@ -106,3 +116,23 @@ def test_a_restored_coordinator_ends_the_final_weights_and_their_scores(
     for name in (FINAL_WEIGHTS, FINAL_SCORES, FINAL_SCORES_SENT):
         assert not (home / name).exists()
         assert (home / "earlier" / f"{name}-1").is_file()
+
+
+def test_a_client_whose_last_update_was_not_counted_sends_its_final_scores(
+    served: Served, participant: Enrolled
+) -> None:
+    class Late(httpx.HTTPTransport):
+        """A proxy that says of the last update that it came too late."""
+
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            answer = super().handle_request(request)
+            if request.method != "PUT" or not request.url.path.endswith("/rounds/2/update"):
+                return answer
+            problem = {"type": "urn:tessera:problem:round-closed", "title": "too late", "status": 409}
+            return httpx.Response(409, json=problem, request=request)
+
+    who = finished(served, participant, transport=Late())
+    folder = who.workspace.rounds.open(2)
+    assert folder.has(CLOSED)
+    assert not folder.has(RECEIPT)
+    assert (who.workspace.home / FINAL_SCORES_SENT).is_file()
