@@ -236,6 +236,7 @@ def learning_rate(
         *(silo.base, adapter, silo.data, first or origin.adapter, plan),
         frames=origin.frames,
         method=traits.importance,
+        options=silo.options,
     )
     return search_rate(silo, adapter, plan, rates, key, stop=stop)
 

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from math import inf, isfinite
 from typing import Any, cast
@@ -95,7 +95,13 @@ def train(
     run = _Run(base, parameters, optimiser, plan, [float(group["lr"]) for group in optimiser.param_groups])
     with _training(base, plan, seed, round_number):
         if checkpoint is not None:
-            place = [base.slug, str(base.device), str(base.model.dtype), checkpoint.belongs_to]
+            place = [
+                base.slug,
+                str(base.device),
+                str(base.model.dtype),
+                checkpoint.belongs_to,
+                asdict(options),
+            ]
             facts = [plan.model_dump(mode="json"), learning_rate, seed, round_number, total_rounds, *place]
             start = [copy_out(parameters), adapter.state(), optimiser_state or {}]
             run.resume(checkpoint, owner_of(facts, start, texts))
