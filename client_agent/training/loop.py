@@ -95,14 +95,9 @@ def train(
     run = _Run(base, parameters, optimiser, plan, [float(group["lr"]) for group in optimiser.param_groups])
     with _training(base, plan, seed, round_number):
         if checkpoint is not None:
-            place = [
-                base.slug,
-                str(base.device),
-                str(base.model.dtype),
-                checkpoint.belongs_to,
-                asdict(options),
-            ]
-            facts = [plan.model_dump(mode="json"), learning_rate, seed, round_number, total_rounds, *place]
+            place = [base.slug, str(base.device), str(base.model.dtype), checkpoint.belongs_to]
+            rules = [plan.model_dump(mode="json"), asdict(options), learning_rate]
+            facts = [*rules, seed, round_number, total_rounds, *place]
             start = [copy_out(parameters), adapter.state(), optimiser_state or {}]
             run.resume(checkpoint, owner_of(facts, start, texts))
         batches = iterate_batches(texts, plan.batch_size, seed=seed, round_number=round_number)
