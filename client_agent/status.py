@@ -127,6 +127,8 @@ def _learning_rate(folder: RoundFolder) -> float | None:
 
 def _round(folder: RoundFolder) -> RoundStatus:
     state = next((text for file, text in _STEPS if folder.has(file)), "joining")
+    if folder.has(SCORES_SENT) and not folder.has(RECEIPT):
+        state = "scores delivered"
     if folder.has(CLOSED):
         state = f"{state}; closed: {json.loads(folder.read(CLOSED))['reason']}"
     scores = Scores.model_validate_json(folder.read(SCORES_SENT)) if folder.has(SCORES_SENT) else None

@@ -19,6 +19,8 @@ from client_agent.storage.files import fsync_folder, write_durably
 from client_agent.storage.round_folder import (
     BRIEF,
     CLOSED,
+    FINAL_SCORES,
+    FINAL_SCORES_SENT,
     FINAL_WEIGHTS,
     FOLD,
     MANIFEST,
@@ -33,6 +35,7 @@ from schemas.identity.documents import hash_of
 from schemas.identity.keys import thumbprint
 from schemas.messages.rounds import FinishedBrief, RoundBrief, RoundManifest, SignedDocument
 
+_FINAL = (FINAL_WEIGHTS, FINAL_SCORES, FINAL_SCORES_SENT)
 _CARRIED = "rounds-carried-over"
 _NO_ROUND = 0  # the base delta of a lost round can be exported, and no served weights add to it
 Pins = Mapping[str, str]
@@ -128,7 +131,7 @@ def accept(offer: Offer, manifests: Manifests, pins: Pins, api: CoordinatorApi) 
     """
     home, offered = manifests.folder, offer.offered
     _carry_over(RoundFolders(home / "rounds"), manifests, before=offered.manifest.round if offered else 1)
-    for name in (FINAL_WEIGHTS, ROSTER, MANIFEST) if offered is None else (FINAL_WEIGHTS,):
+    for name in (*_FINAL, ROSTER, MANIFEST) if offered is None else _FINAL:
         if (home / name).exists():
             move_aside(home / name, _REASON)
     if offered is None:

@@ -48,6 +48,11 @@ class Example:
         return hashlib.sha256(json.dumps([self.prompt, turns, self.completion]).encode()).hexdigest()
 
     @property
+    def scored_by(self) -> tuple[str, ...]:
+        """The digest, and what else the scores depend on."""
+        return (self.key, *(repr(part) for part in (self.metrics, self.options, self.references)))
+
+    @property
     def is_raw_text(self) -> bool:
         return not self.prompt and not self.turns
 

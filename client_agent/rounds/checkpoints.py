@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from client_agent.adapters.base import Adapter
+from client_agent.adapters.base import Adapter, State
 from client_agent.adapters.inject import inject, parts_of
 from client_agent.adapters.provenance import Origin, origin_of, require_plan, require_same
 from client_agent.adapters.rank_pruning import rank_of
@@ -50,8 +50,8 @@ def adapter_of_round(
         round_number: None = the newest round.
         variant: `served` is the adapter with which the round began, `trained` the one after the local steps,
             both as they were scored, with private tensors and global branch. `kept` is the better of both;
-            without a round number, the final weights if the federation is finished, with the local tensors
-            that a strategy never sends.
+            without a round number, the final weights if the federation is finished, with the tensors of the
+            last local steps that are never sent. With a global branch, that is where the final weights are.
 
     Raises:
         NothingTrained: the folder has no such adapter.
@@ -71,11 +71,17 @@ def adapter_of_round(
     plan = brief.adapter
     if traits.mixed_ranks and trained is not None:
         plan = plan.model_copy(update={"rank": rank_of(stored[0] if stored is not None else trained.adapter)})
-    gated = traits.gated and stored is not None
+    earlier = _trained_before(rounds, folder.number + is_final) if stored is None else None
+    gated = traits.gated and (stored is not None or earlier is not None)
     injected = inject(silo.base, plan, frames, gated=gated, seed=seed, parts=parts_of(opened.strategy))
     with with_importance(injected, silo.base, opened.strategy, seed=seed) as adapter:
         if stored is None:
-            _load_downloaded(adapter, traits, home, folder, is_final=is_final)
+            weights = _load_downloaded(adapter, traits, home, folder, is_final=is_final)
+            adapter.load(weights if earlier is None or not gated else earlier.adapter)
+            if earlier is not None and adapter.private_state():
+                adapter.load_private(earlier.private)
+            if gated:
+                adapter.load_global(weights)
             yield Reopened(adapter, None)
             return
         if traits.base_delta:
@@ -97,24 +103,24 @@ def kept_side(trained: Trained, variant: Variant) -> Side:
     return trained.scores.kept if variant == "kept" else variant
 
 
+def _trained_before(rounds: RoundFolders, round_number: int) -> Trained | None:
+    folder = rounds.newest_with(TRAINED, before=round_number)
+    return Trained.read(folder.path / TRAINED) if folder is not None else None
+
+
 def _load_downloaded(
     adapter: Adapter, traits: Traits, home: Path, folder: RoundFolder, *, is_final: bool
-) -> None:
-    """Load the weights that a round served, or the final ones, and the tensors that are never sent."""
+) -> State:
+    """Decode the weights that a round served, or the final ones, and apply their base delta."""
     rounds, final = RoundFolders(home / "rounds"), home / FINAL_WEIGHTS
-    before = folder.number + 1 if is_final else folder.number
     if not is_final:
-        adapter.load(load_served(adapter, traits, rounds, folder))
-    elif traits.base_delta:
-        served = read_served(final.read_bytes(), adapter.layout)
-        adapter.load_base_delta(apply_weights(newest_base_delta(rounds, before=before), served).added)
-        adapter.load(served.adapter)
-    else:
-        weights = read_weights(final.read_bytes(), adapter.layout, mixed_ranks=traits.mixed_ranks)
-        adapter.load(weights)
-    last = rounds.newest_with(TRAINED, before=before)
-    if traits.part_travels and last is not None:
-        adapter.load_private(Trained.read(last.path / TRAINED).private)
+        return load_served(adapter, traits, rounds, folder)
+    if not traits.base_delta:
+        return read_weights(final.read_bytes(), adapter.layout, mixed_ranks=traits.mixed_ranks)
+    served = read_served(final.read_bytes(), adapter.layout)
+    base_delta = newest_base_delta(rounds, before=folder.number + 1)
+    adapter.load_base_delta(apply_weights(base_delta, served).added)
+    return served.adapter
 
 
 def round_with(home: Path, round_number: int | None, variant: Variant) -> RoundFolder:

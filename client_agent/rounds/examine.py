@@ -39,8 +39,17 @@ class Examiner:
         self._max_length = max_length
         self._test = probe_set(silo.data.test, plan.examples)
         self._validation = probe_set(silo.data.validation, max(plan.examples, MIN_VALIDATION))
-        facts = [silo.base.slug, precision_of(silo.base.model), plan.model_dump_json(), str(max_length)]
-        facts += [surroundings, *(e.key for examples in (self._test, self._validation) for e in examples)]
+        facts = [
+            silo.base.slug,
+            precision_of(silo.base.model),
+            plan.model_dump_json(),
+            str(max_length),
+            repr(silo.base.tokenizer.chat_template),
+        ]
+        facts += [
+            surroundings,
+            *(part for examples in (self._test, self._validation) for e in examples for part in e.scored_by),
+        ]
         self._facts = "\n".join(facts).encode()
 
     def examine(self, adapter: Adapter, earlier: Iterable[Exam] = ()) -> Exam:

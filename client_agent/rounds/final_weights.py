@@ -48,7 +48,7 @@ def finish(participant: Participant, brief: FinishedBrief) -> None:
     try:
         scores = _final_scores(participant, newest)
         log.info("final weights: held-out loss %.3f", scores.scores[LOSS].value)
-        _send(participant, scores)
+        _send(participant, scores, brief.round - 1)
     except Stopped:
         raise
     except AgentError as error:
@@ -67,7 +67,7 @@ def _store_weights(participant: Participant, brief: FinishedBrief, expected: str
     whole = download_whole(session, brief.round, weights.digest) if has_base_delta else None
     content = whole if whole is not None else weights.body
     file = workspace.home / FINAL_WEIGHTS
-    if file.is_file() and file.read_bytes() != content:
+    if not file.is_file() or file.read_bytes() != content:
         (workspace.home / FINAL_SCORES).unlink(missing_ok=True)
         (workspace.home / FINAL_SCORES_SENT).unlink(missing_ok=True)
     write_durably(file, content)
@@ -87,11 +87,18 @@ def _final_scores(participant: Participant, newest: RoundFolder) -> FinalScores:
     return scores
 
 
-def _send(participant: Participant, final: FinalScores) -> None:
+def _send(participant: Participant, final: FinalScores, last_published: int) -> None:
     """Send the scores of the last round again, with those of the final weights, until it succeeded once."""
     session, sent = participant.session, participant.workspace.home / FINAL_SCORES_SENT
     last = _newest(participant, SCORES_SENT)
-    if last is None or sent.is_file():
+    if sent.is_file():
+        return
+    if last is None or last.number != last_published:
+        log.info(
+            "scores of the final weights not sent: they go with those of round %d, which this client has not "
+            "sent",
+            last_published,
+        )
         return
     scores = Scores.model_validate_json(last.read(SCORES_SENT)).model_copy(update={"final": final.scores})
     session.api.send_scores(session.federation_id, last.number, scores)

@@ -201,6 +201,10 @@ class Trainer:
             beside=prior_layout if opened.traits.importance is not None else lambda _: {},
         )
 
+    def first_adapter(self, opened: OpenedBrief) -> AdapterPlan:
+        """Return the adapter of this client's first round, whatever has been pruned since."""
+        return self._adapter_plan(opened, None)
+
     def origin(self, opened: OpenedBrief) -> Origin:
         brief, gated = opened.brief, opened.traits.gated
         frames = self.frames(brief).frames

@@ -120,7 +120,7 @@ def _close(work: Work, file: str, reason: str, trouble: Exception) -> None:
         )
     if file == RECEIPT:
         try:
-            _send_scores(work)
+            work.folder.write(SCORES_SENT, _send_scores(work))
         except TROUBLE as error:
             log.info("round %d: scores not accepted (%s)", work.brief.round, error)
     work.folder.write(CLOSED, json.dumps({"reason": reason}).encode())
@@ -173,6 +173,7 @@ def _train(work: Work) -> bytes:
     with trainer.injected(opened, work.earlier) as adapter:
         rate = learning_rate(
             *(trainer.silo, adapter, brief.training, origin, work.participant.workspace.rates, trainer.stop),
+            first=trainer.first_adapter(opened),
             traits=traits,
         )
         served = _load_served(work, adapter)

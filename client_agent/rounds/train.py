@@ -26,7 +26,7 @@ from client_agent.training.loop import train
 from client_agent.training.progress import TrainingProgress
 from client_agent.training.rate_search import RateStore, search_key, search_rate
 from client_agent.training.silo import Silo
-from schemas.messages.federations import ScoresPlan, TrainingPlan
+from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 from schemas.messages.scores import Scores
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -219,9 +219,12 @@ def learning_rate(
     rates: RateStore,
     stop: Callable[[], bool],
     *,
+    first: AdapterPlan | None = None,
     traits: Traits = _PLAIN,
 ) -> float:
     """Return the plan's learning rate, or the searched one; the adapter was just injected.
+
+    `first` is the adapter of the client's first round, if its rank may differ from the plan's.
 
     Raises:
         Stopped: `stop` returned true; the search continues the next time.
@@ -230,9 +233,10 @@ def learning_rate(
     if plan.learning_rate != "auto":
         return plan.learning_rate
     key = search_key(
-        *(silo.base, adapter, silo.data, origin.adapter, plan),
+        *(silo.base, adapter, silo.data, first or origin.adapter, plan),
         frames=origin.frames,
         method=traits.importance,
+        options=silo.options,
     )
     return search_rate(silo, adapter, plan, rates, key, stop=stop)
 

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from math import inf, isfinite
 from typing import Any, cast
@@ -89,13 +89,15 @@ def train(
     optimiser = build_optimiser(
         options.optimizer, adapter, learning_rate=learning_rate, weight_decay=plan.weight_decay
     )
+    optimiser.zero_grad(set_to_none=True)  # an earlier training of the adapter may have diverged
     if optimiser_state is not None:
         restore_state(optimiser, parameters, optimiser_state)
     run = _Run(base, parameters, optimiser, plan, [float(group["lr"]) for group in optimiser.param_groups])
     with _training(base, plan, seed, round_number):
         if checkpoint is not None:
             place = [base.slug, str(base.device), str(base.model.dtype), checkpoint.belongs_to]
-            facts = [plan.model_dump(mode="json"), learning_rate, seed, round_number, total_rounds, *place]
+            rules = [plan.model_dump(mode="json"), asdict(options), learning_rate]
+            facts = [*rules, seed, round_number, total_rounds, *place]
             start = [copy_out(parameters), adapter.state(), optimiser_state or {}]
             run.resume(checkpoint, owner_of(facts, start, texts))
         batches = iterate_batches(texts, plan.batch_size, seed=seed, round_number=round_number)

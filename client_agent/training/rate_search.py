@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from math import inf
 
@@ -22,6 +23,7 @@ from client_agent.storage.rate_store import TriedRate
 from client_agent.training.data import SiloData
 from client_agent.training.evaluate import mean_loss
 from client_agent.training.loop import train
+from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.progress import TrainingProgress
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, TrainingPlan
@@ -107,22 +109,26 @@ def search_key(
     *,
     frames: str,
     method: ImportancePlan | None = None,
+    options: TrainingOptions = DEFAULT_OPTIONS,
 ) -> str:
     """Return the digest of everything that a search depends on, hexadecimal.
 
     The names of the trained tensors are part of it: methods that train the same tensors share a search, and
-    one that freezes half of them has a search of its own.
+    one that freezes half of them has a search of its own. Their shapes are not: they shrink where a client
+    prunes its rank, and the search before its first round serves the whole federation.
 
     Args:
+        plan: the adapter of the client's first round.
         frames: the digest of the adapter's frames.
         method: options of the strategy that change what is trained on, if any.
     """
     facts = {
         "adapter": plan.model_dump(mode="json"),
         "training": training.model_dump(mode="json", exclude={"seed"}),
-        "model": [base.slug, precision_of(base.model)],
+        "model": [base.slug, precision_of(base.model), base.tokenizer.chat_template],
+        "options": asdict(options),
         "frames": frames,
-        "tensors": {name: list(tensor.shape) for name, tensor in adapter.named_parameters().items()},
+        "tensors": sorted(adapter.named_parameters()),
         "method": method.model_dump(mode="json") if method is not None else None,
         "train": [example.key for example in data.train],
         "validation": [example.key for example in data.validation],

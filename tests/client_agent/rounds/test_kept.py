@@ -15,6 +15,7 @@ import pytest
 from client_agent.adapters.base import Adapter, State
 from client_agent.adapters.inject import inject
 from client_agent.adapters.provenance import Origin, origin_of
+from client_agent.adapters.rank_pruning import rank_of
 from client_agent.daemon import run
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
@@ -125,6 +126,8 @@ def test_what_has_not_changed_is_not_scored_again(tiny: Callable[..., BaseModel]
         assert examiner.examine(adapter, [once]) is once
         assert examiner.examine(adapter, [Exam("of another model", {}, None)]) == once
         assert Examiner(silo, SCORES, 32).examine(adapter).fingerprint != once.fingerprint
+        silo.data = replace(silo.data, test=tuple(replace(e, metrics=("f1",)) for e in silo.data.test))
+        assert Examiner(silo, SCORES, PLAN.max_length).examine(adapter).fingerprint != once.fingerprint
         adapter.load(rounds[0].adapter)
         assert examiner.examine(adapter, [once]) is not once
     read = Trained.from_bytes(rounds[-1].to_bytes())
@@ -179,4 +182,21 @@ def test_a_client_searches_its_rate_before_its_first_round_only(
     assert search is not None
     rates = [Trained.read(f.path / TRAINED).learning_rate for f in who.workspace.rounds.newest_first()]
     assert set(rates) == {search.chosen}
+    assert len(list(who.workspace.rates.folder.iterdir())) == 1
+
+
+def test_a_client_that_pruned_its_rank_does_not_search_again(served: Served, participant: Enrolled) -> None:
+    federation_id = served.federation(
+        **alone_plan(
+            training=QUICK | {"learning_rate": "auto"},
+            adapter={"kind": "lora", "rank": 4, "roles": ["v", "down"]},
+            strategy={"name": "het_lora", "options": {"decay": 0.5, "pruning": 100.0}},
+            rounds={"total": 3, "min_clients": 1},
+        )
+    )
+    who = participant(federation_id)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    run(who, naps(500))
+    trained = [Trained.read(folder.path / TRAINED) for folder in who.workspace.rounds.newest_first()]
+    assert rank_of(trained[0].adapter) < 4
     assert len(list(who.workspace.rates.folder.iterdir())) == 1

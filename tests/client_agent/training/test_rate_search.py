@@ -18,6 +18,7 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.strategies.base import load_strategy
 from client_agent.training.data import SiloData
+from client_agent.training.options import TrainingOptions
 from client_agent.training.rate_search import GRID, RateStore, next_rate, search_key, search_rate, sides
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, TrainingPlan
@@ -141,14 +142,30 @@ def test_few_validation_examples_are_no_judges() -> None:
 
 
 def test_a_search_is_shared_by_methods_that_train_the_same_tensors(silo: Silo) -> None:
-    def key(plan: TrainingPlan, strategy: str = "fedavg", data: SiloData = silo.data) -> str:
+    def key(
+        plan: TrainingPlan,
+        strategy: str = "fedavg",
+        data: SiloData = silo.data,
+        adapter: AdapterPlan = ADAPTER,
+        injected: AdapterPlan | None = None,
+    ) -> str:
         parts = parts_of(load_strategy(strategy))
-        with inject(silo.base, ADAPTER, {}, gated=False, seed=0, parts=parts) as adapter:
-            return search_key(silo.base, adapter, data, ADAPTER, plan, frames="none")
+        with inject(silo.base, injected or adapter, {}, gated=False, seed=0, parts=parts) as placed:
+            return search_key(silo.base, placed, data, adapter, plan, frames="none")
 
     usual = key(PLAN)
     assert key(PLAN.model_copy(update={"seed": 7})) == usual
     assert key(PLAN.model_copy(update={"steps": 4})) != usual
     assert key(PLAN, "fedmosaic") == usual != key(PLAN, "ffa_lora")
+    wide = ADAPTER.model_copy(update={"rank": 8})
+    assert key(PLAN, adapter=wide) != usual
+    assert key(PLAN, adapter=wide, injected=ADAPTER) == key(PLAN, adapter=wide)  # its rank was pruned
+    silo.base.tokenizer.chat_template = "{{ messages[0].content }}"
+    assert key(PLAN) != usual
+    silo.base.tokenizer.chat_template = None
+    assert key(PLAN) == usual
+    with inject(silo.base, ADAPTER, {}, gated=False, seed=0) as adapter:
+        facts = (silo.base, adapter, silo.data, ADAPTER, PLAN)
+        assert search_key(*facts, frames="none", options=TrainingOptions(optimizer="adamw8bit")) != usual
     fewer = SiloData(silo.data.train[:-1], silo.data.validation, silo.data.test)
     assert key(PLAN, data=fewer) != usual

@@ -158,6 +158,22 @@ def test_a_loss_that_is_not_a_number_stops_the_run(
     assert not base.model.training
 
 
+def test_a_training_after_one_that_diverged_is_as_without_it(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny()
+    expected, tensors = run(base, examples)
+    with injected(base) as adapter:
+        start = adapter.state()
+        adapter.load({n: np.full(shape, np.nan, np.float32) for n, shape in adapter.layout.items()})
+        with pytest.raises(LossNotFinite):
+            train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
+        adapter.load(start)
+        outcome = train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
+        assert outcome.losses == expected.losses
+        assert same(adapter.state(), tensors)
+
+
 def test_the_base_model_is_never_touched(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     before = {name: tensor.clone() for name, tensor in base.model.state_dict().items()}

@@ -1,0 +1,138 @@
+"""The end of a federation: which adapter a client ends with, and the scores that it sends for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from client_agent.daemon import run
+from client_agent.identity.backup_recovery import Offer, StoredManifest, accept
+from client_agent.rounds.checkpoints import adapter_of_round
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.served_weights import read_weights
+from client_agent.rounds.train import Trained
+from client_agent.storage.final_scores import FinalScores
+from client_agent.storage.round_folder import (
+    CLOSED,
+    FINAL_SCORES,
+    FINAL_SCORES_SENT,
+    FINAL_WEIGHTS,
+    RECEIPT,
+    TRAINED,
+)
+from schemas.messages.scores import Score
+from tests.client_agent.test_daemon import alone_plan, naps
+from tests.served import Served
+
+Enrolled = Callable[..., Participant]
+RANKS = {"rank": 4, "roles": ["v", "down"]}
+
+
+def finished(
+    served: Served, participant: Enrolled, transport: httpx.BaseTransport | None = None, **changes: Any
+) -> Participant:
+    """Take part in a federation to its end, alone."""
+    federation_id = served.federation(**alone_plan(**changes))
+    who = participant(federation_id, transport)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    run(who, naps(500))
+    return who
+
+
+def last_trained(who: Participant) -> Trained:
+    return Trained.read(next(who.workspace.rounds.newest_first()).path / TRAINED)
+
+
+def final_weights(who: Participant, trained: Trained) -> dict[str, np.ndarray]:
+    layout = {name: values.shape for name, values in trained.adapter.items()}
+    return read_weights((who.workspace.home / FINAL_WEIGHTS).read_bytes(), layout)
+
+
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"mix": "gate"}], ids=["plain", "gated"])
+def test_private_ranks_of_the_last_local_steps_are_beside_the_final_weights(
+    served: Served, participant: Enrolled, options: dict[str, Any]
+) -> None:
+    who = finished(
+        *(served, participant),
+        adapter=RANKS | {"private_rank": 2},
+        strategy={"name": "fedmosaic", "options": options},
+    )
+    trained = last_trained(who)
+    with adapter_of_round(who.trainer.silo, who.workspace.home, None, "kept") as placed:
+        assert placed.adapter.private_state()["private.l0.v.B"].any()
+        assert_same(placed.adapter.private_state(), trained.private)
+
+
+def test_a_gated_client_ends_with_its_own_branch_beside_the_final_weights(
+    served: Served, participant: Enrolled
+) -> None:
+    who = finished(
+        *(served, participant), adapter=RANKS, strategy={"name": "fedmosaic", "options": {"mix": "gate"}}
+    )
+    trained = last_trained(who)
+    final = final_weights(who, trained)
+    with adapter_of_round(who.trainer.silo, who.workspace.home, None, "kept") as placed:
+        assert_same(placed.adapter.state(), trained.adapter)
+        assert_same(placed.adapter.private_state(), trained.private)
+        merged = placed.adapter.merged_state()
+        placed.adapter.load(final)
+        only_final = placed.adapter.merged_state()
+    assert any(trained.private.values())
+    # What a client alone is served is what it sent, in fewer bits: both branches are near, and not equal.
+    assert any(not np.array_equal(merged[name], only_final[name]) for name in merged)
+    for name, values in only_final.items():
+        assert np.allclose(values, final[name], atol=1e-6)
+
+
+def test_scores_of_other_final_weights_are_forgotten(served: Served, participant: Enrolled) -> None:
+    who = finished(served, participant)
+    home = who.workspace.home
+    scores = (home / FINAL_SCORES).read_bytes()
+    stale = FinalScores(scores={"loss": Score(value=9.0, count=1)}, validation_loss=None)
+    (home / FINAL_SCORES).write_bytes(stale.model_dump_json().encode())
+    (home / FINAL_WEIGHTS).unlink()
+    run(who, naps(500))
+    assert (home / FINAL_SCORES).read_bytes() == scores
+
+
+def test_a_restored_coordinator_ends_the_final_weights_and_their_scores(
+    served: Served, participant: Enrolled
+) -> None:
+    who = finished(served, participant)
+    home, manifests = who.workspace.home, who.session.manifests
+    document = manifests.last_accepted()
+    assert document is not None
+    last = StoredManifest(document, manifests.read(document))
+    accept(Offer(last, None, None, []), manifests, {}, who.session.api)
+    for name in (FINAL_WEIGHTS, FINAL_SCORES, FINAL_SCORES_SENT):
+        assert not (home / name).exists()
+        assert (home / "earlier" / f"{name}-1").is_file()
+
+
+def test_a_client_whose_last_update_was_not_counted_sends_its_final_scores(
+    served: Served, participant: Enrolled
+) -> None:
+    class Late(httpx.HTTPTransport):
+        """A proxy that says of the last update that it came too late."""
+
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            answer = super().handle_request(request)
+            if request.method != "PUT" or not request.url.path.endswith("/rounds/2/update"):
+                return answer
+            problem = {"type": "urn:tessera:problem:round-closed", "title": "too late", "status": 409}
+            return httpx.Response(409, json=problem, request=request)
+
+    who = finished(served, participant, transport=Late())
+    folder = who.workspace.rounds.open(2)
+    assert folder.has(CLOSED)
+    assert not folder.has(RECEIPT)
+    assert (who.workspace.home / FINAL_SCORES_SENT).is_file()
