@@ -5,12 +5,12 @@ The split depends on the examples' text only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from client_agent.data.load import BY_COLUMNS, RowOptions, load_examples
 from client_agent.errors import DataInvalid
-from client_agent.model.examples import Example
+from client_agent.model.examples import Example, MetricName
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
@@ -80,6 +80,31 @@ def with_validation(
     """Split training examples into training and validation set by digest; the training set is never empty."""
     left, chosen = _split(examples, validation_share, digits=slice(8, 16))
     return (left, chosen) if left else (examples, ())
+
+
+def with_metrics(examples: _Examples, metrics: tuple[MetricName, ...] | None) -> _Examples:
+    """Return test examples that are scored by the metrics of the settings; None = by their format's.
+
+    Raises:
+        DataInvalid: an example cannot be scored by one of them.
+    """
+    if metrics is None:
+        return examples
+    for example in examples:
+        for name in metrics:
+            if fault := _unscored(example, name):
+                raise DataInvalid(
+                    f"metrics: {name} {fault}, as {example.completion[:40]!r} is; remove {name} from metrics, "
+                    "or set format to one that it fits"
+                )
+    return tuple(replace(example, metrics=metrics) for example in examples)
+
+
+def _unscored(example: Example, metric: MetricName) -> str | None:
+    """Return why a metric cannot score an example; None = it can."""
+    if metric == "option_accuracy":
+        return None if example.options else "cannot score an answer without options"
+    return "cannot score raw text, which answers nothing" if example.is_raw_text else None
 
 
 def _split(examples: _Examples, share: float, *, digits: slice) -> tuple[_Examples, _Examples]:

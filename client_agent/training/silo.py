@@ -18,7 +18,7 @@ from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model, parameter_count
 from client_agent.model.tokens import Encoded
 from client_agent.settings import AgentSettings, Quantization
-from client_agent.training.data import SiloData, load_data
+from client_agent.training.data import SiloData, load_data, with_metrics
 from client_agent.training.optimiser import require_optimiser
 from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.packing import require_packable
@@ -134,7 +134,7 @@ def open_silo(settings: AgentSettings) -> Silo:
         SettingsUnusable: the device does not exist, `chat_template` is no template, or the model or this
             machine does not support `packing` or `optimizer`.
         ModelNotFound, UnknownArchitecture, TokenizerUnfit: see `load_base_model`.
-        DataInvalid: see `load_data`.
+        DataInvalid: see `load_silo_data`.
         TokenizerUnfit: the data are chats, and the tokenizer has no chat template.
     """
     if settings.threads is not None:
@@ -212,7 +212,7 @@ def load_silo_data(settings: AgentSettings) -> SiloData:
     """Load the data of the settings, and log how many rows were skipped.
 
     Raises:
-        DataInvalid: see `load_data`.
+        DataInvalid: see `load_data` and `with_metrics`.
     """
     rows = RowOptions(settings.format, settings.columns, settings.skip_bad_rows)
     data = load_data(
@@ -223,8 +223,7 @@ def load_silo_data(settings: AgentSettings) -> SiloData:
         validation_share=settings.validation_share,
         rows=rows,
     )
-    if settings.metrics is not None:
-        data = replace(data, test=tuple(replace(e, metrics=settings.metrics) for e in data.test))
+    data = replace(data, test=with_metrics(data.test, settings.metrics))
     if data.skipped:
         log.warning("data: %d rows skipped; the first: %s", len(data.skipped), data.skipped[0])
     return data
