@@ -28,6 +28,9 @@ class Encoded:
     answer: tuple[bool, ...]
     spans: tuple[tuple[int, int], ...]  # (0, 0) for special tokens
 
+    def without_spans(self) -> Encoded:
+        return Encoded(self.ids, self.answer, ())
+
     def targets(self) -> list[int]:
         """Return for each position the next token if it is an answer token, else NO_TARGET."""
         following = zip(self.ids[1:], self.answer[1:], strict=True)

@@ -94,8 +94,8 @@ def with_metrics(examples: _Examples, metrics: tuple[MetricName, ...] | None) ->
         for name in metrics:
             if fault := _unscored(example, name):
                 raise DataInvalid(
-                    f"metrics: {name} {fault}, as {example.completion[:40]!r} is; remove {name} from metrics, "
-                    "or set format to one that it fits"
+                    f"metrics: {name} {fault}, such as {example.completion[:40]!r}; remove {name} from "
+                    "metrics, or set format to one that it fits"
                 )
     return tuple(replace(example, metrics=metrics) for example in examples)
 
@@ -104,7 +104,7 @@ def _unscored(example: Example, metric: MetricName) -> str | None:
     """Return why a metric cannot score an example; None = it can."""
     if metric == "option_accuracy":
         return None if example.options else "cannot score an answer without options"
-    return "cannot score raw text, which answers nothing" if example.is_raw_text else None
+    return "cannot score raw text" if example.is_raw_text else None
 
 
 def _split(examples: _Examples, share: float, *, digits: slice) -> tuple[_Examples, _Examples]:

@@ -136,7 +136,7 @@ def _option_accuracy(base: BaseModel, examples: Sequence[Example], max_length: i
     The mean, instead of the sum, prefers no short options (Brown et al. 2020, section 2.4).
     """
     chosen = [example for example in examples if "option_accuracy" in example.metrics]
-    texts = [_option(base, example, option, max_length) for example in chosen for option in example.options]
+    texts = [text for example in chosen for text in _options(base, example, max_length)]
     means = iter([float(answer.losses.double().mean()) for answer in _answers(base, texts)])
     right = [
         min(example.options, key={option: next(means) for option in example.options}.__getitem__)
@@ -144,6 +144,23 @@ def _option_accuracy(base: BaseModel, examples: Sequence[Example], max_length: i
         for example in chosen
     ]
     return _means({"option_accuracy": [float(value) for value in right]})
+
+
+def _options(base: BaseModel, example: Example, max_length: int) -> tuple[Encoded, ...]:
+    return base.tokens.get(
+        "options",
+        example,
+        max_length,
+        lambda: [_option(base, example, option, max_length) for option in example.options],
+    )
+
+
+def _question(base: BaseModel, example: Example, max_length: int) -> tuple[int, ...]:
+    def tokenised() -> list[Encoded]:
+        ids = encode_question(example, base.tokenizer, max_length)
+        return [Encoded(tuple(ids), (False,) * len(ids), ())]
+
+    return base.tokens.get("question", example, max_length, tokenised)[0].ids
 
 
 def _option(base: BaseModel, example: Example, option: str, max_length: int) -> Encoded:
@@ -164,7 +181,7 @@ def _generated(
     chosen = [example for example in examples if not GENERATED_METRICS.keys().isdisjoint(example.metrics)]
     new_tokens = min(new_tokens, max(1, base.positions // 2))
     longest = min(max_length, base.positions - new_tokens + 1)
-    prompts = [encode_question(example, base.tokenizer, longest) for example in chosen]
+    prompts = [_question(base, example, longest) for example in chosen]
     values: dict[str, list[float]] = {}
     for example, text in zip(chosen, completions(base, prompts, max_new_tokens=new_tokens), strict=True):
         references = example.references or (example.completion,)
