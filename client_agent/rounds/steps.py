@@ -132,6 +132,7 @@ def _pull(work: Work) -> bytes:
         archive_trained(work.rounds)
     if has_budget(work.opened):
         require_affordable(work.opened, trainer.layout(work.opened, work.earlier))
+    trainer.silo.require_fit(brief.training.max_length)
     trainer.frames(brief)  # the coordinator must have the pack before a join: it determines the layout
     newcomer = work.rounds.newest_with(TRAINED, before=brief.round) is None
     body = _join_body(work) if newcomer and brief.round > 1 else None

@@ -25,7 +25,6 @@ from client_agent.training.packing import require_packable
 from schemas import PROTOCOL_VERSION
 from schemas.messages.enrolment import Profile
 
-_PROBED_EXAMPLES = 64
 _LARGE = 1_000_000_000
 
 log = logging.getLogger(__name__)
@@ -56,6 +55,15 @@ class Silo:
             TextTooLong: see `encode_for`.
         """
         return encode_for(self.base, examples, max_length)
+
+    def require_fit(self, max_length: int) -> None:
+        """Tokenise all examples, so that what does not fit is refused before the long work of a round.
+
+        Raises:
+            TextTooLong, DataInvalid, TokenizerUnfit: see `encode_for`.
+        """
+        for examples in (self.data.train, self.data.validation, self.data.test):
+            self.encoded(examples, max_length)
 
     def model_named(self, slug: str) -> BaseModel:
         """Return the shared model of a slug: this silo's own, or the model of `pivot_model`.
@@ -204,8 +212,9 @@ def _require_renderable(data: SiloData, base: BaseModel) -> None:
         TokenizerUnfit, DataInvalid: see `learnt_parts`.
     """
     for examples in (data.train, data.validation, data.test):
-        for example in examples[:_PROBED_EXAMPLES]:
-            learnt_parts(example, base.tokenizer)
+        for example in examples:
+            if example.turns:
+                learnt_parts(example, base.tokenizer)
 
 
 def load_silo_data(settings: AgentSettings) -> SiloData:
