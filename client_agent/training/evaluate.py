@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from client_agent.errors import LossNotFinite
-from client_agent.model.examples import Example, encode_for, encode_question, probe_set, rendered
+from client_agent.model.examples import Example, encode_question, encode_some, probe_set, rendered
 from client_agent.model.generation import completions
 from client_agent.model.loading import BaseModel
 from client_agent.model.token_budget import grouped_by_length
@@ -58,11 +58,10 @@ def evaluate(
     plan: ScoresPlan | None = None,
     *,
     max_length: int,
-    texts: Sequence[Encoded] | None = None,
 ) -> Evaluation:
     """Score a model on at most `plan.examples` examples, chosen by digest (`probe_set`).
 
-    `texts` are all texts of these examples, if they have been tokenised before.
+    The loss is of as many texts at most, of which a long raw text has several (`encode_some`).
 
     Raises:
         LossNotFinite: the model's output is NaN or infinite.
@@ -70,7 +69,7 @@ def evaluate(
     """
     plan = plan or ScoresPlan()
     chosen = probe_set(examples, plan.examples)
-    forced = teacher_forced(base, encode_for(base, chosen, max_length) if texts is None else texts)
+    forced = teacher_forced(base, encode_some(base, chosen, plan.examples, max_length))
     metrics = _option_accuracy(base, chosen, max_length)
     if plan.new_tokens:
         metrics |= _generated(base, chosen, max_length, plan.new_tokens)

@@ -13,7 +13,7 @@ import numpy as np
 
 from client_agent.adapters.base import Adapter, Penalty
 from client_agent.errors import LossNotFinite, Stopped
-from client_agent.model.examples import Example, probe_set
+from client_agent.model.examples import Example, encode_some, probe_set
 from client_agent.model.loading import BaseModel
 from client_agent.model.quantization import precision_of
 from client_agent.storage.rate_store import RateSearch as RateSearch
@@ -190,7 +190,7 @@ class _Trials:
             )
         if len(outcome.losses) < plan.steps:
             raise Stopped
-        return mean_loss(silo.base, silo.encoded(held_out, plan.max_length))
+        return mean_loss(silo.base, encode_some(silo.base, held_out, _SCORED, plan.max_length))
 
     def _penalty(self, examples: Sequence[Example]) -> Penalty | None:
         return self._adapter.penalty(examples, self._plan.max_length, 1)
