@@ -34,6 +34,35 @@ class SiloData:
     skipped: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the three sets of a silo are; None = a share of the others."""
+
+    train: str
+    validation: str | None
+    test: str | None
+
+
+def resolved(
+    train: Path | str, validation: Path | str | None = None, test: Path | str | None = None
+) -> Sources:
+    """Return the sources of a silo's data; a folder with train.jsonl may hold the others as well."""
+    folder = Path(train)
+    if not (folder / "train.jsonl").is_file():
+        return Sources(str(train), _text(validation), _text(test))
+    in_folder = {name: folder / f"{name}.jsonl" for name in ("validation", "test")}
+    held_out = {name: str(file) for name, file in in_folder.items() if file.is_file()}
+    return Sources(
+        str(folder / "train.jsonl"),
+        _text(validation) or held_out.get("validation"),
+        _text(test) or held_out.get("test"),
+    )
+
+
+def _text(source: Path | str | None) -> str | None:
+    return str(source) if source is not None else None
+
+
 def load_data(
     train: Path | str,
     test: Path | str | None = None,
@@ -52,14 +81,11 @@ def load_data(
     Raises:
         DataInvalid: a source cannot be read, is empty or has a bad row, or the training or test set is empty.
     """
-    folder = Path(train)
-    if (folder / "train.jsonl").is_file():
-        train, test = folder / "train.jsonl", test or _file(folder / "test.jsonl")
-        validation = validation or _file(folder / "validation.jsonl")
-    loaded = load_examples(str(train), rows)
+    sources = resolved(train, validation, test)
+    loaded = load_examples(sources.train, rows)
     examples, skipped = loaded.examples, loaded.skipped
-    if test is not None:
-        loaded = load_examples(str(test), rows)
+    if sources.test is not None:
+        loaded = load_examples(sources.test, rows)
         tests, skipped = loaded.examples, skipped + loaded.skipped
     else:
         examples, tests = _split(examples, test_share, digits=slice(0, 8))
@@ -68,8 +94,8 @@ def load_data(
                 f"{train}: {len(examples) + len(tests)} examples are too few to hold out {test_share:.0%}; "
                 "add examples, or set a test file"
             )
-    if validation is not None:
-        loaded = load_examples(str(validation), rows)
+    if sources.validation is not None:
+        loaded = load_examples(sources.validation, rows)
         return SiloData(examples, loaded.examples, tests, skipped + loaded.skipped)
     return SiloData(*with_validation(examples, validation_share), tests, skipped)
 
@@ -114,7 +140,3 @@ def _split(examples: _Examples, share: float, *, digits: slice) -> tuple[_Exampl
         tuple(e for e in examples if e.key not in chosen),
         tuple(e for e in examples if e.key in chosen),
     )
-
-
-def _file(path: Path) -> Path | None:
-    return path if path.is_file() else None
