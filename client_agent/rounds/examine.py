@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from client_agent.adapters.base import Adapter
 from client_agent.model.examples import encode_some, probe_set
 from client_agent.model.quantization import precision_of
-from client_agent.model.tokens import Encoded
+from client_agent.model.tokens import Encoded, digest_of_texts
 from client_agent.training.evaluate import evaluate, mean_loss
 from client_agent.training.rate_search import MIN_VALIDATION
 from client_agent.training.silo import Silo
@@ -41,7 +41,9 @@ class Examiner:
         self._test = probe_set(silo.data.test, plan.examples)
         self._validation = probe_set(silo.data.validation, max(plan.examples, MIN_VALIDATION))
         facts = [silo.base.slug, precision_of(silo.base.model), plan.model_dump_json(), str(max_length)]
-        facts += [surroundings, *(e.key for examples in (self._test, self._validation) for e in examples)]
+        facts += [surroundings, *(repr((e.key, e.options, e.references, e.metrics)) for e in self._test)]
+        test_texts = encode_some(silo.base, self._test, plan.examples, max_length)
+        facts += map(digest_of_texts, (test_texts, self._validation_texts()))  # the chat template's work, too
         self._facts = "\n".join(facts).encode()
 
     def examine(self, adapter: Adapter, earlier: Iterable[Exam] = ()) -> Exam:

@@ -232,6 +232,7 @@ def learning_rate(
     key = search_key(
         *(silo.base, adapter, silo.data, origin.adapter, plan),
         frames=origin.frames,
+        options=silo.options,
         method=traits.importance,
     )
     return search_rate(silo, adapter, plan, rates, key, stop=stop)

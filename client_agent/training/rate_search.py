@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from math import inf
 
@@ -13,15 +14,17 @@ import numpy as np
 
 from client_agent.adapters.base import Adapter, Penalty
 from client_agent.errors import LossNotFinite, Stopped
-from client_agent.model.examples import Example, encode_some, probe_set
+from client_agent.model.examples import Example, encode_for, encode_some, probe_set
 from client_agent.model.loading import BaseModel
 from client_agent.model.quantization import precision_of
+from client_agent.model.tokens import digest_of_texts
 from client_agent.storage.rate_store import RateSearch as RateSearch
 from client_agent.storage.rate_store import RateStore as RateStore
 from client_agent.storage.rate_store import TriedRate
 from client_agent.training.data import SiloData
 from client_agent.training.evaluate import mean_loss
 from client_agent.training.loop import train
+from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.progress import TrainingProgress
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, TrainingPlan
@@ -106,6 +109,7 @@ def search_key(
     training: TrainingPlan,
     *,
     frames: str,
+    options: TrainingOptions = DEFAULT_OPTIONS,
     method: ImportancePlan | None = None,
 ) -> str:
     """Return the digest of everything that a search depends on, hexadecimal.
@@ -124,8 +128,9 @@ def search_key(
         "frames": frames,
         "tensors": {name: list(tensor.shape) for name, tensor in adapter.named_parameters().items()},
         "method": method.model_dump(mode="json") if method is not None else None,
-        "train": [example.key for example in data.train],
-        "validation": [example.key for example in data.validation],
+        "options": asdict(options),
+        "train": digest_of_texts(encode_for(base, data.train, training.max_length)),
+        "validation": digest_of_texts(encode_for(base, data.validation, training.max_length)),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

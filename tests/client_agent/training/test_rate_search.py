@@ -18,6 +18,7 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.strategies.base import load_strategy
 from client_agent.training.data import SiloData
+from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.rate_search import GRID, RateStore, next_rate, search_key, search_rate, sides
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, TrainingPlan
@@ -141,10 +142,15 @@ def test_few_validation_examples_are_no_judges() -> None:
 
 
 def test_a_search_is_shared_by_methods_that_train_the_same_tensors(silo: Silo) -> None:
-    def key(plan: TrainingPlan, strategy: str = "fedavg", data: SiloData = silo.data) -> str:
+    def key(
+        plan: TrainingPlan,
+        strategy: str = "fedavg",
+        data: SiloData = silo.data,
+        options: TrainingOptions = DEFAULT_OPTIONS,
+    ) -> str:
         parts = parts_of(load_strategy(strategy))
         with inject(silo.base, ADAPTER, {}, gated=False, seed=0, parts=parts) as adapter:
-            return search_key(silo.base, adapter, data, ADAPTER, plan, frames="none")
+            return search_key(silo.base, adapter, data, ADAPTER, plan, frames="none", options=options)
 
     usual = key(PLAN)
     assert key(PLAN.model_copy(update={"seed": 7})) == usual
@@ -152,3 +158,4 @@ def test_a_search_is_shared_by_methods_that_train_the_same_tensors(silo: Silo) -
     assert key(PLAN, "fedmosaic") == usual != key(PLAN, "ffa_lora")
     fewer = SiloData(silo.data.train[:-1], silo.data.validation, silo.data.test)
     assert key(PLAN, data=fewer) != usual
+    assert key(PLAN, options=TrainingOptions(packing=True)) != usual
