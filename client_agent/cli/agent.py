@@ -258,8 +258,8 @@ def _show(agent_status: AgentStatus) -> None:
         loss = "-" if row.served is None else f"{row.served:.3f} -> {row.trained:.3f}"
         rate = "-" if row.learning_rate is None else f"{row.learning_rate:g}"
         size = "-" if row.bytes_sent is None else f"{row.bytes_sent:,}"
-        kept, scores = row.personal or "-", "-" if row.scores is None else as_text(row.scores)
-        rounds.add_row(str(row.round), loss, kept, scores, rate, size, Text(row.state))
+        scores = "-" if row.scores is None else as_text(row.scores)
+        rounds.add_row(str(row.round), loss, row.personal or "-", scores, rate, size, Text(row.state))
     Console().print(facts)
     if agent_status.rounds:
         Console().print(rounds)
