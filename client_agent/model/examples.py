@@ -162,7 +162,7 @@ def encode_beginnings(base: BaseModel, examples: Sequence[Example], max_length: 
         TextTooLong: see `encode_for`.
     """
 
-    texts = []
+    texts: list[Encoded] = []
     for example in examples:
         tokenised = partial(encode_all, [example], base.tokenizer, max_length)
         texts += base.tokens.get("beginning", example, max_length, tokenised)
