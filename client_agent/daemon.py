@@ -105,7 +105,9 @@ def wait_for_frames(
 
     Raises:
         Stopped: the agent was stopped.
+        TextTooLong: an example exceeds the base model's context.
     """
+    participant.trainer.silo.require_fit(brief.training.max_length)
     if brief.alignment is not None and participant.trainer.drop_ended_pack():
         archive_trained(participant.workspace.rounds)
     while True:

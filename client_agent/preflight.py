@@ -1,4 +1,7 @@
-"""Check everything that a run needs: settings, device, model, data and connection. Changes nothing."""
+"""Check everything that a run needs: settings, device, model, data and connection.
+
+Changes nothing, but that a model in a .gguf file is converted into the agent's folder, as for a run.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject
 from client_agent.errors import AgentError, CoordinatorRefused, NotEnrolled
 from client_agent.identity.membership import connect_once, pending_key_file, read_membership
-from client_agent.model.examples import encode_all, encode_for
+from client_agent.model.examples import encode_all, encode_for, encode_some
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug
 from client_agent.model.tokens import collate, pad_id
@@ -127,8 +130,8 @@ def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
     base, data = _loaded(settings), _examples(settings)
     for examples in (data.train, data.validation, data.test):  # as training and scoring tokenise them: once
         encode_for(base, examples, plan.max_length)
-    probe = data.test[:_PROBE_EXAMPLES]
-    loss = mean_loss(base, encode_for(base, probe, min(_PROBE_LENGTH, base.positions)))
+    length = min(_PROBE_LENGTH, base.positions)
+    loss = mean_loss(base, encode_some(base, data.test[:_PROBE_EXAMPLES], _PROBE_EXAMPLES, length))
     skipped = f", {len(data.skipped)} rows skipped" if data.skipped else ""
     return (
         f"{len(data.train)} to train on, {len(data.validation)} for validation, {len(data.test)} held out"

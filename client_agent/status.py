@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
+from pydantic import TypeAdapter
+
 from client_agent.errors import AgentError
 from client_agent.identity.membership import Membership, connect_once, is_in_use, read_membership
 from client_agent.settings import AgentSettings
@@ -23,7 +25,7 @@ from client_agent.storage.round_folder import (
 )
 from client_agent.storage.tensor_metadata import read_metadata
 from schemas.messages.rounds import FinishedBrief, RoundBrief
-from schemas.messages.scores import LOSS, Scores
+from schemas.messages.scores import LOSS, Score, Scores
 from schemas.messages.updates import Receipt
 
 _STEPS: Final = (
@@ -43,6 +45,7 @@ class RoundStatus:
         served: the loss on the test examples before the local steps.
         trained: the loss on the test examples after the local steps.
         personal: which of both is the client's model.
+        scores: every score of that model.
         learning_rate: the rate of the local steps.
     """
 
@@ -51,6 +54,7 @@ class RoundStatus:
     served: float | None
     trained: float | None
     personal: str | None
+    scores: dict[str, Score] | None
     learning_rate: float | None
     bytes_sent: int | None
 
@@ -61,7 +65,7 @@ class AgentStatus:
 
     `well` is false if a person must act: the coordinator does not answer or refuses this client, or the agent
     does not run and the federation is not finished. `learning_rate` is the search's result, if the plan names
-    no rate; `final_loss` is the loss of the final weights on the test examples.
+    no rate; `final_scores` are those of the final weights on the test examples.
     """
 
     name: str
@@ -72,8 +76,12 @@ class AgentStatus:
     coordinator: str
     well: bool
     learning_rate: str | None
-    final_loss: float | None
+    final_scores: dict[str, Score] | None
     rounds: list[RoundStatus]
+
+    def document(self) -> object:
+        """Return the status as `tessera agent status --json` prints it."""
+        return TypeAdapter(AgentStatus).dump_python(self, mode="json")
 
 
 def read_status(settings: AgentSettings) -> AgentStatus:
@@ -97,7 +105,7 @@ def read_status(settings: AgentSettings) -> AgentStatus:
         coordinator=answer,
         well=reached and (running or finished),
         learning_rate=str(search) if search is not None else None,
-        final_loss=final.scores[LOSS].value if final is not None else None,
+        final_scores=final.scores if final is not None else None,
         rounds=[_round(folder) for folder in RoundFolders(home / "rounds").newest_first()],
     )
 
@@ -139,6 +147,7 @@ def _round(folder: RoundFolder) -> RoundStatus:
         served=scores.served[LOSS].value if scores is not None else None,
         trained=scores.trained[LOSS].value if scores is not None else None,
         personal=scores.kept if scores is not None else None,
+        scores=scores.of_kept if scores is not None else None,
         learning_rate=_learning_rate(folder),
         bytes_sent=receipt.bytes if receipt is not None else None,
     )

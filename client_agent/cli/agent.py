@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -156,7 +155,7 @@ def status(config: Config = None, as_json: Json = False) -> None:
 
         agent_status = read_status(settings)
         if as_json:
-            print(json.dumps(asdict(agent_status), indent=1))
+            print(json.dumps(agent_status.document(), indent=1))
         else:
             _show(agent_status)
         if not agent_status.well:
@@ -219,7 +218,7 @@ def train(
         from client_agent.storage.files import write_durably
         from client_agent.storage.rate_store import RATES, RateStore
         from client_agent.training.silo import open_silo
-        from schemas.messages.scores import LOSS
+        from schemas.messages.scores import LOSS, as_text
 
         stop = stop_on_signal()
         planned = read_plan(plan)
@@ -234,13 +233,16 @@ def train(
                 scores = trained.scores
                 print(
                     f"round {len(results)}: loss {scores.served[LOSS].value:.3f} -> "
-                    f"{scores.trained[LOSS].value:.3f}, {scores.kept} kept, rate {trained.learning_rate:g}"
+                    f"{scores.trained[LOSS].value:.3f}, rate {trained.learning_rate:g}, "
+                    f"{scores.kept} kept: {as_text(scores.of_kept)}"
                 )
         if as_json:
             print(json.dumps([trained.scores.model_dump() for trained in results]))
 
 
 def _show(agent_status: AgentStatus) -> None:
+    from schemas.messages.scores import as_text
+
     facts = Table(show_header=False)
     facts.add_row(
         "client", Text(f"{agent_status.name}, {agent_status.client} of federation {agent_status.federation}")
@@ -249,14 +251,15 @@ def _show(agent_status: AgentStatus) -> None:
     facts.add_row("coordinator", Text(f"{agent_status.url}: {agent_status.coordinator}"))
     if agent_status.learning_rate is not None:
         facts.add_row("learning rate", Text(agent_status.learning_rate))
-    if agent_status.final_loss is not None:
-        facts.add_row("final weights", f"held-out loss {agent_status.final_loss:.3f}")
-    rounds = Table("round", "loss", "kept", "rate", "bytes sent", "state")
+    if agent_status.final_scores is not None:
+        facts.add_row("final weights", f"held-out {as_text(agent_status.final_scores)}")
+    rounds = Table("round", "loss", "kept", "scores of the kept", "rate", "bytes sent", "state")
     for row in agent_status.rounds:
         loss = "-" if row.served is None else f"{row.served:.3f} -> {row.trained:.3f}"
         rate = "-" if row.learning_rate is None else f"{row.learning_rate:g}"
         size = "-" if row.bytes_sent is None else f"{row.bytes_sent:,}"
-        rounds.add_row(str(row.round), loss, row.personal or "-", rate, size, Text(row.state))
+        scores = "-" if row.scores is None else as_text(row.scores)
+        rounds.add_row(str(row.round), loss, row.personal or "-", scores, rate, size, Text(row.state))
     Console().print(facts)
     if agent_status.rounds:
         Console().print(rounds)

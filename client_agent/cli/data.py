@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,13 +91,12 @@ def _marked(example: Example, tokenizer: PreTrainedTokenizerFast) -> Text:
 def _summary(
     silo_data: SiloData, tokenizer: PreTrainedTokenizerFast, max_length: int
 ) -> dict[str, dict[str, object] | int]:
-    """Count examples, tokens, cut texts and duplicates of both sets."""
-    train, test = silo_data.train, silo_data.test
-    shared = {example.key for example in train} & {example.key for example in test}
+    """Count examples, tokens, cut texts and duplicates of the three sets; validation may be empty."""
+    sets = {"train": silo_data.train, "validation": silo_data.validation, "test": silo_data.test}
+    members = Counter(key for examples in sets.values() for key in {example.key for example in examples})
     return {
-        "train": _counts(train, tokenizer, max_length),
-        "test": _counts(test, tokenizer, max_length),
-        "in both": len(shared),
+        **{name: _counts(examples, tokenizer, max_length) for name, examples in sets.items()},
+        "in two sets": sum(count > 1 for count in members.values()),
         "skipped rows": len(silo_data.skipped),
     }
 
@@ -117,8 +117,8 @@ def _counts(
     return {
         "examples": len(examples),
         "duplicates": len(examples) - len({example.key for example in examples}),
-        "median tokens": int(statistics.median(lengths)),
-        "longest": max(lengths),
+        "median tokens": int(statistics.median(lengths or [0])),
+        "longest": max(lengths, default=0),
         "learnt tokens": learnt,
         f"cut at {max_length}": sum(is_cut),
         "tokens cut": sum(length - max_length for length, cut in zip(lengths, is_cut, strict=True) if cut),
@@ -145,10 +145,10 @@ def _table(summary: dict[str, dict[str, object] | int]) -> Table:
 def init(
     model: Annotated[str, typer.Option(help="The base model: a folder, a .gguf file or a hub id.")],
     train: Annotated[str, typer.Option(help="Training data: a file, a saved data set, or hub:<id>:<split>.")],
-    validation: Annotated[
-        str | None, typer.Option(help="Data to choose by; by default a tenth of --train.")
-    ] = None,
     test: Annotated[str | None, typer.Option(help="Held-out data; by default a fifth of --train.")] = None,
+    validation: Annotated[
+        str | None, typer.Option(help="Validation data; by default a tenth of the rest of --train.")
+    ] = None,
     url: Annotated[str, typer.Option(help="The coordinator's URL.")] = "http://127.0.0.1:8000",
     row_format: Annotated[
         str | None, typer.Option("--format", help=f"{_FORMATS}; by default found by the columns.")
@@ -160,25 +160,23 @@ def init(
         if out.exists():
             raise OutputUnwritable(f"--out: {out} exists already; remove it, or pass the name of a new file")
         from client_agent.data.load import RowOptions, load_examples
+        from client_agent.training.data import resolved
 
-        loaded = load_examples(train, RowOptions(row_format))
-        for source in filter(None, (validation, test)):
-            load_examples(source, RowOptions(row_format))
+        sources = resolved(train, validation, test)
+        loaded = load_examples(sources.train, RowOptions(row_format))
+        held_out = {"validation": validation, "test": test}
+        for source in (sources.validation, sources.test):
+            if source is not None:
+                load_examples(source, RowOptions(row_format))
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(
-            _toml(model, (train, validation, test), url, loaded.format, is_found=row_format is None), "utf-8"
-        )
+        text = _toml(model, train, held_out, url, loaded.format, is_found=row_format is None)
+        out.write_text(text, "utf-8")
     print(f"{out}: {len(loaded.examples)} examples of the format {loaded.format} in {train}")
     print(f"next: tessera agent data --config {out}, then tessera agent check --config {out}")
 
 
 def _toml(
-    model: str,
-    sources: tuple[str, str | None, str | None],
-    url: str,
-    row_format: str,
-    *,
-    is_found: bool,
+    model: str, train: str, held_out: dict[str, str | None], url: str, row_format: str, *, is_found: bool
 ) -> str:
     def local(source: str) -> str:
         """Return a path, perhaps with a split behind a colon, that is right wherever the agent is started."""
@@ -189,11 +187,10 @@ def _toml(
             source = f"{Path(folder).absolute()}:{split}"
         return json.dumps(source, ensure_ascii=False)
 
-    train, validation, test = sources
-    validation_line = (
-        f"validation = {local(validation)}" if validation is not None else '# validation = "validation.jsonl"'
+    held_out_lines = "\n".join(
+        f"{name} = {local(source)}" if source is not None else f'# {name} = "{name}.jsonl"'
+        for name, source in held_out.items()
     )
-    test_line = f"test = {local(test)}" if test is not None else '# test = "test.jsonl"'
     format_line = f'{"# " if is_found else ""}format = "{row_format}"'
     return f"""\
 # A silo of Tessera. `tessera agent check` verifies it; the environment overrides it (TESSERA_AGENT_<OPTION>).
@@ -207,11 +204,10 @@ model = {local(model)}
 # The model that all silos of the federation share, if it is not this one.
 # pivot_model = "..."
 
-# Training data, data to choose by (rates, and what is kept), and held-out data for scores. Without `test` a
-# fifth of `train` is held out, and without `validation` a tenth of the rest.
+# Training data. Without `test`, a fifth of `train` is held out for scores; without `validation`, a tenth of
+# the rest chooses the learning rate and the better model.
 train = {local(train)}
-{validation_line}
-{test_line}
+{held_out_lines}
 # What a row is; found by its columns if it is not set. Columns with other names are mapped.
 {format_line}
 # columns = {{ prompt = "question", completion = "answer" }}

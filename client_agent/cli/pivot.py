@@ -16,7 +16,7 @@ pivot = typer.Typer()
 @pivot.command("make-pivot-pack")
 def make_pivot_pack(
     federation: Annotated[str, typer.Argument(help="The federation's id.")],
-    model: Annotated[str, typer.Argument(help="The pivot: a folder or a hub id.")],
+    model: Annotated[str, typer.Argument(help="The pivot: a folder, .gguf file or hub id.")],
     token: Annotated[
         str, typer.Option(envvar=["TESSERA_TOKEN", "TESSERA_ADMIN_TOKEN"], help="An operator's token.")
     ],
@@ -64,7 +64,9 @@ def make_pivot_pack(
 
 @pivot.command("write-anchors")
 def write_anchors(
-    model_source: Annotated[str, typer.Argument(metavar="PIVOT", help="The pivot: a folder or a hub id.")],
+    model_source: Annotated[
+        str, typer.Argument(metavar="PIVOT", help="The pivot: a folder, .gguf file or hub id.")
+    ],
     out: Annotated[Path, typer.Option(help="The JSON file to write, for `tessera anchors put`.")],
     count: Annotated[
         int, typer.Option(min=1, max=100_000, help="The number of texts; the plan's alignment.anchors.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +23,8 @@ def rows(source: str) -> Iterator[Row]:
     """Yield the rows of a file, a folder saved by `datasets`, or `hub:<id>[:<configuration>][:<split>]`.
 
     A folder may hold several splits: `<folder>:<split>`. A file is JSON lines unless it ends with .json, .csv
-    or .parquet. A row that cannot be read is yielded with its fault.
+    or .parquet; endings of other known kinds are refused. A row that cannot be read is yielded with its
+    fault.
 
     Raises:
         DataInvalid: it cannot be read; the message says why and what to do.
@@ -32,6 +34,10 @@ def rows(source: str) -> Iterator[Row]:
     path, split = _split_of(source)
     if path.is_dir():
         return _numbered(_saved(path, split), source)
+    if path.suffix.lower() in _REFUSED:
+        raise DataInvalid(
+            f"{path}: {path.suffix} files are not read; {_REFUSED[path.suffix.lower()]}, and set its path"
+        )
     return _readable(path, _READERS.get(path.suffix.lower(), _json_lines))
 
 
@@ -74,7 +80,7 @@ def _parsed(content: bytes) -> object:
     Raises:
         ValueError, RecursionError: it is not JSON, or has half a character, which no tokenizer takes.
     """
-    text = content.decode("utf-8")
+    text = content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     record = json.loads(text)
     if "\\u" in text:  # an escape can spell half a character
         json.dumps(record, ensure_ascii=False).encode("utf-8")
@@ -84,7 +90,7 @@ def _parsed(content: bytes) -> object:
 def _json(path: Path) -> Iterator[Row]:
     """Read a list of objects; a file that does not begin with one is JSON lines."""
     with path.open("rb") as file:
-        if file.read(4096).lstrip()[:1] != b"[":
+        if file.read(4096).removeprefix(BOM_UTF8).lstrip()[:1] != b"[":
             yield from _json_lines(path)
             return
     try:
@@ -133,6 +139,15 @@ _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".csv": _csv,
     ".parquet": _parquet,
 }
+
+
+_REFUSED = dict.fromkeys(
+    (".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".tar", ".tgz"), "unpack it"
+) | dict.fromkeys(
+    (".tsv", ".tab", ".xls", ".xlsx", ".ods", ".xml", ".yaml", ".yml", ".arrow", ".feather", ".pkl"),
+    "convert it to JSON lines, CSV or Parquet",
+)
+"""Endings of files that are certainly no JSON lines, and what to do with them."""
 
 
 def _numbered(table: Any, source: str) -> Iterator[Row]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice, zip_longest
 from typing import cast
 
 from transformers import PreTrainedTokenizerFast
@@ -17,8 +19,6 @@ from client_agent.model.tokens import Encoded, encode, encode_learnt, encode_pie
 from client_agent.settings import MetricName
 
 __all__ = ["Example", "Turn"]
-
-_STORED_SETS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +136,49 @@ def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) ->
 
     A raw text longer than `max_length` yields several texts, so there may be more texts than examples.
 
-    The result is stored with the model, and returned for the same examples again. Character spans are left
-    out: they need most of the memory, and only alignment reads them.
-
     Raises:
         TextTooLong: a text exceeds the model's context: learned positions end there, and rotary positions
             beyond it are untrained.
     """
-    stored, key = base.encoded_texts, (max_length, tuple(examples))
-    if key in stored:
-        stored.move_to_end(key)
-        return stored[key]
-    whole = (text for example in examples for text in encode_whole(example, base.tokenizer, max_length))
-    texts = tuple(replace(text, spans=()) for text in whole)
+    return _fitting(base, [text for pieces in _pieces(base, examples, max_length) for text in pieces])
+
+
+def encode_some(
+    base: BaseModel, examples: Sequence[Example], count: int, max_length: int
+) -> tuple[Encoded, ...]:
+    """Tokenise examples as `encode_for` does, and return at most `count` texts.
+
+    The first text of every example comes first, then the second texts, and so on.
+
+    Raises:
+        TextTooLong: see `encode_for`.
+    """
+    in_turn = zip_longest(*_pieces(base, examples, max_length))
+    texts = (text for turn in in_turn for text in turn if text is not None)
+    return _fitting(base, list(islice(texts, count)))
+
+
+def encode_beginnings(base: BaseModel, examples: Sequence[Example], max_length: int) -> tuple[Encoded, ...]:
+    """Tokenise examples for a model, one text each: of a long raw text its beginning.
+
+    Raises:
+        TextTooLong: see `encode_for`.
+    """
+
+    texts: list[Encoded] = []
+    for example in examples:
+        tokenised = partial(encode_all, [example], base.tokenizer, max_length)
+        texts += base.tokens.get("beginning", example, max_length, tokenised)
+    return _fitting(base, texts)
+
+
+def _pieces(base: BaseModel, examples: Sequence[Example], max_length: int) -> Iterator[tuple[Encoded, ...]]:
+    for example in examples:
+        tokenised = partial(encode_whole, example, base.tokenizer, max_length)
+        yield base.tokens.get("whole", example, max_length, tokenised)
+
+
+def _fitting(base: BaseModel, texts: Sequence[Encoded]) -> tuple[Encoded, ...]:
     longest = max((len(text.ids) for text in texts), default=0)
     if longest > base.positions:
         raise TextTooLong(
@@ -156,10 +186,7 @@ def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) ->
             f"operator to set training.max_length to {base.positions} or less, or use a model "
             "with a longer context"
         )
-    stored[key] = texts
-    if len(stored) > _STORED_SETS:
-        stored.popitem(last=False)
-    return texts
+    return tuple(texts)
 
 
 def learnt_parts(example: Example, tokenizer: PreTrainedTokenizerFast) -> Learnt:

@@ -6,12 +6,11 @@ import hashlib
 import json
 import re
 import struct
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
@@ -21,12 +20,9 @@ from client_agent.errors import ModelNotFound, ModelTooLarge, TokenizerUnfit
 from client_agent.model.architectures import Architecture, architecture_of
 from client_agent.model.gguf import model_folder
 from client_agent.model.quantization import bits_and_bytes, keep_differentiable
+from client_agent.model.token_store import TokenStore
 from client_agent.settings import Quantization
 from schemas.messages.federations import Role
-
-if TYPE_CHECKING:
-    from client_agent.model.examples import Example
-    from client_agent.model.tokens import Encoded
 
 _CHUNK = 1 << 20
 _HEADER_LIMIT = 100 * 2**20  # the limit of the safetensors library
@@ -42,7 +38,7 @@ class BaseModel:
 
     Attributes:
         shapes: (d_out, d_in) of every role.
-        encoded_texts: the sets of examples that `encode_for` tokenised last.
+        tokens: the tokens of examples, each of which is tokenised once.
     """
 
     model: PreTrainedModel
@@ -53,9 +49,7 @@ class BaseModel:
     layers: int
     shapes: Mapping[Role, tuple[int, int]]
     device: torch.device
-    encoded_texts: OrderedDict[tuple[int, tuple[Example, ...]], tuple[Encoded, ...]] = field(
-        default_factory=OrderedDict, repr=False, compare=False
-    )
+    tokens: TokenStore = field(default_factory=TokenStore, repr=False, compare=False)
 
     @property
     def parts(self) -> Architecture:

@@ -5,8 +5,10 @@ Answer tokens are identified by character offsets. Padding is on the right, is m
 
 from __future__ import annotations
 
+import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -28,10 +30,21 @@ class Encoded:
     answer: tuple[bool, ...]
     spans: tuple[tuple[int, int], ...]  # (0, 0) for special tokens
 
+    def without_spans(self) -> Encoded:
+        return Encoded(self.ids, self.answer, ())
+
     def targets(self) -> list[int]:
         """Return for each position the next token if it is an answer token, else NO_TARGET."""
         following = zip(self.ids[1:], self.answer[1:], strict=True)
         return [*(i if answer else NO_TARGET for i, answer in following), NO_TARGET]
+
+
+def digest_of_texts(texts: Iterable[Encoded]) -> str:
+    """Return the digest of the tokens of texts and of which of them are answers, hexadecimal."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(array("q", [len(text.ids), *text.ids]).tobytes() + bytes(text.answer))
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from client_agent.adapters.base import Adapter
-from client_agent.model.examples import probe_set
+from client_agent.model.examples import encode_some, probe_set
 from client_agent.model.quantization import precision_of
+from client_agent.model.tokens import Encoded, digest_of_texts
 from client_agent.training.evaluate import evaluate, mean_loss
 from client_agent.training.rate_search import MIN_VALIDATION
 from client_agent.training.silo import Silo
@@ -39,17 +40,10 @@ class Examiner:
         self._max_length = max_length
         self._test = probe_set(silo.data.test, plan.examples)
         self._validation = probe_set(silo.data.validation, max(plan.examples, MIN_VALIDATION))
-        facts = [
-            silo.base.slug,
-            precision_of(silo.base.model),
-            plan.model_dump_json(),
-            str(max_length),
-            repr(silo.base.tokenizer.chat_template),
-        ]
-        facts += [
-            surroundings,
-            *(part for examples in (self._test, self._validation) for e in examples for part in e.scored_by),
-        ]
+        facts = [silo.base.slug, precision_of(silo.base.model), plan.model_dump_json(), str(max_length)]
+        facts += [surroundings, *(repr((e.key, e.options, e.references, e.metrics)) for e in self._test)]
+        test_texts = encode_some(silo.base, self._test, plan.examples, max_length)
+        facts += map(digest_of_texts, (test_texts, self._validation_texts()))  # the chat template's work, too
         self._facts = "\n".join(facts).encode()
 
     def examine(self, adapter: Adapter, earlier: Iterable[Exam] = ()) -> Exam:
@@ -58,16 +52,18 @@ class Examiner:
         for exam in earlier:
             if exam.fingerprint == fingerprint:
                 return exam
-        silo, length = self._silo, self._max_length
-        texts = silo.encoded(self._test, length)
-        evaluation = evaluate(silo.base, self._test, self._plan, max_length=length, texts=texts)
+        evaluation = evaluate(self._silo.base, self._test, self._plan, max_length=self._max_length)
         return Exam(fingerprint, evaluation.scores(), self.validation_loss())
 
     def validation_loss(self) -> float | None:
         """Return the loss on the validation examples; None if they are too few to decide anything."""
         if len(self._validation) < MIN_VALIDATION:
             return None
-        return mean_loss(self._silo.base, self._silo.encoded(self._validation, self._max_length))
+        return mean_loss(self._silo.base, self._validation_texts())
+
+    def _validation_texts(self) -> tuple[Encoded, ...]:
+        most = max(self._plan.examples, MIN_VALIDATION)
+        return encode_some(self._silo.base, self._validation, most, self._max_length)
 
     def _fingerprint(self, adapter: Adapter) -> str:
         digest = hashlib.sha256(self._facts)

@@ -22,7 +22,7 @@ from client_agent.storage.round_folder import (
     RoundFolder,
 )
 from schemas.messages.rounds import FinishedBrief
-from schemas.messages.scores import LOSS, Scores
+from schemas.messages.scores import Scores, as_text
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def finish(participant: Participant, brief: FinishedBrief) -> None:
         return
     try:
         scores = _final_scores(participant, newest)
-        log.info("final weights: held-out loss %.3f", scores.scores[LOSS].value)
+        log.info("final weights: held-out %s", as_text(scores.scores))
         _send(participant, scores, brief.round - 1)
     except Stopped:
         raise

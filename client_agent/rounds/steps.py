@@ -41,7 +41,7 @@ from client_agent.storage.round_folder import (
     RoundFolders,
 )
 from schemas.messages.rounds import RoundBrief
-from schemas.messages.scores import LOSS
+from schemas.messages.scores import LOSS, as_text
 from schemas.wire.digests import digest_of
 
 log = logging.getLogger(__name__)
@@ -132,6 +132,7 @@ def _pull(work: Work) -> bytes:
         archive_trained(work.rounds)
     if has_budget(work.opened):
         require_affordable(work.opened, trainer.layout(work.opened, work.earlier))
+    trainer.silo.require_fit(brief.training.max_length)
     trainer.frames(brief)  # the coordinator must have the pack before a join: it determines the layout
     newcomer = work.rounds.newest_with(TRAINED, before=brief.round) is None
     body = _join_body(work) if newcomer and brief.round > 1 else None
@@ -275,8 +276,9 @@ def _send_scores(work: Work) -> bytes:
     scores = work.trained.of(work.folder).scores
     work.session.api.send_scores(work.session.federation_id, work.brief.round, scores)
     log.info(
-        "round %d: held-out loss %.3f served, %.3f trained; %s kept",
+        "round %d: held-out loss %.3f served, %.3f trained; %s kept: %s",
         *(work.brief.round, scores.served[LOSS].value, scores.trained[LOSS].value, scores.kept),
+        as_text(scores.of_kept),
     )
     return scores.model_dump_json().encode()
 

@@ -235,6 +235,7 @@ def learning_rate(
     key = search_key(
         *(silo.base, adapter, silo.data, first or origin.adapter, plan),
         frames=origin.frames,
+        options=silo.options,
         method=traits.importance,
         options=silo.options,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example
 from client_agent.settings import MetricName
 from client_agent.simulation.study_fields import RowFields, StudySilo, StudySource
-from client_agent.training.data import TEST_SHARE
+from client_agent.training.data import TEST_SHARE, with_metrics
 from schemas.maths.seeded_random import Key, permutation
 
 _SIDES = ("validation", "test")
@@ -124,7 +124,7 @@ def _read_once(
 ) -> tuple[Example, ...]:
     """Read a source once per version of its file: every seed and method of a study reads it."""
     examples = distinct(load_examples(source, rows).examples)
-    return tuple(examples if metrics is None else (replace(e, metrics=metrics) for e in examples))
+    return with_metrics(tuple(examples), metrics)
 
 
 def _version(source: str) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from torch.nn import functional as nnf
 
 from client_agent.adapters.base import require_bare
 from client_agent.errors import SignatureUnusable
-from client_agent.model.examples import Example, encode_for, probe_set
+from client_agent.model.examples import Example, encode_beginnings, probe_set
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET, Batch, answer_logits, collate, hidden_states, pad_id
 from client_agent.privacy.release import Averaged
@@ -73,7 +73,7 @@ def sketch_of(
         AdapterInPlace: the kind is `gradient` and the model carries an adapter.
     """
     length = min(MAX_LENGTH, base.positions)
-    texts = encode_for(base, probe_set(examples, plan.probe_examples), length)
+    texts = encode_beginnings(base, probe_set(examples, plan.probe_examples), length)
     batches = [
         collate(texts[start : start + batch_size], pad=pad_id(base.tokenizer)).to(base.device)
         for start in range(0, len(texts), batch_size)

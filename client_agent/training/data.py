@@ -5,12 +5,12 @@ The split depends on the examples' text only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from client_agent.data.load import BY_COLUMNS, RowOptions, load_examples
 from client_agent.errors import DataInvalid
-from client_agent.model.examples import Example
+from client_agent.model.examples import Example, MetricName
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
@@ -34,6 +34,35 @@ class SiloData:
     skipped: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the three sets of a silo are; None = a share of the others."""
+
+    train: str
+    validation: str | None
+    test: str | None
+
+
+def resolved(
+    train: Path | str, validation: Path | str | None = None, test: Path | str | None = None
+) -> Sources:
+    """Return the sources of a silo's data; a folder with train.jsonl may hold the others as well."""
+    folder = Path(train)
+    if not (folder / "train.jsonl").is_file():
+        return Sources(str(train), _text(validation), _text(test))
+    in_folder = {name: folder / f"{name}.jsonl" for name in ("validation", "test")}
+    held_out = {name: str(file) for name, file in in_folder.items() if file.is_file()}
+    return Sources(
+        str(folder / "train.jsonl"),
+        _text(validation) or held_out.get("validation"),
+        _text(test) or held_out.get("test"),
+    )
+
+
+def _text(source: Path | str | None) -> str | None:
+    return str(source) if source is not None else None
+
+
 def load_data(
     train: Path | str,
     test: Path | str | None = None,
@@ -52,14 +81,11 @@ def load_data(
     Raises:
         DataInvalid: a source cannot be read, is empty or has a bad row, or the training or test set is empty.
     """
-    folder = Path(train)
-    if (folder / "train.jsonl").is_file():
-        train, test = folder / "train.jsonl", test or _file(folder / "test.jsonl")
-        validation = validation or _file(folder / "validation.jsonl")
-    loaded = load_examples(str(train), rows)
+    sources = resolved(train, validation, test)
+    loaded = load_examples(sources.train, rows)
     examples, skipped = loaded.examples, loaded.skipped
-    if test is not None:
-        loaded = load_examples(str(test), rows)
+    if sources.test is not None:
+        loaded = load_examples(sources.test, rows)
         tests, skipped = loaded.examples, skipped + loaded.skipped
     else:
         examples, tests = _split(examples, test_share, digits=slice(0, 8))
@@ -68,8 +94,8 @@ def load_data(
                 f"{train}: {len(examples) + len(tests)} examples are too few to hold out {test_share:.0%}; "
                 "add examples, or set a test file"
             )
-    if validation is not None:
-        loaded = load_examples(str(validation), rows)
+    if sources.validation is not None:
+        loaded = load_examples(sources.validation, rows)
         return SiloData(examples, loaded.examples, tests, skipped + loaded.skipped)
     return SiloData(*with_validation(examples, validation_share), tests, skipped)
 
@@ -82,6 +108,31 @@ def with_validation(
     return (left, chosen) if left else (examples, ())
 
 
+def with_metrics(examples: _Examples, metrics: tuple[MetricName, ...] | None) -> _Examples:
+    """Return test examples that are scored by the metrics of the settings; None = by their format's.
+
+    Raises:
+        DataInvalid: an example cannot be scored by one of them.
+    """
+    if metrics is None:
+        return examples
+    for example in examples:
+        for name in metrics:
+            if fault := _unscored(example, name):
+                raise DataInvalid(
+                    f"metrics: {name} {fault}, such as {example.completion[:40]!r}; remove {name} from "
+                    "metrics, or set format to one that it fits"
+                )
+    return tuple(replace(example, metrics=metrics) for example in examples)
+
+
+def _unscored(example: Example, metric: MetricName) -> str | None:
+    """Return why a metric cannot score an example; None = it can."""
+    if metric == "option_accuracy":
+        return None if example.options else "cannot score an answer without options"
+    return "cannot score raw text" if example.is_raw_text else None
+
+
 def _split(examples: _Examples, share: float, *, digits: slice) -> tuple[_Examples, _Examples]:
     """Return the others and the chosen: those whose digits of the digest are below the share."""
     chosen = {e.key for e in examples if int(e.key[digits], 16) < share * 2**32}
@@ -89,7 +140,3 @@ def _split(examples: _Examples, share: float, *, digits: slice) -> tuple[_Exampl
         tuple(e for e in examples if e.key not in chosen),
         tuple(e for e in examples if e.key in chosen),
     )
-
-
-def _file(path: Path) -> Path | None:
-    return path if path.is_file() else None

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from client_agent.errors import LossNotFinite
-from client_agent.model.examples import Example, encode_for, encode_question, probe_set, rendered
+from client_agent.model.examples import Example, encode_question, encode_some, probe_set, rendered
 from client_agent.model.generation import completions
 from client_agent.model.loading import BaseModel
 from client_agent.model.token_budget import grouped_by_length
@@ -58,11 +58,10 @@ def evaluate(
     plan: ScoresPlan | None = None,
     *,
     max_length: int,
-    texts: Sequence[Encoded] | None = None,
 ) -> Evaluation:
     """Score a model on at most `plan.examples` examples, chosen by digest (`probe_set`).
 
-    `texts` are all texts of these examples, if they have been tokenised before.
+    The loss is of as many texts at most, of which a long raw text has several (`encode_some`).
 
     Raises:
         LossNotFinite: the model's output is NaN or infinite.
@@ -70,7 +69,7 @@ def evaluate(
     """
     plan = plan or ScoresPlan()
     chosen = probe_set(examples, plan.examples)
-    forced = teacher_forced(base, encode_for(base, chosen, max_length) if texts is None else texts)
+    forced = teacher_forced(base, encode_some(base, chosen, plan.examples, max_length))
     metrics = _option_accuracy(base, chosen, max_length)
     if plan.new_tokens:
         metrics |= _generated(base, chosen, max_length, plan.new_tokens)
@@ -136,7 +135,7 @@ def _option_accuracy(base: BaseModel, examples: Sequence[Example], max_length: i
     The mean, instead of the sum, prefers no short options (Brown et al. 2020, section 2.4).
     """
     chosen = [example for example in examples if "option_accuracy" in example.metrics]
-    texts = [_option(base, example, option, max_length) for example in chosen for option in example.options]
+    texts = [text for example in chosen for text in _options(base, example, max_length)]
     means = iter([float(answer.losses.double().mean()) for answer in _answers(base, texts)])
     right = [
         min(example.options, key={option: next(means) for option in example.options}.__getitem__)
@@ -144,6 +143,23 @@ def _option_accuracy(base: BaseModel, examples: Sequence[Example], max_length: i
         for example in chosen
     ]
     return _means({"option_accuracy": [float(value) for value in right]})
+
+
+def _options(base: BaseModel, example: Example, max_length: int) -> tuple[Encoded, ...]:
+    return base.tokens.get(
+        "options",
+        example,
+        max_length,
+        lambda: [_option(base, example, option, max_length) for option in example.options],
+    )
+
+
+def _question(base: BaseModel, example: Example, max_length: int) -> tuple[int, ...]:
+    def tokenised() -> list[Encoded]:
+        ids = encode_question(example, base.tokenizer, max_length)
+        return [Encoded(tuple(ids), (False,) * len(ids), ())]
+
+    return base.tokens.get("question", example, max_length, tokenised)[0].ids
 
 
 def _option(base: BaseModel, example: Example, option: str, max_length: int) -> Encoded:
@@ -164,7 +180,7 @@ def _generated(
     chosen = [example for example in examples if not GENERATED_METRICS.keys().isdisjoint(example.metrics)]
     new_tokens = min(new_tokens, max(1, base.positions // 2))
     longest = min(max_length, base.positions - new_tokens + 1)
-    prompts = [encode_question(example, base.tokenizer, longest) for example in chosen]
+    prompts = [_question(base, example, longest) for example in chosen]
     values: dict[str, list[float]] = {}
     for example, text in zip(chosen, completions(base, prompts, max_new_tokens=new_tokens), strict=True):
         references = example.references or (example.completion,)

@@ -14,9 +14,10 @@ import numpy as np
 
 from client_agent.adapters.base import Adapter, Penalty
 from client_agent.errors import LossNotFinite, Stopped
-from client_agent.model.examples import Example, probe_set
+from client_agent.model.examples import Example, encode_for, encode_some, probe_set
 from client_agent.model.loading import BaseModel
 from client_agent.model.quantization import precision_of
+from client_agent.model.tokens import digest_of_texts
 from client_agent.storage.rate_store import RateSearch as RateSearch
 from client_agent.storage.rate_store import RateStore as RateStore
 from client_agent.storage.rate_store import TriedRate
@@ -108,6 +109,7 @@ def search_key(
     training: TrainingPlan,
     *,
     frames: str,
+    options: TrainingOptions = DEFAULT_OPTIONS,
     method: ImportancePlan | None = None,
     options: TrainingOptions = DEFAULT_OPTIONS,
 ) -> str:
@@ -130,8 +132,9 @@ def search_key(
         "frames": frames,
         "tensors": sorted(adapter.named_parameters()),
         "method": method.model_dump(mode="json") if method is not None else None,
-        "train": [example.key for example in data.train],
-        "validation": [example.key for example in data.validation],
+        "options": asdict(options),
+        "train": digest_of_texts(encode_for(base, data.train, training.max_length)),
+        "validation": digest_of_texts(encode_for(base, data.validation, training.max_length)),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -196,7 +199,7 @@ class _Trials:
             )
         if len(outcome.losses) < plan.steps:
             raise Stopped
-        return mean_loss(silo.base, silo.encoded(held_out, plan.max_length))
+        return mean_loss(silo.base, encode_some(silo.base, held_out, _SCORED, plan.max_length))
 
     def _penalty(self, examples: Sequence[Example]) -> Penalty | None:
         return self._adapter.penalty(examples, self._plan.max_length, 1)

@@ -18,14 +18,13 @@ from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model, parameter_count
 from client_agent.model.tokens import Encoded
 from client_agent.settings import AgentSettings, Quantization
-from client_agent.training.data import SiloData, load_data
+from client_agent.training.data import SiloData, load_data, with_metrics
 from client_agent.training.optimiser import require_optimiser
 from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.packing import require_packable
 from schemas import PROTOCOL_VERSION
 from schemas.messages.enrolment import Profile
 
-_PROBED_EXAMPLES = 64
 _LARGE = 1_000_000_000
 
 log = logging.getLogger(__name__)
@@ -56,6 +55,15 @@ class Silo:
             TextTooLong: see `encode_for`.
         """
         return encode_for(self.base, examples, max_length)
+
+    def require_fit(self, max_length: int) -> None:
+        """Tokenise all examples, so that what does not fit is refused before the long work of a round.
+
+        Raises:
+            TextTooLong, DataInvalid, TokenizerUnfit: see `encode_for`.
+        """
+        for examples in (self.data.train, self.data.validation, self.data.test):
+            self.encoded(examples, max_length)
 
     def model_named(self, slug: str) -> BaseModel:
         """Return the shared model of a slug: this silo's own, or the model of `pivot_model`.
@@ -134,7 +142,7 @@ def open_silo(settings: AgentSettings) -> Silo:
         SettingsUnusable: the device does not exist, `chat_template` is no template, or the model or this
             machine does not support `packing` or `optimizer`.
         ModelNotFound, UnknownArchitecture, TokenizerUnfit: see `load_base_model`.
-        DataInvalid: see `load_data`.
+        DataInvalid: see `load_silo_data`.
         TokenizerUnfit: the data are chats, and the tokenizer has no chat template.
     """
     if settings.threads is not None:
@@ -204,15 +212,16 @@ def _require_renderable(data: SiloData, base: BaseModel) -> None:
         TokenizerUnfit, DataInvalid: see `learnt_parts`.
     """
     for examples in (data.train, data.validation, data.test):
-        for example in examples[:_PROBED_EXAMPLES]:
-            learnt_parts(example, base.tokenizer)
+        for example in examples:
+            if example.turns:
+                learnt_parts(example, base.tokenizer)
 
 
 def load_silo_data(settings: AgentSettings) -> SiloData:
     """Load the data of the settings, and log how many rows were skipped.
 
     Raises:
-        DataInvalid: see `load_data`.
+        DataInvalid: see `load_data` and `with_metrics`.
     """
     rows = RowOptions(settings.format, settings.columns, settings.skip_bad_rows)
     data = load_data(
@@ -223,8 +232,7 @@ def load_silo_data(settings: AgentSettings) -> SiloData:
         validation_share=settings.validation_share,
         rows=rows,
     )
-    if settings.metrics is not None:
-        data = replace(data, test=tuple(replace(e, metrics=settings.metrics) for e in data.test))
+    data = replace(data, test=with_metrics(data.test, settings.metrics))
     if data.skipped:
         log.warning("data: %d rows skipped; the first: %s", len(data.skipped), data.skipped[0])
     return data

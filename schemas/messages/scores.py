@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -32,6 +33,15 @@ class Score(Strict):
 
 ScoreSet = Annotated[dict[ScoreName, Score], Field(min_length=1, max_length=MOST_SCORES)]
 """Scores of one model by name; `loss` is always present."""
+
+
+def as_text(scores: Mapping[str, Score]) -> str:
+    """Return scores as one line: `loss 0.845, perplexity 2.33, f1 0.412`."""
+    return ", ".join(f"{name} {_number(score.value)}" for name, score in scores.items())
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if value < 100 else f"{value:.4g}"
 
 
 class Scores(Strict):

@@ -64,13 +64,20 @@ def test_an_agents_standing_follows_it_from_enrolment_to_the_end(
         "served": view["scores"]["served"]["loss"]["value"],
         "trained": view["scores"]["trained"]["loss"]["value"],
         "personal": view["scores"]["kept"],
+        "scores": view["scores"][view["scores"]["kept"]],
         "learning_rate": 0.01,
         "bytes_sent": len(who.workspace.rounds.open(2).read(UPDATE)),
     }
     assert ended["learning_rate"] is None  # the plan names the rate
-    assert ended["final_loss"] == pytest.approx(view["scores"]["final"]["loss"]["value"])
+    assert ended["final_scores"] == view["scores"]["final"]
     shown = tessera("status", "--config", file).stdout
-    for part in ("aster", "does not run", "federation is finished", f"{ended['rounds'][0]['bytes_sent']:,}"):
+    for part in (
+        "aster",
+        "does not run",
+        "federation is finished",
+        "perplexity",
+        f"{ended['rounds'][0]['bytes_sent']:,}",
+    ):
         assert part in shown, part
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from client_agent.adapters.variational.posterior import positive, raw_of
-from client_agent.model.examples import Example, encode_for, probe_set
+from client_agent.model.examples import Example, encode_beginnings, probe_set
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, collate, pad_id
 from schemas.maths.seeded_random import Key, uniform
@@ -87,7 +87,7 @@ def mean_feature(base: BaseModel, examples: Sequence[Example], max_length: int) 
     Raises:
         TextTooLong: an example exceeds the base model's context.
     """
-    texts = encode_for(base, probe_set(examples, _EXAMPLES), max_length)
+    texts = encode_beginnings(base, probe_set(examples, _EXAMPLES), max_length)
     total = torch.zeros(2 * base.layers, device=base.device)
     for start in range(0, len(texts), _AT_ONCE):
         batch = collate(texts[start : start + _AT_ONCE], pad=pad_id(base.tokenizer)).to(base.device)

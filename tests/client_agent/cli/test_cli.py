@@ -44,10 +44,10 @@ def test_training_alone_prints_scores_per_round_and_writes_the_adapter(tmp_path:
     assert done.returncode == 0, done.stderr
     scores = json.loads(done.stdout)
     assert len(scores) == 2
-    assert scores[1]["before"]["loss"] == scores[0]["after"]["loss"]
+    assert scores[1]["served"]["loss"] == scores[0]["trained"]["loss"]
     trained = Trained.from_bytes(out.read_bytes())
     assert trained.adapter["b3.v.P"].shape == (4, 4)
-    assert trained.scores.after.loss == scores[1]["after"]["loss"]
+    assert trained.scores.trained["loss"].value == scores[1]["trained"]["loss"]["value"]
 
 
 def test_unusable_options_fail_before_training(tmp_path: Path) -> None:

@@ -99,3 +99,31 @@ def test_init_keeps_the_split_of_a_saved_data_set(tmp_path: Path, monkeypatch: p
     done = tessera("init", "--model", MODELS["S"], "--train", "saved:train", "--out", out)
     assert done.exit_code == 0, done.output
     assert AgentSettings.from_toml(out).train == f"{tmp_path / 'saved'}:train"
+
+
+def test_init_reads_a_folder_of_three_files_as_the_agent_does(tmp_path: Path) -> None:
+    folder, out = tmp_path / "data", tmp_path / "silo.toml"
+    folder.mkdir()
+    for name, count in (("train", 5), ("validation", 3), ("test", 2)):
+        rows = [
+            json.dumps({"prompt": f"{name} {number}", "completion": "c"}) + "\n" for number in range(count)
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(rows))
+    done = tessera("init", "--model", MODELS["S"], "--train", folder, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "5 examples" in done.output
+    assert AgentSettings.from_toml(out).train == str(folder)
+    for words in ("validation", "a tenth"):
+        assert words in out.read_text()
+    counts = json.loads(tessera("data", "--config", out, "--json").stdout)
+    assert [counts[name]["examples"] for name in ("train", "validation", "test")] == [5, 3, 2]
+
+
+def test_an_empty_validation_set_is_counted(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "silo.toml"
+    out.write_text(
+        f'url = "http://127.0.0.1:1"\nmodel = "{MODELS["S"]}"\ntrain = "{table}"\nvalidation_share = 0\n'
+    )
+    counts = json.loads(tessera("data", "--config", out, "--json").stdout)
+    assert (counts["validation"]["examples"], counts["validation"]["longest"]) == (0, 0)
+    assert counts["train"]["examples"] + counts["test"]["examples"] == 40

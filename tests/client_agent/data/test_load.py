@@ -181,3 +181,22 @@ def test_a_source_that_cannot_be_read_is_refused(tmp_path: Path, source: str) ->
     place = source if source.startswith("hub:") else str(tmp_path / source)
     with pytest.raises(DataInvalid):
         load_examples(place)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, name: str) -> None:
+    file = Path(WRITERS[name](tmp_path / name, ROWS))
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert load_examples(str(file)).examples == tuple(Example(r["prompt"], r["completion"]) for r in ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"), [("rows.TSV", "convert"), ("rows.jsonl.gz", "unpack"), ("rows.xlsx", "convert")]
+)
+def test_files_of_other_known_kinds_are_refused_by_their_ending(
+    tmp_path: Path, name: str, advice: str
+) -> None:
+    (tmp_path / name).write_bytes(b"\x1f\x8b\x00\n" * 3)
+    for options in (RowOptions(), RowOptions(skip_bad_rows=True)):
+        with pytest.raises(DataInvalid, match=f"files are not read; {advice}"):
+            load_examples(str(tmp_path / name), options)

@@ -18,7 +18,7 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.strategies.base import load_strategy
 from client_agent.training.data import SiloData
-from client_agent.training.options import TrainingOptions
+from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.rate_search import GRID, RateStore, next_rate, search_key, search_rate, sides
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, TrainingPlan
@@ -148,10 +148,11 @@ def test_a_search_is_shared_by_methods_that_train_the_same_tensors(silo: Silo) -
         data: SiloData = silo.data,
         adapter: AdapterPlan = ADAPTER,
         injected: AdapterPlan | None = None,
+        options: TrainingOptions = DEFAULT_OPTIONS,
     ) -> str:
         parts = parts_of(load_strategy(strategy))
         with inject(silo.base, injected or adapter, {}, gated=False, seed=0, parts=parts) as placed:
-            return search_key(silo.base, placed, data, adapter, plan, frames="none")
+            return search_key(silo.base, placed, data, adapter, plan, frames="none", options=options)
 
     usual = key(PLAN)
     assert key(PLAN.model_copy(update={"seed": 7})) == usual
@@ -169,3 +170,4 @@ def test_a_search_is_shared_by_methods_that_train_the_same_tensors(silo: Silo) -
         assert search_key(*facts, frames="none", options=TrainingOptions(optimizer="adamw8bit")) != usual
     fewer = SiloData(silo.data.train[:-1], silo.data.validation, silo.data.test)
     assert key(PLAN, data=fewer) != usual
+    assert key(PLAN, options=TrainingOptions(packing=True)) != usual

@@ -10,8 +10,10 @@ import pytest
 
 from client_agent.data.load import load_examples
 from client_agent.errors import DataInvalid
-from client_agent.model.examples import Example, Turn
+from client_agent.model.examples import Example, MetricName, Turn
+from client_agent.settings import AgentSettings
 from client_agent.training.data import load_data, with_validation
+from client_agent.training.silo import load_silo_data
 
 
 def written(path: Path, *records: object) -> Path:
@@ -113,3 +115,23 @@ def test_a_test_file_or_a_folder_with_one_is_taken_as_it_is(tmp_path: Path) -> N
 def test_too_few_examples_to_hold_one_out_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataInvalid, match="too few"):
         load_data(written(tmp_path / "one.jsonl", *rows(1)))
+
+
+@pytest.mark.parametrize(
+    ("record", "metric", "fault"),
+    [
+        ({"prompt": "p", "completion": "c"}, "option_accuracy", "without options"),
+        ({"text": "a raw text"}, "exact_match", "raw text"),
+    ],
+)
+def test_metrics_that_the_test_examples_cannot_be_scored_by_are_refused_at_the_start(
+    tmp_path: Path, record: dict[str, str], metric: MetricName, fault: str
+) -> None:
+    file = written(tmp_path / "rows.jsonl", record)
+    settings = AgentSettings(url="http://127.0.0.1:1", model="m", train=str(file), test=str(file))
+    assert len(load_silo_data(settings).test) == 1
+    with pytest.raises(DataInvalid, match=f"metrics: {metric} .*{fault}"):
+        load_silo_data(settings.model_copy(update={"metrics": (metric,)}))
+    scored = settings.model_copy(update={"metrics": ("f1",), "format": None})
+    file.write_text(json.dumps({"prompt": "p", "completion": "c"}))
+    assert load_silo_data(scored).test[0].metrics == ("f1",)

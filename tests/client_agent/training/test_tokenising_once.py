@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.standalone import train_alone
 from client_agent.sketches.gradient import sketch_of
+from client_agent.storage.rate_store import RateStore
 from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, FederationPlan, RoundsPlan, SignaturePlan, TrainingPlan
@@ -51,14 +53,38 @@ def counted(tiny: Callable[..., BaseModel]) -> tuple[BaseModel, CountingTokenize
 
 
 def test_a_second_round_tokenises_nothing(
-    counted: tuple[BaseModel, CountingTokenizer], examples: Sequence[Example]
+    counted: tuple[BaseModel, CountingTokenizer], examples: Sequence[Example], tmp_path: Path
 ) -> None:
     base, counter = counted
-    silo = Silo(base, SiloData(train=tuple(examples[:16]), test=tuple(examples[16:])), None)
-    rounds = train_alone(silo, PLAN, None, lambda: False)
+    silo = Silo(base, SiloData(tuple(examples[:16]), (), tuple(examples[16:])), None)
+    rounds = train_alone(silo, PLAN, None, lambda: False, RateStore(tmp_path))
     next(rounds)
     assert counter.texts == len(examples)
     next(rounds)
+    assert counter.texts == len(examples)
+
+
+def test_a_second_round_tokenises_no_option_and_no_question(
+    counted: tuple[BaseModel, CountingTokenizer], examples: Sequence[Example], tmp_path: Path
+) -> None:
+    base, counter = counted
+    choice = replace(examples[16], options=(examples[16].completion, "no"), metrics=("option_accuracy",))
+    answer = replace(examples[17], metrics=("f1",))
+    silo = Silo(base, SiloData(tuple(examples[:16]), (), (choice, answer)), None)
+    rounds = train_alone(silo, PLAN, None, lambda: False, RateStore(tmp_path))
+    assert next(rounds).scores.trained.keys() == {"loss", "perplexity", "option_accuracy", "f1"}
+    assert counter.texts == 18 + 2 + 1
+    next(rounds)
+    assert counter.texts == 18 + 2 + 1
+
+
+def test_examples_that_two_sets_share_are_tokenised_once(
+    counted: tuple[BaseModel, CountingTokenizer], examples: Sequence[Example]
+) -> None:
+    base, counter = counted
+    silo = Silo(base, SiloData(tuple(examples), (), ()), None)
+    silo.encoded(examples[:8], 64)
+    assert silo.encoded(examples[::-1], 64)[-8:] == silo.encoded(examples[7::-1], 64)
     assert counter.texts == len(examples)
 
 
@@ -77,7 +103,7 @@ def test_another_length_is_tokenised_anew(
     counted: tuple[BaseModel, CountingTokenizer], examples: Sequence[Example]
 ) -> None:
     base, counter = counted
-    silo = Silo(base, SiloData(tuple(examples), ()), None)
+    silo = Silo(base, SiloData(tuple(examples), (), ()), None)
     long, short = silo.encoded(examples, 64), silo.encoded(examples, 4)
     assert counter.texts == 2 * len(examples)
     assert max(len(text.ids) for text in short) == 4 < max(len(text.ids) for text in long)

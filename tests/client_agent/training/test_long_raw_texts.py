@@ -1,0 +1,54 @@
+"""A long raw text has many pieces to train on, and as few to score and to sketch as any other example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from client_agent.adapters.variational.modulator import mean_feature
+from client_agent.model.examples import Example, encode_beginnings, encode_for, encode_some, probe_set
+from client_agent.model.loading import BaseModel
+from client_agent.rounds.examine import Examiner
+from client_agent.sketches.gradient import sketch_of
+from client_agent.training.data import SiloData
+from client_agent.training.evaluate import evaluate, mean_loss
+from client_agent.training.rate_search import MIN_VALIDATION
+from client_agent.training.silo import Silo
+from schemas.messages.federations import ScoresPlan, SignaturePlan
+
+LONG = tuple(Example("", first * 200 + last * 900) for first, last in ("ab", "cd", "ef"))
+SAME_BEGINNINGS = tuple(Example("", first * 200 + last * 900) for first, last in ("ax", "cy", "ez"))
+
+
+def test_scores_are_of_as_many_texts_as_the_plan_has_examples(tiny: Callable[..., BaseModel]) -> None:
+    base, plan = tiny(), ScoresPlan(examples=3)
+    assert len(encode_for(base, LONG, 16)) > 200
+    beginnings = encode_beginnings(base, probe_set(LONG, 3), 16)
+    result = evaluate(base, LONG, plan, max_length=16)
+    assert result.loss == pytest.approx(mean_loss(base, beginnings))
+    assert result.scores()["loss"].count == 3
+
+
+def test_the_validation_loss_is_of_few_texts_too(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    held_out = tuple(Example("", f"{number:02}" + "ab" * 100) for number in range(MIN_VALIDATION))
+    silo = Silo(base, SiloData(LONG, held_out, LONG), None)
+    beginnings = encode_beginnings(base, probe_set(held_out, MIN_VALIDATION), 16)
+    loss = Examiner(silo, ScoresPlan(examples=1), 16).validation_loss()
+    assert loss == pytest.approx(mean_loss(base, beginnings))
+
+
+def test_the_texts_that_are_scored_come_from_every_example_in_turn(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    pieces = [encode_for(base, [example], 16) for example in LONG]
+    assert encode_some(base, LONG, 5, 16) == tuple(pieces[i][n] for n in (0, 1) for i in range(3))[:5]
+    assert len(encode_some(base, LONG[:1], 500, 16)) == len(pieces[0])
+
+
+def test_sketch_and_mean_feature_read_the_beginning_of_a_text(tiny: Callable[..., BaseModel]) -> None:
+    base, plan = tiny(), SignaturePlan(probe_examples=1)
+    for one, other in zip(LONG, SAME_BEGINNINGS, strict=True):
+        assert sketch_of(base, [one], plan).to_bytes() == sketch_of(base, [other], plan).to_bytes()
+        torch.testing.assert_close(mean_feature(base, [one], 64), mean_feature(base, [other], 64))
