@@ -12,6 +12,7 @@ from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.storage.files import write_durably
 from client_agent.storage.final_scores import FinalScores, read_final_scores
+from client_agent.storage.round_files import sent_scores
 from client_agent.storage.round_folder import (
     BRIEF,
     FINAL_SCORES,
@@ -22,7 +23,7 @@ from client_agent.storage.round_folder import (
     RoundFolder,
 )
 from schemas.messages.rounds import FinishedBrief
-from schemas.messages.scores import LOSS, Scores
+from schemas.messages.scores import LOSS
 
 log = logging.getLogger(__name__)
 
@@ -91,9 +92,10 @@ def _send(participant: Participant, final: FinalScores) -> None:
     """Send the scores of the last round again, with those of the final weights, until it succeeded once."""
     session, sent = participant.session, participant.workspace.home / FINAL_SCORES_SENT
     last = _newest(participant, SCORES_SENT)
-    if last is None or sent.is_file():
+    earlier = sent_scores(last) if last is not None else None
+    if last is None or earlier is None or sent.is_file():
         return
-    scores = Scores.model_validate_json(last.read(SCORES_SENT)).model_copy(update={"final": final.scores})
+    scores = earlier.model_copy(update={"final": final.scores})
     session.api.send_scores(session.federation_id, last.number, scores)
     write_durably(sent, scores.model_dump_json().encode())
 
