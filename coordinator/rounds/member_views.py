@@ -89,16 +89,16 @@ def _scores(session: Session, row: RoundRow, client_id: str) -> ScoreSummary | N
         return None
     sent = _scores_of_arrived(session, row.id)
     # One client's `final` would show as a change of the mean: final scores count once all have sent them.
-    is_final = all(one.final is not None for one in sent.values())
-    named = {client: one.personal if is_final else one.of_kept for client, one in sent.items()}
+    is_final = all(answer.final is not None for answer in sent.values())
+    named = {client: answer.personal if is_final else answer.of_kept for client, answer in sent.items()}
     shown = views.summarise(list(named.values()))
-    others = Counter(name for client, one in named.items() if client != client_id for name in one)
-    if shown is None or others[LOSS] < scores.LEAST_CLIENTS:
+    beside = Counter(name for client, values in named.items() if client != client_id for name in values)
+    if shown is None or beside[LOSS] < scores.LEAST_CLIENTS:
         return None
     mean = {
         name: Score(value=round(score.value, _SCORE_DECIMALS), count=score.count)
         for name, score in shown.mean.items()
-        if others[name] >= scores.LEAST_CLIENTS and name != PERPLEXITY
+        if beside[name] >= scores.LEAST_CLIENTS and name != PERPLEXITY
     }
     return shown.model_copy(update={"mean": mean, "worst": None})
 
