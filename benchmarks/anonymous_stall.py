@@ -32,7 +32,7 @@ _PROFILE = {
     "hidden_size": 96,
     "layers": 4,
     "agent_version": "0",
-    "protocol_version": 1,
+    "protocol_version": 2,
 }
 BODIES = {
     "60 kB of faults": json.dumps({"token": "a", "name": "b", "profile": {"roles": [0] * 20_000}}),

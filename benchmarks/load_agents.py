@@ -55,7 +55,7 @@ def enrol(
         "layers": layers,
         "shapes": {"q": (width, width)},
         "agent_version": "0",
-        "protocol_version": 1,
+        "protocol_version": 2,
     }
     agents = []
     for place in track(range(clients), "enrolling", transient=True):

@@ -232,7 +232,7 @@ def _profile() -> Profile:
         layers=_LAYERS,
         shapes={"q": (_WIDTH, _WIDTH)},
         agent_version="0",
-        protocol_version=1,
+        protocol_version=2,
     )
 
 

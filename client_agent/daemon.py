@@ -23,6 +23,7 @@ from client_agent.rounds.final_weights import finish
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import archive_trained, resume, take_part
 from client_agent.transport.client import NothingYet
+from client_agent.transport.handshake import require_protocol
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 
 log = logging.getLogger("tessera.agent")
@@ -51,12 +52,16 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
 
     Raises:
         Stopped: the agent was stopped.
+        VersionMismatch: the coordinator or this agent must be upgraded.
         AgentError: a person must act: the key is revoked, or the model or the data do not work.
     """
     sleep = sleep or participant.sleep
-    session = participant.session
+    session, is_checked = participant.session, False
     while True:
         try:
+            if not is_checked:
+                require_protocol(session.api.hello())
+                is_checked = True
             resume(participant)
             answer = session.api.current_round(session.federation_id, wait_seconds=_WAIT_SECONDS)
             if isinstance(answer, NothingYet):

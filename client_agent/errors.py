@@ -73,6 +73,16 @@ class PlanUnusable(AgentError):
     """A plan file is missing or wrong."""
 
 
+class RoundUnreadable(AgentError):
+    """A file of a round's folder is damaged, or of another version."""
+
+    def __init__(self, file: Path, trouble: str) -> None:
+        super().__init__(
+            f"{file} cannot be read; if a newer version of Tessera wrote it, run that version, otherwise "
+            f"move {file.parent} away, and the agent goes on without that round: {trouble}"
+        )
+
+
 class NothingTrained(AgentError):
     """The agent's folder has no such trained adapter."""
 
@@ -263,6 +273,13 @@ class AnswerUnreadable(AgentError):
         super().__init__(
             f"the answer to {path} is not Tessera's protocol; check that the URL is a coordinator: {trouble}"
         )
+
+
+class VersionMismatch(AgentError):
+    """Coordinator and agent speak different versions of the protocol."""
+
+    def __init__(self, trouble: str) -> None:
+        super().__init__(f"{trouble}; upgrade the older of coordinator and agent")
 
 
 class DownloadDamaged(AgentError):

@@ -27,7 +27,7 @@ from client_agent.training.data import SiloData
 from client_agent.training.evaluate import mean_loss
 from client_agent.training.memory import held_bytes, step_memory
 from client_agent.training.silo import device_named, dtype_of, load_own_model, load_silo_data, options_of
-from schemas import PROTOCOL_VERSION
+from client_agent.transport.handshake import require_protocol
 from schemas.identity.keys import thumbprint
 from schemas.messages.federations import TrainingPlan
 from schemas.peers import of_members
@@ -164,11 +164,7 @@ def _members(settings: AgentSettings, file: Path | None) -> str:
 def _connection(settings: AgentSettings) -> str:
     with connect_once(settings, None) as api:
         hello = api.hello()
-    if hello.protocol_version != PROTOCOL_VERSION:
-        raise AgentError(
-            f"the coordinator speaks protocol {hello.protocol_version}, this agent {PROTOCOL_VERSION}; "
-            "update the older one"
-        )
+    require_protocol(hello)
     return f"{hello.name} at {settings.url}, protocol {hello.protocol_version}"
 
 

@@ -8,11 +8,12 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from client_agent.errors import AgentError
+from client_agent.errors import AgentError, RoundUnreadable
 from client_agent.identity.membership import Membership, connect_once, is_in_use, read_membership
 from client_agent.settings import AgentSettings
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.rate_store import RATES, RateStore
+from client_agent.storage.round_files import read_brief, sent_scores
 from client_agent.storage.round_folder import (
     CLOSED,
     RECEIPT,
@@ -25,7 +26,7 @@ from client_agent.storage.round_folder import (
 )
 from client_agent.storage.tensor_metadata import read_metadata
 from schemas.messages.rounds import FinishedBrief, RoundBrief
-from schemas.messages.scores import LOSS, Score, Scores
+from schemas.messages.scores import LOSS, Score
 from schemas.messages.updates import Receipt
 
 _STEPS: Final = (
@@ -128,9 +129,13 @@ def _coordinator_status(settings: AgentSettings, member: Membership) -> tuple[st
 def _learning_rate(folder: RoundFolder) -> float | None:
     """Return the rate of a round's training; None before it is done, or if its file is damaged."""
     try:
-        return float(read_metadata(folder.path / TRAINED)["learning_rate"])
-    except (OSError, ValueError, KeyError):
+        metadata = read_metadata(folder.path / TRAINED)
+        if "learning_rate" in metadata:
+            return float(metadata["learning_rate"])
+        planned = read_brief(folder).training.learning_rate  # files of earlier versions lack the rate
+    except (OSError, ValueError, KeyError, RoundUnreadable):
         return None
+    return planned if planned != "auto" else None
 
 
 def _round(folder: RoundFolder) -> RoundStatus:
@@ -139,7 +144,7 @@ def _round(folder: RoundFolder) -> RoundStatus:
         state = "scores delivered"
     if folder.has(CLOSED):
         state = f"{state}; closed: {json.loads(folder.read(CLOSED))['reason']}"
-    scores = Scores.model_validate_json(folder.read(SCORES_SENT)) if folder.has(SCORES_SENT) else None
+    scores = sent_scores(folder)
     receipt = Receipt.model_validate_json(folder.read(RECEIPT)) if folder.has(RECEIPT) else None
     return RoundStatus(
         round=folder.number,

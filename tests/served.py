@@ -28,7 +28,7 @@ PROFILE: dict[str, Any] = {
     "hidden_size": 96,
     "layers": 4,
     "agent_version": "0.1.0",
-    "protocol_version": 1,
+    "protocol_version": 2,
 }
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from client_agent.errors import AnswerUnreadable, ManifestExpired, ManifestRefused
 from client_agent.storage.files import write_durably
-from client_agent.storage.round_folder import MANIFEST
+from client_agent.storage.round_folder import MANIFEST, PLAN
 from client_agent.transport.client import CoordinatorApi
 from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import public_key
@@ -23,7 +23,6 @@ from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import RoundBrief, RoundManifest, SignedDocument
 from schemas.wire.digests import digest_of
 
-_PLAN = "plan.json"
 _EVIDENCE = "evidence"
 _GRACE_SECONDS = 120.0
 
@@ -78,7 +77,7 @@ class Manifests:
     @property
     def plan(self) -> FederationPlan:
         """The federation's plan as fetched; after the first accepted manifest, the plan that it names."""
-        return FederationPlan.model_validate_json((self.folder / _PLAN).read_bytes(), extra="ignore")
+        return FederationPlan.model_validate_json((self.folder / PLAN).read_bytes(), extra="ignore")
 
     def fetch_plan(self, api: CoordinatorApi) -> None:
         """Store the served plan unless one is stored: each manifest then has to name this plan.
@@ -86,14 +85,14 @@ class Manifests:
         Raises:
             AnswerUnreadable: the answer is not a plan.
         """
-        if (self.folder / _PLAN).exists():
+        if (self.folder / PLAN).exists():
             return
         plan = api.plan(self.federation)
         try:
             FederationPlan.model_validate_json(plan, extra="ignore")
         except ValidationError as error:
             raise AnswerUnreadable("the federation's plan", str(error)) from error
-        write_durably(self.folder / _PLAN, plan)
+        write_durably(self.folder / PLAN, plan)
 
     def hold_to_plan(self, brief: RoundBrief) -> None:
         """Raise ManifestRefused if a round brief differs from the plan."""
@@ -175,7 +174,7 @@ class Manifests:
 
     def _require_signed_plan(self, manifest: RoundManifest, api: CoordinatorApi) -> None:
         """Raise ManifestRefused unless the stored or served plan has the digest in the manifest."""
-        file = self.folder / _PLAN
+        file = self.folder / PLAN
         if file.exists():
             stored = file.read_bytes()
             if digest_of(stored) == manifest.plan:
@@ -196,7 +195,7 @@ class Manifests:
         """
         name = digest_of(plan).removeprefix("sha256:")[:16]
         write_durably(self.folder / _EVIDENCE / f"plan-{name}.json", plan)
-        (self.folder / _PLAN).unlink()
+        (self.folder / PLAN).unlink()
         raise ManifestRefused(
             "its plan is not the plan that was served before this silo's join; the earlier plan is stored in "
             f"{self.folder / _EVIDENCE}, and the next start uses the signed plan"

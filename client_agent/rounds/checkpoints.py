@@ -68,6 +68,8 @@ def adapter_of_round(
         current = origin_of(silo.base, brief.adapter, frames, gated=traits.gated, seed=seed)
         require_same(trained.origin, current)
     stored = None if is_final or trained is None else trained.of(kept_side(trained, variant))
+    if stored is not None and not stored[0]:  # an older file lacks the adapter before the local steps
+        stored = None
     plan = brief.adapter
     if traits.mixed_ranks and trained is not None:
         plan = plan.model_copy(update={"rank": rank_of(stored[0] if stored is not None else trained.adapter)})
@@ -171,12 +173,18 @@ def reopened(
         ProvenanceMismatch: plan, pack or base model are not those of training.
         LayoutMismatch: the file has other tensors than the plan's adapter.
         AlignmentImpossible, SettingsUnusable: see `frames_of`.
+        AdapterUnreadable: the file of an earlier version lacks this variant.
     """
     frames, seed = frames_of(silo.base, plan, pack), plan.training.seed
     if trained.origin is not None:
         require_same(trained.origin, origin_of(silo.base, plan.adapter, frames, gated=False, seed=seed))
     with inject(silo.base, plan.adapter, frames, gated=False, seed=seed) as adapter:
         tensors, private = trained.of(kept_side(trained, variant))
+        if not tensors:
+            raise AdapterUnreadable(
+                "the file is of an earlier version, which stored the trained adapter alone; pass "
+                "`--variant trained`, or train it again"
+            )
         adapter.load(tensors)
         adapter.load_private(private)
         yield Reopened(adapter, trained.origin)

@@ -12,6 +12,7 @@ from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.storage.files import write_durably
 from client_agent.storage.final_scores import FinalScores, read_final_scores
+from client_agent.storage.round_files import sent_scores
 from client_agent.storage.round_folder import (
     BRIEF,
     FINAL_SCORES,
@@ -22,7 +23,7 @@ from client_agent.storage.round_folder import (
     RoundFolder,
 )
 from schemas.messages.rounds import FinishedBrief
-from schemas.messages.scores import Scores, as_text
+from schemas.messages.scores import as_text
 
 log = logging.getLogger(__name__)
 
@@ -93,14 +94,15 @@ def _send(participant: Participant, final: FinalScores, last_published: int) -> 
     last = _newest(participant, SCORES_SENT)
     if sent.is_file():
         return
-    if last is None or last.number != last_published:
+    earlier = sent_scores(last) if last is not None else None
+    if last is None or earlier is None or last.number != last_published:
         log.info(
             "scores of the final weights not sent: they go with those of round %d, which this client has not "
             "sent",
             last_published,
         )
         return
-    scores = Scores.model_validate_json(last.read(SCORES_SENT)).model_copy(update={"final": final.scores})
+    scores = earlier.model_copy(update={"final": final.scores})
     session.api.send_scores(session.federation_id, last.number, scores)
     write_durably(sent, scores.model_dump_json().encode())
 

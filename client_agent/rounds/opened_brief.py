@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from client_agent.storage.round_folder import BRIEF, RoundFolder
+from client_agent.storage.round_files import read_brief
+from client_agent.storage.round_folder import RoundFolder
 from client_agent.strategies.base import AgentStrategy, Traits, load_strategy
 from schemas.maths.seeded_random import words
 from schemas.messages.recipes import Recipe
@@ -31,7 +32,13 @@ class OpenedBrief:
 
     @classmethod
     def read(cls, folder: RoundFolder) -> OpenedBrief:
-        return cls.of(RoundBrief.model_validate_json(folder.read(BRIEF)))
+        """Read the brief of a round's folder, and load its strategy.
+
+        Raises:
+            RoundUnreadable: the brief is damaged, or of another version.
+            UnknownStrategy, StrategyOptionsInvalid: this agent is older than the plan.
+        """
+        return cls.of(read_brief(folder))
 
     @property
     def traits(self) -> Traits:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from client_agent.errors import AgentError, AnswerUnreadable, NotEnrolled, PlanUnusable
 from client_agent.identity.membership import Membership, connect_once, read_membership
 from client_agent.settings import AgentSettings
+from client_agent.storage.round_files import read_brief
 from client_agent.storage.round_folder import BRIEF, RoundFolders
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.federations import AdapterPlan, FederationPlan, SignaturePlan, TrainingPlan
@@ -48,6 +49,7 @@ def training_plan(settings: AgentSettings, file: Path | None) -> SiloPlan:
     Raises:
         PlanUnusable: the file is not a plan.
         SettingsUnusable: the membership is damaged.
+        RoundUnreadable: the brief on disk is damaged, or of another version.
     """
     if file is not None:
         plan = read_plan(file)
@@ -107,5 +109,5 @@ def _open_round(settings: AgentSettings, membership: Membership) -> RoundBrief |
 def _newest_on_disk(home: Path) -> RoundBrief | None:
     for folder in RoundFolders(home / "rounds").newest_first():
         if folder.has(BRIEF):
-            return RoundBrief.model_validate_json(folder.read(BRIEF))
+            return read_brief(folder)
     return None

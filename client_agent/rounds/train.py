@@ -18,6 +18,7 @@ from client_agent.adapters.provenance import Origin
 from client_agent.adapters.rank_pruning import Pruner
 from client_agent.errors import AdapterUnreadable, Stopped
 from client_agent.rounds.examine import Exam, Examiner
+from client_agent.storage.round_files import parse_scores
 from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
 from client_agent.storage.tensor_metadata import metadata_of, save_tensors
 from client_agent.strategies.base import Traits
@@ -42,10 +43,10 @@ class Trained:
     Attributes:
         adapter: the adapter after the local steps; it is what is sent.
         private: the tensors after the local steps that are never sent.
-        start: the adapter before the local steps, as it was scored as `served`.
+        start: the adapter before the local steps, as it was scored as `served`; empty in older files.
         start_private: the private tensors before the local steps.
         origin: the provenance; older files lack it.
-        learning_rate: the rate of the local steps.
+        learning_rate: the rate of the local steps; not a number in older files.
         validation: the losses on the validation examples of `served` and `trained`; empty below 16 examples.
         fingerprints: digests of what was scored as `served` and `trained`, so that it is not scored again.
     """
@@ -84,11 +85,11 @@ class Trained:
         metadata = metadata_of(content)
         return cls(
             **parts,
-            scores=Scores.model_validate_json(metadata["scores"]),
+            scores=parse_scores(metadata["scores"]),
             origin=Origin.model_validate_json(metadata["origin"]) if "origin" in metadata else None,
-            learning_rate=float(metadata["learning_rate"]),
-            validation=json.loads(metadata["validation"]),
-            fingerprints=json.loads(metadata["fingerprints"]),
+            learning_rate=float(metadata.get("learning_rate", "nan")),
+            validation=json.loads(metadata.get("validation", "{}")),
+            fingerprints=json.loads(metadata.get("fingerprints", "{}")),
         )
 
     def of(self, side: Side) -> tuple[Arrays, Arrays]:
@@ -104,7 +105,7 @@ class Trained:
         """
         try:
             return cls.from_bytes(file.read_bytes())
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise AdapterUnreadable(f"{file} is not a trained adapter, or is damaged ({error})") from error
 
 
@@ -237,7 +238,6 @@ def learning_rate(
         frames=origin.frames,
         options=silo.options,
         method=traits.importance,
-        options=silo.options,
     )
     return search_rate(silo, adapter, plan, rates, key, stop=stop)
 
@@ -261,6 +261,7 @@ def _examined(earlier: Trained) -> list[Exam]:
     return [
         Exam(earlier.fingerprints[name], scores, earlier.validation.get(name))
         for name, scores in (("trained", earlier.scores.trained), ("served", earlier.scores.served))
+        if name in earlier.fingerprints
     ]
 
 

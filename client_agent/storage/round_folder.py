@@ -35,6 +35,7 @@ FINAL_WEIGHTS = "final_weights.safetensors"
 FINAL_SCORES = "final_scores.json"
 FINAL_SCORES_SENT = "final_scores_sent.json"
 MANIFEST = "manifest.json"
+PLAN = "plan.json"
 
 
 @dataclass(frozen=True, slots=True)

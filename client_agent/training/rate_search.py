@@ -111,7 +111,6 @@ def search_key(
     frames: str,
     options: TrainingOptions = DEFAULT_OPTIONS,
     method: ImportancePlan | None = None,
-    options: TrainingOptions = DEFAULT_OPTIONS,
 ) -> str:
     """Return the digest of everything that a search depends on, hexadecimal.
 
@@ -128,7 +127,6 @@ def search_key(
         "adapter": plan.model_dump(mode="json"),
         "training": training.model_dump(mode="json", exclude={"seed"}),
         "model": [base.slug, precision_of(base.model), base.tokenizer.chat_template],
-        "options": asdict(options),
         "frames": frames,
         "tensors": sorted(adapter.named_parameters()),
         "method": method.model_dump(mode="json") if method is not None else None,

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from client_agent.errors import CoordinatorRefused, DownloadDamaged
 from client_agent.transport.handshake import check_hello, new_challenge
 from client_agent.transport.request_signing import SignedRequests
-from client_agent.transport.responses import read, retry_after, unreadable_answer
+from client_agent.transport.responses import read, retry_after, unreadable_answer, unreadable_brief
 from client_agent.transport.retry import RANGE_UNSATISFIABLE, Send, interruptible, send_with_retries
 from client_agent.transport.timeouts import DeadlineClient, extend_deadline
 from schemas.messages.alignment import Acceptance, Anchors, PackList
@@ -127,7 +127,11 @@ class CoordinatorApi:
     def current_round(
         self, federation_id: str, *, wait_seconds: int = 0
     ) -> RoundBrief | FinishedBrief | NothingYet:
-        """Return the brief of the open round, after a long poll of at most `wait_seconds`."""
+        """Return the brief of the open round, after a long poll of at most `wait_seconds`.
+
+        Raises:
+            VersionMismatch: the answer is a brief of another version.
+        """
         path = f"/v1/federations/{federation_id}/rounds/current"
         prefer = {"Prefer": f"wait={wait_seconds}"}
         if wait_seconds:
@@ -145,7 +149,7 @@ class CoordinatorApi:
         try:
             return _brief.validate_json(answer.content, extra="ignore")
         except ValidationError as error:
-            raise unreadable_answer(answer, error) from None
+            raise unreadable_brief(answer, error) from None
 
     def now(self) -> float:
         """Return the coordinator's time, seconds since 1970."""

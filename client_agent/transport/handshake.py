@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 
-from client_agent.errors import CoordinatorNotTrusted
+from client_agent.errors import CoordinatorNotTrusted, VersionMismatch
+from schemas import PROTOCOL_VERSION
 from schemas.identity.documents import is_signed
 from schemas.identity.keys import KeyUnusable, public_key, thumbprint
 from schemas.messages.tokens import Hello
@@ -33,3 +34,11 @@ def check_hello(content: bytes, hello: Hello, *, challenge: str, pin: str) -> No
         raise CoordinatorNotTrusted
     if not is_signed("tessera-hello-v1", document, hello.signature, key):
         raise CoordinatorNotTrusted
+
+
+def require_protocol(hello: Hello) -> None:
+    """Raise VersionMismatch if the coordinator speaks another version of the protocol."""
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise VersionMismatch(
+            f"the coordinator speaks protocol {hello.protocol_version}, this agent {PROTOCOL_VERSION}"
+        )

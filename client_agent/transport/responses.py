@@ -7,7 +7,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from client_agent.errors import AnswerUnreadable, CoordinatorRefused
+from client_agent.errors import AnswerUnreadable, CoordinatorRefused, VersionMismatch
 from schemas.problems import Problem
 
 Message = TypeVar("Message", bound=BaseModel)
@@ -27,11 +27,23 @@ def read(kind: type[Message], answer: httpx.Response) -> Message:
 
 def unreadable_answer(answer: httpx.Response, error: ValidationError) -> AnswerUnreadable:
     """Build the error with the names of the invalid members, without their values, which may be secret."""
+    return AnswerUnreadable(answer.request.url.path, _members(error))
+
+
+def unreadable_brief(answer: httpx.Response, error: ValidationError) -> AnswerUnreadable | VersionMismatch:
+    """Build the error: an answer that names round and state is a brief, of another version."""
+    try:
+        answered = answer.json()
+    except ValueError:
+        answered = None
+    if isinstance(answered, dict) and {"round", "state"} <= answered.keys():
+        return VersionMismatch(f"the coordinator's brief is of another version ({_members(error)})")
+    return unreadable_answer(answer, error)
+
+
+def _members(error: ValidationError) -> str:
     faults = error.errors(include_input=False, include_url=False, include_context=False)
-    members = "; ".join(
-        f"{'.'.join(map(str, fault['loc'])) or 'all'}: {fault['msg']}" for fault in faults[:5]
-    )
-    return AnswerUnreadable(answer.request.url.path, members)
+    return "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'all'}: {fault['msg']}" for fault in faults[:5])
 
 
 def require_success(answer: httpx.Response) -> httpx.Response:

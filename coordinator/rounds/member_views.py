@@ -1,31 +1,29 @@
 """Restrict views of rounds for clients, so that no client can compute what another client sent.
 
 A sum or mean over other clients changes by one client's figure when it arrives. So a client sees its own
-bytes, a mean of scores over a final set only, and relevance in two decimals.
+bytes, a mean of scores over a final set with three other clients only, and relevance in two decimals.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from coordinator.db.engine import database_time, run
 from coordinator.db.tables.federations import ParticipationRow, RoundRow, ScoresRow
-from coordinator.rounds import queries, scores, views
+from coordinator.rounds import scores, views
 from schemas.messages.enrolment import Traffic
 from schemas.messages.rounds import RelevanceView, RoundSummary, RoundView
-from schemas.messages.scores import Scores, ScoreSummary
-
-LEAST_CLIENTS = 3
-"""The smallest number of clients in a mean of scores, including the reading client."""
+from schemas.messages.scores import LOSS, PERPLEXITY, Score, Scores, ScoreSummary
 
 _DECIMALS = 2
+_SCORE_DECIMALS = 3
 _SCORES_OF_ARRIVED = (
-    select(ScoresRow.scores)
+    select(ScoresRow.client_id, ScoresRow.scores)
     .join(
         ParticipationRow,
         (ParticipationRow.round_id == ScoresRow.round_id)
@@ -45,7 +43,7 @@ def summary(session: Session, row: RoundRow, now: datetime, client_id: str) -> R
     return shown.model_copy(
         update={
             "bytes": Traffic(up=up, down=down),
-            "scores": _scores(session, row) if shown.scores is not None else None,
+            "scores": _scores(session, row, client_id) if shown.scores is not None else None,
         }
     )
 
@@ -77,22 +75,31 @@ def relevance(session: Session, row: RoundRow, client_id: str) -> RelevanceView:
     )
 
 
-def _scores(session: Session, row: RoundRow) -> ScoreSummary | None:
-    """Return the mean over the clients whose update arrived, once no further scores can change it."""
+def _scores(session: Session, row: RoundRow, client_id: str) -> ScoreSummary | None:
+    """Return the mean over the clients whose update arrived, once no further scores can change it.
+
+    A name needs enough clients beside the reader, who could subtract its own value, or send a value under any
+    name. There is no mean perplexity: it is a second equation about the same losses.
+    """
     if row.state != "published":
         return None
-    arrived = queries.tallies(session, row.id).get("arrived")
-    if arrived is None or arrived.scores < LEAST_CLIENTS:
+    if not scores.are_complete(session, row.id, row.state) and scores.are_accepted(
+        session, row.federation_id, row.number
+    ):
         return None
-    if arrived.scores < arrived.clients and scores.are_accepted(session, row.federation_id, row.number):
-        return None
-    round_scores = [Scores.model_validate(stored) for stored in _scores_of_arrived(session, row.id)]
+    sent = _scores_of_arrived(session, row.id)
     # One client's `final` would show as a change of the mean: final scores count once all have sent them.
-    is_final = all(sent.final is not None for sent in round_scores)
-    shown = views.summarise([sent.personal if is_final else sent.of_kept for sent in round_scores])
-    if shown is None:
+    is_final = all(answer.final is not None for answer in sent.values())
+    named = {client: answer.personal if is_final else answer.of_kept for client, answer in sent.items()}
+    shown = views.summarise(list(named.values()))
+    beside = Counter(name for client, values in named.items() if client != client_id for name in values)
+    if shown is None or beside[LOSS] < scores.LEAST_CLIENTS:
         return None
-    mean = {name: score for name, score in shown.mean.items() if score.count >= LEAST_CLIENTS}
+    mean = {
+        name: Score(value=round(score.value, _SCORE_DECIMALS), count=score.count)
+        for name, score in shown.mean.items()
+        if beside[name] >= scores.LEAST_CLIENTS and name != PERPLEXITY
+    }
     return shown.model_copy(update={"mean": mean, "worst": None})
 
 
@@ -100,8 +107,9 @@ def _rounded(rows: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[round(value, _DECIMALS) for value in row] for row in rows]
 
 
-def _scores_of_arrived(session: Session, round_id: int) -> list[dict[str, Any]]:
-    return list(run(session, _SCORES_OF_ARRIVED, {"round": round_id}).scalars())
+def _scores_of_arrived(session: Session, round_id: int) -> dict[str, Scores]:
+    rows = run(session, _SCORES_OF_ARRIVED, {"round": round_id})
+    return {client_id: Scores.model_validate(stored) for client_id, stored in rows}
 
 
 def _traffic(session: Session, round_id: int, client_id: str) -> tuple[int, int]:

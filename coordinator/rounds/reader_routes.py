@@ -30,7 +30,7 @@ def list_rounds(
     after: After = None,
     limit: Limit = DEFAULT_LIMIT,
 ) -> RoundPage:
-    """List rounds, newest first. A client sees its own bytes, and mean scores of at least three clients."""
+    """List rounds, newest first. A client sees its own bytes, and mean scores of three others or more."""
     with database.read() as session:
         federations.federation(session, federation_id)
         if after is not None and not _CURSOR.fullmatch(after):

@@ -12,6 +12,7 @@ from coordinator.db.clock import clock
 from coordinator.db.engine import run
 from coordinator.db.tables.federations import FederationRow, ParticipationRow, RoundRow, ScoresRow
 from coordinator.errors import NotFound, NotJoined, RoundClosed
+from coordinator.rounds import queries
 from schemas.messages.scores import Scores
 
 OPEN_ROUNDS = 2
@@ -20,10 +21,14 @@ OPEN_ROUNDS = 2
 MOST_CHANGES = 10
 """Most replacements of a client's scores of a round."""
 
+LEAST_CLIENTS = 3
+"""The smallest number of other clients whose mean score a client sees."""
+
 _CONTEXT = (
     select(
         clock(),
         RoundRow.id,
+        RoundRow.state.label("round_state"),
         FederationRow.state,
         ParticipationRow.client_id,
         ScoresRow.scores,
@@ -62,11 +67,22 @@ def are_accepted(session: Session, federation_id: str, round_number: int) -> boo
     return oldest is None or round_number >= oldest
 
 
+def are_complete(session: Session, round_id: int, round_state: str) -> bool:
+    """Whether clients may see a round's means: all delivered clients, at least three, have sent scores."""
+    arrived = queries.tallies(session, round_id).get("arrived")
+    return (
+        round_state == "published"
+        and arrived is not None
+        and arrived.scores == arrived.clients >= LEAST_CLIENTS
+    )
+
+
 def store_scores(
     session: Session, federation_id: str, round_number: int, client_id: str, sent: Scores
 ) -> bool:
     """Store a client's scores of a round in place of earlier ones; the caller holds the federation's lock.
 
+    Once clients may see the round's means, nothing is replaced: a change of the mean would be a client's own.
     After the federation is finished a client may send scores that it has not sent, and add the scores of the
     final weights to its scores of the last published round.
 
@@ -77,7 +93,7 @@ def store_scores(
         NotFound: the round does not exist.
         NotJoined: the client did not join it.
         RoundClosed: the round is too old, the federation is finished, or not yet for final scores, or the
-            scores changed too often.
+            scores changed too often, or clients may see their mean.
     """
     scores = sent.model_dump(mode="json")
     context = run(
@@ -85,7 +101,7 @@ def store_scores(
     ).first()
     if context is None:
         raise NotFound
-    now, round_id, state, joined, stored, changes = context
+    now, round_id, round_state, state, joined, stored, changes = context
     if joined is None:
         raise NotJoined
     if stored == scores:
@@ -96,6 +112,8 @@ def store_scores(
     if stored is not None and not _adds_final(stored, scores):
         if state == "finished":
             raise RoundClosed("the federation is finished; the stored scores of this round stay")
+        if are_complete(session, round_id, round_state):
+            raise RoundClosed("all clients' scores of this round have arrived; the stored scores stay")
         if changes >= MOST_CHANGES:
             raise RoundClosed(f"these scores were replaced {MOST_CHANGES} times; the stored scores stay")
     row = {

@@ -12,7 +12,7 @@ umask 077
 mkdir -p "$folder"
 profile='{"architecture": "LlamaForCausalLM", "base_model": "toy-000000000000", "hidden_size": 4, "layers": 4,
   "shapes": {"q": [4, 4], "k": [4, 4], "v": [4, 4], "o": [4, 4], "gate": [4, 4], "up": [4, 4], "down": [4, 4]},
-  "agent_version": "curl", "protocol_version": 1}'
+  "agent_version": "curl", "protocol_version": 2}'
 
 # A command line is everybody's to read, so secrets go to curl through files.
 if [ ! -s "$folder/member.json" ]; then

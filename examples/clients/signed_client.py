@@ -32,7 +32,7 @@ PROFILE = {
     # (d_out, d_in) of each role: LoRA's tensors follow from them.
     "shapes": {role: [4, 4] for role in ("q", "k", "v", "o", "gate", "up", "down")},
     "agent_version": "example",
-    "protocol_version": 1,
+    "protocol_version": 2,
 }
 
 

@@ -1,8 +1,9 @@
 """Store scores as named numbers with counts, of the served weights and of the trained adapter.
 
 Revision: 0018, after 0017. Events from before lose the scores that they carry: the means are read from the
-rounds. Going back deletes scores without exact match and those of final weights, which an earlier version
-cannot store.
+rounds. Stored plans stay as they are, byte for byte: signed manifests name their digests. Going back deletes
+scores without exact match and those of final weights, which an earlier version cannot store; in the plans
+that it could not read, the learning rate `auto` becomes .01, and fields that it does not know are removed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _EVENTS = sa.table(
     sa.column("kind", sa.String()),
     sa.column("data", sa.JSON()),
 )
+_FEDERATIONS = sa.table("federations", sa.column("id", sa.String()), sa.column("plan", sa.JSON()))
+_NEW_FIELDS = (("", "scores"), ("training", "schedule_floor"), ("alignment", "pivot_pack_by_any_client"))
+_EARLIER_RATE = 0.01
 _NAMES = ("loss", "perplexity", "exact_match")
 _LARGEST_EXPONENT = 700.0
 
@@ -44,6 +48,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     _convert(_before_and_after)
     _clear_events()
+    _restore_plans()
 
 
 def _convert(convert: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
@@ -69,6 +74,27 @@ def _clear_events() -> None:
         row = (_EVENTS.c.federation_id == federation_id) & (_EVENTS.c.number == number)
         data = connection.execute(sa.select(_EVENTS.c.data).where(row)).scalar_one()
         connection.execute(sa.update(_EVENTS).where(row).values(data=data | {"scores": None}))
+
+
+def _restore_plans() -> None:
+    """Make the plans of newer federations readable for the earlier version; others stay unchanged."""
+    connection = op.get_bind()
+    for federation_id, plan in connection.execute(sa.select(_FEDERATIONS)).all():
+        restored = _earlier_plan(plan)
+        if restored != plan:
+            row = _FEDERATIONS.c.id == federation_id
+            connection.execute(sa.update(_FEDERATIONS).where(row).values(plan=restored))
+
+
+def _earlier_plan(plan: dict[str, Any]) -> dict[str, Any]:
+    restored = {part: dict(fields) if isinstance(fields, dict) else fields for part, fields in plan.items()}
+    for part, name in _NEW_FIELDS:
+        fields = restored.get(part) if part else restored
+        if fields is not None:
+            fields.pop(name, None)
+    if restored.get("training", {}).get("learning_rate") == "auto":
+        restored["training"]["learning_rate"] = _EARLIER_RATE
+    return restored
 
 
 def _named(old: dict[str, Any]) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class RoundSummary(Strict):
     """A round in a listing.
 
     For a client, `bytes` are its own, and `scores` are present once the round is published, at least three
-    clients delivered, and all of them sent scores or the time for scores is over.
+    other clients sent them, and all that delivered did or the time for scores is over.
     """
 
     round: int

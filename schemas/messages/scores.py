@@ -88,7 +88,8 @@ class ScoreSummary(Strict):
 
     `count` is the number of clients with a score of that name; of more than 16 names, the commonest are
     shown. `worst` is the highest loss and perplexity, and the lowest of any other score; it is null for
-    clients, since it is the value of a single client. Clients see a mean only of at least three clients.
+    clients, since it is the value of a single client. Clients see means in three
+    decimals, of at least three other clients, and none of perplexity.
     """
 
     mean: ScoreSet

@@ -56,7 +56,7 @@ class Stranger:
             "hidden_size": 4,
             "layers": 1,
             "agent_version": "0",
-            "protocol_version": 1,
+            "protocol_version": 2,
         }
         request = {"token": token.json()["token"], "name": name, "profile": profile}
         enrolled = self.http.post("/v1/enrolments", json=request)

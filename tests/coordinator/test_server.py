@@ -29,7 +29,7 @@ def test_health_readiness_and_hello_need_no_identity(coordinator: Served) -> Non
     assert anyone.get("/readyz").status_code == 200
     hello = anyone.get("/v1/hello").json()
     assert hello["name"] == "Tessera"
-    assert hello["protocol_version"] == 1
+    assert hello["protocol_version"] == 2
     assert hello["server_time"].endswith("Z")
     assert anyone.get("/docs").status_code == 200
 

@@ -130,7 +130,7 @@ def test_a_greeting_that_was_altered_or_is_old_is_not_believed(served: Served, a
     old = served.http().get("/v1/hello", params={"challenge": "c" * 32}).text
     changes: list[Callable[[str], str]] = [
         lambda text: text.replace('"Tessera"', '"Tesserae"'),
-        lambda text: text.replace('"protocol_version":1', '"protocol_version":2'),
+        lambda text: text.replace('"protocol_version":2', '"protocol_version":3'),
         lambda text: text.replace("{", '{"further":1,', 1),
         lambda _: old,
     ]

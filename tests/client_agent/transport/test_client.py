@@ -20,7 +20,7 @@ from tests.client_agent.test_daemon import naps
 
 HELLO = {
     "name": "test",
-    "protocol_version": 1,
+    "protocol_version": 2,
     "server_time": "2026-01-01T00:00:00Z",
     "signing_key": "",
     "nonce": "",

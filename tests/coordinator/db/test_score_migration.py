@@ -10,7 +10,8 @@ from sqlalchemy import func, select, update
 
 from coordinator.db import migrate
 from coordinator.db.engine import Database
-from coordinator.db.tables.federations import EventRow, ScoresRow
+from coordinator.db.tables.federations import EventRow, FederationRow, ScoresRow
+from coordinator.rounds.manifests import plan_bytes
 from tests.served import Served
 from tests.taking_part import join, running, show, url
 
@@ -28,6 +29,11 @@ NEW = {
 def stored(database: Database) -> list[Any]:
     with database.read() as session:
         return list(session.scalars(select(ScoresRow.scores).order_by(ScoresRow.client_id)))
+
+
+def plans(database: Database) -> dict[str, Any]:
+    with database.read() as session:
+        return {row.id: row.plan for row in session.scalars(select(FederationRow))}
 
 
 def test_scores_from_before_become_named_numbers_and_go_back(
@@ -68,4 +74,33 @@ def test_going_back_deletes_scores_that_had_no_place_before(
     migrate.downgrade(database, to="0017")
     metrics = {"loss": 2.0, "perplexity": math.exp(2.0), "exact_match": 0.5}
     assert stored(database) == [{"before": metrics, "after": metrics, "examples": 7}]
+    migrate.upgrade(database)
+
+
+def test_going_back_leaves_plans_that_an_earlier_version_reads(
+    serve: Callable[..., Served], database_url: str, database: Database
+) -> None:
+    served = serve(database_url)
+    pivot = {"pivot": "llama-0123456789ab", "pivot_pack_by_any_client": True}
+    rated = served.federation(alignment=pivot, training={"learning_rate": 0.5, "steps": 3})
+    searching = served.federation(training={"steps": 3, "schedule": "linear"})
+    before = plans(database)
+    migrate.downgrade(database, to="0017")
+    earlier = plans(database)
+    assert earlier[rated]["training"]["learning_rate"] == 0.5
+    assert earlier[searching]["training"]["learning_rate"] == 0.01
+    for federation_id, plan in earlier.items():
+        new = before[federation_id]
+        assert new.keys() - plan.keys() == {"scores"}
+        assert new["training"].keys() - plan["training"].keys() == {"schedule_floor"}
+        assert plan["training"]["steps"] == 3
+    assert before[rated]["alignment"].keys() - earlier[rated]["alignment"].keys() == {
+        "pivot_pack_by_any_client"
+    }
+    migrate.upgrade(database)
+    assert plans(database) == earlier, "the digests in signed manifests must stay those of the plans"
+    silo = served.enrol(searching, "aster")
+    assert silo.http.get(f"/v1/federations/{searching}/plan").content == plan_bytes(earlier[searching])
+    migrate.downgrade(database, to="0017")
+    assert plans(database) == earlier
     migrate.upgrade(database)

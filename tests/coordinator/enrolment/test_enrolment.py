@@ -245,11 +245,11 @@ def test_a_token_that_nobody_used_is_replaced_and_ends_and_a_members_name_stays_
 
 def test_another_protocol_version_is_told_to_upgrade(coordinator: Served) -> None:
     token = coordinator.enrolment_token(coordinator.federation(), "a")
-    profile = PROFILE | {"protocol_version": 2}
+    profile = PROFILE | {"protocol_version": 1}
     refused = coordinator.http().post("/v1/enrolments", json=_request(token, profile=profile))
     assert (refused.status_code, slug(refused)) == (426, "protocol-version")
     assert refused.headers["upgrade"] == "tessera/1"
-    assert refused.json()["supported"] == [1]
+    assert refused.json()["supported"] == [2]
 
 
 def test_an_enrolment_is_at_most_16_kib(coordinator: Served) -> None:

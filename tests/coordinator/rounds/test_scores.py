@@ -9,20 +9,12 @@ import pytest
 from tests.served import Served, Silo, slug
 from tests.taking_part import join, one_round, plan, running, scored, show, url
 
-ONE_ROUND = plan(rounds={"total": 1, "min_clients": 3})
 FINAL = {"loss": {"value": 0.25, "count": 96}}
 
 
 def send(silo: Silo, number: int, body: dict[str, Any]) -> tuple[int, str]:
     answer = silo.http.put(url(silo, number, "/scores"), json=body)
     return answer.status_code, slug(answer) if answer.is_error else ""
-
-
-def member_mean(silo: Silo, number: int) -> Any:
-    """Return the mean that a client reads; its view must not show a worst client."""
-    summary = silo.http.get(url(silo, number)).json()["scores"]
-    assert summary is None or summary["worst"] is None
-    return summary and summary["mean"]
 
 
 def test_the_personal_model_counts_and_each_name_has_its_number_of_clients(coordinator: Served) -> None:
@@ -101,26 +93,3 @@ def test_final_scores_leave_the_others_as_they_were(coordinator: Served) -> None
     shown = show(coordinator, federation_id, 1)
     assert shown["scores"]["mean"]["loss"] == {"value": 0.625, "count": 2}
     assert shown["clients"][0]["scores"] == sent | {"final": FINAL}
-
-
-def test_a_client_sees_final_scores_once_all_have_sent_them(coordinator: Served) -> None:
-    federation_id, silos = running(coordinator, 3, **ONE_ROUND)
-    for silo in silos:
-        join(silo, 1)
-        assert send(silo, 1, scored({"loss": 1.0})) == (204, "")
-    one_round(coordinator, federation_id, silos, 1, [1.0, 2.0, 3.0])
-    kept, final = ({"loss": {"value": value, "count": 3}} for value in (1.0, 0.25))
-    for silo in silos:
-        assert member_mean(silos[0], 1) == kept, "one client's change of the mean would be its score"
-        assert send(silo, 1, scored({"loss": 1.0}) | {"final": FINAL}) == (204, "")
-    assert member_mean(silos[0], 1) == final
-
-
-def test_a_client_sees_no_mean_of_a_name_that_few_have(coordinator: Served) -> None:
-    federation_id, silos = running(coordinator, 3, **ONE_ROUND)
-    for silo, names in zip(silos, ({}, {"f1": 0.5}, {"f1": 0.75, "number": 0.5}), strict=True):
-        join(silo, 1)
-        assert send(silo, 1, scored({"loss": 1.0} | names)) == (204, "")
-    one_round(coordinator, federation_id, silos, 1, [1.0, 2.0, 3.0])
-    assert set(show(coordinator, federation_id, 1)["scores"]["mean"]) == {"loss", "f1", "number"}
-    assert set(member_mean(silos[0], 1)) == {"loss"}

@@ -1,0 +1,54 @@
+"""An agent and a coordinator of different versions: the agent ends, and says which to upgrade."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from client_agent.daemon import run
+from client_agent.errors import VersionMismatch
+from client_agent.rounds.participant import Participant
+from tests.client_agent.test_daemon import alone_plan, naps
+from tests.served import Served
+
+Enrolled = Callable[..., Participant]
+
+
+class Changed(httpx.HTTPTransport):
+    """Changes the members of every answer of a path."""
+
+    def __init__(self, path: str, **members: Any) -> None:
+        super().__init__()
+        self._path, self._members = path, members
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = super().handle_request(request)
+        if not request.url.path.endswith(self._path) or answer.status_code != httpx.codes.OK:
+            return answer
+        return httpx.Response(200, json=json.loads(answer.read()) | self._members, request=request)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (Changed("/hello", protocol_version=1), "speaks protocol 1, this agent 2; upgrade the older"),
+        (Changed("/hello", protocol_version=3), "speaks protocol 3, this agent 2; upgrade the older"),
+        (
+            Changed("/current", training={"learning_rate": "warm"}),
+            r"training\.learning_rate.*; upgrade",
+        ),
+    ],
+    ids=["older", "newer", "unknown brief"],
+)
+def test_an_agent_of_another_version_than_its_coordinator_ends(
+    served: Served, participant: Enrolled, line: Changed, said: str
+) -> None:
+    federation_id = served.federation(**alone_plan())
+    who = participant(federation_id, line)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    with pytest.raises(VersionMismatch, match=said):
+        run(who, naps(5))

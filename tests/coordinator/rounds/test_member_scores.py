@@ -1,0 +1,72 @@
+"""Scores that a client sees of others: means, from which it cannot compute what one of them sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.coordinator.rounds.test_scores import FINAL, send
+from tests.served import Served, Silo
+from tests.taking_part import join, one_round, plan, running, scored, show, url
+
+LOSSES = (1.0, 1.25, 2.5, 2.0004)
+
+
+def member_mean(silo: Silo, number: int) -> Any:
+    """Return the mean that a client reads; its view must not show a worst client."""
+    summary = silo.http.get(url(silo, number)).json()["scores"]
+    assert summary is None or summary["worst"] is None
+    return summary and summary["mean"]
+
+
+def started(coordinator: Served, clients: int) -> tuple[str, list[Silo]]:
+    return running(coordinator, clients, **plan(rounds={"total": 1, "min_clients": clients}))
+
+
+def test_a_client_sees_final_scores_once_all_have_sent_them(coordinator: Served) -> None:
+    federation_id, silos = started(coordinator, 4)
+    for silo in silos:
+        join(silo, 1)
+        assert send(silo, 1, scored({"loss": 1.0})) == (204, "")
+    one_round(coordinator, federation_id, silos, 1, [1.0, 2.0, 3.0, 4.0])
+    kept, final = ({"loss": {"value": value, "count": 4}} for value in (1.0, 0.25))
+    for silo in silos:
+        assert member_mean(silos[0], 1) == kept, "one client's change of the mean would be its score"
+        assert send(silo, 1, scored({"loss": 1.0}) | {"final": FINAL}) == (204, "")
+    assert member_mean(silos[0], 1) == final
+
+
+def test_a_mean_needs_three_other_clients(coordinator: Served) -> None:
+    federation_id, silos = started(coordinator, 3)
+    for silo in silos:
+        join(silo, 1)
+        assert send(silo, 1, scored({"loss": 1.0})) == (204, "")
+    one_round(coordinator, federation_id, silos, 1, [1.0, 2.0, 3.0])
+    assert show(coordinator, federation_id, 1)["scores"]["mean"]["loss"]["count"] == 3
+    assert [member_mean(silo, 1) for silo in silos] == [None] * 3
+
+
+def test_a_client_cannot_lift_the_count_of_a_name_by_its_own_value(coordinator: Served) -> None:
+    federation_id, silos = started(coordinator, 4)
+    for silo, loss, names in zip(silos, LOSSES, ({"f1": 0.5}, {"f1": 0.5}, {"f1": 0.75}, {}), strict=True):
+        join(silo, 1)
+        assert send(silo, 1, scored({"loss": loss, "perplexity": 2.0} | names)) == (204, "")
+    one_round(coordinator, federation_id, silos, 1, [1.0, 2.0, 3.0, 4.0])
+    assert set(show(coordinator, federation_id, 1)["scores"]["mean"]) == {"loss", "perplexity", "f1"}
+    loss = {"loss": {"value": 1.688, "count": 4}}  # rounded, and without the mean of perplexities
+    assert [member_mean(silo, 1) for silo in silos[:3]] == [loss] * 3
+    assert member_mean(silos[3], 1) == loss | {"f1": {"value": 0.583, "count": 3}}
+
+
+def test_scores_are_not_replaced_once_their_mean_is_shown(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator, 4, **plan(rounds={"total": 2, "min_clients": 4}))
+    one_round(coordinator, federation_id, silos, 1, [1.0, 2.0, 3.0, 4.0])
+    for silo in silos:
+        assert member_mean(silos[0], 1) is None
+        for loss in (1.0, 2.0):
+            expected = (409, "round-closed") if (silo, loss) == (silos[3], 2.0) else (204, "")
+            assert send(silo, 1, scored({"loss": loss})) == expected
+    shown = {"loss": {"value": 1.75, "count": 4}}
+    assert member_mean(silos[0], 1) == shown
+    assert send(silos[1], 1, scored({"loss": 9.0})) == (409, "round-closed")
+    assert send(silos[1], 1, scored({"loss": 2.0})) == (204, ""), "the same scores are no change"
+    assert member_mean(silos[0], 1) == shown
