@@ -234,7 +234,8 @@ def learning_rate(
         frames=origin.frames,
         method=traits.importance,
     )
-    return search_rate(silo, adapter, plan, rates, key, stop=stop)
+    with rates.searching(key):
+        return search_rate(silo, adapter, plan, rates, key, stop=stop)
 
 
 def better_of(served: Exam, trained: Exam, *, fallback: Side) -> Side:

@@ -18,6 +18,7 @@ from client_agent.simulation.report.tables import (
     losing,
     passing,
     rates,
+    searches,
     seeds_of,
 )
 from client_agent.storage.files import write_durably
@@ -44,6 +45,7 @@ def write_page(report: Report, file: Path) -> None:
         rates=rates,
         explain=explain,
         passing=passing,
+        searches=searches(report),
         seeds_of=seeds_of,
         amounts=amounts(report),
     )

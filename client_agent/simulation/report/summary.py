@@ -95,7 +95,7 @@ class Report(Strict):
 
     `seeds` are the requested ones, `paired_seeds` those with results of all methods. `rules` are those that
     apply, the one of the tables first. `tests` is the largest number of test items of a silo; `models` is
-    each silo's base model.
+    each silo's base model. `search_cpu_seconds` are those of all rate searches, which methods share.
     """
 
     study: str
@@ -105,6 +105,7 @@ class Report(Strict):
     tests: int
     examples: dict[str, int]
     models: dict[str, str]
+    search_cpu_seconds: float
     methods: list[MethodSummary]
     missing: list[str]
 
@@ -137,6 +138,7 @@ def summarise(
         tests=study.tests,
         examples={silo.name: silo.examples for silo in study.silo},
         models={client.name: client.base_model for client in results[0].clients},
+        search_cpu_seconds=sum(result.search_cpu_seconds for result in results),
         methods=[_summary(method, runs, rules) for method in order],
         missing=list(missing),
     )

@@ -165,9 +165,16 @@ def _transfer(report: Report) -> Table:
     return table
 
 
+def searches(report: Report) -> str:
+    """Format the CPU seconds of all searches of a learning rate; an empty text without a search."""
+    if not report.search_cpu_seconds:
+        return ""
+    return f"rate searches, shared by methods and not in their costs: {report.search_cpu_seconds:.0f} CPU s"
+
+
 def _costs(report: Report) -> Table:
     groups = list(dict.fromkeys(group for method in report.methods for group in method.loss.groups))
-    table = Table("method")
+    table = Table("method", caption=searches(report))
     for name in (*(f"loss of {group}" for group in groups), "forgetting", "rates", "up", "down", "CPU s"):
         table.add_column(name, justify="right")
     for method in report.methods:
