@@ -11,6 +11,7 @@ from client_agent.simulation.report.importance_charts import draw_heat_maps, dra
 from client_agent.simulation.report.summary import Report
 from client_agent.simulation.report.tables import (
     amounts,
+    control,
     difference,
     explain,
     figure,
@@ -42,6 +43,7 @@ def write_page(report: Report, file: Path) -> None:
         difference=difference,
         judged=judged,
         losing=losing,
+        control=control,
         rates=rates,
         explain=explain,
         passing=passing,

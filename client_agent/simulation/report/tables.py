@@ -29,7 +29,8 @@ def show(report: Report, console: Console) -> None:
     for title, table in (
         ("metrics on test items: mean / worst client", _metrics(report)),
         (
-            "federated minus alone, in loss: same data, steps, rate search and adapter; below 0 is better",
+            "federated minus alone, in loss: same data and steps, same adapter and choice of the rate unless "
+            "noted; below 0 is better",
             _transfer(report),
         ),
         ("forgetting, learning rates, bytes per client and round, CPU seconds", _costs(report)),
@@ -63,6 +64,12 @@ def judged(value: Estimate) -> str:
     """Format a paired difference, and whether it is noise."""
     verdict = verdict_of(value)
     return difference(value) + (f" ({verdict})" if verdict == "noise" else "")
+
+
+def control(transfer: Transfer) -> str:
+    """Format the control, and what it does not have in common with the method."""
+    differs = " and ".join(f"other {name}" for name in transfer.differs)
+    return f"{transfer.control} ({differs})" if differs else transfer.control
 
 
 def losing(transfer: Transfer) -> str:
@@ -160,7 +167,7 @@ def _transfer(report: Report) -> Table:
         if transfer is not None:
             worst = f"{transfer.worst_client} {judged(transfer.worst)}"
             table.add_row(
-                method.method, transfer.control, judged(transfer.loss.seeds), losing(transfer), worst
+                method.method, control(transfer), judged(transfer.loss.seeds), losing(transfer), worst
             )
     return table
 
