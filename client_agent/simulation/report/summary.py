@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from client_agent.simulation.methods import LOCAL, LOCAL_BOTH, LOCAL_LORA, control_of
+from client_agent.simulation.mixtures import sizes_of
 from client_agent.simulation.outcomes import Rule, rules_of
 from client_agent.simulation.report.curves import (
     LossCurve,
@@ -136,7 +137,7 @@ def summarise(
         seeds=list(seeds),
         paired_seeds=paired,
         tests=study.tests,
-        examples={silo.name: silo.examples for silo in study.silo},
+        examples=sizes_of(study),
         models={client.name: client.base_model for client in results[0].clients},
         search_cpu_seconds=sum(result.search_cpu_seconds for result in results),
         methods=[_summary(method, runs, rules) for method in order],
