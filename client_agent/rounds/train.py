@@ -239,7 +239,8 @@ def learning_rate(
         options=silo.options,
         method=traits.importance,
     )
-    return search_rate(silo, adapter, plan, rates, key, stop=stop)
+    with rates.searching(key):
+        return search_rate(silo, adapter, plan, rates, key, stop=stop)
 
 
 def better_of(served: Exam, trained: Exam, *, fallback: Side) -> Side:

@@ -21,6 +21,7 @@ from client_agent.simulation.study import Study
 from client_agent.simulation.worker_pool import ProgressListener, open_pool
 from client_agent.simulation.worker_protocol import Progress
 from client_agent.storage.files import write_durably
+from client_agent.storage.rate_store import RATES
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ class Comparison:
             yield
 
     def forget(self) -> None:
+        """Delete the results of the cells, and all searched rates: the next run searches them again."""
+        shutil.rmtree(self.out / RATES, ignore_errors=True)
         for cell in self.cells:
             shutil.rmtree(cell.folder(self.out), ignore_errors=True)
 

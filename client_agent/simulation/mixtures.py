@@ -171,10 +171,18 @@ class _Queues:
             {name: shuffled(items, f"study {side}", name, *key) for name, items in available.items() if items}
         )
 
-    def take(self, choices: _Choices) -> Example | None:
-        """Return the next example of a class that is drawn by weight; None if all with a weight are empty."""
-        names = [name for name in choices.weights if self.left.get(name)]
-        return self.left[choices.draw(names)].pop(0) if names else None
+    def take(self, choices: _Choices, others: _Queues | None = None) -> Example | None:
+        """Return the next example of a class that is drawn by weight; None if all with a weight are empty.
+
+        A class without examples here is taken from `others`, if passed: which queue holds a class does not
+        change how often it is drawn.
+        """
+        queues = (self.left, others.left if others is not None else {})
+        names = [name for name in choices.weights if any(left.get(name) for left in queues)]
+        if not names:
+            return None
+        drawn = choices.draw(names)
+        return next(left for left in queues if left.get(drawn))[drawn].pop(0)
 
 
 class _Choices:
@@ -217,17 +225,18 @@ def _deal_validation(
     queues: _Queues,
     hands: dict[str, list[Example]],
 ) -> None:
-    """Deal validation examples in turn: from the sources for validation, then from those for training."""
+    """Deal validation examples in turn; a class without a source for validation is taken from training."""
     total = study.validation * len(study.silo)
     choices = {silo.name: _Choices(weights[silo.name], "validation", seed, silo.name) for silo in study.silo}
     for _ in range(study.validation):
         for name, choice in choices.items():
-            example = named.take(choice)
-            hands[name].append(example if example is not None else _next(queues, choice, name, total))
+            hands[name].append(_next(named, choice, name, total, queues))
 
 
-def _next(queues: _Queues, choices: _Choices, silo: str, total: int) -> Example:
-    example = queues.take(choices)
+def _next(
+    queues: _Queues, choices: _Choices, silo: str, total: int, others: _Queues | None = None
+) -> Example:
+    example = queues.take(choices, others)
     if example is None:
         raise StudyUnusable(
             f"the sources of silo {silo} are used up: the silos need {total} examples; lower silo.examples "

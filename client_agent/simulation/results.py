@@ -61,7 +61,8 @@ class ClientResult(Strict):
 class CellResult(Strict):
     """One method with one seed. Times cover training and rounds only.
 
-    `cpu_seconds` are the clients' alone; the coordinator serves several runs.
+    `cpu_seconds` are the clients' alone; the coordinator serves several runs. `search_cpu_seconds` are those
+    of the rate searches that this run happened to do first, and that other runs share.
     """
 
     digest: str
@@ -72,6 +73,7 @@ class CellResult(Strict):
     clients: list[ClientResult]
     wall_seconds: float
     cpu_seconds: float
+    search_cpu_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

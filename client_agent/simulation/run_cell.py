@@ -20,8 +20,8 @@ from client_agent.simulation.forgetting import Forgetting
 from client_agent.simulation.pack_cache import PackCache, read_anchors
 from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.results import Cell, CellResult, ClientResult, ClientRound
+from client_agent.simulation.shared_rates import SharedRates
 from client_agent.simulation.study import Study
-from client_agent.storage.rate_store import RATES, RateStore
 from client_agent.training.silo import Silo
 
 
@@ -43,15 +43,11 @@ def run_cell(context: WorkerContext, cell: Cell, report_progress: ReportProgress
     """
     silos = build_silos(context.study, draw_examples(context.study, cell.seed), context.models)
     packs = _packs(context, cell, silos, partial(report_progress, 0))
-    began, cpu = (
-        time.monotonic(),
-        time.process_time(),
-    )  # models and packs may be cached, so their time is not counted
-    clients = (
-        _alone(context, cell, silos, packs, report_progress)
-        if cell.alone
-        else _federated(context, cell, silos, packs, report_progress)
-    )
+    rates = SharedRates.below(context.out)
+    # Models, packs and searched rates are there or not by the order of runs, so their time is not counted.
+    began, cpu = time.monotonic(), time.process_time()
+    run = _alone if cell.alone else _federated
+    clients = run(context, cell, silos, packs, rates, report_progress)
     return CellResult(
         digest=cell.digest,
         method=cell.method,
@@ -59,8 +55,9 @@ def run_cell(context: WorkerContext, cell: Cell, report_progress: ReportProgress
         alone=cell.alone,
         plan=cell.plan,
         clients=clients,
-        wall_seconds=time.monotonic() - began,
-        cpu_seconds=time.process_time() - cpu,
+        wall_seconds=time.monotonic() - began - rates.spent.wall,
+        cpu_seconds=time.process_time() - cpu - rates.spent.cpu,
+        search_cpu_seconds=rates.spent.cpu,
     )
 
 
@@ -85,10 +82,11 @@ def _alone(
     cell: Cell,
     silos: dict[str, Silo],
     packs: dict[str, Pack],
+    rates: SharedRates,
     report_progress: ReportProgress,
 ) -> list[ClientResult]:
     total, results = cell.plan.rounds.total, []
-    rates, forgetting = RateStore(context.out / RATES), _forgetting(context, cell, silos)
+    forgetting = _forgetting(context, cell, silos)
     for index, entry in enumerate(context.study.silo):
         silo, rounds = silos[entry.name], []
         pack = packs[silo.base.slug].to_body() if packs else None
@@ -122,6 +120,7 @@ def _federated(
     cell: Cell,
     silos: dict[str, Silo],
     packs: dict[str, Pack],
+    rates: SharedRates,
     report_progress: ReportProgress,
 ) -> list[ClientResult]:
     if context.operator is None:
@@ -131,7 +130,7 @@ def _federated(
     folder = cell.folder(context.out) / "clients"
     shutil.rmtree(folder, ignore_errors=True)
     anchors = read_anchors(context.study.anchors) if context.study.anchors is not None else None
-    rates, forgetting = RateStore(context.out / RATES), _forgetting(context, cell, silos)
+    forgetting = _forgetting(context, cell, silos)
     with create_federation(
         cell, context.study, silos, context.operator, folder, anchors, rates
     ) as federation:

@@ -28,7 +28,12 @@ from client_agent.simulation.worker_protocol import Done, Failed, Order, Progres
 
 log = logging.getLogger(__name__)
 
-_ACTIVITIES = ("client_agent.training", "client_agent.rounds", "client_agent.alignment")
+_ACTIVITIES = (
+    "client_agent.training",
+    "client_agent.rounds",
+    "client_agent.alignment",
+    "client_agent.simulation.shared_rates",
+)
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -54,6 +55,10 @@ class RateStore:
 
     def write(self, key: str, search: RateSearch) -> None:
         write_durably(self.folder / f"{key}.json", search.model_dump_json().encode())
+
+    def searching(self, key: str) -> AbstractContextManager[None]:
+        """Return the context of a search; a store that processes share locks the key here."""
+        return nullcontext()
 
     def newest(self) -> RateSearch | None:
         """Return the search that was written last, if any."""

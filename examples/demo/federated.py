@@ -224,4 +224,8 @@ def _result(operator: Operator, federation: str) -> FederatedResult:
         expected = len(numbers) - (JOINS_AFTER if silo.late else 0)
         if len(result.by_silo[silo.name]) != expected:
             raise DemoFailed(f"{silo.name} missed a round, so methods cannot be compared; run it again")
+        if result.by_silo[silo.name][-1]["scores"]["final"] is None:
+            raise DemoFailed(
+                f"the final weights of {silo.name} were not scored: see its agent.log; run it again"
+            )
     return result

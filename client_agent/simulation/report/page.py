@@ -11,6 +11,7 @@ from client_agent.simulation.report.importance_charts import draw_heat_maps, dra
 from client_agent.simulation.report.summary import Report
 from client_agent.simulation.report.tables import (
     amounts,
+    control,
     difference,
     explain,
     figure,
@@ -18,6 +19,7 @@ from client_agent.simulation.report.tables import (
     losing,
     passing,
     rates,
+    searches,
     seeds_of,
 )
 from client_agent.storage.files import write_durably
@@ -41,9 +43,11 @@ def write_page(report: Report, file: Path) -> None:
         difference=difference,
         judged=judged,
         losing=losing,
+        control=control,
         rates=rates,
         explain=explain,
         passing=passing,
+        searches=searches(report),
         seeds_of=seeds_of,
         amounts=amounts(report),
     )

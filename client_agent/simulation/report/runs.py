@@ -16,7 +16,7 @@ BySeed = dict[int, dict[str, float]]
 
 
 class ScoreFigures(Strict):
-    """One score of one method by one rule; means and worst clients are over the by_seeders that have it.
+    """One score of one method by one rule; means and worst clients are over the founders that have it.
 
     `count` is the number of test items of all these clients in one seed. `against` compares with the methods
     that train alone, on the seeds that all methods have.
@@ -58,15 +58,15 @@ class Runs:
         return [client for result in self.results for client in result.clients if client.name == name]
 
     def score_names(self, rule: Rule, names: Sequence[str]) -> list[str]:
-        """Return the names of the names_thereers' scores, loss first, without perplexity."""
-        names_there = {
+        """Return the names of these clients' scores, loss first, without perplexity."""
+        available = {
             name: None
             for result in self.results
             for client in result.clients
             if client.name in names
             for name in state_by(rule, client).scores
         }
-        return [LOSS, *sorted(names_there.keys() - {LOSS, PERPLEXITY})]
+        return [LOSS, *sorted(available.keys() - {LOSS, PERPLEXITY})]
 
     def count(self, score: str, rule: Rule, names: Sequence[str]) -> int:
         """Return the number of test items of a score in the first seed that has it."""

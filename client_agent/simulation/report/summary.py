@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from client_agent.simulation.methods import LOCAL, LOCAL_BOTH, LOCAL_LORA, control_of
+from client_agent.simulation.mixtures import sizes_of
 from client_agent.simulation.outcomes import Rule, rules_of
 from client_agent.simulation.report.curves import (
     LossCurve,
@@ -95,7 +96,7 @@ class Report(Strict):
 
     `seeds` are the requested ones, `paired_seeds` those with results of all methods. `rules` are those that
     apply, the one of the tables first. `tests` is the largest number of test items of a silo; `models` is
-    each silo's base model.
+    each silo's base model. `search_cpu_seconds` are those of all rate searches, which methods share.
     """
 
     study: str
@@ -105,6 +106,7 @@ class Report(Strict):
     tests: int
     examples: dict[str, int]
     models: dict[str, str]
+    search_cpu_seconds: float
     methods: list[MethodSummary]
     missing: list[str]
 
@@ -135,8 +137,9 @@ def summarise(
         seeds=list(seeds),
         paired_seeds=paired,
         tests=study.tests,
-        examples={silo.name: silo.examples for silo in study.silo},
+        examples=sizes_of(study),
         models={client.name: client.base_model for client in results[0].clients},
+        search_cpu_seconds=sum(result.search_cpu_seconds for result in results),
         methods=[_summary(method, runs, rules) for method in order],
         missing=list(missing),
     )

@@ -29,7 +29,8 @@ def show(report: Report, console: Console) -> None:
     for title, table in (
         ("metrics on test items: mean / worst client", _metrics(report)),
         (
-            "federated minus alone, in loss: same data, steps, rate search and adapter; below 0 is better",
+            "federated minus alone, in loss: same data and steps, same adapter and choice of the rate unless "
+            "noted; below 0 is better",
             _transfer(report),
         ),
         ("forgetting, learning rates, bytes per client and round, CPU seconds", _costs(report)),
@@ -63,6 +64,12 @@ def judged(value: Estimate) -> str:
     """Format a paired difference, and whether it is noise."""
     verdict = verdict_of(value)
     return difference(value) + (f" ({verdict})" if verdict == "noise" else "")
+
+
+def control(transfer: Transfer) -> str:
+    """Format the control, and what it does not have in common with the method."""
+    differs = " and ".join(f"other {name}" for name in transfer.differs)
+    return f"{transfer.control} ({differs})" if differs else transfer.control
 
 
 def losing(transfer: Transfer) -> str:
@@ -160,14 +167,21 @@ def _transfer(report: Report) -> Table:
         if transfer is not None:
             worst = f"{transfer.worst_client} {judged(transfer.worst)}"
             table.add_row(
-                method.method, transfer.control, judged(transfer.loss.seeds), losing(transfer), worst
+                method.method, control(transfer), judged(transfer.loss.seeds), losing(transfer), worst
             )
     return table
 
 
+def searches(report: Report) -> str:
+    """Format the CPU seconds of all searches of a learning rate; an empty text without a search."""
+    if not report.search_cpu_seconds:
+        return ""
+    return f"rate searches, shared by methods and not in their costs: {report.search_cpu_seconds:.0f} CPU s"
+
+
 def _costs(report: Report) -> Table:
     groups = list(dict.fromkeys(group for method in report.methods for group in method.loss.groups))
-    table = Table("method")
+    table = Table("method", caption=searches(report))
     for name in (*(f"loss of {group}" for group in groups), "forgetting", "rates", "up", "down", "CPU s"):
         table.add_column(name, justify="right")
     for method in report.methods:

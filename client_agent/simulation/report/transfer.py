@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from client_agent.simulation.outcomes import Rule
 from client_agent.simulation.report.estimates import (
     Estimate,
@@ -15,12 +17,15 @@ from client_agent.simulation.report.runs import Runs
 from schemas.messages.base import Strict
 from schemas.messages.scores import LOSS
 
+Difference = Literal["adapter", "rate"]
+
 
 class Transfer(Strict):
     """Test loss of a federated method minus that of its control, over founders; above 0 = negative transfer.
 
     Attributes:
-        control: the method that trains alone on the same data, in the same steps, with the same adapter.
+        control: the method that trains alone on the same data, in the same steps.
+        differs: which of `adapter` and `rate` the plans of both do not have in common.
         verdict: of the mean over clients.
         clients: each client's difference over the seeds.
         losers: the clients whose loss is higher beyond the noise.
@@ -29,6 +34,7 @@ class Transfer(Strict):
     """
 
     control: str
+    differs: list[Difference]
     loss: Pairing
     verdict: Verdict
     clients: dict[str, Estimate]
@@ -55,6 +61,7 @@ def transfer_of(rule: Rule, runs: Runs, control: str, control_runs: Runs) -> Tra
     }
     return Transfer(
         control=control,
+        differs=_differences(runs, control_runs),
         loss=paired,
         verdict=verdict_of(paired.seeds),
         clients=clients,
@@ -62,3 +69,12 @@ def transfer_of(rule: Rule, runs: Runs, control: str, control_runs: Runs) -> Tra
         unjudged=paired.seeds.error is None,
         worst_client=max(clients, key=lambda name: clients[name].mean),
     )
+
+
+def _differences(runs: Runs, control_runs: Runs) -> list[Difference]:
+    mine, control = runs.results[0].plan, control_runs.results[0].plan
+    equal: dict[Difference, bool] = {
+        "adapter": mine.adapter == control.adapter,
+        "rate": mine.training.learning_rate == control.training.learning_rate,
+    }
+    return [name for name, is_equal in equal.items() if not is_equal]

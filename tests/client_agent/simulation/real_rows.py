@@ -8,7 +8,14 @@ from pathlib import Path
 
 from tests.scenarios.agents import MODELS
 
-REAL = ("obqa_boolq_winogrande_arc", "real_four_peers", "real_same_base", "real_two_bases", "ten_clients")
+REAL = (
+    "obqa_boolq_winogrande_arc",
+    "real_four_peers",
+    "real_one_task",
+    "real_same_base",
+    "real_two_bases",
+    "ten_clients",
+)
 """The studies of real models, which need --data and --models."""
 
 TRAIN, TESTS = 96, 24

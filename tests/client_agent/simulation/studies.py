@@ -131,6 +131,7 @@ def result(
         clients=clients,
         wall_seconds=2.0,
         cpu_seconds=1.0,
+        search_cpu_seconds=0.5,
     )
 
 

@@ -24,8 +24,10 @@ from client_agent.simulation.methods import methods_of
 from client_agent.simulation.partition_record import describe_partition
 from client_agent.simulation.results import CellResult, cells_of, store_result, stored_result
 from client_agent.simulation.run_cell import WorkerContext, run_cell
+from client_agent.simulation.shared_rates import SharedRates
 from client_agent.simulation.study import read_study
 from client_agent.simulation.worker_pool import Pool
+from client_agent.storage.rate_store import RateSearch
 from tests.client_agent.simulation.studies import result, silo_table, write_pools, write_study
 from tests.scenarios.agents import TESSERA, wait_until
 
@@ -91,6 +93,14 @@ def test_fresh_discards_results(tmp_path: Path) -> None:
     finish(comparison, "fedavg", 0)
     comparison.forget()
     assert len(planned(tmp_path).missing()) == 4
+
+
+def test_fresh_discards_searched_rates(tmp_path: Path) -> None:
+    comparison = planned(tmp_path)
+    rates = SharedRates.below(comparison.out)
+    rates.write("key", RateSearch(chosen=0.01))
+    comparison.forget()
+    assert SharedRates.below(comparison.out).read("key").chosen is None
 
 
 def test_a_partial_report_names_the_missing_runs(tmp_path: Path) -> None:

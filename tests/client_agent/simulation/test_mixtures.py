@@ -114,6 +114,24 @@ def test_tests_have_the_classes_that_the_silo_trains_on(tmp_path: Path) -> None:
         assert train[test.most_common(1)[0][0]] > sum(train.values()) / 3
 
 
+@pytest.mark.parametrize("count", [2, 30])
+def test_a_source_with_validation_examples_is_drawn_from_no_more_often_than_the_others(
+    tmp_path: Path, count: int
+) -> None:
+    write(tmp_path, 'kind = "by_task"\ntasks_per_silo = 2')
+    rows = [json.dumps({"prompt": f"colour validation {i}:", "completion": " colour0"}) for i in range(count)]
+    (tmp_path / "colour" / "validation.jsonl").write_text("".join(row + "\n" for row in rows))
+    data = draw_examples(read_study(tmp_path / "study.toml"), 0)
+    drawn = [[e.prompt.split()[:2] for e in silo_data.validation] for silo_data in data.values()]
+    assert [len(silo) for silo in drawn] == [3] * 4
+    assert {task for task, _ in (*drawn[0], *drawn[3])} == {"colour", "shape"}
+    assert {task for task, _ in drawn[1]} <= {"shape", "size"}
+    assert {task for task, _ in drawn[2]} <= {"size", "colour"}
+    colours = sorted(side for silo in drawn for task, side in silo if task == "colour")
+    assert colours.count("validation") == min(count, len(colours))
+    assert {side for silo in drawn for task, side in silo if task != "colour"} == {"train"}
+
+
 def test_by_task_gives_silos_tasks_in_turn(tmp_path: Path) -> None:
     for count, first, last in ((1, {"colour"}, {"colour"}), (2, {"colour", "shape"}, {"colour", "shape"})):
         read = write(tmp_path, f'kind = "by_task"\ntasks_per_silo = {count}')

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from client_agent.simulation.methods import methods_of
+from client_agent.simulation.methods import control_of, methods_of
 from client_agent.simulation.pack_cache import read_anchors
 from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.partition_record import describe_partition
@@ -36,10 +36,13 @@ def test_every_run_of_a_study_can_be_built(folders: tuple[Path, Path], name: str
     methods = methods_of(read)
     cells = list(cells_of(read, methods, [0]))
     assert [cell.method for cell in cells] == read.methods
+    plans = {cell.method: cell.plan for cell in cells}
     for cell in cells:
         plan = cell.plan
         assert plan.training.learning_rate == "auto"
         assert make(plan.strategy.name, plan.strategy.options).unfit(plan) is None
+        control = control_of(read, cell.method, plan)
+        assert control is None or plans[control].adapter == plan.adapter
         assert (plan.alignment is None) == (plan.adapter.kind == "lora")
 
 

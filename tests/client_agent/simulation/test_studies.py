@@ -80,6 +80,13 @@ def test_the_studies_of_the_examples_can_be_run() -> None:
         read = read_study(file)
         plan_by_method = {method.name: plan_of(read, method, 0, PIVOT) for method in methods_of(read)}
         require_equal_training(plan_by_method)
+        everything = methods_of(read, [*BUILT_IN, *read.method])
+        all_plans = {method.name: plan_of(read, method, 0, PIVOT) for method in everything}
+        for name in read.method:
+            control = control_of(read, name, all_plans[name])
+            if control is not None:
+                mine, other = all_plans[name], all_plans[control]
+                assert (mine.adapter, mine.training.learning_rate) == (other.adapter, "auto"), name
         for name, plan in plan_by_method.items():
             assert plan.rounds.min_clients == len(read.founders)
             assert name not in BUILT_IN or plan.strategy.options == {}  # the methods as they are shipped

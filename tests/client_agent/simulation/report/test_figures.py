@@ -15,6 +15,7 @@ from client_agent.simulation.report.page import write_page
 from client_agent.simulation.report.summary import Report, summarise
 from client_agent.simulation.report.tables import passing, show
 from client_agent.simulation.results import CellResult
+from client_agent.simulation.study_fields import SizePartition
 from tests.client_agent.simulation.studies import result, silo_table, study
 
 SILOS = (
@@ -214,3 +215,9 @@ def test_curves_differ_without_their_colours_and_start_before_training(tmp_path:
     differences = draw(summary)["differences"]
     assert "against local_lora" in differences
     assert "differences" not in draw(summarise(study(tmp_path), "tiny", [0], runs[2:], []))
+
+
+def test_examples_are_those_of_a_partition_by_size(tmp_path: Path) -> None:
+    read = study(tmp_path).model_copy(update={"partition": SizePartition(kind="by_size", sizes=[7, 3])})
+    summary = summarise(read, "tiny", [0], [result("local", 0, {"aster": (1, 0.5), "birch": (1, 0.3)})], [])
+    assert summary.examples == {"aster": 7, "birch": 3}

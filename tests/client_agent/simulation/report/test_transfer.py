@@ -70,6 +70,31 @@ def test_clients_that_lose_and_the_worst_of_them_are_named(tmp_path: Path) -> No
         assert text in printed.getvalue()
 
 
+def test_a_control_with_another_adapter_or_rate_is_marked(tmp_path: Path) -> None:
+    local, fedavg = (result(name, 0, {"aster": (1, 0.5), "birch": (1, 0.3)}) for name in ("local", "fedavg"))
+    for update, differs, shown in (
+        ({}, [], "local "),
+        (
+            {"adapter": fedavg.plan.adapter.model_copy(update={"rank": 2})},
+            ["adapter"],
+            "local (other adapter)",
+        ),
+        (
+            {"training": fedavg.plan.training.model_copy(update={"learning_rate": 0.5})},
+            ["rate"],
+            "local (other rate)",
+        ),
+    ):
+        changed = fedavg.model_copy(update={"plan": fedavg.plan.model_copy(update=update)})
+        summary = summarise(study(tmp_path), "tiny", [0], [local, changed], [])
+        transfer = summary.methods[1].main_transfer
+        assert transfer is not None
+        assert transfer.differs == differs
+        printed = StringIO()
+        show(summary, Console(file=printed, width=200))
+        assert shown in printed.getvalue()
+
+
 def test_one_seed_leaves_the_noise_unknown(tmp_path: Path) -> None:
     summary = report(tmp_path, seeds=1)
     transfer = summary.methods[1].main_transfer
