@@ -20,7 +20,7 @@ from schemas.maths.seeded_random import stream, words
 MOST_LABELS = 20
 """A source with more different completions has no labels: it is one class."""
 
-_SMALLEST_WEIGHT = 1e-12  # a class without weight is still drawn from when the others are used up
+_SMALLEST_WEIGHT = 1e-12  # a class without weight is still drawn from when the remaining are used up
 _Weights = Mapping[str, float]
 
 
@@ -171,13 +171,13 @@ class _Queues:
             {name: shuffled(items, f"study {side}", name, *key) for name, items in available.items() if items}
         )
 
-    def take(self, choices: _Choices, others: _Queues | None = None) -> Example | None:
+    def take(self, choices: _Choices, remaining: _Queues | None = None) -> Example | None:
         """Return the next example of a class that is drawn by weight; None if all with a weight are empty.
 
-        A class without examples here is taken from `others`, if passed: which queue holds a class does not
+        A class without examples here is taken from `remaining`, if passed: which queue holds a class does not
         change how often it is drawn.
         """
-        queues = (self.left, others.left if others is not None else {})
+        queues = (self.left, remaining.left if remaining is not None else {})
         names = [name for name in choices.weights if any(left.get(name) for left in queues)]
         if not names:
             return None
@@ -205,7 +205,7 @@ class _Choices:
 def _drawn_alone(
     classes: Mapping[str, Sequence[Example]], weights: _Weights, count: int, side: str, seed: int, silo: str
 ) -> list[Example]:
-    """Draw at most `count` examples for one silo, whatever others draw."""
+    """Draw at most `count` examples for one silo, whatever remaining draw."""
     queues = _Queues.of(classes, frozenset(), side, seed, silo)
     choices = _Choices(weights, side, seed, silo)
     drawn = (queues.take(choices) for _ in range(count))
@@ -234,9 +234,9 @@ def _deal_validation(
 
 
 def _next(
-    queues: _Queues, choices: _Choices, silo: str, total: int, others: _Queues | None = None
+    queues: _Queues, choices: _Choices, silo: str, total: int, remaining: _Queues | None = None
 ) -> Example:
-    example = queues.take(choices, others)
+    example = queues.take(choices, remaining)
     if example is None:
         raise StudyUnusable(
             f"the sources of silo {silo} are used up: the silos need {total} examples; lower silo.examples "

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from client_agent.data.load import BY_COLUMNS, RowOptions, load_examples
 from client_agent.errors import DataInvalid
-from client_agent.model.examples import Example, MetricName
+from client_agent.model.examples import Example
+from client_agent.settings import MetricName
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1

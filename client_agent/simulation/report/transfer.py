@@ -72,9 +72,9 @@ def transfer_of(rule: Rule, runs: Runs, control: str, control_runs: Runs) -> Tra
 
 
 def _differences(runs: Runs, control_runs: Runs) -> list[Difference]:
-    mine, control = runs.results[0].plan, control_runs.results[0].plan
+    plan, control = runs.results[0].plan, control_runs.results[0].plan
     equal: dict[Difference, bool] = {
-        "adapter": mine.adapter == control.adapter,
-        "rate": mine.training.learning_rate == control.training.learning_rate,
+        "adapter": plan.adapter == control.adapter,
+        "rate": plan.training.learning_rate == control.training.learning_rate,
     }
     return [name for name, is_equal in equal.items() if not is_equal]
