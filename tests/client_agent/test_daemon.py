@@ -74,7 +74,7 @@ def test_an_update_that_is_refused_is_given_up_and_the_next_round_is_played(
     served: Served, participant: Enrolled
 ) -> None:
     limits = {"max_norm": 1e-9}
-    rounds = {"total": 1, "min_clients": 1, "collect_seconds": 3.0}
+    rounds = {"total": 1, "min_clients": 1, "collect_seconds": 6.0}
     federation_id = served.federation(**alone_plan(limits=limits, rounds=rounds))
     who = participant(federation_id)
     served.admin.post(f"/v1/federations/{federation_id}/start")
@@ -128,7 +128,7 @@ def test_what_was_made_and_not_delivered_is_delivered_byte_for_byte_after_a_rest
 def test_an_update_that_never_gets_through_is_given_up_with_its_round(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture, is_late: bool
 ) -> None:
-    rounds = {"total": 1, "min_clients": 1, "collect_seconds": 3.0}
+    rounds = {"total": 1, "min_clients": 1, "collect_seconds": 6.0}
     federation_id = served.federation(**alone_plan(rounds=rounds))
     who = participant(federation_id, Buffering(is_late))
     served.admin.post(f"/v1/federations/{federation_id}/start")

@@ -56,11 +56,11 @@ def test_two_architectures_align_train_and_end_with_personal_weights(
     assert [r["state"] for r in rounds] == ["published", "published"]
     for view in rounds:
         assert view["counts"] == {"joined": 3, "arrived": 3, "late": 0, "rejected": 0}
-        assert all(c["scores"]["examples"] == 128 for c in view["clients"])
+        assert all(c["scores"]["trained"]["loss"]["count"] == 128 for c in view["clients"])
         assert view["bytes"]["up"] > 0
         assert view["bytes"]["down"] > 0
-    before, after = rounds[0]["clients"][0]["scores"]["before"], rounds[-1]["clients"][0]["scores"]["after"]
-    assert after["loss"] < before["loss"]
+    first, last = (view["clients"][0]["scores"] for view in (rounds[0], rounds[-1]))
+    assert last["trained"]["loss"]["value"] < first["served"]["loss"]["value"]
     relevance = served.admin.get(f"/v1/federations/{federation_id}/rounds/2/relevance").json()
     assert all(sum(row) == pytest.approx(1) for row in relevance["relevance"])
     packs = served.admin.get(f"/v1/federations/{federation_id}/alignments").json()["items"]
