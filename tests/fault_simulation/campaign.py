@@ -16,7 +16,7 @@ from tests.fault_simulation.storage import leave_workplace
 from tests.fault_simulation.weather import plan_of, weather_of
 from tests.fault_simulation.world import Outcome, play
 
-MOST_TRIES = 60
+MOST_TRIES = 120
 """A mutant that lives through so many schedules in which it could show was not found."""
 
 
