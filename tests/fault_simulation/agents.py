@@ -71,6 +71,9 @@ class SimulatedSilo:
         """Stand for loading a base model: every agent can load the pivot."""
         return BaseModel(slug, self.world, self.index)
 
+    def require_fit(self, _: int) -> None:
+        """Stand for a check that every example fits."""
+
     @property
     def data(self) -> SimulatedSilo:
         """Stands for the examples too."""
