@@ -69,15 +69,15 @@ def test_a_running_mean_gives_no_peers_score(coordinator: Served) -> None:
 
 
 def test_a_mean_that_another_client_may_still_join_is_not_shown(coordinator: Served) -> None:
-    federation_id, silos = running(coordinator, 4, **plan(rounds={"min_clients": 4, "total": 4}))
+    federation_id, silos = running(coordinator, 5, **plan(rounds={"min_clients": 5, "total": 4}))
     for number in (1, 2, 3):
         for silo in silos:
             deliver(silo, number, values(1.0))
         wait_for(coordinator, federation_id, number, "published")
         if number == 1:
-            for silo in silos[:3]:
+            for silo in silos[:4]:
                 score(silo, 1, 0.5)
-            assert seen_by(silos[0], 1) == [None, None], "the fourth's arrival would show its score"
+            assert seen_by(silos[0], 1) == [None, None], "the fifth's arrival would show its score"
     assert [shown["mean"]["exact_match"]["value"] for shown in seen_by(silos[0], 1)] == [0.5, 0.5], (
         "none can come now"
     )
