@@ -89,7 +89,7 @@ def test_a_finished_federation_is_scored_and_read_after_an_upgrade(
     (home / FINAL_SCORES).unlink()
     run(who, naps(500))
     assert read_final_scores(home) is not None
-    assert status(beside(tmp_path, url=served.url), exit_code=0)["final_loss"] is not None
+    assert status(beside(tmp_path, url=served.url), exit_code=0)["final_scores"] is not None
 
 
 def test_old_scores_are_read_as_the_coordinator_migrates_them() -> None:
