@@ -11,7 +11,7 @@ The receiver's own update is the root of trust. d_j is client j's state minus th
 so that f clients contribute at most min(f cap, peers) length |d_i|, whatever they send. Weight that is cut
 off goes to agreeing peers, up to their caps, and `cap` is at least an equal share of `peers`. A strict guard
 takes cos(d_i, d_j) as a factor, adds all that is cut off to i, and its cap holds for any number of peers. A
-newcomer has no d_i: `_newcomer`. Limits of this guard: docs/poisoning.md.
+newcomer has no d_i: `_newcomer`. Limits of this guard: docs/explanation/poisoning.md.
 """
 
 from __future__ import annotations

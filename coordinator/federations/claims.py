@@ -1,5 +1,5 @@
 """Build the claims of a federation and of a round: sentences that follow from its plan and from counts
-(docs/security.md).
+(docs/explanation/security.md).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _private(plan: FederationPlan) -> str | None:
 
 
 def _guarded(caps: Caps | None) -> str:
-    """Return the bound on the contribution of other members to a client (docs/poisoning.md, "The bound")."""
+    """Return the bound on what other members contribute (docs/explanation/poisoning.md, "The bound")."""
     if caps is None:
         return _UNGUARDED
     share = "0.2 f" if caps.strict else "max(0.2, 0.7 / n) f"

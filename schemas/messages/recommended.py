@@ -1,4 +1,4 @@
-"""Recommended plan settings per strategy: the best of the comparisons in docs/log.md.
+"""Recommended plan settings per strategy: the best of the comparisons in docs/lab-notes/index.md.
 
 The defaults of a plan are part of the HTTP contract and independent of the strategy (docs/decisions/0017).
 """
@@ -36,7 +36,7 @@ CA_PFL: Final[Table] = {
 # A LoRA of models of 8B and more exceeds the plan's default limit.
 _LIMITS: Final[Table] = {"max_update_bytes": 256 * 2**20}
 
-# q and k gain little from few examples and cost much: measured in docs/log.md.
+# q and k gain little from few examples and cost much: measured in docs/lab-notes/index.md.
 FEDMOSAIC: Final[Table] = {
     "adapter": {"roles": ["v", "o", "gate", "up", "down"], "same_architecture_rank": SAME_ARCHITECTURE_RANK}
 }
