@@ -6,7 +6,7 @@ First on vectors: three tasks of four honest clients, six attackers that copy th
 Shown is what a client of that task goes on from, along what it asks for (1 = perfect) and along what the
 attackers want; "as designed" is a row of weights with oneself in it, used as it is. Then on real adapters:
 five silos that train examples/models/tiny-s on one task, and two attackers, in rounds of a real coordinator;
-shown is the honest silos' exact match on held-out examples. docs/explanation/poisoning.md describes the guard.
+shown is the honest silos' exact match on held-out examples. docs/explanation/poisoning.md has the guard.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def enrol(http: httpx.Client, key: Ed25519PrivateKey, token: str, name: str) -> 
 
 
 def trained(weights: bytes, manifest: dict[str, Any]) -> bytes:
-    """Take a body of weights apart, train, and put the body of an update together (docs/reference/wire-format.md)."""
+    """Unpack a body of weights, train, and pack the body of an update (docs/reference/wire-format.md)."""
     (length,) = struct.unpack("<Q", weights[:8])
     header = json.loads(weights[8 : 8 + length])
     values = array("f", weights[8 + length :])

@@ -1,4 +1,4 @@
-"""The bound that docs/explanation/poisoning.md states, and what else the guard keeps to, on whatever is sent."""
+"""The bound that docs/explanation/poisoning.md states, and other properties of the guard, on any input."""
 
 from __future__ import annotations
 
