@@ -43,8 +43,8 @@ class Options(BaseModel):
     `sources` holds for established clients under `mix` average and gate: peers of the identical base model,
     or all; with `mix` init, and for newcomers, it is always all. `min_relevance` is a floor on S. `centre`
     subtracts the mean sketch first, and with it most of the direction that a majority shares; the cosine is
-    then not corrected for noise. `guard` limits the influence of peers (docs/explanation/poisoning.md), and adds
-    the weight that it cuts off to the client itself, whatever `include_self` says; off is as published.
+    then not corrected for noise. `guard` limits the influence of peers (docs/explanation/poisoning.md), and
+    adds the weight that it cuts off to the client itself, whatever `include_self` says; off is as published.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
