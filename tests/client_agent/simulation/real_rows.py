@@ -11,6 +11,7 @@ from tests.scenarios.agents import MODELS
 REAL = (
     "obqa_boolq_winogrande_arc",
     "real_four_peers",
+    "real_one_round",
     "real_one_task",
     "real_same_base",
     "real_two_bases",
