@@ -101,9 +101,12 @@ def load_base_model(
                 device_map={"": device},
                 quantization_config=bits_and_bytes(quantization, dtype),
                 local_files_only=True,
+                trust_remote_code=False,  # no prompt either: a model's folder is data
             ),
         )
-        tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder, local_files_only=True)
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except torch.OutOfMemoryError as error:
         raise ModelTooLarge(
             f"{source}: {device} has no room for it in {str(dtype).removeprefix('torch.')}; "
@@ -258,7 +261,9 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
         TokenizerUnfit: the tokenizer has no character offsets or no end-of-sequence token.
     """
     try:
-        tokenizer = cast(Any, AutoTokenizer).from_pretrained(_folder_of(source), local_files_only=True)
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(
+            _folder_of(source), local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise ModelNotFound(f"{source}: its tokenizer cannot be loaded ({error})") from error
     _check(tokenizer, source)
