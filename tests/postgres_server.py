@@ -56,14 +56,14 @@ class PostgresServer:
         self._execute(f"DROP DATABASE {name} WITH (FORCE)")
 
     def dump(self, name: str, file: Path) -> None:
-        """Back a database up, as README.md says."""
+        """Back a database up, as docs/how-to/back-up-and-restore.md says."""
         file.write_bytes(b"")
         if self._user is not None:
             shutil.chown(file, self._user)
         self._run("pg_dump", *self._address, "--format", "custom", "--file", str(file), name)
 
     def restore(self, name: str, file: Path) -> None:
-        """Put a dump into an empty database, as README.md says."""
+        """Put a dump into an empty database, as docs/how-to/back-up-and-restore.md says."""
         self._run("pg_restore", *self._address, "--exit-on-error", "--no-owner", "--dbname", name, str(file))
 
     @property

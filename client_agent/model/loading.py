@@ -29,6 +29,8 @@ _HEADER_LIMIT = 100 * 2**20  # the limit of the safetensors library
 _IGNORED_CONFIG_KEYS = frozenset(
     {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 )
+# Without the latter a folder that names code of its own causes a prompt.
+_DATA_ONLY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 _FILES = ["*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
@@ -100,10 +102,10 @@ def load_base_model(
                 dtype=dtype,
                 device_map={"": device},
                 quantization_config=bits_and_bytes(quantization, dtype),
-                local_files_only=True,
+                **_DATA_ONLY,
             ),
         )
-        tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder, local_files_only=True)
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder, **_DATA_ONLY)
     except torch.OutOfMemoryError as error:
         raise ModelTooLarge(
             f"{source}: {device} has no room for it in {str(dtype).removeprefix('torch.')}; "
@@ -258,7 +260,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
         TokenizerUnfit: the tokenizer has no character offsets or no end-of-sequence token.
     """
     try:
-        tokenizer = cast(Any, AutoTokenizer).from_pretrained(_folder_of(source), local_files_only=True)
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(_folder_of(source), **_DATA_ONLY)
     except (OSError, ValueError) as error:
         raise ModelNotFound(f"{source}: its tokenizer cannot be loaded ({error})") from error
     _check(tokenizer, source)
