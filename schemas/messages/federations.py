@@ -36,6 +36,9 @@ class AdapterPlan(Strict):
     `kind` `pq`: `P` (rank, rank) and `Q` (rank,) per (block, role) between frozen frames; `lora`: ordinary
     `A` (rank, d_in), `B` (d_out, rank) per (layer, role). `scale` multiplies the adapter's output.
 
+    `bias` false: there is no `Q`, which acts as a bias of the layer's output and which servers of adapters
+    refuse. The default is true, because plans from before this field trained `Q`. Ordinary LoRA has no bias.
+
     `target_modules` limits `P`, `Q` to some (block, role)s, such as `b0.v`; null = all. Beside them an
     ordinary LoRA of every (layer, role) may train: `same_architecture_rank` ranks are shared with clients of
     the identical base model, `private_rank` ranks never leave the client; 0 = none.
@@ -44,6 +47,7 @@ class AdapterPlan(Strict):
     kind: Literal["pq", "lora"] = "pq"
     rank: Annotated[int, Field(ge=1, le=1024)] = 32
     scale: Positive = 2.0
+    bias: bool = True
     blocks: Annotated[int, Field(ge=1, le=64)] = 4
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ALL_ROLES
     target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
