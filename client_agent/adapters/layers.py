@@ -49,7 +49,7 @@ class PQCore(nn.Module):
         if not self.gated:
             return dict(local)
         b, shared = torch.sigmoid(self.gate), self.global_branch()
-        return {factor: (1 - b) * own + b * shared[factor] for factor, own in local.items()}
+        return {factor: (1 - b) * tensor + b * shared[factor] for factor, tensor in local.items()}
 
 
 class PQLinear(nn.Module):
