@@ -37,7 +37,7 @@ class AdapterPlan(Strict):
     `A` (rank, d_in), `B` (d_out, rank) per (layer, role). `scale` multiplies the adapter's output.
 
     `bias` false: there is no `Q`, which acts as a bias of the layer's output and which servers of adapters
-    refuse. The default is true, because plans from before this field trained `Q`. Ordinary LoRA has no bias.
+    refuse. The default is true, because plans from before this field trained `Q`; with `lora` it is false.
 
     `target_modules` limits `P`, `Q` to some (block, role)s, such as `b0.v`; null = all. Beside them an
     ordinary LoRA of every (layer, role) may train: `same_architecture_rank` ranks are shared with clients of
@@ -65,6 +65,14 @@ class AdapterPlan(Strict):
         for field in ("same_architecture_rank", "private_rank"):
             if self.kind == "lora" and getattr(self, field):
                 raise field_error("must be 0 with kind lora; set rank", field)
+        return self
+
+    @model_validator(mode="after")
+    def _lora_has_no_bias(self) -> Self:
+        if self.kind == "lora" and self.bias:
+            if "bias" in self.model_fields_set:
+                raise field_error("must be false with kind lora, which has no bias; leave it out", "bias")
+            object.__setattr__(self, "bias", False)
         return self
 
     @model_validator(mode="after")
