@@ -15,31 +15,41 @@ GATE_AT_START = -1.386  # sigmoid(-1.386) = 0.2
 
 
 class PQCore(nn.Module):
-    """Local P and Q of one role, and a frozen global pair when `gated`.
+    """Local P and, with `bias`, Q of one role, and a frozen global branch of the same when `gated`.
 
     Since both branches share A and B, the gated sum (1-b) h_L + b h_G is one branch with
     P = (1-b) P_L + b P_G and Q likewise, b = sigmoid(gate).
     """
 
     P_global: Tensor
-    Q_global: Tensor
+    Q_global: Tensor | None
 
-    def __init__(self, rank: int, device: torch.device, *, gated: bool) -> None:
+    def __init__(self, rank: int, device: torch.device, *, gated: bool, bias: bool) -> None:
         super().__init__()
         self.gated = gated
         self.P = nn.Parameter(torch.zeros(rank, rank, device=device))
-        self.Q = nn.Parameter(torch.zeros(rank, device=device))
+        self.Q = nn.Parameter(torch.zeros(rank, device=device)) if bias else None
         if gated:
             self.register_buffer("P_global", torch.zeros_like(self.P.data), persistent=False)
-            self.register_buffer("Q_global", torch.zeros_like(self.Q.data), persistent=False)
+            q_global = torch.zeros(rank, device=device) if bias else None
+            self.register_buffer("Q_global", q_global, persistent=False)
             self.gate = nn.Parameter(torch.tensor(GATE_AT_START, device=device))
 
-    def merged(self) -> tuple[Tensor, Tensor]:
-        """Return P (r, r) and Q (r,) of the gated sum, or the local pair without a gate."""
+    def branch(self) -> dict[str, nn.Parameter]:
+        """Return the local parameters by factor: P, and Q with `bias`."""
+        return {"P": self.P} if self.Q is None else {"P": self.P, "Q": self.Q}
+
+    def global_branch(self) -> dict[str, Tensor]:
+        """Return the frozen tensors of a gated core by factor."""
+        return {"P": self.P_global} if self.Q_global is None else {"P": self.P_global, "Q": self.Q_global}
+
+    def merged(self) -> dict[str, Tensor]:
+        """Return P (r, r), and Q (r,) with `bias`, of the gated sum, or the local ones without a gate."""
+        local = self.branch()
         if not self.gated:
-            return self.P, self.Q
-        b = torch.sigmoid(self.gate)
-        return (1 - b) * self.P + b * self.P_global, (1 - b) * self.Q + b * self.Q_global
+            return dict(local)
+        b, shared = torch.sigmoid(self.gate), self.global_branch()
+        return {factor: (1 - b) * tensor + b * shared[factor] for factor, tensor in local.items()}
 
 
 class PQLinear(nn.Module):
@@ -62,12 +72,13 @@ class PQLinear(nn.Module):
         self.register_buffer("scaled_B", scale * b.float(), persistent=False)  # (d_out, n r)
         self.cores = nn.ModuleList(cores)
 
-    def merged(self) -> tuple[Tensor, Tensor]:
-        """Return P (n r, n r) and Q (n r,) of all n roles, gates applied."""
-        pairs = [cast(PQCore, core).merged() for core in self.cores]
-        if len(pairs) == 1:
-            return pairs[0]
-        return block_diagonal([p for p, _ in pairs]), torch.cat([q for _, q in pairs])
+    def merged(self) -> tuple[Tensor, Tensor | None]:
+        """Return P (n r, n r) and Q (n r,) of all n roles, gates applied; Q is None without bias."""
+        branches = [cast(PQCore, core).merged() for core in self.cores]
+        qs = [branch["Q"] for branch in branches if "Q" in branch]
+        if len(branches) == 1:
+            return branches[0]["P"], qs[0] if qs else None
+        return block_diagonal([branch["P"] for branch in branches]), torch.cat(qs) if qs else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the base layer's output plus the adapter's: (..., d_in) -> (..., d_out), base dtype."""

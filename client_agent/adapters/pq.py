@@ -6,7 +6,7 @@ Tensors are named by block ordinal and role, never by layer number, so that name
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -23,10 +23,11 @@ from schemas.maths.adapter import Layout, pq_layout
 from schemas.messages.federations import AdapterPlan, Role
 
 Arrays = dict[str, NDArray[np.float32]]
+SomeTensor = TypeVar("SomeTensor", bound=torch.Tensor)
 
 
 class PQAdapter(Removable):
-    """P and Q (and gates) of every framed (block, role) of one base model."""
+    """P, Q unless the plan has no bias, and gates of every framed (block, role) of one base model."""
 
     def __init__(self, base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool) -> None:
         self._model = cast(nn.Module, base.model)
@@ -46,11 +47,11 @@ class PQAdapter(Removable):
                 "operator to raise alignment.max_error, choose another pivot, or leave alignment out"
             )
         for path, members in placed.items():
-            cores = {name: PQCore(plan.rank, base.device, gated=gated) for name in members}
+            cores = {name: PQCore(plan.rank, base.device, gated=gated, bias=plan.bias) for name in members}
             self._layers[path] = self._layer(base, path, members, frames, plan.scale, [*cores.values()])
             self._cores |= cores
             self._rates |= {name: frames[name].rate for name in members}
-        self.layout: Layout = pq_layout(self._cores, plan.rank)
+        self.layout: Layout = pq_layout(self._cores, plan.rank, bias=plan.bias)
         for path, layer in self._layers.items():
             replace_module(self._model, path, layer)
 
@@ -76,7 +77,7 @@ class PQAdapter(Removable):
         """Group parameters by frame: P, Q and gate train at learning_rate * rate; gates do not decay."""
         groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
         for name, core in self._cores.items():
-            groups.setdefault((self._rates[name], True), []).extend((core.P, core.Q))
+            groups.setdefault((self._rates[name], True), []).extend(core.branch().values())
             if self._gated:
                 groups.setdefault((self._rates[name], False), []).append(core.gate)
         return [
@@ -93,8 +94,7 @@ class PQAdapter(Removable):
     def load_global(self, state: State) -> None:
         if not self._gated:
             raise AdapterInPlace("the adapter has no global branch; inject it with gated=True to load one")
-        targets = {f"{name}.P": core.P_global for name, core in self._cores.items()}
-        copy_in(targets | {f"{name}.Q": core.Q_global for name, core in self._cores.items()}, state)
+        copy_in(_by_name({name: core.global_branch() for name, core in self._cores.items()}), state)
 
     def private_state(self) -> Arrays:
         """Copy the gates, `b0.q.gate` with shape (); empty without a global branch."""
@@ -105,12 +105,13 @@ class PQAdapter(Removable):
 
     def merged_state(self) -> Arrays:
         """Return P = (1-b) P_L + b P_G and Q likewise (fedmosaic.md section 2)."""
-        merged = {name: core.merged() for name, core in self._cores.items()}
-        tensors = {f"{name}.P": p for name, (p, _) in merged.items()}
-        return copy_out(tensors | {f"{name}.Q": q for name, (_, q) in merged.items()})
+        return copy_out(_by_name({name: core.merged() for name, core in self._cores.items()}))
 
     def as_lora(self) -> dict[str, LoraFactors]:
-        """Return A, s B P and the bias s B Q by module path; rank n r where a module serves n roles."""
+        """Return A, s B P and the bias s B Q, None without Q, by module path.
+
+        The rank is n r where a module serves n roles.
+        """
         return {path: _factors(layer) for path, layer in self._layers.items()}
 
     def remove(self) -> None:
@@ -119,18 +120,26 @@ class PQAdapter(Removable):
         self._layers.clear()
 
     def _shared(self) -> dict[str, nn.Parameter]:
-        tensors = {f"{name}.P": core.P for name, core in self._cores.items()}
-        return tensors | {f"{name}.Q": core.Q for name, core in self._cores.items()}
+        return _by_name({name: core.branch() for name, core in self._cores.items()})
 
     def _gates(self) -> dict[str, nn.Parameter]:
         return {f"{name}.gate": core.gate for name, core in self._cores.items()} if self._gated else {}
 
 
+def _by_name(factors: Mapping[str, Mapping[str, SomeTensor]]) -> dict[str, SomeTensor]:
+    """Return the tensors of all modules by name: `b0.q.P`."""
+    return {
+        f"{module}.{factor}": tensor
+        for module, tensors in factors.items()
+        for factor, tensor in tensors.items()
+    }
+
+
 @torch.no_grad()
 def _factors(layer: PQLinear) -> LoraFactors:
     p, q = layer.merged()
-    tensors = (layer.A, layer.scaled_B @ p, layer.scaled_B @ q)
-    return LoraFactors(*(np.array(tensor.cpu().numpy()) for tensor in tensors))
+    bias = (layer.scaled_B @ q).cpu().numpy() if q is not None else None
+    return LoraFactors(np.array(layer.A.cpu().numpy()), (layer.scaled_B @ p).cpu().numpy(), bias)
 
 
 def _check_frame(frame: Frame, name: str, rank: int, shape: tuple[int, int]) -> None:

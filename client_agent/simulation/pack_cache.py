@@ -88,7 +88,7 @@ def _digest(anchors: Sequence[Anchor], adapter: AdapterPlan, plan: AlignmentPlan
     facts = [
         code_of_packs(),
         [anchor.model_dump() for anchor in anchors],
-        adapter.model_dump(exclude={"scale", "private_rank", "same_architecture_rank"}, mode="json"),
+        adapter.model_dump(exclude={"scale", "bias", "private_rank", "same_architecture_rank"}, mode="json"),
         plan.model_dump(mode="json"),
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from coordinator.errors import FederationStateConflict, Forbidden, Invalid
 from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.adapter import SIGNATURE, Layout, in_order, lora_layout, pq_layout, size
 from schemas.messages.enrolment import Profile
-from schemas.messages.federations import FederationPlan
+from schemas.messages.federations import AdapterPlan, FederationPlan, Role
 from schemas.messages.updates import UpdateManifest
 from schemas.wire.budget import effective_recipe, shortfall
 from schemas.wire.envelope import head
@@ -60,7 +62,7 @@ def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key
         )
         layout = lora_layout(profile.layers, shapes, plan.adapter.travelling_lora_rank)
         if plan.adapter.kind == "pq":
-            layout |= pq_layout(plan.adapter.modules(roles), plan.adapter.rank)
+            layout |= _pq(plan.adapter, roles)
         layout |= strategy.beside(layout)
         _check_size(plan, in_order(layout), field="profile.shapes")
         layout = {name: shape for name, shape in layout.items() if strategy.travels(name)}
@@ -75,7 +77,7 @@ def check_adapter(plan: FederationPlan) -> None:
         Invalid: it has too many tensors or values.
     """
     if plan.adapter.kind == "pq":
-        layout = pq_layout(plan.adapter.modules(plan.adapter.roles), plan.adapter.rank)
+        layout = _pq(plan.adapter, plan.adapter.roles)
         _check_size(plan, layout, field="adapter")
 
 
@@ -87,8 +89,12 @@ def check_budget(opened: OpenedPlan) -> None:
     """
     adapter = opened.plan.adapter
     if adapter.kind == "pq":
-        layout = pq_layout(adapter.modules(adapter.roles), adapter.rank)
+        layout = _pq(adapter, adapter.roles)
         _check_budget(opened, layout, field="wire.max_bytes")
+
+
+def _pq(adapter: AdapterPlan, roles: Sequence[Role]) -> Layout:
+    return pq_layout(adapter.modules(roles), adapter.rank, bias=adapter.bias)
 
 
 def _check_number(tensors: int, *, field: str) -> None:

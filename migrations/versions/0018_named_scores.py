@@ -3,7 +3,8 @@
 Revision: 0018, after 0017. Events from before lose the scores that they carry: the means are read from the
 rounds. Stored plans stay as they are, byte for byte: signed manifests name their digests. Going back deletes
 scores without exact match and those of final weights, which an earlier version cannot store; in the plans
-that it could not read, the learning rate `auto` becomes .01, and fields that it does not know are removed.
+that it could not read, the learning rate `auto` becomes .01, and fields that it does not know are removed:
+a federation without Q (`adapter.bias` false) cannot go on there.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ _EVENTS = sa.table(
     sa.column("data", sa.JSON()),
 )
 _FEDERATIONS = sa.table("federations", sa.column("id", sa.String()), sa.column("plan", sa.JSON()))
-_NEW_FIELDS = (("", "scores"), ("training", "schedule_floor"), ("alignment", "pivot_pack_by_any_client"))
+_NEW_FIELDS = (
+    ("", "scores"),
+    ("training", "schedule_floor"),
+    ("alignment", "pivot_pack_by_any_client"),
+    ("adapter", "bias"),
+)
 _EARLIER_RATE = 0.01
 _NAMES = ("loss", "perplexity", "exact_match")
 _LARGEST_EXPONENT = 700.0

@@ -41,12 +41,13 @@ def block_modules(blocks: int, roles: Collection[str]) -> tuple[str, ...]:
     return tuple(module_name(block, role) for block in range(blocks) for role in roles)
 
 
-def pq_layout(modules: Iterable[str], rank: int) -> Layout:
-    """Return the layout of `P` (r, r) and `Q` (r,) of each (block, role)."""
+def pq_layout(modules: Iterable[str], rank: int, *, bias: bool = True) -> Layout:
+    """Return the layout of `P` (r, r) and, with `bias`, `Q` (r,) of each (block, role)."""
     shapes: Layout = {}
     for module in modules:
         shapes[f"{module}.P"] = (rank, rank)
-        shapes[f"{module}.Q"] = (rank,)
+        if bias:
+            shapes[f"{module}.Q"] = (rank,)
     return in_order(shapes)
 
 

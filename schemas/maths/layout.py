@@ -34,7 +34,7 @@ def client_layout(
     tensors: Layout = {}
     if plan.kind == "pq":
         modules = (name for name in plan.modules(roles) if framed is None or name in framed)
-        tensors |= pq_layout(modules, plan.rank)
+        tensors |= pq_layout(modules, plan.rank, bias=plan.bias)
     if plan.travelling_lora_rank:
         shapes = profile.shapes or {}
         tensors |= lora_layout(

@@ -36,6 +36,9 @@ class AdapterPlan(Strict):
     `kind` `pq`: `P` (rank, rank) and `Q` (rank,) per (block, role) between frozen frames; `lora`: ordinary
     `A` (rank, d_in), `B` (d_out, rank) per (layer, role). `scale` multiplies the adapter's output.
 
+    `bias` false: there is no `Q`, which acts as a bias of the layer's output and which servers of adapters
+    refuse. The default is true, because plans from before this field trained `Q`; with `lora` it is false.
+
     `target_modules` limits `P`, `Q` to some (block, role)s, such as `b0.v`; null = all. Beside them an
     ordinary LoRA of every (layer, role) may train: `same_architecture_rank` ranks are shared with clients of
     the identical base model, `private_rank` ranks never leave the client; 0 = none.
@@ -44,6 +47,7 @@ class AdapterPlan(Strict):
     kind: Literal["pq", "lora"] = "pq"
     rank: Annotated[int, Field(ge=1, le=1024)] = 32
     scale: Positive = 2.0
+    bias: bool = True
     blocks: Annotated[int, Field(ge=1, le=64)] = 4
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ALL_ROLES
     target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
@@ -61,6 +65,14 @@ class AdapterPlan(Strict):
         for field in ("same_architecture_rank", "private_rank"):
             if self.kind == "lora" and getattr(self, field):
                 raise field_error("must be 0 with kind lora; set rank", field)
+        return self
+
+    @model_validator(mode="after")
+    def _lora_has_no_bias(self) -> Self:
+        if self.kind == "lora" and self.bias:
+            if "bias" in self.model_fields_set:
+                raise field_error("must be false with kind lora, which has no bias; leave it out", "bias")
+            object.__setattr__(self, "bias", False)
         return self
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ PLAN = AdapterPlan(rank=8, blocks=2)
 def layer(*, gated: bool = False, dtype: torch.dtype = torch.float32) -> PQLinear:
     torch.manual_seed(0)
     inner = nn.Linear(12, 10).to(dtype).requires_grad_(False)
-    core = PQCore(4, torch.device("cpu"), gated=gated)
+    core = PQCore(4, torch.device("cpu"), gated=gated, bias=True)
     return PQLinear(inner, torch.randn(4, 12), torch.randn(10, 4), 2.0, cores=[core])
 
 

@@ -93,6 +93,7 @@ def test_going_back_leaves_plans_that_an_earlier_version_reads(
         new = before[federation_id]
         assert new.keys() - plan.keys() == {"scores"}
         assert new["training"].keys() - plan["training"].keys() == {"schedule_floor"}
+        assert new["adapter"].keys() - plan["adapter"].keys() == {"bias"}
         assert plan["training"]["steps"] == 3
     assert before[rated]["alignment"].keys() - earlier[rated]["alignment"].keys() == {
         "pivot_pack_by_any_client"

@@ -78,6 +78,18 @@ def test_modules_are_those_that_plan_and_model_have_in_one_order() -> None:
     assert AdapterPlan(blocks=2, roles=("v", "q")).modules(["q", "up"]) == ("b0.q", "b1.q")
 
 
+def test_a_plan_without_the_field_trained_q_and_lora_has_no_bias() -> None:
+    assert AdapterPlan.model_validate({"rank": 8}).bias
+    assert not AdapterPlan.model_validate({"kind": "lora"}).bias
+    assert AdapterPlan(kind="lora", bias=False) == AdapterPlan(kind="lora")
+    with pytest.raises(ValidationError, match=r"bias\n.*must be false with kind lora"):
+        AdapterPlan(kind="lora", bias=True)
+
+
+def test_without_bias_there_is_p_alone() -> None:
+    assert pq_layout(["b0.v", "b0.down"], 2, bias=False) == {"b0.down.P": (2, 2), "b0.v.P": (2, 2)}
+
+
 def test_a_plan_of_two_fields_has_the_defaults_of_the_contract() -> None:
     plan = FederationPlan.model_validate({"name": "n", "strategy": {"name": "fedmosaic"}})
     assert (plan.adapter.kind, plan.adapter.rank, plan.adapter.scale, plan.adapter.blocks) == (
