@@ -23,8 +23,8 @@ export function roundSections({ federation, rounds }, round) {
   const metrics = names(round.clients.map((c) => personal(c.scores))).filter((name) => name !== "loss");
   const has = (read) => round.clients.some((c) => read(c) !== null && read(c) !== undefined);
   const hasFinal = has((c) => c.scores && c.scores.final), hasEpsilon = has((c) => c.epsilon), budget = federation.plan.signature.dp;
-  const columns = [{ name: "client", few: true }, { name: "state", few: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "norm" }, { name: "age" },
-    ...(hasEpsilon ? [{ name: "epsilon spent" }] : []), { name: "served", head: "loss served", few: true }, { name: "trained", head: "loss trained", few: true }, { name: "kept" },
+  const columns = [{ name: "client", few: true }, { name: "state", few: true, text: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "norm" }, { name: "age" },
+    ...(hasEpsilon ? [{ name: "epsilon spent" }] : []), { name: "served", head: "loss served", few: true }, { name: "trained", head: "loss trained", few: true }, { name: "kept", text: true },
     ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []), ...metrics.map((name) => ({ name: label(name) }))];
   const rows = [...round.clients].sort(byName).map((c) => [link(c.name, href.client(c.client_id)), state(c.state, c.reject_reason),
     c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down), number(c.norm), c.staleness === null ? "–" : String(c.staleness),
@@ -55,8 +55,8 @@ export function clientSections({ federation, matrix, clientNames }, client, view
   const points = (read) => scored.map(({ view, part }) => [view.round, value(read(part.scores), "loss")]).filter(([, loss]) => loss !== null).reverse();
   const lines = [{ name: "kept (its personal model)", style: "first", points: points(kept) }, { name: "served", style: "second", points: points((s) => s.served) }];
   const metrics = names(scored.map(({ part }) => personal(part.scores))).filter((name) => name !== "loss"), hasFinal = scored.some(({ part }) => part.scores.final);
-  const columns = [{ name: "round", few: true }, { name: "state", few: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "served", head: "loss served", few: true },
-    { name: "trained", head: "loss trained", few: true }, { name: "kept" }, ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []), ...metrics.map((name) => ({ name: label(name) }))];
+  const columns = [{ name: "round", few: true }, { name: "state", few: true, text: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "served", head: "loss served", few: true },
+    { name: "trained", head: "loss trained", few: true }, { name: "kept", text: true }, ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []), ...metrics.map((name) => ({ name: label(name) }))];
   const rows = parts.map(({ view, part: { scores, ...c } }) => [link(String(view.round), href.round(view.round)), state(c.state, c.reject_reason), c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down),
     number(scores && value(scores.served, "loss")), number(scores && value(scores.trained, "loss")), scores ? scores.kept : "–", ...(hasFinal ? [number(scores && value(scores.final, "loss"))] : []),
     ...metrics.map((name) => number(value(personal(scores), name)))]);

@@ -25,10 +25,10 @@ export function term(name, text = name) {
   return TERMS[name] ? element("abbr", text, { title: TERMS[name] }) : text;
 }
 
-// Columns are { name, head, few }: `few` stays on a narrow screen. Cells are text or nodes.
+// Columns are { name, head, few, text }: `few` stays on a narrow screen, `text` is not a number. Cells are text or nodes.
 export function table(id, caption, columns, rows) {
   const cell = (name, content, column, attributes = {}) =>
-    element(name, content, { ...(column.few ? {} : { class: "more" }), ...attributes });
+    element(name, content, { class: [column.few ? "" : "more", column.text ? "text" : ""].join(" ").trim(), ...attributes });
   const head = element("tr", columns.map((c) => cell("th", term(c.name, c.head), c, { scope: "col" })));
   const body = rows.map((cells) => element("tr", cells.map((content, i) =>
     (i === 0 ? cell("th", content, columns[i], { scope: "row" }) : cell("td", content, columns[i])))));
@@ -86,7 +86,7 @@ export function ticks(low, high) {
 // Lines are { name, style, points: [[round, value], ...] }; the vertical axis does not begin at zero.
 export function chart(name, unit, lines) {
   const points = lines.flatMap((line) => line.points);
-  const [width, height, left, right, top, bottom] = [640, 250, 52, 14, 12, 40];
+  const [width, height, left, right, top, bottom] = [window.innerWidth < 640 ? 370 : 640, 250, 52, 14, 12, 40];
   const first = Math.min(...points.map(([round]) => round)), last = Math.max(first + 1, ...points.map(([round]) => round));
   const values = points.map(([, value]) => value), levels = ticks(Math.min(...values), Math.max(...values));
   const x = (round) => left + ((width - left - right) * (round - first)) / (last - first);

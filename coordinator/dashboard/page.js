@@ -67,20 +67,24 @@ async function view(path, number) {
   return known.views.get(number);
 }
 
-function forgetChanging() {
-  for (const number of known.views.keys()) if (number > known.rounds[0].round - CHANGING) known.views.delete(number);
+// A round whose summary is as before need not be fetched again.
+function forgetChanged(before) {
+  const summaries = new Map(before.map((round) => [round.round, JSON.stringify(round)]));
+  for (const round of known.rounds.slice(0, CHANGING + 1)) {
+    if (summaries.get(round.round) !== JSON.stringify(round)) known.views.delete(round.round);
+  }
 }
 
 async function loadFederation(fid, now) {
   const path = `/v1/federations/${encodeURIComponent(fid)}`, federation = await fetchJson(path);
   if (!federation) return null;
   if (known.id !== fid) Object.assign(known, { id: fid, rounds: [], views: new Map(), clients: [], packs: [], matrix: null, seldomAt: 0 });
+  const before = known.rounds;
   await loadRounds(path);
-  forgetChanging();
+  forgetChanged(before);
   if (now - known.seldomAt >= SELDOM_MS || known.enrolled !== federation.clients.enrolled) {
-    known.clients = await all(`${path}/clients`);
-    known.packs = federation.plan.alignment ? ((await fetchJson(`${path}/alignments`)) || { items: [] }).items : [];
-    Object.assign(known, { seldomAt: now, enrolled: federation.clients.enrolled });
+    const [clients, packs] = await Promise.all([all(`${path}/clients`), federation.plan.alignment ? fetchJson(`${path}/alignments`) : null]);
+    Object.assign(known, { clients, packs: packs ? packs.items : [], seldomAt: now, enrolled: federation.clients.enrolled });
   }
   const published = known.rounds.find((round) => round.state === "published");
   if (published && (!known.matrix || known.matrix.round !== published.round)) known.matrix = await fetchJson(`${path}/rounds/${published.round}/relevance`);
@@ -90,10 +94,13 @@ async function loadFederation(fid, now) {
 
 async function overview(data) {
   const { path, rounds, federation, clientNames } = data;
-  const scoredRounds = rounds.filter((round) => round.scores);
+  const published = rounds.filter((round) => round.scores && round.published_at);
+  const scoredRounds = published.length ? published : rounds.filter((round) => round.scores);
   const [scored, before, start] = [scoredRounds[0], scoredRounds[1], scoredRounds.at(-1)];
   const load = async (round) => (round ? view(path, round.round) : null);
-  Object.assign(data, { current: await load(rounds[0]), scored: await load(scored), before: await load(before && scored.round - before.round === 1 ? before : null), start: await load(start) });
+  const isNext = before && scored.round - before.round === 1;
+  const [current, shown, earlier, first] = await Promise.all([rounds[0], scored, isNext ? before : null, start].map(load));
+  Object.assign(data, { current, scored: shown, before: earlier, start: first });
   const name = (id) => clientNames[id] || id;
   return [headlineSection(data), factsSection(data), helpSection(data, ui), clientsSection(data), roundsSection(data),
     relevanceSection(data.matrix, name, links(federation.id).client, data.published && data.published.round),

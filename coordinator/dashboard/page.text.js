@@ -35,8 +35,11 @@ export const number = (value) => {
   if (value === null || value === undefined) return "–";
   return Math.abs(value) >= 1000 ? Number(value.toPrecision(4)).toLocaleString("en") : value.toFixed(3);
 };
-export const signed = (value) => (value === null || value === undefined ? "–"
-  : `${value > 0 ? "+" : value < 0 ? "−" : "±"}${Math.abs(value).toFixed(3)}`);
+export const signed = (value) => {
+  if (value === null || value === undefined) return "–";
+  const digits = Math.abs(value).toFixed(3);
+  return `${Number(digits) === 0 ? "±" : value > 0 ? "+" : "−"}${digits}`;
+};
 export const count = (many, noun) => `${many} ${noun}${many === 1 ? "" : "s"}`;
 
 // The same units as the command line.

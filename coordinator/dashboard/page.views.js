@@ -17,7 +17,7 @@ const DOING = {
   open: "is open", collecting: "is collecting updates", closing: "is closing", aggregating: "is being aggregated",
   published: "is published", abandoned: "was abandoned",
 };
-const TONE = { arrived: "good", joined: "wait", late: "bad", rejected: "bad", revoked: "bad", abandoned: "bad", published: "good" };
+const TONE = { arrived: "good", joined: "wait", late: "bad", rejected: "bad", revoked: "bad", abandoned: "bad", published: "good", open: "wait", collecting: "wait" };
 export const state = (text, reason) =>
   element("span", reason ? `${text}: ${reason}` : text, { class: `state ${TONE[text] || ""}` });
 
@@ -48,6 +48,12 @@ function sentence({ federation, current, clients }) {
   return [...paused, `${count(counts.arrived, "update")} are being mixed; clients wait for their weights.`];
 }
 
+function planOf({ federation: { name, plan }, clients }) {
+  const models = new Set(clients.map((c) => c.profile.base_model)).size, { adapter } = plan;
+  const trained = adapter.kind === "lora" ? `LoRA of rank ${adapter.rank}` : `P and Q of rank ${adapter.rank}${adapter.same_architecture_rank ? `, LoRA of rank ${adapter.same_architecture_rank}` : ""}`;
+  return `${name}: strategy ${plan.strategy.name}, ${trained}, ${models ? count(models, "base model") : "no client yet"}.`;
+}
+
 export function headlineSection(data) {
   const { federation, current } = data, total = federation.plan.rounds.total;
   const title = federation.state === "finished" ? `${federation.name} is finished after ${count(current ? current.round : 0, "round")}`
@@ -58,6 +64,7 @@ export function headlineSection(data) {
   return element("section", [
     element("h2", title, { id: "headline", "aria-live": "polite" }),
     element("p", sentence(data), { class: "lead", id: "now" }),
+    note(planOf(data), { id: "plan" }),
     late.length && federation.state !== "finished" && current.counts.joined ? element("p", [element("b", "Waiting for ", { class: "wait" }), ...list, "."], { id: "missing" }) : null,
   ], { id: "headline-part" });
 }
@@ -108,12 +115,12 @@ export function helpSection(data, ui) {
     change(all.map((x) => x.mixing), "mean change of loss by mixing"),
   ].filter(Boolean);
   const buttons = shown.map((name) => element("button", label(name), { type: "button", "aria-pressed": String(name === metric), "data-metric": name, id: `metric-${name}` }));
-  const points = (kind) => rounds.filter((r) => r.scores && value(r.scores[kind], metric) !== null).map((r) => [r.round, r.scores[kind][metric].value]).reverse();
+  const points = (kind) => rounds.filter((r) => r.scores && r.round <= scored.round && value(r.scores[kind], metric) !== null).map((r) => [r.round, r.scores[kind][metric].value]).reverse();
   const better = isLowerBetter(metric) ? "lower is better" : "higher is better";
   const lines = [{ name: "mean of the clients", style: "first", points: points("mean") }, { name: "worst client", style: "second", points: points("worst") }];
   return section("help", "Does it help?",
-    note(`Held-out scores of round ${scored.round}, the newest ${federation.state === "finished" ? "" : "published "}round with scores, from ${scored.clients.filter((c) => c.scores).length} of ${count(scored.clients.length, "client")}. `
-      + "They compare with the start and with the rounds before; what a client reaches alone is not measured here."),
+    note([`Held-out scores of round ${scored.round}, ${scored.published_at ? "the newest published round with them" : "which is not published yet"}, from ${scored.clients.filter((c) => c.scores).length} of ${count(scored.clients.length, "client")}. `
+      + "The changes compare a client with itself. What it would reach alone is not measured here; ", code("tessera compare"), " measures it."]),
     facts(boxes),
     element("div", [
       element("div", [element("h3", `${label(metric)} by round (${better})`), element("div", buttons, { class: "metrics", role: "group", "aria-label": "Score shown in the chart" }),
@@ -132,7 +139,7 @@ export function clientsSection(data) {
   const metrics = names([...scores.values()].map(personal)).filter((name) => name !== "loss");
   const hasFinal = [...scores.values()].some((s) => s && s.final);
   const columns = [
-    { name: "client", few: true }, { name: "state", few: true, head: current ? `in round ${current.round}` : "state" }, { name: "last seen" },
+    { name: "client", few: true }, { name: "state", few: true, text: true, head: current ? `in round ${current.round}` : "state" }, { name: "last seen" },
     { name: "served", head: "loss served" }, { name: "trained", head: "loss trained", few: !hasFinal }, ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []),
     { name: "by mixing" }, { name: "since start", few: true }, ...metrics.map((name) => ({ name: label(name) })), { name: "rounds" },
   ];
@@ -144,7 +151,7 @@ export function clientsSection(data) {
   });
   return section("clients", "Clients",
     clients.length ? note(scored ? `Scores are those of round ${scored.round}.` : "Scores appear after the first published round.")
-      : note(["No client is enrolled yet. Create a token with ", code(`tessera client invite ${federation.id} --name NAME`), " and hand it to the silo."]),
+      : note(["No client is enrolled yet. Create a token with ", code(`tessera enrolment create ${federation.id} NAME`), " and hand it to the silo."]),
     clients.length ? table("clients", "Clients", columns, rows) : null);
 }
 
@@ -152,7 +159,7 @@ const NEWEST = 8;
 export function roundsSection({ federation, rounds }) {
   const href = links(federation.id), means = rounds.map((r) => r.scores && r.scores.mean);
   const others = names(means).filter((name) => name !== "loss");
-  const columns = [{ name: "round", few: true }, { name: "state", few: true }, { name: "opened" }, { name: "updates", few: true }, { name: "up" }, { name: "down" },
+  const columns = [{ name: "round", few: true }, { name: "state", few: true, text: true }, { name: "opened" }, { name: "updates", few: true }, { name: "up" }, { name: "down" },
     { name: "loss", head: "mean loss", few: true }, { name: "worst loss" }, ...others.map((name) => ({ name: `mean ${label(name)}` }))];
   const rows = rounds.map((r, i) => [link(String(r.round), href.round(r.round)), state(r.state, r.reason), ago(r.opened_at), `${r.counts.arrived} of ${r.counts.joined}`,
     size(r.bytes.up), size(r.bytes.down), number(value(means[i], "loss")), number(value(r.scores && r.scores.worst, "loss")), ...others.map((name) => number(value(means[i], name)))]);
@@ -164,12 +171,12 @@ export function roundsSection({ federation, rounds }) {
 export function packsSection(packs) {
   const error = (pack, name) => (pack.errors[name] ? `${number(pack.errors[name].b_task)}${pack.selected.includes(name) ? "" : " (not shared)"}` : "–");
   const losses = (pack, start) => (pack.acceptance ? pack.acceptance.directions.map((d) => number(mean(d.endings[start].loss))).join(" / ") : "–");
-  const column = (name, few = false) => ({ name, few });
+  const column = (name, few = false, text = false) => ({ name, few, text });
   const pairs = [...new Set(packs.flatMap((pack) => Object.keys(pack.errors)))].sort();
   return section("alignment", "Alignment between base models",
     note("One pack per base model makes adapters of different architectures comparable. The acceptance test transfers a task from the pivot to the base model / and back; the losses after its steps are from the right adapter, from zero, and from two wrong ones. The right one should be lowest."),
-    table("packs", "Alignment packs", [column("base model", true), column("acceptance test", true), column("loss from right P, Q"), column("from zero"), column("wrong task"), column("random frames"), column("shares", true)],
-      packs.map((pack) => [pack.base_model, pack.acceptance ? pack.acceptance.verdict : "untested", ...["right", "zero", "wrong_task", "random_frames"].map((start) => losses(pack, start)), pack.sharing])),
+    table("packs", "Alignment packs", [column("base model", true), column("acceptance test", true, true), column("loss from right P, Q"), column("from zero"), column("wrong task"), column("random frames"), column("shares", true, true)],
+      packs.map((pack) => [pack.base_model, pack.acceptance ? pack.acceptance.verdict : "untested", ...["right", "zero", "wrong_task", "random_frames"].map((start) => losses(pack, start)), element("span", pack.sharing, { class: "prose" })])),
     element("details", [element("summary", "Held-out errors by block and role"),
       note("Relative error with which the pack reproduces task gradients on held-out texts; 0 is exact, and above the plan's limit a module is not shared."),
       table("errors", "Held-out errors of task gradients", [column("block and role", true), ...packs.map((pack) => column(pack.base_model, true))], pairs.map((name) => [name, ...packs.map((pack) => error(pack, name))]))], { id: "errors-all" }));
