@@ -1,7 +1,7 @@
 """What the dashboard page costs: bytes, requests, and the time to the first view of a large federation.
 
-`python -m benchmarks.page` writes a federation of 50 clients and 200 rounds into a SQLite database, serves it and
-opens it in Chromium. The rows are synthetic: nothing is trained.
+`python -m benchmarks.page` writes a federation of 50 clients and 200 rounds into a SQLite database, serves it
+and opens it in Chromium. The rows are synthetic: nothing is trained.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from playwright.sync_api import Browser, Response, sync_playwright
 from sqlalchemy import insert
 
@@ -34,6 +35,9 @@ from coordinator.db.tables.federations import (
     ScoresRow,
     UpdateRow,
 )
+
+REFRESH_MS = 3000
+"""The page asks again after so long."""
 
 _DIGEST = f"sha256:{'0' * 64}"
 _PROFILE = {
@@ -117,18 +121,17 @@ def fill(database: Database, federation: str, clients: int, rounds: int) -> None
             is_last = number == rounds
             opened = now - timedelta(minutes=20 * (rounds - number) + 5)
             session.execute(insert(RoundRow), [_round(federation, number, opened, is_last=is_last)])
-            absent = 2 if is_last else 0
-            session.execute(
-                insert(ParticipationRow), [_participation(number, id_, opened, "arrived") for id_ in ids[absent:]]
-            )
-            session.execute(insert(UpdateRow), [_update(federation, number, id_, opened) for id_ in ids[absent:]])
+            present = ids[2:] if is_last else ids
+            parts = [_participation(number, id_, opened, "arrived") for id_ in present]
             if is_last:
-                session.execute(insert(ParticipationRow), [_participation(number, ids[0], opened, "joined")])
-            else:
+                parts.append(_participation(number, ids[0], opened, "joined"))
+            session.execute(insert(ParticipationRow), parts)
+            session.execute(insert(UpdateRow), [_update(federation, number, id_, opened) for id_ in present])
+            if not is_last:
                 losses = start - 0.9 * (1 - np.exp(-number / 60)) + generator.normal(0, 0.01, clients)
+                pairs = zip(ids, losses, strict=True)
                 session.execute(
-                    insert(ScoresRow),
-                    [_scores(number, id_, float(loss), opened) for id_, loss in zip(ids, losses, strict=True)],
+                    insert(ScoresRow), [_scores(number, id_, float(loss), opened) for id_, loss in pairs]
                 )
         weights = generator.dirichlet(np.full(clients, 0.3), clients)
         session.execute(
@@ -211,7 +214,7 @@ def _scores(number: int, id_: str, loss: float, opened: datetime) -> dict[str, o
     return {"round_id": number, "client_id": id_, "scores": both, "received_at": opened}
 
 
-def _relevance(number: int, id_: str, ordinal: int, weights: np.ndarray) -> dict[str, object]:
+def _relevance(number: int, id_: str, ordinal: int, weights: NDArray[np.float64]) -> dict[str, object]:
     content = weights.astype("<f8").tobytes()
     return {
         "round_id": number,
@@ -228,26 +231,23 @@ def _relevance(number: int, id_: str, ordinal: int, weights: np.ndarray) -> dict
 
 def open_page(browser: Browser, running: RunningCoordinator, fragment: str) -> View:
     """Open the page in a new context; with a fragment, sign in and wait for its view."""
-    with _counted(browser, running, fragment) as (counted, seconds):
-        return View(seconds, len(counted), sum(counted))
+    with _counted(browser, running, fragment) as (sizes, seconds):
+        return View(seconds, len(sizes), sum(sizes))
 
 
 def _poll(browser: Browser, running: RunningCoordinator, fragment: str) -> View:
-    with _counted(browser, running, fragment, wait_ms=3400) as (counted, seconds):
-        return View(seconds, len(counted), sum(counted))
+    with _counted(browser, running, fragment, wait_ms=REFRESH_MS) as (sizes, seconds):
+        return View(seconds, len(sizes), sum(sizes))
 
 
 @contextmanager
 def _counted(
     browser: Browser, running: RunningCoordinator, fragment: str, wait_ms: int = 0
 ) -> Iterator[tuple[list[int], float]]:
-    context, counted = browser.new_context(), []
+    context = browser.new_context()
     page = context.new_page()
-
-    def count(response: Response) -> None:
-        counted.append(response)
-
-    page.on("response", count)
+    counted: list[Response] = []
+    page.on("response", counted.append)
     page.goto(f"{running.url}/{fragment}")
     page.locator("#entry").wait_for()
     began = time.monotonic()

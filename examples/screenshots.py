@@ -117,7 +117,7 @@ def _federation(operator: Operator, folder: Path) -> Iterator[str]:
         "strategy": {"name": "fedmosaic"},
         "rounds": {"total": ROUNDS, "min_clients": len(SILOS), "collect_seconds": 3600},
         **FEDMOSAIC,
-        "training": {"max_length": 64, "learning_rate": 0.03},
+        "training": {"max_length": 64, "learning_rate": 0.01},
         "signature": {"probe_examples": 12},
         "alignment": {"pivot": base_model_slug(str(PIVOT))},
     }
@@ -160,9 +160,7 @@ def _start_agent(operator: Operator, path: str, name: str, folder: Path) -> subp
         "test": str(data / "test.jsonl"),
     }
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
-    (home / "silo.toml").write_text(
-        f'{text}metrics = ["exact_match"]\nvalidation_share = 0.0\nthreads = 1\n', "utf-8"
-    )
+    (home / "silo.toml").write_text(f'{text}metrics = ["exact_match"]\nthreads = 1\n', "utf-8")
     token = operator.post(f"{path}/enrolment-tokens", {"client_name": name})["token"]
     environment = quiet_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TESSERA_AGENT_TOKEN=str(token))
     with (home / "agent.log").open("ab") as log:
