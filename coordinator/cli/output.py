@@ -42,9 +42,7 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[object]], *, title: st
     result = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0))
     cells = [[text(value) for value in row] for row in rows]
     for position, column in enumerate(columns):
-        justify: Literal["left", "right"] = (
-            "right" if _are_numbers(row[position] for row in cells) else "left"
-        )
+        is_numeric = _are_numbers(row[position] for row in cells)
         # Ids and names must stay in one piece for copying.
         result.add_column(column, no_wrap=position == 0, justify="right" if is_numeric else "left")
     for line in cells:
