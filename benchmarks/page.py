@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from playwright.sync_api import Browser, Response, sync_playwright
+from playwright.sync_api import Browser, Page, Response, sync_playwright
 from sqlalchemy import insert
 
 from client_agent.simulation.admin_client import Operator
@@ -35,9 +35,6 @@ from coordinator.db.tables.federations import (
     ScoresRow,
     UpdateRow,
 )
-
-REFRESH_MS = 3000
-"""The page asks again after so long."""
 
 _DIGEST = f"sha256:{'0' * 64}"
 _PROFILE = {
@@ -76,7 +73,7 @@ def main() -> int:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         bare = open_page(browser, running, "")
         views = [open_page(browser, running, f"#/{federation}") for _ in range(arguments.repeats)]
-        poll = _poll(browser, running, f"#/{federation}")
+        poll = refresh_page(browser, running, f"#/{federation}")
         browser.close()
     print(f"{arguments.clients} clients, {arguments.rounds} rounds, median of {arguments.repeats}")
     print(f"page and its files: {bare.requests} requests, {bare.bytes / 1024:.1f} KiB")
@@ -231,23 +228,32 @@ def _relevance(number: int, id_: str, ordinal: int, weights: NDArray[np.float64]
 
 def open_page(browser: Browser, running: RunningCoordinator, fragment: str) -> View:
     """Open the page in a new context; with a fragment, sign in and wait for its view."""
-    with _counted(browser, running, fragment) as (sizes, seconds):
-        return View(seconds, len(sizes), sum(sizes))
+    with _opened(browser, running, fragment) as (_, responses, seconds):
+        return _view(responses, seconds)
 
 
-def _poll(browser: Browser, running: RunningCoordinator, fragment: str) -> View:
-    with _counted(browser, running, fragment, wait_ms=REFRESH_MS) as (sizes, seconds):
-        return View(seconds, len(sizes), sum(sizes))
+def refresh_page(browser: Browser, running: RunningCoordinator, fragment: str) -> View:
+    """Return the cost of one refresh of an open page."""
+    with _opened(browser, running, fragment) as (page, responses, _):
+        updated = page.locator("#updated").inner_text()
+        responses.clear()
+        began = time.monotonic()
+        page.get_by_text("as of").filter(has_not_text=updated).wait_for()
+        return _view(responses, time.monotonic() - began)
+
+
+def _view(responses: list[Response], seconds: float) -> View:
+    return View(seconds, len(responses), sum(len(response.body()) for response in [*responses]))
 
 
 @contextmanager
-def _counted(
-    browser: Browser, running: RunningCoordinator, fragment: str, wait_ms: int = 0
-) -> Iterator[tuple[list[int], float]]:
+def _opened(
+    browser: Browser, running: RunningCoordinator, fragment: str
+) -> Iterator[tuple[Page, list[Response], float]]:
     context = browser.new_context()
     page = context.new_page()
-    counted: list[Response] = []
-    page.on("response", counted.append)
+    responses: list[Response] = []
+    page.on("response", responses.append)
     page.goto(f"{running.url}/{fragment}")
     page.locator("#entry").wait_for()
     began = time.monotonic()
@@ -256,12 +262,7 @@ def _counted(
         began = time.monotonic()
         page.get_by_role("button", name="Show").click()
         page.locator("#view[aria-busy=false]").wait_for()
-    seconds = time.monotonic() - began
-    if wait_ms:
-        counted.clear()
-        page.wait_for_timeout(wait_ms)
-    sizes = [len(response.body()) for response in list(counted)]
-    yield sizes, seconds
+    yield page, responses, time.monotonic() - began
     context.close()
 
 

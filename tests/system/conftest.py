@@ -40,6 +40,6 @@ def page(browser: Browser) -> Iterator[Page]:
     opened.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
     yield opened
     context.close()
-    # A refused token is meant to be refused, and the coordinator may be gone before the page is.
-    meant = ("401", "ERR_CONNECTION_REFUSED")
+    # Refused tokens and addresses of nothing are meant, and the coordinator may be gone before the page is.
+    meant = ("401", "404", "ERR_CONNECTION_REFUSED")
     assert [error for error in errors if not any(one in error for one in meant)] == []
