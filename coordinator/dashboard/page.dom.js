@@ -38,7 +38,7 @@ export function table(id, caption, columns, rows) {
 
 export function facts(pairs) {
   return element("dl", pairs.map(([value, name, detail]) =>
-    element("div", [element("dt", name), element("dd", [element("b", value), detail ? element("span", detail) : null])], { class: "fact" })),
+    element("div", [element("dt", name), element("dd", [value instanceof Node ? value : element("b", value), detail ? element("span", detail) : null])], { class: "fact" })),
   { class: "facts" });
 }
 
