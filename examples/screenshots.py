@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
@@ -48,7 +49,7 @@ SHOWN_ROUND = 5
 
 _MOST_BYTES = 150_000
 _GIVE_UP_SECONDS = 1200.0
-_DESKTOP = (1280, 900)
+_DESKTOP = (1280, 940)
 _PHONE = (390, 844)
 
 
@@ -129,16 +130,16 @@ def _federation(operator: Operator, folder: Path) -> Iterator[str]:
     try:
         for count, name in enumerate(("aster", "cedar"), start=1):  # one of each base model makes its pack
             agents[name] = _start_agent(operator, path, name, folder)
-            _wait(agents, folder, lambda n=count: len(operator.get(f"{path}/alignments")["items"]) >= n)
+            _wait(agents, folder, partial(_has_packs, operator, path, count))
         for name in SILOS:
             if name not in agents:
                 agents[name] = _start_agent(operator, path, name, folder)
-        _wait(agents, folder, lambda: _state_in(operator, path, SHOWN_ROUND, HELD) == "joined")
+        _wait(agents, folder, partial(_is_in_state, operator, path, HELD, "joined"))
         agents[HELD].send_signal(signal.SIGSTOP)
         for name in SILOS:
             if name != HELD:
-                _wait(agents, folder, lambda n=name: _state_in(operator, path, SHOWN_ROUND, n) == "arrived")
-        if _state_in(operator, path, SHOWN_ROUND, HELD) != "joined":
+                _wait(agents, folder, partial(_is_in_state, operator, path, name, "arrived"))
+        if not _is_in_state(operator, path, HELD, "joined"):
             raise ScreenshotsFailed(f"{HELD} delivered before it was held; run it again")
         yield federation
     finally:
@@ -172,13 +173,17 @@ def _start_agent(operator: Operator, path: str, name: str, folder: Path) -> subp
         )
 
 
-def _state_in(operator: Operator, path: str, number: int, name: str) -> str | None:
-    """Return a client's state in a round; None before it takes part."""
+def _has_packs(operator: Operator, path: str, count: int) -> bool:
+    return len(operator.get(f"{path}/alignments")["items"]) >= count
+
+
+def _is_in_state(operator: Operator, path: str, name: str, state: str) -> bool:
+    """Whether a client is in this state of the round that the pictures show."""
     newest = operator.get(f"{path}/rounds?limit=1")["items"]
-    if not newest or newest[0]["round"] < number:
-        return None
-    clients = operator.get(f"{path}/rounds/{number}")["clients"]
-    return next((str(client["state"]) for client in clients if client["name"] == name), None)
+    if not newest or newest[0]["round"] < SHOWN_ROUND:
+        return False
+    clients = operator.get(f"{path}/rounds/{SHOWN_ROUND}")["clients"]
+    return any(client["name"] == name and client["state"] == state for client in clients)
 
 
 def _wait(agents: dict[str, subprocess.Popen[bytes]], folder: Path, condition: Callable[[], bool]) -> None:

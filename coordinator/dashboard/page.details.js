@@ -53,7 +53,7 @@ export function clientSections({ federation, matrix, clientNames }, client, view
     boxes.push([number(value(personal(newest.part.scores), "loss")), `loss in round ${newest.view.round}`, `${signed(moved)} since round ${first.view.round} began`]);
   }
   const points = (read) => scored.map(({ view, part }) => [view.round, value(read(part.scores), "loss")]).filter(([, loss]) => loss !== null).reverse();
-  const lines = [{ name: "kept (its personal model)", style: "first", points: points(kept) }, { name: "served", style: "second", points: points((s) => s.served) }];
+  const lines = [{ name: "kept (its personal model)", style: "first", points: points(kept) }, { name: "served", style: "second", points: points((s) => s.served) }, { name: "trained", style: "third", points: points((s) => s.trained) }];
   const metrics = names(scored.map(({ part }) => personal(part.scores))).filter((name) => name !== "loss"), hasFinal = scored.some(({ part }) => part.scores.final);
   const columns = [{ name: "round", few: true }, { name: "state", few: true, text: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "served", head: "loss served", few: true },
     { name: "trained", head: "loss trained", few: true }, { name: "kept", text: true }, ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []), ...metrics.map((name) => ({ name: label(name) }))];

@@ -93,7 +93,7 @@ export function chart(name, unit, lines) {
   const y = (value) => height - bottom - ((height - top - bottom) * (value - levels[0])) / (levels.at(-1) - levels[0]);
   const svg = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${name} by round: ${lines.map((line) =>
     `${line.name} ${number(line.points[0][1])} in round ${line.points[0][0]}, ${number(line.points.at(-1)[1])} in round ${line.points.at(-1)[0]}`).join("; ")}` });
-  const digits = Math.max(0, -Math.floor(Math.log10(levels[1] - levels[0]) + 1e-9) + (String(levels[1] - levels[0]).includes("25") ? 1 : 0));
+  const digits = [0, 1, 2, 3, 4, 5].find((d) => levels.every((level) => Math.abs(level - level.toFixed(d)) < 1e-9)) ?? 6;
   for (const level of levels) {
     svg.append(svgElement("line", { class: "grid", x1: left, x2: width - right, y1: y(level), y2: y(level) }),
       svgElement("text", { x: left - 7, y: y(level) + 4, "text-anchor": "end" }, level.toFixed(digits)));
