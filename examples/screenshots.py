@@ -43,6 +43,7 @@ SILOS = {
     "fjord": "tiny-s",
 }
 HELD = "fjord"
+SHOWN_CLIENT = "aster"
 ROUNDS = 8
 SHOWN_ROUND = 5
 """The round that the pictures show before its end."""
@@ -72,14 +73,14 @@ class Picture:
     whole: bool = False
 
 
-def pictures(held: str) -> tuple[Picture, ...]:
-    """Return the pictures of docs/images; `held` is the id of the client that the round waits for."""
+def pictures(client: str) -> tuple[Picture, ...]:
+    """Return the pictures of docs/images; `client` is the id of the client that is shown alone."""
     return (
         Picture("page-overview"),
         Picture("page-overview-dark", dark=True),
         Picture("page-round", f"/rounds/{SHOWN_ROUND - 1}"),
         Picture("page-relevance", selector="#relevance-part"),
-        Picture("page-client", f"/clients/{held}"),
+        Picture("page-client", f"/clients/{client}"),
         Picture("page-phone", window=_PHONE),
         Picture("page-phone-dark", window=_PHONE, dark=True),
     )
@@ -205,7 +206,7 @@ def _photograph(operator: Operator, federation: str, chromium: str, out: Path) -
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
-        for picture in pictures(names[HELD]):
+        for picture in pictures(names[SHOWN_CLIENT]):
             content = _take(browser, operator.url, federation, token, opened + timedelta(minutes=4), picture)
             file = out / f"{picture.name}.png"
             file.write_bytes(content)

@@ -41,7 +41,7 @@ export function roundSections({ federation, rounds }, round) {
 }
 
 // `views` are rounds with their clients, the newest first, as far as they are loaded.
-export function clientSections({ federation, matrix, clientNames }, client, views, wanted) {
+export function clientSections({ federation, rounds, matrix, clientNames }, client, views, wanted) {
   const href = links(federation.id), profile = client.profile;
   const parts = views.map((view) => ({ view, part: view.clients.find((c) => c.client_id === client.client_id) })).filter(({ part }) => part);
   const scored = parts.filter(({ part }) => part.scores);
@@ -61,7 +61,7 @@ export function clientSections({ federation, matrix, clientNames }, client, view
     number(scores && value(scores.served, "loss")), number(scores && value(scores.trained, "loss")), scores ? scores.kept : "–", ...(hasFinal ? [number(scores && value(scores.final, "loss"))] : []),
     ...metrics.map((name) => number(value(personal(scores), name)))]);
   const model = `${profile.architecture}, ${profile.layers} layers of width ${profile.hidden_size}; base model ${profile.base_model}; agent ${profile.agent_version}`;
-  const loading = views.length < wanted ? `Loaded ${views.length} of ${count(wanted, "round")} …` : `The newest ${count(wanted, "round")}.`;
+  const loading = views.length < wanted ? `Loaded ${views.length} of ${count(wanted, "round")} …` : rounds.length > wanted ? `The newest ${count(wanted, "round")}.` : "All rounds that it joined.";
   return [back(federation),
     element("section", [element("h2", client.name, { id: "headline" }), element("p", `${client.organisation ? `${client.organisation}; ` : ""}${model}.`, { class: "lead", id: "now" })], { id: "headline-part" }),
     element("section", facts(boxes), { id: "facts" }),
