@@ -235,6 +235,7 @@ def open_page(browser: Browser, running: RunningCoordinator, fragment: str) -> V
 def refresh_page(browser: Browser, running: RunningCoordinator, fragment: str) -> View:
     """Return the cost of one refresh of an open page."""
     with _opened(browser, running, fragment) as (page, responses, _):
+        page.get_by_text("in all rounds").first.wait_for()  # the earlier rounds are loaded
         updated = page.locator("#updated").inner_text()
         responses.clear()
         began = time.monotonic()
@@ -253,7 +254,7 @@ def _opened(
     context = browser.new_context()
     page = context.new_page()
     responses: list[Response] = []
-    page.on("response", responses.append)
+    page.on("response", lambda response: responses.append(response))
     page.goto(f"{running.url}/{fragment}")
     page.locator("#entry").wait_for()
     began = time.monotonic()

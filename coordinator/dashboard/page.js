@@ -7,7 +7,7 @@ import { clientSections, roundSections } from "./page.details.js";
 import { relevanceSection } from "./page.relevance.js";
 import { claimsSection, clientsSection, factsSection, headlineSection, helpSection, links, packsSection, roundsSection, termsSection } from "./page.views.js";
 
-const REFRESH_MS = 3000, SELDOM_MS = 15000, PAGE = 100, HISTORY = 20;
+const REFRESH_MS = 3000, SELDOM_MS = 15000, PAGE = 100, HISTORY = 20; // HISTORY: the rounds of the first view, and of a client's
 const CHANGING = 3; // so many of the newest rounds may still get updates or scores
 const token = {
   get: () => sessionStorage.getItem("token"),
@@ -15,8 +15,8 @@ const token = {
   forget: () => sessionStorage.removeItem("token"),
 };
 const ui = { metric: "loss" };
-const known = { federations: [], listedAt: 0 }; // and of one federation: id, rounds, views, clients, packs, matrix
-let turn = 0, answeredAt = 0;
+const known = { federations: [], listedAt: 0, shown: null }; // shown: what is loaded of one federation
+let turn = 0, running = 0, answeredAt = 0;
 
 class Refused extends Error {
   constructor(status, message) { super(message); this.status = status; }
@@ -51,45 +51,65 @@ async function loadFederations(now) {
   known.listedAt = now;
 }
 
-// Old rounds do not change, so each is fetched once.
-async function loadRounds(path) {
-  const before = known.rounds, newest = (await fetchJson(`${path}/rounds?limit=${before.length ? CHANGING + 1 : PAGE}`)).items;
-  const least = newest.length ? newest.at(-1).round : 0;
-  if (before.length && before[0].round >= least) {
-    known.rounds = [...newest, ...before.filter((round) => round.round < least)];
-  } else {
-    known.rounds = newest.length < PAGE && !before.length ? newest : await all(`${path}/rounds`);
+// Old rounds do not change, so each is fetched once: the newest before the first view, the earlier ones after it.
+async function loadRounds(shown, path) {
+  if (shown.rounds.length) {
+    const newest = (await fetchJson(`${path}/rounds?limit=${CHANGING + 1}`)).items, least = newest.length ? newest.at(-1).round : 0;
+    if (shown.rounds[0].round >= least) {
+      shown.rounds = [...newest, ...shown.rounds.filter((round) => round.round < least)];
+      return;
+    }
+  }
+  const page = await fetchJson(`${path}/rounds?limit=${HISTORY}`);
+  Object.assign(shown, { rounds: page.items, earlier: page.next });
+}
+
+async function loadEarlier(shown, path) {
+  if (shown.isLoading) return;
+  shown.isLoading = true;
+  try {
+    while (shown.earlier !== null && known.shown === shown) {
+      const page = await fetchJson(`${path}/rounds?limit=${PAGE}&after=${encodeURIComponent(shown.earlier)}`);
+      Object.assign(shown, { rounds: [...shown.rounds, ...page.items], earlier: page.next });
+    }
+    refresh();
+  } catch { // the next refresh reports what is wrong, and tries again
+  } finally {
+    shown.isLoading = false;
   }
 }
 
-async function view(path, number) {
-  if (!known.views.has(number)) known.views.set(number, await fetchJson(`${path}/rounds/${number}`));
-  return known.views.get(number);
+async function view(shown, path, number) {
+  if (!shown.views.has(number)) shown.views.set(number, await fetchJson(`${path}/rounds/${number}`));
+  return shown.views.get(number);
 }
 
 // A round whose summary is as before need not be fetched again.
-function forgetChanged(before) {
+function forgetChanged(shown, before) {
   const summaries = new Map(before.map((round) => [round.round, JSON.stringify(round)]));
-  for (const round of known.rounds.slice(0, CHANGING + 1)) {
-    if (summaries.get(round.round) !== JSON.stringify(round)) known.views.delete(round.round);
+  for (const round of shown.rounds.slice(0, CHANGING + 1)) {
+    if (summaries.get(round.round) !== JSON.stringify(round)) shown.views.delete(round.round);
   }
+}
+
+async function loadSeldom(shown, path, federation, now) {
+  if (now - shown.seldomAt < SELDOM_MS && shown.enrolled === federation.clients.enrolled) return;
+  const [clients, packs] = await Promise.all([all(`${path}/clients`), federation.plan.alignment ? fetchJson(`${path}/alignments`) : null]);
+  Object.assign(shown, { clients, packs: packs ? packs.items : [], seldomAt: now, enrolled: federation.clients.enrolled });
 }
 
 async function loadFederation(fid, now) {
   const path = `/v1/federations/${encodeURIComponent(fid)}`, federation = await fetchJson(path);
   if (!federation) return null;
-  if (known.id !== fid) Object.assign(known, { id: fid, rounds: [], views: new Map(), clients: [], packs: [], matrix: null, seldomAt: 0 });
-  const before = known.rounds;
-  await loadRounds(path);
-  forgetChanged(before);
-  if (now - known.seldomAt >= SELDOM_MS || known.enrolled !== federation.clients.enrolled) {
-    const [clients, packs] = await Promise.all([all(`${path}/clients`), federation.plan.alignment ? fetchJson(`${path}/alignments`) : null]);
-    Object.assign(known, { clients, packs: packs ? packs.items : [], seldomAt: now, enrolled: federation.clients.enrolled });
-  }
-  const published = known.rounds.find((round) => round.state === "published");
-  if (published && (!known.matrix || known.matrix.round !== published.round)) known.matrix = await fetchJson(`${path}/rounds/${published.round}/relevance`);
-  return { path, federation, published, rounds: known.rounds, clients: known.clients, packs: known.packs, matrix: known.matrix,
-    clientNames: Object.fromEntries(known.clients.map((client) => [client.client_id, client.name])) };
+  if (!known.shown || known.shown.id !== fid) known.shown = { id: fid, rounds: [], earlier: null, views: new Map(), clients: [], packs: [], matrix: null, seldomAt: 0 };
+  const { shown } = known; // another federation may be chosen meanwhile
+  const before = shown.rounds;
+  await Promise.all([loadRounds(shown, path), loadSeldom(shown, path, federation, now)]);
+  forgetChanged(shown, before);
+  const published = shown.rounds.find((round) => round.state === "published");
+  if (published && (!shown.matrix || shown.matrix.round !== published.round)) shown.matrix = await fetchJson(`${path}/rounds/${published.round}/relevance`);
+  return { path, shown, federation, published, rounds: shown.rounds, isComplete: shown.earlier === null, clients: shown.clients, packs: shown.packs, matrix: shown.matrix,
+    clientNames: Object.fromEntries(shown.clients.map((client) => [client.client_id, client.name])) };
 }
 
 async function overview(data) {
@@ -97,9 +117,9 @@ async function overview(data) {
   const published = rounds.filter((round) => round.scores && round.published_at);
   const scoredRounds = published.length ? published : rounds.filter((round) => round.scores);
   const [scored, before, start] = [scoredRounds[0], scoredRounds[1], scoredRounds.at(-1)];
-  const load = async (round) => (round ? view(path, round.round) : null);
+  const load = async (round) => (round ? view(data.shown, path, round.round) : null);
   const isNext = before && scored.round - before.round === 1;
-  const [current, shown, earlier, first] = await Promise.all([rounds[0], scored, isNext ? before : null, start].map(load));
+  const [current, shown, earlier, first] = await Promise.all([rounds[0], scored, isNext ? before : null, data.isComplete ? start : null].map(load));
   Object.assign(data, { current, scored: shown, before: earlier, start: first });
   const name = (id) => clientNames[id] || id;
   return [headlineSection(data), factsSection(data), helpSection(data, ui), clientsSection(data), roundsSection(data),
@@ -111,7 +131,7 @@ const absent = (data, what) => [section("absent", `${what} is not here`, note([`
 
 async function details(data, kind, id, mine) {
   if (kind === "rounds") {
-    const round = /^[0-9]{1,9}$/.test(id) ? await view(data.path, Number(id)) : null;
+    const round = /^[0-9]{1,9}$/.test(id) ? await view(data.shown, data.path, Number(id)) : null;
     if (!round) return absent(data, `Round ${id}`);
     const matrix = round.state !== "published" ? null : data.matrix && data.matrix.round === round.round ? data.matrix : await fetchJson(`${data.path}/rounds/${round.round}/relevance`);
     const name = (client) => data.clientNames[client] || client;
@@ -122,7 +142,7 @@ async function details(data, kind, id, mine) {
   const numbers = data.rounds.slice(0, HISTORY).map((round) => round.round), views = [];
   const sections = () => [...clientSections(data, client, views, numbers.length), termsSection()];
   for (const number of numbers) {
-    views.push(await view(data.path, number));
+    views.push(await view(data.shown, data.path, number));
     if (mine !== turn) break;
     if (at("view").getAttribute("aria-busy") === "true" && views.length % 5 === 0) show(sections());
   }
@@ -149,10 +169,11 @@ async function refresh() {
   if (!isIn) {
     at("view").hidden = at("outage").hidden = at("loading").hidden = at("choice").hidden = true;
     at("updated").textContent = "";
-    Object.assign(known, { federations: [], listedAt: 0, id: null });
+    Object.assign(known, { federations: [], listedAt: 0, shown: null });
     return;
   }
   if (at("view").hidden) at("loading").hidden = false;
+  running += 1;
   try {
     await loadFederations(now);
     const { fid, kind, id } = address(), chosen = fid || (known.federations.at(-1) || {}).id;
@@ -170,9 +191,12 @@ async function refresh() {
     at("outage").hidden = true;
     document.body.classList.remove("stale");
     answeredAt = now;
+    if (data && !data.isComplete) loadEarlier(data.shown, data.path);
     at("updated").textContent = `as of ${new Date(now).toLocaleTimeString("en-GB")}`;
   } catch (error) {
     if (mine === turn) showTrouble(error);
+  } finally {
+    running -= 1;
   }
 }
 
@@ -212,6 +236,7 @@ window.addEventListener("hashchange", () => {
   window.scrollTo(0, 0);
   refresh();
 });
-document.addEventListener("visibilitychange", () => document.hidden || refresh());
+document.addEventListener("visibilitychange", () => document.hidden || running || refresh());
 refresh();
-setInterval(() => document.hidden || refresh(), REFRESH_MS);
+// A refresh in progress is not overtaken: with a slow coordinator none would ever come to its end.
+setInterval(() => document.hidden || running || refresh(), REFRESH_MS);

@@ -90,15 +90,15 @@ function change(values, noun) {
 }
 
 export function factsSection(data) {
-  const { federation, current, rounds } = data, pairs = [];
+  const { federation, current, rounds, isComplete } = data, pairs = [];
   const { enrolled, revoked } = federation.clients;
   pairs.push([enrolled, "clients enrolled", revoked ? `${revoked} revoked` : null]);
   if (current) {
     const { counts, bytes } = current, up = rounds.reduce((sum, r) => sum + r.bytes.up, 0), down = rounds.reduce((sum, r) => sum + r.bytes.down, 0);
     const lost = counts.late + counts.rejected;
     pairs.push([`${counts.arrived} of ${counts.joined}`, `updates in round ${current.round}`, lost ? `${counts.late} late, ${counts.rejected} rejected` : null],
-      [size(bytes.up), `sent by clients in round ${current.round}`, `${size(up)} in all rounds`],
-      [size(bytes.down), `sent to clients in round ${current.round}`, `${size(down)} in all rounds`]);
+      [size(bytes.up), `sent by clients in round ${current.round}`, isComplete ? `${size(up)} in all rounds` : null],
+      [size(bytes.down), `sent to clients in round ${current.round}`, isComplete ? `${size(down)} in all rounds` : null]);
   }
   const boxes = facts(pairs.map(([shown, name, detail]) => [shown, name, detail]));
   return element("section", boxes, { id: "facts" });

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.served import ADMIN_TOKEN, Served, Silo
 from tests.taking_part import deliver, join, one_round, plan, running, scored, url, values
@@ -118,6 +119,22 @@ def test_a_coordinator_that_is_down_is_reported_over_what_was_known(page: Page, 
     expect(page.locator("#headline")).to_contain_text("Round 1 of 3")
     page.unroute("**/v1/**")
     expect(page.locator("#outage")).to_be_hidden(timeout=10_000)
+
+
+def test_a_slow_coordinator_is_waited_for(page: Page, served: Served) -> None:
+    """Every list takes longer than the time between two refreshes."""
+    federation_id, _ = running(served)
+
+    def slowly(route: Route) -> None:
+        time.sleep(2.0)
+        route.continue_()
+
+    page.route("**/v1/federations/**", slowly)
+    page.goto(f"{served.url}/#/{federation_id}")
+    page.get_by_label("Token").fill(ADMIN_TOKEN)
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("#headline")).to_contain_text("Round 1 of 3", timeout=60_000)
+    page.unroute("**/v1/federations/**")
 
 
 def test_a_refresh_leaves_focus_and_open_parts_alone(page: Page, served: Served) -> None:
